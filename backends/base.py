@@ -1,0 +1,207 @@
+"""The interface of a backend: the whole of what the engine asks of a framework.
+
+A backend module is imported by the driver too, which runs no framework: import the framework inside `probe` and `open` only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.cluster import Placed, Task
+from ..core.job import Job
+from ..data.base import Dataset, Split
+from ..data.sampler import Sampler
+from ..models.base import Array, ModelSpec
+
+__all__ = [
+    "Availability",
+    "Backend",
+    "EvalResult",
+    "Plan",
+    "Server",
+    "Session",
+    "State",
+    "StepResult",
+    "make_sampler",
+    "parameter_server_placement",
+    "ranks_placement",
+]
+
+Mode = Literal["sync", "async"]
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """What a framework can do here: its version and devices (``cpu``, ``gpu:0 NVIDIA …``), or `problem` and `hint`."""
+
+    name: str
+    version: str | None
+    devices: tuple[str, ...] = ()
+    problem: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A number of consecutive updates within one epoch, sent as one command.
+
+    `first_step` counts updates from the start of the run, `first_in_epoch` those of the epoch, both from 0.
+    `learning_rates` has one value an update, float64 [count].
+    """
+
+    first_step: int
+    count: int
+    epoch: int
+    first_in_epoch: int
+    learning_rates: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One or more consecutive updates that the framework carried out as a group.
+
+    `losses`: float32 [count], the mean over the examples of each update's (global or worker) batch, before the update.
+    `seconds`: wall time of the group. Waits: seconds spent waiting for data and for the network, None where not measured.
+    Async: `worker` computed the group, and `staleness` int64 [count] is how many updates of others and its own were applied between
+    the read of the parameters and the application of each update; None in sync mode.
+    """
+
+    first_step: int
+    losses: Array
+    examples: int
+    seconds: float
+    data_wait_seconds: float | None = None
+    network_wait_seconds: float | None = None
+    worker: int | None = None
+    staleness: NDArray[np.int64] | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of updates in the group."""
+        return len(self.losses)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """Sums over every example of a split, each counted exactly once, whatever the number of workers.
+
+    `updates_applied` is the number of updates in the parameters that were evaluated, as counted where they are applied.
+    """
+
+    split: Split
+    examples: int
+    loss_sum: float
+    correct: int
+    seconds: float
+    updates_applied: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Mean loss and share of correct predictions (0 to 1)."""
+        return {"loss": self.loss_sum / self.examples, "accuracy": self.correct / self.examples}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that training changes: canonical names, canonical layouts, numpy, nothing of the framework.
+
+    `slots` maps slot name (``momentum``; ``first_moment``, ``second_moment``) to values by parameter name.
+    `updates` is the number of updates applied (Adam's t).
+    """
+
+    parameters: Mapping[str, Array]
+    slots: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    updates: int = 0
+
+
+class Session(Protocol):
+    """A leading task at work. Methods are called from the task's main thread, one after another, on every rank alike in sync mode."""
+
+    def train(self, plan: Plan) -> Iterator[StepResult]:
+        """Apply exactly `plan.count` updates and yield results as they finish.
+
+        Sync: every update of the plan has been applied when the iterator ends. Async: the iterator ends as soon as the next plan may be
+        handed in without a worker falling idle; it may yield results of earlier plans, and what is outstanding comes from a later
+        `train` or from `drain`. Results cover each step of each plan exactly once.
+        """
+        ...
+
+    def drain(self) -> Iterator[StepResult]:
+        """Make the cluster quiescent: yield everything outstanding. The engine calls it before `evaluate`, `state`, `load` and `close`."""
+        ...
+
+    def evaluate(self, split: Split) -> EvalResult:
+        """Evaluate the current parameters on every example of a split exactly once. Raises RuntimeError where the count is off."""
+        ...
+
+    def state(self) -> State:
+        """Return a copy of the state (complete on the first leading task; others may return it too)."""
+        ...
+
+    def load(self, state: State | None) -> None:
+        """Replace the state. Given on the first leading task, None on the others; the backend spreads it."""
+        ...
+
+    def close(self) -> None:
+        """Leave the cluster in good order; a second call does nothing."""
+        ...
+
+
+class Server(Protocol):
+    """A task that only serves: an async worker or parameter server."""
+
+    def serve(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set or the chief says so. Waits in Python, so that signals keep working."""
+        ...
+
+
+class Backend(Protocol):
+    """A framework. `modes` are those it can train in."""
+
+    name: str
+    modes: frozenset[Mode]
+
+    def probe(self) -> Availability:
+        """Import the framework and say what is found. Called in a process of its own."""
+        ...
+
+    def placement(self, job: Job) -> list[Placed]:
+        """Return every task of the job: role, index, node. Imports no framework."""
+        ...
+
+    def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
+        """Join the cluster and warm up.
+
+        Ends warm: imports, cluster, first trace and first kernels are done on throw-away state, and the state is the model's initial
+        one with zero updates. Returns a Session on a leading task, a Server on every other. Raises OSError with errno EADDRINUSE
+        where a reserved port was taken meanwhile.
+        """
+        ...
+
+
+def ranks_placement(job: Job) -> list[Placed]:
+    """Place sync workers: `procs_per_node` consecutive ranks on each node, all leading."""
+    return [Placed("worker", rank, rank // job.procs_per_node, leading=True) for rank in range(job.workers)]
+
+
+def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[Placed]:
+    """Place an async cluster: the chief and the first ps on node 0, further ps round the nodes, workers as the ranks of sync mode.
+
+    With `chief_is_first_ps` the chief holds the first shard itself, and ps tasks are numbered from 1.
+    """
+    chief = [Placed("chief", 0, 0, leading=True)]
+    first = 1 if chief_is_first_ps else 0
+    servers = [Placed("ps", index, index % job.nodes, leading=False) for index in range(first, job.ps)]
+    workers = [Placed("worker", index, index // job.procs_per_node, leading=False) for index in range(job.workers)]
+    return chief + servers + workers
+
+
+def make_sampler(job: Job, data: Dataset) -> Sampler:
+    """Return the run's data order; every task derives the same one."""
+    return Sampler(data.info.sizes["train"], job.seed, job.global_batch, job.workers, job.mode)

@@ -1,0 +1,69 @@
+"""Errors meant for people: what was asked, what was found, what to do.
+
+The command line prints ``str(error)`` on standard error and exits with ``exit_code``; a traceback is for our own mistakes only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "DamagedStoreError",
+    "InterruptedRunError",
+    "MissingPackageError",
+    "RunFailedError",
+    "TrainerError",
+    "UsageError",
+    "nearest",
+]
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str | None:
+    """Return the allowed name that is most like `given`, or None where none is like it."""
+    matches = difflib.get_close_matches(given.lower(), [name.lower() for name in allowed], n=1, cutoff=0.6)
+    if not matches:
+        return None
+    return next(name for name in allowed if name.lower() == matches[0])
+
+
+class TrainerError(Exception):
+    """Base of every error that is reported without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(TrainerError):
+    """The request was wrong; nothing was started and nothing was lost."""
+
+    exit_code = 2
+
+    @classmethod
+    def of(cls, key: str, given: object, allowed: str, names: Iterable[str] = (), source: str | None = None) -> UsageError:
+        """Build the one message for a wrong value: the key, what was given and by whom, what is allowed, the nearest right name."""
+        where = f" (from {source})" if source else ""
+        near = nearest(str(given), list(names)) if names else None
+        hint = f" Did you mean {near!r}?" if near else ""
+        return cls(f"{key}: got {str(given)!r}{where}; allowed: {allowed}.{hint}")
+
+
+class MissingPackageError(UsageError):
+    """A framework or an optional package is not installed; the message says how to get it."""
+
+
+class DamagedStoreError(TrainerError):
+    """A prepared dataset does not match its manifest; the message names the file and how to make it again."""
+
+
+class RunFailedError(TrainerError):
+    """The run started and failed; `task` names the task that failed first, where it is known."""
+
+    def __init__(self, message: str, task: str | None = None) -> None:
+        super().__init__(message)
+        self.task = task
+
+
+class InterruptedRunError(TrainerError):
+    """The user ended the run (Ctrl-C or SIGTERM)."""
+
+    exit_code = 130

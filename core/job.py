@@ -1,0 +1,173 @@
+"""The job: the validated description of one run.
+
+The option ``--batch-size``, the environment variable ``TRAINER_BATCH_SIZE``, the TOML key ``batch_size`` and the field below are one
+name; help texts are the descriptions below. A `Job` is immutable and complete: tasks receive it as JSON and ask nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from .units import Cadence, Target, parse_bandwidth
+
+__all__ = ["DEFAULT_BATCH_SIZE", "Job"]
+
+DEFAULT_BATCH_SIZE = 32
+DEFAULT_EPOCHS = 10
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Job(BaseModel):
+    """One training run, described completely. Every field can be given as flag, environment variable or TOML key of the same name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False, protected_namespaces=())
+
+    backend: str = Field("auto", description="The framework that trains: a name from `trainer backends`; auto takes the first installed of tf, torch.")
+    mode: Literal["sync", "async"] = Field("sync", description="sync: one update per global batch (all-reduce); async: one update per worker batch (parameter server).")
+    distributed: Literal["auto", "always"] = Field("auto", description="always keeps the framework's distributed wrapper on a single worker, so that its cost can be seen.")
+    model: str = Field("logreg", description="A name from `trainer models`, or the path of a Python module that has one.")
+    data: str = Field("digits", description="A name from `trainer data list`.")
+    data_dir: Path | None = Field(None, description="Folder with the dataset's original files, where you have them.")
+
+    nodes: Positive = Field(1, description="Number of nodes (virtual ones on this machine with the local launcher).")
+    procs_per_node: Positive = Field(1, description="Workers on each node.")
+    ps: Positive = Field(1, description="Async: number of parameter servers; the first is on node 0.")
+
+    batch_size: Positive | None = Field(None, description=f"Examples per worker and step (default {DEFAULT_BATCH_SIZE}).")
+    global_batch_size: Positive | None = Field(None, description="Examples of all workers per step, instead of --batch-size; need not divide evenly.")
+    epochs: Positive | None = Field(None, description=f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
+    steps: Positive | None = Field(None, description="Stop after this many updates, instead of --epochs.")
+    until: str | None = Field(None, description="Stop as soon as an evaluation reaches this, such as 'accuracy>=0.9'.")
+
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Update rule; the formulas are torch's on every backend.")
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(0.05, description="Learning rate before --scale-lr and the schedule.")
+    momentum: Fraction = Field(0.0, description="SGD: momentum.")
+    nesterov: bool = Field(False, description="SGD: Nesterov momentum.")
+    weight_decay: Finite = Field(0.0, description="Weight decay: added to the gradient (sgd, adam), decoupled (adamw).")
+    beta1: Fraction = Field(0.9, description="Adam, AdamW: decay of the first moment.")
+    beta2: Fraction = Field(0.999, description="Adam, AdamW: decay of the second moment.")
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(1e-8, description="Adam, AdamW: added to the root of the second moment.")
+    schedule: Literal["constant", "step", "cosine"] = Field("constant", description="Course of the learning rate over epochs.")
+    schedule_step_epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="Schedule step: epochs between two decays.")
+    schedule_gamma: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="Schedule step: factor of each decay.")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="Linear warm-up from 0 over this many updates, before any schedule.")
+    scale_lr: Literal["none", "linear", "sqrt"] = Field("none", description="Scale the learning rate with global batch / --base-batch-size.")
+    base_batch_size: Positive = Field(DEFAULT_BATCH_SIZE, description="The global batch for which --lr was chosen; used by --scale-lr.")
+
+    precision: Literal["fp32"] = Field("fp32", description="Number format of the computation.")
+    device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Where to compute; auto takes a GPU where the framework finds one.")
+    threads: Positive | None = Field(None, description="Compute threads per task (default: cores of the node divided by its tasks, at least 1).")
+    steps_per_call: Positive | None = Field(None, description="Most steps fused in one call of the framework (default: the backend's choice); 1 unfuses.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seeds initial weights, data order and dropout.")
+    deterministic: bool = Field(False, description="Ask the framework for bitwise repeatable kernels (sync only).")
+
+    eval_every: str = Field("1epoch", description="How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
+
+    launcher: Literal["local"] = Field("local", description="What starts the nodes' processes.")
+    network: Literal["auto", "isolated", "host"] = Field("auto", description="isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1.")
+    bandwidth: str | None = Field(None, description="Limit each virtual node's link, in both directions, such as 100mbit.")
+    cores_per_node: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(None, description="Limit each node's CPU: one number, or one a node, such as 2,1,1.")
+    start_timeout: Annotated[float, Field(gt=0)] = Field(120.0, description="Seconds within which the cluster must have formed and warmed up.")
+    stall_timeout: Annotated[float, Field(gt=0)] = Field(120.0, description="Seconds without any progress after which a run is declared stalled.")
+
+    sample_interval: Annotated[float, Field(ge=0.05)] = Field(0.5, description="Seconds between two resource samples of a node.")
+    monitor: bool = Field(True, description="Sample the nodes' resources while training.")
+    out: Path = Field(Path("runs"), description="Folder in which run directories are made.")
+    name: str | None = Field(None, description="Name of the run directory, instead of one made from date, job and a suffix.")
+    tensorboard: bool = Field(True, description="Write TensorBoard event files beside the JSON lines.")
+
+    @field_validator("bandwidth")
+    @classmethod
+    def _bandwidth(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_bandwidth(value)
+        return value
+
+    @field_validator("eval_every")
+    @classmethod
+    def _cadence(cls, value: str) -> str:
+        Cadence.parse(value)
+        return value
+
+    @field_validator("until")
+    @classmethod
+    def _target(cls, value: str | None) -> str | None:
+        if value is not None and Target.parse(value).metric not in ("accuracy", "loss"):
+            raise ValueError("a figure of the evaluation: accuracy or loss, such as accuracy>=0.9")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str | None) -> str | None:
+        if value is not None and (not value or value.startswith(".") or any(character in value for character in "/\\\0\n")):
+            raise ValueError("a folder name without slashes that does not start with a dot")
+        return value
+
+    @field_validator("cores_per_node", mode="before")
+    @classmethod
+    def _cores(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(","))
+        if isinstance(value, int | float):
+            return (value,)
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.batch_size is not None and self.global_batch_size is not None:
+            raise ValueError("batch_size and global_batch_size: give one of the two")
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("epochs and steps: give one of the two")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov: needs momentum greater than 0")
+        if self.optimizer != "sgd" and self.momentum:
+            raise ValueError(f"momentum: belongs to optimizer sgd, not {self.optimizer} (which has beta1)")
+        if self.mode == "sync" and self.ps != 1:
+            raise ValueError("ps: parameter servers exist in mode async only")
+        if self.deterministic and self.mode == "async":
+            raise ValueError("deterministic: possible in mode sync only (the order of asynchronous updates is not repeatable)")
+        if self.cores_per_node is not None and len(self.cores_per_node) not in (1, self.nodes):
+            raise ValueError(f"cores_per_node: give one number or one for each of the {self.nodes} nodes, not {len(self.cores_per_node)}")
+        if self.mode == "async" and self.global_batch_size is not None and self.global_batch_size < self.workers:
+            raise ValueError(f"global_batch_size: must be at least the number of workers ({self.workers}) in mode async")
+        return self
+
+    @property
+    def workers(self) -> int:
+        """Number of workers: nodes times workers on each."""
+        return self.nodes * self.procs_per_node
+
+    @property
+    def global_batch(self) -> int:
+        """Examples of all workers per step: `global_batch_size`, or batch size times workers."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        return (self.batch_size or DEFAULT_BATCH_SIZE) * self.workers
+
+    @property
+    def per_worker_batch(self) -> int:
+        """Examples of the largest slice that a worker takes of a full global batch."""
+        return math.ceil(self.global_batch / self.workers)
+
+    @property
+    def wrapped(self) -> bool:
+        """Sync: whether the framework's distributed wrapper is used (always beyond one worker)."""
+        return self.workers > 1 or self.distributed == "always"
+
+    @property
+    def bandwidth_bits_per_second(self) -> float | None:
+        """The limit of each node's link, or None."""
+        return parse_bandwidth(self.bandwidth) if self.bandwidth else None
+
+    def cores_of(self, node: int) -> float | None:
+        """Return the CPU limit of one node in cores, or None where it has none."""
+        if self.cores_per_node is None:
+            return None
+        return self.cores_per_node[node if len(self.cores_per_node) > 1 else 0]

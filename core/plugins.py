@@ -1,0 +1,115 @@
+"""Which backends, models, datasets and forward functions exist, and where they live.
+
+Built-ins are rows of a table, others come from entry points; a module is imported only when its plugin is used, so that no
+framework is loaded by listing names. A broken plugin is reported by name and never hides the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any, Literal
+
+from .errors import MissingPackageError, UsageError
+
+__all__ = ["BUILT_IN", "GROUPS", "Kind", "Plugin", "available", "find", "forward_plugin", "load"]
+
+Kind = Literal["backend", "model", "dataset", "forward"]
+
+GROUPS: Mapping[Kind, str] = {
+    "backend": "crosstrain.backends",
+    "model": "crosstrain.models",
+    "dataset": "crosstrain.datasets",
+    "forward": "crosstrain.forwards",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A name, the object it stands for (``module`` or ``module:attribute``), and how to install what it needs.
+
+    `requires` is the top-level module that has to be importable; empty where nothing is needed beyond crosstrain itself.
+    """
+
+    name: str
+    target: str
+    requires: str = ""
+    install: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether the package that the plugin needs can be found (it is not imported)."""
+        return not self.requires or importlib.util.find_spec(self.requires) is not None
+
+
+BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
+    "backend": (
+        Plugin("tf", "crosstrain.backends.tf:BACKEND", "tensorflow", "pip install 'crosstrain[tf]'"),
+        Plugin("torch", "crosstrain.backends.torch:BACKEND", "torch", "pip install 'crosstrain[torch]'"),
+    ),
+    "model": (Plugin("logreg", "crosstrain.models.logreg:build"),),
+    "dataset": (
+        Plugin("digits", "crosstrain.data.digits:DATASET"),
+        Plugin("glyphs28", "crosstrain.data.glyphs:GLYPHS28"),
+        Plugin("mnist", "crosstrain.data.mnist:DATASET"),
+    ),
+    "forward": (
+        Plugin("logreg/tf", "crosstrain.models.logreg.tf"),
+        Plugin("logreg/torch", "crosstrain.models.logreg.torch"),
+    ),
+}
+
+
+def available(kind: Kind) -> dict[str, Plugin]:
+    """Return every known plugin of one kind by name: built-ins first, then entry points; nothing is imported."""
+    found = {plugin.name: plugin for plugin in BUILT_IN[kind]}
+    for point in entry_points(group=GROUPS[kind]):
+        found.setdefault(point.name, Plugin(point.name, point.value))
+    return found
+
+
+def find(kind: Kind, name: str) -> Plugin:
+    """Return the plugin called `name`; for a model also a dotted module path, whose ``build`` is the model.
+
+    Raises UsageError, naming what exists and the nearest name, where there is none.
+    """
+    known = available(kind)
+    if name in known:
+        return known[name]
+    if kind == "model" and "." in name:
+        return Plugin(name, f"{name}:build")
+    raise UsageError.of(kind if kind != "dataset" else "data", name, ", ".join(known), known)
+
+
+def load(plugin: Plugin, kind: Kind) -> Any:
+    """Import what the plugin stands for.
+
+    Raises MissingPackageError with the command to install it, or UsageError where the plugin itself is broken.
+    """
+    if not plugin.installed:
+        raise MissingPackageError(f"{kind} {plugin.name!r} needs the package {plugin.requires!r}, which is not installed. Install it with: {plugin.install}")
+    module_name, _, attribute = plugin.target.partition(":")
+    try:
+        module: ModuleType = importlib.import_module(module_name)
+        return getattr(module, attribute) if attribute else module
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{kind} {plugin.name!r} could not be loaded from {plugin.target!r}: {error}") from error
+
+
+def forward_plugin(model: str, backend: str) -> Plugin:
+    """Return the row of the (model, backend) table that names the module with the model's forward function.
+
+    A model given as a module path supplies ``<path>.<backend>``. Raises UsageError where the model has no forward on the backend.
+    """
+    known = available("forward")
+    key = f"{model}/{backend}"
+    if key in known:
+        return known[key]
+    if "." in model and importlib.util.find_spec(model) is not None and importlib.util.find_spec(f"{model}.{backend}") is not None:
+        return Plugin(key, f"{model}.{backend}")
+    on = sorted(row.split("/")[1] for row in known if row.split("/")[0] == model)
+    raise UsageError(f"model: {model!r} has no forward function on backend {backend!r}; it has one on: {', '.join(on) or 'none'}.")

@@ -1,0 +1,127 @@
+"""The schema of the run directory's JSON lines. Units stand in names; what could not be observed is null, never 0.
+
+``time_seconds`` counts from the start of the run clock (negative during initialisation) and is read from the driver's clock alone,
+so that records of different nodes lie on one time axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["SCHEMA", "Clock", "EvalRecord", "EventRecord", "StepRecord", "SystemRecord", "TaskSample"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A line of ``steps.jsonl``: a group of consecutive updates, as the framework carried them out.
+
+    `learning_rates` and `losses` have `count` entries, and so has `staleness` in async mode. `step` is the first update's number,
+    from 0. `epoch` counts from 0. Waits are seconds within `seconds`, null where not measured. A group of a single learning rate
+    stores that one value.
+    """
+
+    step: int
+    count: int
+    epoch: int
+    time_seconds: float
+    seconds: float
+    examples: int
+    losses: tuple[float, ...]
+    learning_rates: tuple[float, ...]
+    data_wait_seconds: float | None = None
+    network_wait_seconds: float | None = None
+    worker: int | None = None
+    staleness: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRecord:
+    """A line of ``evals.jsonl``. `step` is the number of updates before the evaluation, `epoch` the number of epochs completed (may be a
+    fraction); `updates_applied` is counted where updates are applied."""
+
+    step: int
+    epoch: float
+    time_seconds: float
+    seconds: float
+    split: str
+    examples: int
+    loss: float
+    accuracy: float
+    updates_applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """A line of ``events.jsonl``: `event` is a snake_case name (``run_started``, ``epoch_ended``, ``task_died`` …), `detail` its data."""
+
+    event: str
+    time_seconds: float
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSample:
+    """One task in a resource sample. `cpu_seconds` is cumulative (user + system, the task and its children)."""
+
+    task: str
+    pid: int
+    cpu_seconds: float | None
+    memory_rss_bytes: int | None
+    memory_pss_bytes: int | None
+    network_sent_bytes: int | None
+    network_received_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SystemRecord:
+    """A line of ``system.jsonl``: one node at one moment. Counters are cumulative since the node's monitor started.
+
+    `cpu_seconds` sums the node's task trees; `cpu_cores_used` is its slope since the sample before, `cpu_fraction` that over
+    `cores_available`. `network_sent_bytes` and `network_received_bytes` are the node's figures by `network_source`:
+    ``interface`` (a node's own interface without ``lo``: frames), ``sockets`` (sum of its tasks' TCP payload), or null.
+    `interfaces` has sent and received bytes of each interface. `monitor_cpu_seconds` is the cost of watching itself.
+    `gpus` has a mapping a device with ``utilization`` (0 to 1), ``memory_bytes``, ``power_watts``, ``name``.
+    `interval_seconds` is the time since the sample before.
+    """
+
+    node: int
+    time_seconds: float
+    interval_seconds: float
+    cpu_seconds: float | None
+    cpu_cores_used: float | None
+    cpu_fraction: float | None
+    cores_available: float | None
+    memory_rss_bytes: int | None
+    memory_pss_bytes: int | None
+    network_source: str | None
+    network_sent_bytes: int | None
+    network_received_bytes: int | None
+    interfaces: Mapping[str, tuple[int, int]] | None
+    disk_read_bytes: int | None
+    disk_written_bytes: int | None
+    gpus: tuple[Mapping[str, Any], ...] | None
+    monitor_cpu_seconds: float | None
+    tasks: tuple[TaskSample, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The run's times, by MLPerf training's rules: initialisation apart, the run clock never pauses.
+
+    `init_seconds` from command to run clock; `run_seconds` the run clock at the end; `train_seconds` the part inside train commands,
+    `eval_seconds` and `checkpoint_seconds` those inside evaluation and saving; `total_seconds` from command to the end of the run.
+    `train_seconds_by_node` is the time that the node's busiest leading task (sync) or worker (async, where measured) spent training.
+    """
+
+    init_seconds: float
+    run_seconds: float
+    train_seconds: float
+    eval_seconds: float
+    checkpoint_seconds: float
+    total_seconds: float
+    train_seconds_by_node: tuple[float | None, ...] = ()

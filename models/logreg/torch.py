@@ -1,0 +1,14 @@
+"""Logistic regression on torch. Shapes: x_bchw [batch, channels, height, width]; logits_bk [batch, classes]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+__all__ = ["forward"]
+
+
+def forward(parameters: Mapping[str, torch.Tensor], x_bchw: torch.Tensor, *, training: bool) -> torch.Tensor:
+    """Return logits_bk."""
+    return torch.nn.functional.linear(x_bchw.flatten(1), parameters["dense.weight"], parameters["dense.bias"])
