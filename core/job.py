@@ -81,6 +81,7 @@ class Job(BaseModel):
     monitor: bool = Field(True, description="Sample the nodes' resources while training.")
     out: Path = Field(Path("runs"), description="Folder in which run directories are made.")
     name: str | None = Field(None, description="Name of the run directory, instead of one made from date, job and a suffix.")
+    save_weights: bool = Field(True, description="Write the final weights, in canonical names and layouts, as weights.npz.")
     tensorboard: bool = Field(True, description="Write TensorBoard event files beside the JSON lines.")
 
     @field_validator("bandwidth")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from .errors import MissingPackageError, UsageError
 
-__all__ = ["BUILT_IN", "GROUPS", "Kind", "Plugin", "available", "find", "forward_plugin", "load"]
+__all__ = ["BUILT_IN", "GROUPS", "Kind", "Plugin", "available", "find", "forward_plugin", "load", "module_exists"]
 
 Kind = Literal["backend", "model", "dataset", "forward"]
 
@@ -72,6 +72,14 @@ def available(kind: Kind) -> dict[str, Plugin]:
     return found
 
 
+def module_exists(name: str) -> bool:
+    """Whether a module can be found by its dotted path; its parents are imported, the module itself is not."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def find(kind: Kind, name: str) -> Plugin:
     """Return the plugin called `name`; for a model also a dotted module path, whose ``build`` is the model.
 
@@ -109,7 +117,7 @@ def forward_plugin(model: str, backend: str) -> Plugin:
     key = f"{model}/{backend}"
     if key in known:
         return known[key]
-    if "." in model and importlib.util.find_spec(model) is not None and importlib.util.find_spec(f"{model}.{backend}") is not None:
+    if "." in model and module_exists(f"{model}.{backend}"):
         return Plugin(key, f"{model}.{backend}")
     on = sorted(row.split("/")[1] for row in known if row.split("/")[0] == model)
     raise UsageError(f"model: {model!r} has no forward function on backend {backend!r}; it has one on: {', '.join(on) or 'none'}.")

@@ -32,7 +32,7 @@ class Cadence:
     @classmethod
     def parse(cls, text: str) -> Cadence:
         """Read ``1epoch``, ``2epochs``, ``500steps``, ``30s`` or ``end``. Raises ValueError with what is allowed."""
-        allowed = "such as 1epoch, 500steps, 30s, or end"
+        allowed = "an interval such as 1epoch, 500steps or 30s, or end"
         text = text.strip().lower()
         if text == "end":
             return cls(0, "end")
@@ -42,7 +42,7 @@ class Cadence:
         unit: Literal["epochs", "steps", "seconds"] = "epochs" if match[2].startswith("epoch") else "steps" if match[2].startswith("step") else "seconds"
         amount = float(match[1])
         if unit != "seconds" and amount != int(amount):
-            raise ValueError(f"a whole number of {unit}, {allowed}")
+            raise ValueError(f"a whole number of {unit}, or {allowed}")
         return cls(amount, unit)
 
 

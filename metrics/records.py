@@ -40,8 +40,11 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """A line of ``evals.jsonl``. `step` is the number of updates before the evaluation, `epoch` the number of epochs completed (may be a
-    fraction); `updates_applied` is counted where updates are applied."""
+    """A line of ``evals.jsonl``.
+
+    `step` is the number of updates before the evaluation, `epoch` the number of epochs completed (may be a fraction);
+    `updates_applied` is counted where updates are applied.
+    """
 
     step: int
     epoch: float

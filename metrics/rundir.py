@@ -1,1 +1,232 @@
 """The run directory: written by the driver as the run goes, read by everything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from ..core.errors import UsageError
+from ..core.job import Job
+from .lines import DamagedRunError, LineFile, read_records, write_document
+from .records import EvalRecord, EventRecord, StepRecord, SystemRecord
+
+__all__ = ["RunReader", "RunState", "RunWriter"]
+
+RunState = Literal["starting", "running", "succeeded", "failed", "interrupted"]
+
+_LIVE = ("starting", "running")
+_ATTEMPTS = 100
+_START_TOLERANCE_SECONDS = 2.0  # psutil derives a process's start from the boot time, which moves when the clock is set
+
+
+class RunWriter:
+    """Writes one run directory. Records may come from several threads."""
+
+    def __init__(self, path: Path, created: datetime) -> None:
+        """Open the files in a directory that `create` has made."""
+        self.path = path
+        self._created = created
+        self._status_lock = threading.Lock()
+        self._steps = LineFile(path / "steps.jsonl")
+        self._evals = LineFile(path / "evals.jsonl")
+        self._events = LineFile(path / "events.jsonl")
+        self._system = LineFile(path / "system.jsonl")
+
+    @classmethod
+    def create(cls, job: Job, *, now: datetime | None = None) -> RunWriter:
+        """Make ``<out>/<date>-<time>-<model>-<backend>-<mode>-<nodes>n-<suffix>/`` (or `job.name`), readable by its owner alone.
+
+        `now` names the directory (default: the local time). Raises UsageError where `job.name` is taken or `job.out` cannot be written.
+        """
+        created = now or datetime.now().astimezone()
+        try:
+            job.out.mkdir(parents=True, exist_ok=True)
+            path = _make_named(job.out / job.name) if job.name else _make_new(job, created)
+        except OSError as error:
+            raise UsageError(
+                f"out: {str(job.out)!r} cannot hold run directories ({error.strerror}). Give another folder with --out."
+            ) from error
+        return cls(path, created)
+
+    def write_job(self, job: Mapping[str, Any]) -> None:
+        """Write ``job.json``: the fields of the Job with nothing left open, and what the driver resolved besides."""
+        write_document(self.path / "job.json", job)
+
+    def write_env(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """Write ``env.json``: what each node is, in node order."""
+        write_document(self.path / "env.json", {"nodes": list(nodes)})
+
+    def write_status(
+        self, state: RunState, *, cause: str | None = None, exit_code: int | None = None, task: str | None = None, pid: int | None = None
+    ) -> None:
+        """Replace ``status.json``. `task` is the one that failed first; `pid` is the driver's (default: this process)."""
+        with self._status_lock:
+            status = {
+                "state": state,
+                "cause": cause,
+                "exit_code": exit_code,
+                "task": task,
+                "driver": _driver(os.getpid() if pid is None else pid),
+                "created_at": self._created.astimezone().isoformat(timespec="milliseconds"),
+                "changed_at": datetime.now().astimezone().isoformat(timespec="milliseconds"),
+            }
+            write_document(self.path / "status.json", status)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``."""
+        write_document(self.path / "summary.json", summary)
+
+    def step(self, record: StepRecord) -> None:
+        """Append to ``steps.jsonl``."""
+        self._steps.write(record)
+
+    def evaluation(self, record: EvalRecord) -> None:
+        """Append to ``evals.jsonl``."""
+        self._evals.write(record)
+
+    def event(self, record: EventRecord) -> None:
+        """Append to ``events.jsonl``."""
+        self._events.write(record)
+
+    def system(self, record: SystemRecord) -> None:
+        """Append to ``system.jsonl``."""
+        self._system.write(record)
+
+    def log_path(self, node: int, task: str) -> Path:
+        """Return ``logs/<node>/<task>.log``, in a folder that exists."""
+        folder = self.path / "logs" / str(node)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder / f"{task}.log"
+
+    def close(self) -> None:
+        """Close the files; a second call does nothing."""
+        for file in (self._steps, self._evals, self._events, self._system):
+            file.close()
+
+
+def _make_named(path: Path) -> Path:
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise UsageError(
+            f"name: {path.name!r} is taken in {str(path.parent)!r}; a run never writes into another's directory. Give another --name."
+        ) from None
+    return path
+
+
+def _make_new(job: Job, created: datetime) -> Path:
+    stem = f"{created:%Y%m%d-%H%M%S}-{job.model}-{job.backend}-{job.mode}-{job.nodes}n"
+    stem = re.sub(r"[^\w.-]", "_", stem)
+    for _ in range(_ATTEMPTS):
+        path = job.out / f"{stem}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return path
+    raise UsageError(f"out: {_ATTEMPTS} names like {stem}-… are taken in {str(job.out)!r}. Give another folder with --out, or a --name.")
+
+
+def _driver(pid: int) -> dict[str, Any]:
+    """Return what identifies a process beyond its number, which the system uses again."""
+    try:
+        started: float | None = psutil.Process(pid).create_time()
+    except psutil.Error:
+        started = None
+    return {"pid": pid, "host": socket.gethostname(), "process_started_unix_seconds": started}
+
+
+class RunReader:
+    """Reads one run directory, also while it is being written or after a crash.
+
+    Raises UsageError where `path` is no run directory, DamagedRunError where a file of it cannot be read.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not (self.path / "job.json").is_file() and not (self.path / "status.json").is_file():
+            found = "it has neither job.json nor status.json" if self.path.is_dir() else "there is no such folder"
+            raise UsageError(f"run: {str(path)!r} is not a run directory ({found}). Runs are made under --out, by default in runs/.")
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return self.path.resolve().name
+
+    def job(self) -> dict[str, Any]:
+        """Return ``job.json``."""
+        return self._required("job.json")
+
+    def env(self) -> list[dict[str, Any]]:
+        """Return what each node is, in node order; empty where the run never came so far."""
+        document = self._document("env.json")
+        return [] if document is None else list(document["nodes"])
+
+    def status(self) -> dict[str, Any]:
+        """Return ``status.json``."""
+        return self._required("status.json")
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return ``summary.json``, or None where the run has none (yet)."""
+        return self._document("summary.json")
+
+    def steps(self) -> Iterator[StepRecord]:
+        """Yield the step records in the order of their arrival."""
+        return read_records(self.path / "steps.jsonl", StepRecord)
+
+    def evals(self) -> Iterator[EvalRecord]:
+        """Yield the evaluations."""
+        return read_records(self.path / "evals.jsonl", EvalRecord)
+
+    def events(self) -> Iterator[EventRecord]:
+        """Yield the events."""
+        return read_records(self.path / "events.jsonl", EventRecord)
+
+    def system(self) -> Iterator[SystemRecord]:
+        """Yield the resource samples of all nodes in the order of their arrival."""
+        return read_records(self.path / "system.jsonl", SystemRecord)
+
+    def state(self) -> str:
+        """Return the state as it is now: what ``status.json`` says, or ``died`` where it says live and the driver is gone."""
+        state = str(self.status()["state"])
+        return "died" if state in _LIVE and self.driver_alive() is False else state
+
+    def driver_alive(self) -> bool | None:
+        """Return whether the process that wrote the status still runs; None where it ran on another host."""
+        driver = self.status()["driver"]
+        if driver["host"] != socket.gethostname():
+            return None
+        try:
+            started = psutil.Process(driver["pid"]).create_time()
+        except psutil.NoSuchProcess:
+            return False
+        known = driver["process_started_unix_seconds"]
+        return known is not None and abs(started - known) <= _START_TOLERANCE_SECONDS
+
+    def _document(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise DamagedRunError(f"{path}: not a whole JSON document ({error}).") from error
+        if not isinstance(value, dict):
+            raise DamagedRunError(f"{path}: holds {type(value).__name__}, not a JSON object.")
+        return value
+
+    def _required(self, name: str) -> dict[str, Any]:
+        value = self._document(name)
+        if value is None:
+            raise DamagedRunError(f"{self.path / name}: missing; the run ended before it was written, or the file was removed.")
+        return value

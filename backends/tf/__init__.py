@@ -1,1 +1,65 @@
-"""TODO."""
+"""TensorFlow as a backend: MultiWorkerMirroredStrategy in sync mode, ParameterServerStrategy in async mode, no Keras.
+
+TensorFlow is imported inside `probe` and `open` only, so that the driver can ask for the placement without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.cluster import Placed, Task
+from ...core.job import Job
+from ...data.base import Dataset
+from ...models.base import ModelSpec
+from ..base import Availability, Mode, Server, Session, parameter_server_placement, ranks_placement
+
+__all__ = ["BACKEND", "TfBackend"]
+
+
+class TfBackend:
+    """Implements `Backend`."""
+
+    name: str = "tf"
+    modes: frozenset[Mode] = frozenset(("sync", "async"))
+
+    def probe(self) -> Availability:
+        """Import TensorFlow and list its devices."""
+        from .runtime import environment
+
+        os.environ.update(environment(deterministic=False))
+        try:
+            import tensorflow as tf
+        except ImportError as error:
+            return Availability(self.name, None, problem=f"tensorflow cannot be imported: {error}", hint="pip install 'crosstrain[tf]'")
+        gpus = enumerate(tf.config.list_physical_devices("GPU"))
+        details: list[Mapping[str, Any]] = [tf.config.experimental.get_device_details(gpu) for _, gpu in gpus]
+        names = [f"gpu:{index} {detail.get('device_name', 'unknown model')}" for index, detail in enumerate(details)]
+        return Availability(self.name, tf.__version__, devices=("cpu", *names))
+
+    def placement(self, job: Job) -> list[Placed]:
+        """Place ranks in sync mode; chief, parameter servers and workers in async mode (the chief holds no parameters)."""
+        if job.mode == "sync":
+            return ranks_placement(job)
+        return parameter_server_placement(job, chief_is_first_ps=False)
+
+    def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
+        """Join the cluster and warm up; see `Backend.open`."""
+        from .runtime import prepare
+
+        device = prepare(task, job)
+        if job.mode == "sync":
+            from .sync import open_sync
+
+            return open_sync(task, job, model, data, device)
+        if task.placed.leading:
+            from .asynchronous import open_chief
+
+            return open_chief(task, job, model, data)
+        from .server import open_server
+
+        return open_server(task, job, data)
+
+
+BACKEND = TfBackend()

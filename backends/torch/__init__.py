@@ -1,1 +1,62 @@
-"""TODO."""
+"""How does torch carry out a job? DistributedDataParallel in sync mode, our own parameter server on plain TCP in async mode.
+
+Importing this package imports no torch: the driver asks it for `placement` and `modes` only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Literal
+
+from ...core.cluster import Placed, Task
+from ...core.job import Job
+from ...data.base import Dataset
+from ...models.base import ModelSpec
+from ..base import Availability, Server, Session, parameter_server_placement, ranks_placement
+
+__all__ = ["BACKEND", "TorchBackend"]
+
+INSTALL = "pip install 'crosstrain[torch]'"
+
+
+class TorchBackend:
+    """The backend called ``torch``."""
+
+    name = "torch"
+    modes: frozenset[Literal["sync", "async"]] = frozenset({"sync", "async"})
+
+    def probe(self) -> Availability:
+        """Import torch and list its devices."""
+        if importlib.util.find_spec("torch") is None:
+            return Availability(self.name, None, problem="torch is not installed", hint=INSTALL)
+        from .runtime import availability
+
+        return availability(self.name, INSTALL)
+
+    def placement(self, job: Job) -> list[Placed]:
+        """Sync: one rank a worker. Async: the chief is the first parameter server."""
+        return ranks_placement(job) if job.mode == "sync" else parameter_server_placement(job, chief_is_first_ps=True)
+
+    def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
+        """Join the cluster and warm up; the task's role decides what comes back."""
+        from .runtime import prepare
+
+        device = prepare(task, job)
+        if job.mode == "sync":
+            from .sync import SyncSession
+
+            return SyncSession(task, job, model, data, device)
+        if task.placed.role == "chief":
+            from .asynchronous import AsyncSession
+
+            return AsyncSession(task, job, model, data)
+        if task.placed.role == "ps":
+            from .server import ShardServer
+
+            return ShardServer(task, job, model)
+        from .worker import Worker
+
+        return Worker(task, job, model, data, device)
+
+
+BACKEND = TorchBackend()

@@ -13,4 +13,4 @@ def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, *, training:
     """Return logits_bk. The weight keeps its canonical layout [out, in]; the product transposes it on the fly."""
     weight_ki = parameters["dense.weight"]
     x_bi = tf.reshape(x_bchw, [-1, weight_ki.shape[1]])
-    return tf.linalg.matmul(x_bi, weight_ki, transpose_b=True) + parameters["dense.bias"]
+    return tf.nn.bias_add(tf.linalg.matmul(x_bi, weight_ki, transpose_b=True), parameters["dense.bias"])

@@ -1,0 +1,86 @@
+# Everything a clone needs: `make demo` to see it work, `make test` before a commit. Both set up .venv when it is missing or out of date.
+#
+#   PYTHON   the interpreter for .venv, 3.11 or newer    make demo PYTHON=python3.12
+#   PYTEST   arguments for pytest                        make test PYTEST='tests/unit -x'
+
+PYTHON ?= python3
+PYTEST ?=
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LINK   := .dev/crosstrain
+
+SHELL  := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint types format bench install clean distclean
+
+help:
+	@echo 'make demo       train on TensorFlow (async) and on torch (sync), three nodes each, and compare'
+	@echo 'make test       ruff, mypy and every test'
+	@echo 'make lint       ruff and mypy alone;  make format  puts the sources in shape'
+	@echo 'make bench      the speed of trainer beside hand-written loops and other trainers'
+	@echo 'make clean      remove what was built;  make distclean  also .venv'
+
+demo: $(VENV)/.all
+	@out=runs/demo-$$(date +%Y%m%d-%H%M%S); \
+	same="--nodes 3 --data glyphs28 --batch-size 10 --epochs 1 --out $$out"; \
+	run() { echo "== $$*" >&2; "$$@"; }; \
+	run $(BIN)/trainer run --backend tf --mode async $$same --name tf-async; \
+	run $(BIN)/trainer run --backend torch --mode sync $$same --name torch-sync; \
+	run $(BIN)/trainer compare $$out/tf-async $$out/torch-sync
+
+test: lint
+	@echo '== pytest'
+	@$(BIN)/python -m pytest $(PYTEST)
+
+lint: $(VENV)/.dev $(LINK)
+	@echo '== ruff'
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory types
+
+types: $(VENV)/.dev $(LINK)
+	@echo '== mypy'
+	@$(BIN)/mypy -p crosstrain
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.bench
+	@$(BIN)/python -m benchmarks
+
+install: $(VENV)/.all
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing). Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.all: pyproject.toml | $(BIN)/python
+	@echo 'installing crosstrain with TensorFlow and torch in $(VENV) (minutes the first time)'
+	@$(PIP) -e '.[all]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo 'installing crosstrain with TensorFlow, torch and the tools for development in $(VENV) (minutes the first time)'
+	@$(PIP) -e '.[all,dev]'
+	@touch $(VENV)/.all $@
+
+$(VENV)/.bench: pyproject.toml | $(BIN)/python
+	@echo 'installing crosstrain with the peers of the benchmark in $(VENV) (minutes the first time)'
+	@$(PIP) -e '.[bench]'
+	@touch $(VENV)/.all $@
+
+# The packages lie at the root of the repository, but are imported as crosstrain.*; type checkers see them so through this link.
+$(LINK):
+	@mkdir -p .dev
+	@ln -sfn .. $@
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) .dev

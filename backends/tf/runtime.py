@@ -1,0 +1,143 @@
+"""Setting TensorFlow up in a task: environment, threads, devices, and errors said in the interface's words.
+
+Everything here has to happen before the first op, and the environment before the import; `prepare` is therefore called first.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ...core.cluster import Cluster, Task
+from ...core.errors import RunFailedError, UsageError
+from ...core.job import Job
+
+__all__ = ["cluster_tasks", "environment", "prepare", "set_tf_config", "single_threaded_executor", "translated_errors", "within"]
+
+Result = TypeVar("Result")
+
+_SERVER_INTER_OP_THREADS = 2
+"""A server has to answer a second request while an op of the first waits for a message."""
+
+
+def environment(deterministic: bool) -> dict[str, str]:
+    """Return the variables that TensorFlow reads at import. oneDNN changes the order of summation with the batch, so it is off with
+    `deterministic`."""
+    variables = {"TF_CPP_MIN_LOG_LEVEL": "1"}
+    if deterministic:
+        variables["TF_ENABLE_ONEDNN_OPTS"] = "0"
+    return variables
+
+
+def prepare(task: Task, job: Job) -> str:
+    """Import and configure TensorFlow; return the device that computes, such as ``CPU:0``.
+
+    `task.threads` compute threads; the executor's own threads only hand out work. Raises UsageError where a GPU is asked for and
+    none is found. With a GPU, the task takes the one of its local index and lets memory grow (not tested on a real GPU).
+    """
+    os.environ.update(environment(job.deterministic))
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(task.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(max(_SERVER_INTER_OP_THREADS, task.threads))
+    if job.deterministic:
+        tf.config.experimental.enable_op_determinism()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+    return _choose_device(task, job)
+
+
+def _choose_device(task: Task, job: Job) -> str:
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if job.device == "gpu" and not gpus:
+        raise UsageError("device: got 'gpu', but TensorFlow finds no GPU on this node; allowed here: auto, cpu. `trainer doctor` says more.")
+    if job.device == "cpu" or not gpus or task.placed.role != "worker":
+        tf.config.set_visible_devices([], "GPU")
+        return "CPU:0"
+    gpu = gpus[task.local_index % len(gpus)]
+    tf.config.set_visible_devices([gpu], "GPU")
+    tf.config.experimental.set_memory_growth(gpu, True)
+    return "GPU:0"
+
+
+def cluster_tasks(cluster: Cluster) -> dict[str, list[str]]:
+    """Return TensorFlow's cluster description: the endpoints of each role in index order."""
+    roles: dict[str, list[str]] = {}
+    for placed in sorted(cluster.tasks, key=lambda placed: placed.index):
+        host, port = cluster.endpoint(placed)
+        roles.setdefault(placed.role, []).append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return roles
+
+
+def set_tf_config(task: Task) -> Mapping[str, Any]:
+    """Tell TensorFlow's own cluster resolver, by TF_CONFIG in this process, who takes part and who this task is."""
+    config = {"cluster": cluster_tasks(task.cluster), "task": {"type": task.placed.role, "index": task.placed.index}}
+    os.environ["TF_CONFIG"] = json.dumps(config)
+    return config
+
+
+def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
+    """Return `call()`, or raise RunFailedError after `seconds`: TensorFlow itself waits an hour for a cluster to form.
+
+    The call goes on in a daemon thread then, so the process has to end.
+    """
+    outcome: list[Result] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread and raised there
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name=f"tf-{what}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
+    if not outcome:
+        raise RunFailedError(f"start_timeout: {what} took more than {seconds:g} s. Is every task running, and can the nodes reach each other?")
+    return outcome[0]
+
+
+@contextmanager
+def translated_errors(task: Task) -> Iterator[None]:
+    """Raise OSError(EADDRINUSE) where TensorFlow's server could not listen on the task's reserved port.
+
+    TensorFlow says which port and why in its log only; its error is the same for every reason to fail to start a server.
+    """
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.UnknownError as error:
+        if "Could not start gRPC server" not in str(error):
+            raise
+        raise OSError(errno.EADDRINUSE, f"{task.name} cannot listen on port {task.port}") from error
+
+
+@contextmanager
+def single_threaded_executor() -> Iterator[None]:
+    """Trace and run functions on TensorFlow's sequential executor, which hands no op over to another thread.
+
+    Ops keep their compute threads. A loop of small ops runs a third faster (logistic regression, 784 features, batch 10).
+    TensorFlow has no public switch for it.
+    """
+    from tensorflow.python.eager import context
+
+    running = context.context()
+    before = running.function_call_options
+    options = copy.copy(before)
+    options.executor_type = "SINGLE_THREADED_EXECUTOR"
+    running.function_call_options = options
+    try:
+        yield
+    finally:
+        running.function_call_options = before

@@ -1,0 +1,73 @@
+"""What has to be set before torch computes: threads, device, number formats, and the interface that gloo listens on."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+
+import psutil
+import torch
+
+from ...core.cluster import Task
+from ...core.errors import RunFailedError, UsageError
+from ...core.job import Job
+from ..base import Availability
+
+__all__ = ["availability", "interface_of", "prepare"]
+
+
+def availability(name: str, install: str) -> Availability:
+    """Return torch's version and devices; a build without the processes' collectives is reported as a problem."""
+    devices = ["cpu"] + [f"gpu:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
+    if not torch.distributed.is_available():
+        return Availability(name, torch.__version__, tuple(devices), problem="this build of torch has no torch.distributed", hint=install)
+    return Availability(name, torch.__version__, tuple(devices))
+
+
+def prepare(task: Task, job: Job) -> torch.device:
+    """Set up the process for its task and return the device it computes on.
+
+    Raises UsageError where a GPU is asked for and torch finds none.
+    """
+    torch.set_num_threads(task.threads)
+    if torch.get_num_interop_threads() != 1:
+        torch.set_num_interop_threads(1)
+    torch.manual_seed(job.seed)
+    device = choose_device(job.device, task)
+    if job.deterministic:
+        _make_deterministic(device)
+    return device
+
+
+def choose_device(wanted: str, task: Task) -> torch.device:
+    """Return the CPU, or the GPU that the task's place on its node gives it; a chief or parameter server stays on the CPU."""
+    count = torch.cuda.device_count()
+    if wanted == "gpu" and not count:
+        raise UsageError("device: got 'gpu', but torch finds no GPU here; allowed: cpu, auto, or gpu with a CUDA or ROCm build of torch and its driver.")
+    if wanted == "cpu" or not count or task.placed.role != "worker":
+        return torch.device("cpu")
+    device = torch.device("cuda", task.local_index % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _make_deterministic(device: torch.device) -> None:
+    """Ask for bitwise repeatable kernels, and on a GPU for full float32 instead of TF32."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS documents for repeatable results
+    torch.use_deterministic_algorithms(True)
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that holds the address (any 127.… address belongs to the loopback interface).
+
+    Raises RunFailedError where no interface does.
+    """
+    wanted = "127.0.0.1" if ipaddress.ip_address(address).is_loopback and ":" not in address else address
+    held = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    if wanted not in held:
+        raise RunFailedError(f"no network interface of this node has the address {address}; there are: {', '.join(sorted(held))}")
+    return held[wanted]

@@ -1,0 +1,181 @@
+"""A parameter server: it listens, lets authenticated peers in, and serves each on a connection and a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ...core.cluster import Task, split_evenly
+from ...core.errors import RunFailedError
+from ...core.job import Job
+from ...models.base import ModelSpec
+from .handshake import Hello, admit
+from .shard import Shard, bytes_of
+from .state import flatten
+from .wire import Frame, Kind, Link, tune
+
+__all__ = ["Listener", "ShardServer", "initial_shard", "shard_bounds", "warm_rule"]
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 10.0
+"""A peer that has not proved itself by then is sent away, so that silent connections do not pile up."""
+
+Serve = Callable[[Link, Hello], None]
+
+
+def shard_bounds(model: ModelSpec, shards: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of each shard in the flat parameter vector: equal shares of elements, cut across parameters."""
+    return split_evenly(model.size, shards)
+
+
+def initial_shard(job: Job, model: ModelSpec, index: int) -> Shard:
+    """Return shard `index` at the model's initial values."""
+    start, stop = shard_bounds(model, job.ps)[index]
+    return Shard(flatten(model, model.initial(job.seed))[start:stop], job)
+
+
+def warm_rule(shard: Shard, job: Job) -> None:
+    """Run the update's kernels once on throw-away values."""
+    scratch = Shard(np.zeros(shard.elements, dtype=np.float32), job)
+    scratch.update(torch.zeros(shard.elements), job.lr, 0, torch.empty(shard.elements))
+
+
+class Listener:
+    """Accepts connections until closed. `serve` runs in a thread for each admitted peer; when it returns the connection is closed."""
+
+    def __init__(self, task: Task, elements: int, serve: Serve) -> None:
+        """Start to listen on the task's own address. Raises OSError with errno EADDRINUSE where the port was taken."""
+        self._secret, self._elements, self._serve = task.cluster.secret, elements, serve
+        self._socket = socket.create_server((task.address, task.port), backlog=128)
+        self._lock = threading.Lock()
+        self._links: set[Link] = set()
+        self._threads: list[threading.Thread] = []
+        self._closing = False
+        self._acceptor = threading.Thread(target=self._accept, name="accept", daemon=True)
+        self._acceptor.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._socket.accept()
+            except OSError as error:
+                if self._closing:
+                    return
+                log.error("cannot accept connections: %s", error)
+                time.sleep(0.1)
+                continue
+            thread = threading.Thread(target=self._meet, args=(connection, address), name=f"peer-{address[1]}", daemon=True)
+            with self._lock:
+                self._threads = [known for known in self._threads if known.is_alive()] + [thread]
+            thread.start()
+
+    def _meet(self, connection: socket.socket, address: tuple[str, int]) -> None:
+        connection.settimeout(HANDSHAKE_SECONDS)
+        try:
+            hello = admit(connection, self._secret, self._elements)
+        except OSError as error:
+            log.warning("refused a connection from %s:%d: %s", address[0], address[1], error)
+            connection.close()
+            return
+        tune(connection)
+        link = Link(connection)
+        with self._lock:
+            self._links.add(link)
+        try:
+            if not self._closing:
+                self._serve(link, hello)
+        finally:
+            with self._lock:
+                self._links.discard(link)
+            link.close()
+
+    def close(self, timeout: float) -> None:
+        """Stop listening, give the peers `timeout` seconds to go by themselves, then cut them off."""
+        self._closing = True
+        with contextlib.suppress(OSError):  # not every system can shut down a listening socket; closing it is enough there
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._acceptor.join(timeout)
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            for link in self._links:
+                link.abort()
+        for thread in threads:
+            thread.join(1.0)
+
+
+class ShardServer:
+    """The task of a parameter server beyond the first: holds one shard; workers push to it, the chief reads and replaces its state."""
+
+    def __init__(self, task: Task, job: Job, model: ModelSpec) -> None:
+        self._shard = initial_shard(job, model, task.placed.index)
+        warm_rule(self._shard, job)
+        self._ended = threading.Event()
+        self._failure: str | None = None
+        self._listener = Listener(task, self._shard.elements, self._serve_peer)
+
+    def _serve_peer(self, link: Link, hello: Hello) -> None:
+        try:
+            if hello.role == "chief":
+                self._serve_chief(link)
+            else:
+                self._serve_worker(link)
+        except OSError as error:
+            log.warning("lost %s-%d: %s", hello.role, hello.index, error)
+            if hello.role == "chief" and not self._ended.is_set():
+                self._failure = f"lost the chief: {error}"
+                self._ended.set()
+
+    def _serve_worker(self, link: Link) -> None:
+        gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
+        incoming, outgoing = bytes_of(gradient), bytes_of(values)
+        while True:
+            frame = link.receive(incoming)
+            link.send(Kind.PARAMETERS, outgoing, version=exchange(self._shard, frame, gradient, values)[1])
+
+    def _serve_chief(self, link: Link) -> None:
+        state = torch.empty(self._shard.state_elements)
+        while True:
+            frame = link.receive(bytes_of(state))
+            if frame.kind == Kind.FETCH:
+                flat, version = self._shard.export()
+                link.send(Kind.STATE, memoryview(flat).cast("B"), version=version)
+                continue
+            if frame.kind == Kind.STORE:
+                self._shard.replace(state.numpy(), frame.version)
+            link.send(Kind.DONE)
+            if frame.kind == Kind.END:
+                self._ended.set()
+                return
+
+    def serve(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set or the chief says so. Raises RunFailedError where the chief is lost."""
+        while not self._ended.wait(0.1) and not stop.is_set():
+            pass
+        self._listener.close(1.0 if self._failure is None else 0.0)
+        if self._failure is not None and not stop.is_set():
+            raise RunFailedError(self._failure)
+
+
+def exchange(shard: Shard, frame: Frame, gradient: torch.Tensor, values: torch.Tensor) -> tuple[int, int]:
+    """Carry out a PUSH or a PULL: leave the newest values in `values` and return (staleness, version).
+
+    Raises ConnectionError for any other kind.
+    """
+    if frame.kind == Kind.PUSH:
+        return shard.update(gradient, frame.lr, frame.version, values)
+    if frame.kind == Kind.PULL:
+        return 0, shard.read(values)
+    raise ConnectionError(f"the peer sent a frame of kind {frame.kind}, which was not agreed")

@@ -1,0 +1,146 @@
+"""Frames on a TCP connection: a header of fixed size, then raw float32 bytes, straight from and into the buffers that torch computes on.
+
+No lengths are taken from the peer to allocate by: both sides know the size of a shard, and the trailer of a header is bounded.
+Every exchange is one request and one reply, and each of them one system call where the kernel takes it whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+__all__ = ["Frame", "Kind", "Link", "tune"]
+
+
+class Kind(IntEnum):
+    """What a frame says. Fields of the header that a kind does not name are 0."""
+
+    READY = 1
+    """Worker to chief: warmed up and waiting for a ticket."""
+    PULL = 2
+    """Worker to a shard: send the parameters."""
+    PUSH = 3
+    """Worker to a shard: a gradient. version = version read, lr; to the chief also loss and busy seconds."""
+    SUMS = 4
+    """Worker to chief: an evaluation piece. count = examples, version = correct predictions, loss = sum of losses."""
+    FETCH = 5
+    """Chief to a shard: send all of the state."""
+    STORE = 6
+    """Chief to a shard: the state to take over. version = updates."""
+    END = 7
+    """Chief to a shard: serve no longer."""
+    PARAMETERS = 16
+    """Shard to worker: parameters and their version; a trailer, where there is one, is the worker's next ticket."""
+    STATE = 17
+    """Shard to chief: its state. version = updates."""
+    DONE = 18
+    """Shard to chief: what was asked for is done."""
+
+
+class Frame(NamedTuple):
+    """The header of a message: 8 + 5·8 bytes, little endian. `trailer` is the number of bytes after header and payload."""
+
+    kind: int
+    flags: int
+    trailer: int
+    version: int
+    count: int
+    lr: float
+    loss: float
+    seconds: float
+
+
+_LAYOUT = struct.Struct("<BBxxIqqddd")
+_PAYLOAD = frozenset({Kind.PUSH, Kind.STORE, Kind.PARAMETERS, Kind.STATE})
+_EMPTY = memoryview(b"")
+MAX_TRAILER_BYTES = 1 << 16
+
+
+def tune(connection: socket.socket) -> None:
+    """Send small frames at once, notice hosts that vanished, and block without a time limit: a stalled peer is the engine's to judge."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.settimeout(None)
+
+
+class Link:
+    """One authenticated connection. Used by one thread at a time, except for `abort`."""
+
+    __slots__ = ("_head_in", "_head_out", "connection")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._head_in = bytearray(_LAYOUT.size)
+        self._head_out = bytearray(_LAYOUT.size)
+
+    def send(
+        self,
+        kind: Kind,
+        payload: memoryview = _EMPTY,
+        *,
+        flags: int = 0,
+        version: int = 0,
+        count: int = 0,
+        lr: float = 0.0,
+        loss: float = 0.0,
+        seconds: float = 0.0,
+        trailer: bytes = b"",
+    ) -> None:
+        """Send one frame. `payload` is a view of bytes. Raises OSError where the peer is gone."""
+        _LAYOUT.pack_into(self._head_out, 0, kind, flags, len(trailer), version, count, lr, loss, seconds)
+        sent = self.connection.sendmsg((self._head_out, payload, trailer))
+        total = _LAYOUT.size + len(payload) + len(trailer)
+        if sent != total:
+            self._send_rest((memoryview(self._head_out), payload, memoryview(trailer)), sent)
+
+    def _send_rest(self, parts: tuple[memoryview, ...], sent: int) -> None:
+        """Send what the kernel did not take at the first call."""
+        for part in parts:
+            if sent < len(part):
+                self.connection.sendall(part[sent:])
+            sent = max(0, sent - len(part))
+
+    def receive(self, payload: memoryview = _EMPTY) -> Frame:
+        """Wait for one frame; its payload, where its kind has one, fills `payload` (of exactly that many bytes).
+
+        Raises ConnectionError where the peer is gone, or sends what was not agreed.
+        """
+        got = self.connection.recvmsg_into((self._head_in, payload))[0]
+        if got < _LAYOUT.size:
+            self._receive_rest(memoryview(self._head_in), got)
+            got = _LAYOUT.size
+        frame = Frame._make(_LAYOUT.unpack_from(self._head_in))
+        filled = got - _LAYOUT.size
+        if frame.kind in _PAYLOAD:
+            if filled < len(payload):
+                self._receive_rest(payload, filled)
+        elif filled:
+            raise ConnectionError("the peer sent bytes that its frame does not announce")
+        return frame
+
+    def receive_trailer(self, frame: Frame) -> bytes:
+        """Return the bytes that follow the frame's payload. Raises ConnectionError where they are too many."""
+        if frame.trailer > MAX_TRAILER_BYTES:
+            raise ConnectionError(f"the peer announces a trailer of {frame.trailer} bytes; at most {MAX_TRAILER_BYTES} are agreed")
+        trailer = bytearray(frame.trailer)
+        self._receive_rest(memoryview(trailer), 0)
+        return bytes(trailer)
+
+    def _receive_rest(self, buffer: memoryview, filled: int) -> None:
+        while filled < len(buffer):
+            got = self.connection.recv_into(buffer[filled:], 0, socket.MSG_WAITALL)
+            if not got:
+                raise ConnectionError("the peer closed the connection")
+            filled += got
+
+    def abort(self) -> None:
+        """Wake whoever waits on this connection, from any thread; it is of no use afterwards."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()

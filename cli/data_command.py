@@ -1,0 +1,106 @@
+"""``trainer data list | prepare | verify``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from ..core.errors import DamagedStoreError
+from ..data import store
+from ..data.location import cache_root
+
+__all__ = ["data"]
+
+
+@click.group()
+def data() -> None:
+    """List, prepare and verify datasets."""
+
+
+@data.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def list_command(as_json: bool) -> None:
+    """Show every dataset that can be trained on, and which of them are prepared."""
+    rows = store.list_datasets()
+    if as_json:
+        click.echo(json.dumps({"cache": str(cache_root()), "datasets": [asdict(row) for row in rows]}, indent=2))
+        return
+    table = [("NAME", "PREPARED", "TRAIN", "TEST", "SIZE", "DESCRIPTION")]
+    table += [
+        (row.name, "yes" if row.prepared else "no", _count(row.train), _count(row.test), _size(row.bytes), _description(row))
+        for row in rows
+    ]
+    _print_table(table)
+    click.echo(f"\nPrepared datasets lie in {cache_root()}.")
+
+
+@data.command("prepare")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the dataset's original files, where you have them.")
+@click.option("--again", is_flag=True, help="Make the store again, also where there is one.")
+def prepare_command(names: Sequence[str], data_dir: Path | None, again: bool) -> None:
+    """Make the stores of datasets, so that a run finds them ready."""
+    for name in names:
+        store.prepare(name, data_dir, again)
+        opened = store.open_dataset(name, data_dir)
+        sizes = opened.info.sizes
+        click.echo(f"{name}: {sizes['train']:,} + {sizes['test']:,} examples in {opened.path}")
+
+
+@data.command("verify")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def verify_command(names: Sequence[str], as_json: bool) -> None:
+    """Compare every file of prepared datasets with its sha256; without a name, of all that are prepared.
+
+    Exits with 1 where a file is damaged, and names it.
+    """
+    chosen = names or list(dict.fromkeys(row.name for row in store.list_datasets() if row.prepared))
+    reports = [report for name in chosen for report in store.verify(name)]
+    if as_json:
+        documents = [
+            {"name": report.name, "path": report.path, "ok": not report.damaged, "files": [asdict(check) for check in report.files]}
+            for report in reports
+        ]
+        click.echo(json.dumps({"ok": not any(report.damaged for report in reports), "stores": documents}, indent=2))
+    else:
+        for report in reports:
+            click.echo(f"{report.name}: {'damaged' if report.damaged else f'{len(report.files)} files as they should be'} ({report.path})")
+        if not reports:
+            click.echo("No dataset is prepared yet.")
+    _raise_for_damage(reports)
+
+
+def _raise_for_damage(reports: Iterable[store.StoreReport]) -> None:
+    lines = [
+        f"data: the store of {report.name!r} in {report.path!r} is damaged: {check.name} {check.problem}. "
+        f"Make it again with: {report.remedy}"
+        for report in reports
+        for check in report.damaged
+    ]
+    if lines:
+        raise DamagedStoreError("\n".join(lines))
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _description(row: store.DatasetStatus) -> str:
+    origin = f" [from {row.data_dir}]" if row.data_dir else ""
+    problem = f" [problem: {row.problem}]" if row.problem else ""
+    return f"{row.description}{origin}{problem}"
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _size(value: int | None) -> str:
+    return "–" if value is None else f"{value / 1e6:.1f} MB"

@@ -1,0 +1,57 @@
+"""Options of ``trainer run``, made from the job's fields: same name, same help, same default.
+
+Values stay text here; `crosstrain.core.layers` validates them, so that a wrong value reads the same from a flag, the environment or a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from ..core.fields import choices, flag_name, is_boolean, schema
+from ..core.job import Job
+
+__all__ = ["given_options", "job_options"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def job_options(function: Function) -> Function:
+    """Add an option for every field of the job to a click command."""
+    for field in reversed(list(Job.model_fields)):
+        function = _option(field)(function)
+    return function
+
+
+def given_options(ctx: click.Context) -> dict[str, Any]:
+    """Return the job's options that stand on the command line, by field name."""
+    return {field: ctx.params[field] for field in Job.model_fields if ctx.get_parameter_source(field) == ParameterSource.COMMANDLINE}
+
+
+def _option(field: str) -> Callable[[Function], Function]:
+    flag = flag_name(field)
+    if is_boolean(field):
+        return click.option(f"{flag}/--no-{flag[2:]}", field, default=None, help=_help(field))
+    return click.option(flag, field, type=str, default=None, metavar=_metavar(field), help=_help(field))
+
+
+def _metavar(field: str) -> str:
+    listed = choices(field)
+    if listed:
+        return "|".join(listed)
+    described = schema(field)
+    if described.get("format") == "path":
+        return "PATH"
+    return {"integer": "N", "number": "X", "array": "X[,X…]"}.get(described.get("type", ""), "TEXT")
+
+
+def _help(field: str) -> str:
+    """Return the field's description with its default, where it has one that says something."""
+    info = Job.model_fields[field]
+    text = info.description or ""
+    if info.default is None or info.default is False:
+        return text
+    return f"{text} [default: {'on' if info.default is True else info.default}]"

@@ -1,0 +1,98 @@
+"""An independent judge: logistic regression with every optimiser, written from the formulas in float64 numpy.
+
+It shares the data order, the initial values and the learning rates with the product, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.job import DEFAULT_EPOCHS, Job
+from ..data.base import Dataset
+from ..data.sampler import Sampler
+from ..engine.schedule import learning_rates
+from ..models.logreg import build
+
+__all__ = ["Trained", "train_logistic_regression"]
+
+Values = dict[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Losses float64 [updates], each before its update, and the final weights by canonical name."""
+
+    losses: NDArray[np.float64]
+    weights: Mapping[str, NDArray[np.float64]]
+
+
+def train_logistic_regression(job: Job, data: Dataset) -> Trained:
+    """Train one sync job on one worker in float64."""
+    sampler = Sampler(data.info.sizes["train"], job.seed, job.global_batch, workers=1, mode="sync")
+    total = job.steps or (job.epochs or DEFAULT_EPOCHS) * sampler.steps_per_epoch
+    rates = learning_rates(job, 0, total, sampler.steps_per_epoch, total)
+    inputs = data.inputs("train").reshape(data.info.sizes["train"], -1).astype(np.float64)
+    labels = data.labels("train")
+    weights: Values = {name: value.astype(np.float64) for name, value in build(data.info).initial(job.seed).items()}
+    update = _Optimizer(job, weights)
+    losses = np.empty(total)
+    for step in range(total):
+        epoch, in_epoch = divmod(step, sampler.steps_per_epoch)
+        chosen = sampler.whole(epoch, in_epoch, 1).indices
+        losses[step], gradients = _loss_and_gradients(weights, inputs[chosen], labels[chosen])
+        update.apply(gradients, rates[step])
+    return Trained(losses, weights)
+
+
+def _loss_and_gradients(weights: Values, x_bi: NDArray[np.float64], labels_b: NDArray[np.int64]) -> tuple[float, Values]:
+    """Mean cross entropy of softmax(W x + b) and its gradients."""
+    logits_bk = x_bi @ weights["dense.weight"].T + weights["dense.bias"]
+    shifted_bk = logits_bk - logits_bk.max(axis=1, keepdims=True)
+    log_sum_b = np.log(np.exp(shifted_bk).sum(axis=1))
+    rows = np.arange(len(labels_b))
+    loss = float(np.mean(log_sum_b - shifted_bk[rows, labels_b]))
+    error_bk = np.exp(shifted_bk - log_sum_b[:, None])
+    error_bk[rows, labels_b] -= 1.0
+    error_bk /= len(labels_b)
+    return loss, {"dense.weight": error_bk.T @ x_bi, "dense.bias": error_bk.sum(axis=0)}
+
+
+class _Optimizer:
+    """SGD with momentum, Nesterov momentum and weight decay; Adam; AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019)."""
+
+    def __init__(self, job: Job, weights: Values) -> None:
+        self._job = job
+        self._weights = weights
+        self._first = {name: np.zeros_like(value) for name, value in weights.items()}
+        self._second = {name: np.zeros_like(value) for name, value in weights.items()}
+        self._updates = 0
+
+    def apply(self, gradients: Values, rate: float) -> None:
+        self._updates += 1
+        for name, gradient in gradients.items():
+            if self._job.optimizer == "sgd":
+                self._weights[name] -= rate * self._momentum(name, gradient + self._job.weight_decay * self._weights[name])
+            else:
+                self._adam(name, gradient, rate)
+
+    def _momentum(self, name: str, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+        if not self._job.momentum:
+            return gradient
+        self._first[name] = self._job.momentum * self._first[name] + gradient
+        return gradient + self._job.momentum * self._first[name] if self._job.nesterov else self._first[name]
+
+    def _adam(self, name: str, gradient: NDArray[np.float64], rate: float) -> None:
+        job, t = self._job, self._updates
+        if job.optimizer == "adamw":
+            self._weights[name] *= 1.0 - rate * job.weight_decay
+        else:
+            gradient = gradient + job.weight_decay * self._weights[name]
+        self._first[name] = job.beta1 * self._first[name] + (1.0 - job.beta1) * gradient
+        self._second[name] = job.beta2 * self._second[name] + (1.0 - job.beta2) * gradient**2
+        mean = self._first[name] / (1.0 - job.beta1**t)
+        root = np.sqrt(self._second[name] / (1.0 - job.beta2**t))
+        self._weights[name] -= rate * mean / (root + job.epsilon)

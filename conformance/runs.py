@@ -1,0 +1,79 @@
+"""Runs a job as a user would, in processes of its own, and reads back what it wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..metrics.records import EvalRecord, StepRecord
+from ..metrics.rundir import RunReader
+
+__all__ = ["FinishedRun", "norm_wise_difference", "relative_difference", "run_job", "trainer"]
+
+TIMEOUT_SECONDS = 200.0
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run directory that has been read: losses float64 [updates] in step order, weights by canonical name, records, summary."""
+
+    path: Path
+    summary: Mapping[str, Any]
+    losses: NDArray[np.float64]
+    weights: Mapping[str, NDArray[np.float32]]
+    steps: tuple[StepRecord, ...]
+    evals: tuple[EvalRecord, ...]
+
+
+def trainer(*arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
+    """Run the command ``trainer`` with this interpreter and wait for its end."""
+    command = [sys.executable, "-m", "crosstrain.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, env=environment, stdin=subprocess.DEVNULL, check=False)
+
+
+def run_job(out: Path, environment: Mapping[str, str] | None = None, **options: object) -> FinishedRun:
+    """Run one job with ``trainer run --json`` and read its directory. Options are the job's fields.
+
+    Raises AssertionError with what the command printed where it failed.
+    """
+    arguments = ["run", "--json", "--quiet", "--out", str(out)]
+    for key, value in options.items():
+        flag = key.replace("_", "-")
+        arguments += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    done = trainer(*arguments, environment=environment)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}")
+    return read_run(Path(json.loads(done.stdout)["path"]))
+
+
+def read_run(path: Path) -> FinishedRun:
+    """Read a finished run."""
+    reader = RunReader(path)
+    steps = tuple(reader.steps())
+    ordered = sorted(steps, key=lambda record: record.step)
+    losses = np.array([loss for record in ordered for loss in record.losses], dtype=np.float64)
+    weights_file = path / "weights.npz"
+    weights = dict(np.load(weights_file)) if weights_file.exists() else {}
+    return FinishedRun(path, reader.summary(), losses, weights, steps, tuple(reader.evals()))
+
+
+def relative_difference(ours: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
+    """Return max |a − b| / |b| over the steps."""
+    return float(np.max(np.abs(ours - reference) / np.abs(reference)))
+
+
+def norm_wise_difference(ours: Mapping[str, NDArray[Any]], reference: Mapping[str, NDArray[Any]]) -> float:
+    """Return ‖a − b‖ / ‖b‖ over all parameters together; both must have the same names and shapes."""
+    if {name: value.shape for name, value in ours.items()} != {name: value.shape for name, value in reference.items()}:
+        raise AssertionError(f"different parameters: {sorted(ours)} and {sorted(reference)}")
+    difference = sum(float(np.sum((ours[name].astype(np.float64) - reference[name]) ** 2)) for name in reference)
+    norm = sum(float(np.sum(reference[name].astype(np.float64) ** 2)) for name in reference)
+    return (difference / norm) ** 0.5

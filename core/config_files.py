@@ -1,0 +1,43 @@
+"""TOML files with settings of a job: the user's own by path, and those that are shipped by name."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+
+__all__ = ["read_config", "shipped"]
+
+
+def shipped() -> dict[str, Traversable]:
+    """Return the shipped configurations by name."""
+    found = {Path(entry.name).stem: entry for entry in files("crosstrain.configs").iterdir() if entry.name.endswith(".toml")}
+    return dict(sorted(found.items()))
+
+
+def read_config(config: Path | str) -> tuple[str, dict[str, Any]]:
+    """Read a file by path, or a shipped one by name; a bare name without ``.toml`` is first looked up among the shipped ones.
+
+    Returns how to name it in messages (``file PATH``) and its keys. Raises UsageError where it does not exist or is no TOML.
+    """
+    place, source = _locate(config)
+    try:
+        return place, tomllib.loads(source.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config: {place} is not valid TOML: {error}.") from None
+    except OSError as error:
+        raise UsageError(f"--config: {place} cannot be read: {error.strerror}.") from None
+
+
+def _locate(config: Path | str) -> tuple[str, Traversable]:
+    known = shipped()
+    if str(config) in known:
+        return f"file {config}.toml (shipped)", known[str(config)]
+    path = Path(config)
+    if path.exists():
+        return f"file {path}", path
+    raise UsageError.of("--config", config, f"the path of a TOML file, or a shipped one: {', '.join(known)}", known)

@@ -1,0 +1,159 @@
+"""From flags, environment and file to a job: flags > ``TRAINER_*`` environment > ``--config`` TOML > defaults.
+
+Each value remembers where it came from, so that it can be shown, and named when it is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from .config_files import read_config
+from .errors import MissingPackageError, UsageError, nearest
+from .fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean
+from .invalid import Given, as_usage_error
+from .job import Job
+from .plugins import Kind, available, find, forward_plugin, module_exists
+
+__all__ = ["AUTO_BACKENDS", "RESERVED_VARIABLES", "Resolved", "resolve"]
+
+AUTO_BACKENDS = ("tf", "torch")
+"""The backends that ``auto`` tries, in this order."""
+
+RESERVED_VARIABLES: Mapping[str, str] = {
+    "TRAINER_DATA_CACHE": "folder of the prepared datasets",
+    "TRAINER_SECRET": "shared secret of nodes that are started by hand",
+    "TRAINER_SECRET_FILE": "file with that secret",
+    "TRAINER_RENDEZVOUS": "HOST:PORT where nodes that are started by hand meet",
+    "TRAINER_NODE_RANK": "number of a node that is started by hand",
+}
+"""Variables with our prefix that are no field of the job."""
+
+_PLUGIN_FIELDS: Mapping[str, Kind] = {"backend": "backend", "model": "model", "data": "dataset"}
+
+_ALTERNATIVES = (("batch_size", "global_batch_size"), ("epochs", "steps"))
+"""Fields of which a job takes one: given on a higher layer, one replaces the other of a lower layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A job and where each value came from: ``flag``, ``environment TRAINER_X``, ``file PATH`` or ``default``.
+
+    `notes` are choices made for the user that a command tells on standard error.
+    """
+
+    job: Job
+    sources: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> Resolved:
+    """Merge the layers and validate the result. Imports no framework.
+
+    `flags` has the options that were given, by field name; values may be strings. `config` is the path of a TOML file or the name of a
+    shipped one. ``backend = auto`` becomes the first installed of `AUTO_BACKENDS`. Raises UsageError (MissingPackageError where no
+    framework is installed) with one message for the first wrong value.
+    """
+    given = _merge(_from_file(config), _from_environment(environ), _from_flags(flags))
+    for field, value in given.items():
+        _refuse_boolean(field, value)
+    try:
+        job = Job.model_validate({field: value.value for field, value in given.items()})
+    except ValidationError as error:
+        raise as_usage_error(error, given) from None
+    sources = {field: given[field].origin if field in given else "default" for field in Job.model_fields}
+    for field, kind in _PLUGIN_FIELDS.items():
+        _check_name(kind, field, getattr(job, field), given)
+    return _with_backend(job, sources)
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
+    unknown = [field for field in flags if field not in Job.model_fields]
+    if unknown:
+        raise UsageError(_unknown(flag_name(unknown[0]), "no such option", [flag_name(field) for field in Job.model_fields]))
+    return {field: Given(value, flag_name(field), "flag") for field, value in flags.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
+    """Read ``TRAINER_*``. An empty variable counts as not set, as is usual."""
+    fields = {environment_name(field): field for field in Job.model_fields}
+    found: dict[str, Given] = {}
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in RESERVED_VARIABLES or not environ[name]:
+            continue
+        if name not in fields:
+            raise UsageError(_unknown(name, "no setting has this environment variable", [*fields, *RESERVED_VARIABLES]))
+        found[fields[name]] = Given(environ[name], name, f"environment {name}")
+    return found
+
+
+def _from_file(config: Path | str | None) -> dict[str, Given]:
+    if config is None:
+        return {}
+    label, values = read_config(config)
+    for key in values:
+        if key not in Job.model_fields:
+            raise UsageError(_unknown(f"{key} (in {label})", "no setting has this name", Job.model_fields, key))
+    return {key: Given(value, key, label, label) for key, value in values.items()}
+
+
+def _unknown(key: str, problem: str, names: Any, looked_up: str | None = None) -> str:
+    near = nearest(looked_up or key, list(names))
+    hint = f" Did you mean {near!r}?" if near else ""
+    return f"{key}: {problem}.{hint} `trainer run --print-config` lists every setting."
+
+
+def _merge(*layers: dict[str, Given]) -> dict[str, Given]:
+    """Put each layer over the one before."""
+    merged: dict[str, Given] = {}
+    for layer in layers:
+        for pair in _ALTERNATIVES:
+            if any(field in layer for field in pair):
+                for field in pair:
+                    merged.pop(field, None)
+        merged.update(layer)
+    return merged
+
+
+def _refuse_boolean(field: str, value: Given) -> None:
+    """Refuse TOML's ``true`` where a number belongs; it would be taken for 1."""
+    if isinstance(value.value, bool) and not is_boolean(field):
+        raise UsageError.of(value.key, str(value.value).lower(), allowed(field), source=value.place)
+
+
+def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, Given]) -> None:
+    if field == "backend" and name == "auto":
+        return
+    value = given.get(field, Given(name, flag_name(field), "default"))
+    try:
+        find(kind, name)
+    except UsageError:
+        names = (["auto"] if field == "backend" else []) + list(available(kind))
+        listed = f"{', '.join(names)} (`trainer {'data list' if field == 'data' else f'{field}s'}` shows them)"
+        raise UsageError.of(value.key, name, listed, names, value.place) from None
+    if kind == "model" and name not in available(kind) and not module_exists(name):
+        raise UsageError(f"{value.key}: got {name!r}, but there is no such module; it has to be installed or to lie on PYTHONPATH.")
+
+
+def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:
+    notes: tuple[str, ...] = ()
+    if job.backend == "auto":
+        backend = _first_installed()
+        job = job.model_copy(update={"backend": backend})
+        sources = {**sources, "backend": f"{sources['backend']} (auto: the first installed of {', '.join(AUTO_BACKENDS)})"}
+        notes = (f"backend: {backend} (the first installed of {', '.join(AUTO_BACKENDS)}; choose with --backend)",)
+    forward_plugin(job.model, job.backend)
+    return Resolved(job, sources, notes)
+
+
+def _first_installed() -> str:
+    known = available("backend")
+    for name in AUTO_BACKENDS:
+        if known[name].installed:
+            return name
+    hints = " or ".join(f"`{known[name].install}`" for name in AUTO_BACKENDS)
+    raise MissingPackageError(f"backend: no framework is installed. Install one with {hints}.")

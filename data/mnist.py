@@ -1,0 +1,124 @@
+"""mnist: 60,000 + 10,000 handwritten digits, 28×28, from files the user has or downloaded by torchvision in a process of its own.
+
+Once prepared, reading it needs no framework.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import MissingPackageError, UsageError
+from .base import PreparedArrays, Split
+from .idx import read_idx
+from .statistics import channel_statistics
+
+__all__ = ["DATASET", "MnistSource"]
+
+_STEMS: dict[Split, tuple[str, str]] = {"train": ("train-images", "train-labels"), "test": ("t10k-images", "t10k-labels")}
+_FOLDERS = ("", "raw", "MNIST/raw")  # torchvision keeps its files in MNIST/raw
+_DOWNLOAD_SECONDS = 900  # 11 MB; only a connection that trickles takes longer
+_FILES_HINT = (
+    "give --data-dir with the folder of the four idx files (train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-…, plain or .gz)"
+)
+
+
+class MnistSource:
+    """Reads the four idx files of `data_dir`, or downloads them where torchvision is installed."""
+
+    name = "mnist"
+    description = "handwritten digits, 28×28; downloaded through torchvision, or idx files from --data-dir"
+    version = 1
+
+    def originals(self, data_dir: Path) -> Sequence[Path]:
+        """Return the four files, images before labels, train before test. Raises UsageError naming the first that is missing."""
+        return [_find(data_dir, f"{stem}{dot}{kind}") for stems in _STEMS.values() for stem, dot, kind in _names(stems)]
+
+    def load(self, data_dir: Path | None) -> PreparedArrays:
+        """Read the files of `data_dir`, or download them into a temporary folder and read those."""
+        if data_dir is not None:
+            return self._read(data_dir)
+        with tempfile.TemporaryDirectory(prefix="crosstrain-mnist-") as folder:
+            _download(Path(folder))
+            return self._read(Path(folder))
+
+    def _read(self, folder: Path) -> PreparedArrays:
+        train_images, train_labels, test_images, test_labels = self.originals(folder)
+        images: dict[Split, NDArray[np.uint8]] = {"train": _images(train_images), "test": _images(test_images)}
+        labels: dict[Split, NDArray[np.int64]] = {
+            "train": _labels(train_labels, len(images["train"])),
+            "test": _labels(test_labels, len(images["test"])),
+        }
+        mean, std = channel_statistics(images["train"])
+        return PreparedArrays(images, labels, classes=10, mean=mean, std=std)
+
+
+def _names(stems: tuple[str, str]) -> list[tuple[str, str, str]]:
+    return [(stems[0], "-", "idx3-ubyte"), (stems[1], "-", "idx1-ubyte")]
+
+
+def _find(folder: Path, name: str) -> Path:
+    """Return the file, plain or compressed; some copies spell the name with a dot before ``idx``."""
+    for place in _FOLDERS:
+        for spelling in (name, name.replace("-idx", ".idx")):
+            for suffix in ("", ".gz"):
+                path = folder / place / f"{spelling}{suffix}"
+                if path.is_file():
+                    return path
+    raise UsageError(f"data_dir: {str(folder)!r} has no file {name!r} or {name + '.gz'!r}; {_FILES_HINT}.")
+
+
+def _images(path: Path) -> NDArray[np.uint8]:
+    images = read_idx(path, 3)
+    if images.shape[1:] != (28, 28) or not len(images):
+        raise UsageError(
+            f"data_dir: {str(path)!r} holds {len(images)} images of {images.shape[1]}×{images.shape[2]}; mnist has images of 28×28."
+        )
+    return images[:, None]
+
+
+def _labels(path: Path, images: int) -> NDArray[np.int64]:
+    labels = read_idx(path, 1).astype(np.int64)
+    if len(labels) != images:
+        raise UsageError(f"data_dir: {str(path)!r} has {len(labels)} labels for {images} images; the files do not belong together.")
+    if labels.max() > 9:
+        raise UsageError(f"data_dir: {str(path)!r} has the label {labels.max()}; mnist has 0 to 9.")
+    return labels
+
+
+def _download(folder: Path) -> None:
+    """Let torchvision download into `folder`, in a process of its own so that no framework enters this one. Raises UsageError."""
+    if not all(importlib.util.find_spec(package) for package in ("torch", "torchvision")):
+        raise MissingPackageError(
+            f"data: 'mnist' is not prepared, and downloading it needs torchvision, which is not installed. Either {_FILES_HINT}, "
+            "or install it with: pip install 'crosstrain[torch]'"
+        )
+    command = [sys.executable, "-m", "crosstrain.data.mnist_download", str(folder)]
+    with tempfile.TemporaryFile() as output:
+        # The child ends when its standard input does, so that it cannot outlive this process, not even after a kill -9.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output) as child:
+            try:
+                code = child.wait(_DOWNLOAD_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                child.kill()
+                raise UsageError(
+                    f"data: 'mnist' was not downloaded within {_DOWNLOAD_SECONDS} s. Try again later, or {_FILES_HINT}."
+                ) from error
+            except BaseException:
+                child.kill()
+                raise
+        output.seek(0)
+        lines = output.read().decode(errors="replace").strip().splitlines()
+    if code:
+        cause = lines[-1] if lines else f"the download ended with exit code {code}"
+        raise UsageError(f"data: 'mnist' could not be downloaded: {cause}. Try again with a network, or {_FILES_HINT}.")
+
+
+DATASET = MnistSource()

@@ -1,0 +1,243 @@
+"""The prepared store: every dataset as read-only .npy files plus a manifest, which all backends map and none alters.
+
+dataset = open_dataset("digits")            # prepared at the first use
+x_nchw, y_n = dataset.inputs("train"), dataset.labels("train")
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core import plugins
+from ..core.errors import DamagedStoreError, TrainerError, UsageError
+from .base import DataInfo, DatasetSource, Split
+from .build import build_store
+from .integrity import FileCheck, check_digests, check_sizes, identity, remember, vouched
+from .location import cache_root, store_key
+from .manifest import FILES, MANIFEST, Manifest, file_sha256, read_manifest
+
+__all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify"]
+
+_CHUNK = 512  # images normalised at once: the work area (numpy indexes with 8 bytes a pixel) stays in the processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDataset:
+    """An opened store; implements `Dataset`. `digest` tells two stores of different content apart (sha256 of the manifest)."""
+
+    info: DataInfo
+    path: Path
+    digest: str
+    _arrays: Mapping[tuple[Split, str], NDArray[np.generic]]
+
+    def images(self, split: Split) -> NDArray[np.uint8]:
+        """Return the images as stored, uint8 [n, c, h, w], a read-only map."""
+        return self._arrays[split, "images"].view(np.uint8)
+
+    def labels(self, split: Split) -> NDArray[np.int64]:
+        """Return the labels, int64 [n], a read-only map."""
+        return self._arrays[split, "labels"].view(np.int64)
+
+    def inputs(self, split: Split) -> NDArray[np.float32]:
+        """Return the normalised images, float32 [n, c, h, w], newly made at every call.
+
+        The 256 values that a pixel of a channel can take are computed once, in float64, and rounded to float32; the rest is looking
+        up, so that the result has the same bits wherever it is made.
+        """
+        images = self.images(split)
+        result = np.empty(images.shape, dtype=np.float32)
+        for channel, (mean, std) in enumerate(zip(self.info.mean, self.info.std, strict=True)):
+            table = ((np.arange(256, dtype=np.float64) / 255.0 - mean) / std).astype(np.float32)
+            for start in range(0, len(images), _CHUNK):
+                np.take(table, images[start : start + _CHUNK, channel], out=result[start : start + _CHUNK, channel], mode="clip")
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetStatus:
+    """A row of ``trainer data list``: a dataset, and one store of it where there is one (`data_dir` where made from the user's files).
+
+    `problem` says why the source cannot be used, or what is wrong with the store at first sight.
+    """
+
+    name: str
+    description: str
+    prepared: bool
+    version: int | None = None
+    train: int | None = None
+    test: int | None = None
+    classes: int | None = None
+    input_shape: tuple[int, int, int] | None = None
+    synthetic: bool | None = None
+    bytes: int | None = None
+    path: str | None = None
+    data_dir: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What `verify` found in one store."""
+
+    name: str
+    path: str
+    files: tuple[FileCheck, ...]
+
+    @property
+    def damaged(self) -> tuple[FileCheck, ...]:
+        """The files that are not as they should be."""
+        return tuple(check for check in self.files if check.problem)
+
+    @property
+    def remedy(self) -> str:
+        """The command that makes the store again."""
+        return _remedy(self.name, _data_dir_of(Path(self.path)))
+
+
+def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["changed", "always"] = "changed") -> StoredDataset:
+    """Open a dataset's store, making it first where there is none.
+
+    Sizes, shapes and the manifest are checked at every open; digests where a file changed since they were last found right, or
+    ``always``. Raises UsageError for an unknown name or missing originals, DamagedStoreError naming the damaged file.
+    """
+    source = _source(name)
+    key = store_key(name, source, data_dir)
+    folder = cache_root() / key
+    if not folder.exists():
+        build_store(cache_root(), key, name, source, data_dir, again=False)
+    return _open(folder, name, data_dir, always=verify == "always")
+
+
+def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Path:
+    """Make a dataset's store where there is none, or in any case with `again`, and return its folder. Errors as in `open_dataset`."""
+    source = _source(name)
+    key = store_key(name, source, data_dir)
+    build_store(cache_root(), key, name, source, data_dir, again=again)
+    return cache_root() / key
+
+
+def verify(name: str) -> list[StoreReport]:
+    """Compute the digests of every store of a dataset and compare. Raises UsageError where there is none yet."""
+    folders = _stores(name, _source(name))
+    if not folders:
+        raise UsageError(f"data: {name!r} is not prepared yet, so there is nothing to verify. Prepare it with: trainer data prepare {name}")
+    return [_verify_store(name, folder) for folder in folders]
+
+
+def list_datasets() -> list[DatasetStatus]:
+    """Return a row for every store of every known dataset, and one for a dataset without a store. A broken source has a row too."""
+    rows: list[DatasetStatus] = []
+    for name in plugins.available("dataset"):
+        try:
+            source = _source(name)
+        except TrainerError as error:
+            rows.append(DatasetStatus(name, "", prepared=False, problem=str(error)))
+            continue
+        stores = [_status(name, source, folder) for folder in _stores(name, source)]
+        rows += stores or [DatasetStatus(name, source.description, prepared=False, version=source.version)]
+    return rows
+
+
+def _source(name: str) -> DatasetSource:
+    source: DatasetSource = plugins.load(plugins.find("dataset", name), "dataset")
+    return source
+
+
+def _stores(name: str, source: DatasetSource) -> list[Path]:
+    """Return the stores of the source's present version: the one made without originals first."""
+    key = store_key(name, source, None)
+    return [folder for folder in (cache_root() / key, *sorted(cache_root().glob(f"{key}-*"))) if folder.is_dir()]
+
+
+def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> StoredDataset:
+    try:
+        manifest = read_manifest(folder)
+    except ValueError as error:
+        raise _damaged(folder, name, data_dir, [FileCheck(MANIFEST, None, str(error))]) from error
+    _expect_sound(check_sizes(folder, manifest), folder, name, data_dir)
+    before = identity(folder, manifest)
+    if always or not vouched(folder, before):
+        _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
+        remember(folder, before)
+    arrays = {(split, kind): _map(folder, file, manifest, name, data_dir) for (split, kind), file in FILES.items()}
+    return StoredDataset(manifest.info(), folder, file_sha256(folder / MANIFEST), arrays)
+
+
+def _map(folder: Path, file: str, manifest: Manifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:
+    """Map one array read-only. Its header must be what the manifest says."""
+    try:
+        array: NDArray[np.generic] = np.load(folder / file, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise _damaged(folder, name, data_dir, [FileCheck(file, None, f"is no array file ({error})")]) from error
+    entry = manifest.files[file]
+    if array.shape != entry.shape or str(array.dtype) != entry.dtype:
+        found = f"holds {array.dtype} {list(array.shape)} instead of {entry.dtype} {list(entry.shape)}"
+        raise _damaged(folder, name, data_dir, [FileCheck(file, None, found)])
+    return array
+
+
+def _verify_store(name: str, folder: Path) -> StoreReport:
+    try:
+        manifest = read_manifest(folder)
+    except ValueError as error:
+        return StoreReport(name, str(folder), (FileCheck(MANIFEST, None, str(error)),))
+    manifest_check = FileCheck(MANIFEST, (folder / MANIFEST).stat().st_size, None)
+    return StoreReport(name, str(folder), (manifest_check, *check_digests(folder, manifest)))
+
+
+def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
+    try:
+        manifest = read_manifest(folder)
+    except ValueError as error:
+        return DatasetStatus(
+            name, source.description, prepared=True, version=source.version, path=str(folder), problem=f"{MANIFEST} {error}"
+        )
+    problems = [f"{check.name} {check.problem}" for check in check_sizes(folder, manifest) if check.problem]
+    return DatasetStatus(
+        name,
+        source.description,
+        prepared=True,
+        version=manifest.version,
+        train=manifest.sizes["train"],
+        test=manifest.sizes["test"],
+        classes=manifest.classes,
+        input_shape=manifest.input_shape,
+        synthetic=manifest.synthetic,
+        bytes=manifest.total_bytes,
+        path=str(folder),
+        data_dir=manifest.data_dir,
+        problem="; ".join(problems) or None,
+    )
+
+
+def _expect_sound(checks: Sequence[FileCheck], folder: Path, name: str, data_dir: Path | None) -> None:
+    if any(check.problem for check in checks):
+        raise _damaged(folder, name, data_dir, checks)
+
+
+def _damaged(folder: Path, name: str, data_dir: Path | None, checks: Sequence[FileCheck]) -> DamagedStoreError:
+    found = "; ".join(f"{check.name} {check.problem}" for check in checks if check.problem)
+    return DamagedStoreError(
+        f"data: the store of {name!r} in {str(folder)!r} is damaged: {found}. Make it again with: {_remedy(name, data_dir)}"
+    )
+
+
+def _remedy(name: str, data_dir: Path | None) -> str:
+    originals = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else ""
+    return f"trainer data prepare {name}{originals} --again"
+
+
+def _data_dir_of(folder: Path) -> Path | None:
+    """Return where the originals of a store came from, None where there were none or the manifest cannot say."""
+    try:
+        found = read_manifest(folder).data_dir
+    except ValueError:
+        return None
+    return Path(found) if found else None

@@ -1,0 +1,341 @@
+"""The training loop: once per run, in the driver, for every backend and mode.
+
+It sends commands to the leading tasks, writes what comes back, and takes every decision: what to train next, when to evaluate, when to
+stop. It keeps about half a second of work queued so that no round trip is waited for; a plan never crosses the end of an epoch or an
+evaluation. All of its knowledge of the cluster is the `Leaders` protocol.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.base import EvalResult, Plan, State, StepResult
+from ..core.errors import RunFailedError
+from ..core.job import DEFAULT_EPOCHS, Job
+from ..core.units import Cadence, Target
+from ..data.base import DataInfo
+from ..data.sampler import Sampler
+from ..metrics.records import EvalRecord, StepRecord
+from .messages import Message, eval_from_message, plan_to_message, state_from_message, steps_from_message
+from .progress import Progress
+from .schedule import learning_rates
+
+__all__ = ["Leaders", "Outcome", "Recorder", "TrainingLoop"]
+
+PLAN_SECONDS = 0.5
+"""How long a command should last: long enough to hide the round trip, short enough to react to a person."""
+
+FIRST_PLAN_STEPS = 4
+"""Updates of the first plan; until the speed is known each plan is twice as long as the one before."""
+
+MOST_COMMANDS_QUEUED = 64
+
+
+class Leaders(Protocol):
+    """The leading tasks as one: what is sent goes to each of them."""
+
+    def send(self, message: Message) -> None:
+        """Send a command to every leading task."""
+        ...
+
+    def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
+        """Return the next answer and the number of the leading task it comes from, or None after the time.
+
+        Raises RunFailedError when a task has died, InterruptedRunError when the user has asked to stop.
+        """
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class Recorder(Protocol):
+    """Where the loop writes; the run directory's writer is one."""
+
+    def step(self, record: StepRecord) -> None: ...
+    def evaluation(self, record: EvalRecord) -> None: ...
+
+
+@dataclass
+class Outcome:
+    """What the loop has done so far. Seconds are those spent inside commands on the first leading task."""
+
+    updates_scheduled: int = 0
+    updates_reported: int = 0
+    updates_applied: int | None = None
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+    train_seconds_by_leader: list[float] = field(default_factory=list)
+    seconds_by_worker: dict[int, float] = field(default_factory=dict)
+    target_reached: bool | None = None
+    time_to_target_seconds: float | None = None
+    last_evaluation: EvalRecord | None = None
+    non_finite_loss: bool = False
+    final_state: State | None = None
+
+
+@dataclass
+class _Command:
+    """A command on its way: how many leading tasks have yet to answer it."""
+
+    message: Message
+    sequence: int
+    updates: int
+    waiting: int
+    at_step: int
+
+
+@dataclass
+class _Pending:
+    """A plan on its way: how many of its updates have not been reported yet."""
+
+    plan: Plan
+    missing: int
+
+
+class _Stop:
+    """How many updates a run may take, and where within them an evaluation is due."""
+
+    def __init__(self, job: Job, steps_per_epoch: int) -> None:
+        self.steps_per_epoch = steps_per_epoch
+        self.total = job.steps if job.steps is not None else (job.epochs or DEFAULT_EPOCHS) * steps_per_epoch
+        self.cadence = Cadence.parse(job.eval_every)
+
+    def next_evaluation(self, step: int) -> int:
+        """Return the first step after `step` at which a cadence by epochs or steps asks for an evaluation, or the last step."""
+        if self.cadence.unit == "epochs":
+            every = int(self.cadence.amount) * self.steps_per_epoch
+        elif self.cadence.unit == "steps":
+            every = int(self.cadence.amount)
+        else:
+            return self.total
+        return min((step // every + 1) * every, self.total)
+
+
+class TrainingLoop:
+    """Trains one job to its end. `clock` returns seconds on the run clock."""
+
+    def __init__(
+        self,
+        job: Job,
+        data: DataInfo,
+        leaders: Leaders,
+        recorder: Recorder,
+        progress: Progress,
+        clock: Callable[[], float],
+    ) -> None:
+        sampler = Sampler(data.sizes["train"], job.seed, job.global_batch, job.workers, job.mode)
+        self.job = job
+        self.data = data
+        self.sampler = sampler
+        self.leaders = leaders
+        self.recorder = recorder
+        self.progress = progress
+        self.clock = clock
+        self.stop = _Stop(job, sampler.steps_per_epoch)
+        self.target = Target.parse(job.until) if job.until else None
+        self.outcome = Outcome(train_seconds_by_leader=[0.0] * len(leaders))
+        self._queued: deque[_Command] = deque()
+        self._plans: dict[int, _Pending] = {}
+        self._guess = FIRST_PLAN_STEPS
+        self._sequence = 0
+        self._next_step = 0
+        self._evaluated_at = -1
+        self._last_evaluation_seconds = 0.0
+        self._rate: float | None = None
+        self._rate_since = (0, 0.0)
+        self._heard = time.monotonic()
+        self._stopping = False
+
+    def run(self) -> Outcome:
+        """Train until the stopping rule holds; returns what was done. Exceptions of `leaders` pass through, `outcome` stays valid."""
+        self._heard = time.monotonic()
+        self._rate_since = (0, self.clock())
+        while True:
+            self._fill()
+            if not self._queued:
+                break
+            self._await()
+        if self.target is not None and self.outcome.target_reached is None:
+            self.outcome.target_reached = False
+        if self.job.save_weights:
+            self._send(Message("state"), 0)
+            while self._queued:
+                self._await()
+        return self.outcome
+
+    # What to do next ------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Queue commands until about half a second of work is waiting, or a decision has to be awaited."""
+        while not self._stopping and len(self._queued) < MOST_COMMANDS_QUEUED and not self._enough_queued():
+            if self._awaiting_decision():
+                return
+            if self._evaluation_due():
+                self._evaluated_at = self._next_step
+                self._last_evaluation_seconds = self.clock()
+                self._send(Message("evaluate", {"split": "test"}), 0)
+            elif self._next_step < self.stop.total:
+                self._send_plan()
+            else:
+                return
+
+    def _enough_queued(self) -> bool:
+        updates = sum(command.updates for command in self._queued)
+        if self._rate is None:
+            return len(self._queued) >= 2
+        return len(self._queued) >= 2 and updates / self._rate >= PLAN_SECONDS
+
+    def _awaiting_decision(self) -> bool:
+        """Whether an evaluation is on its way whose outcome may end the run."""
+        return self.target is not None and any(command.message.kind == "evaluate" for command in self._queued)
+
+    def _evaluation_due(self) -> bool:
+        if self._evaluated_at == self._next_step:
+            return False
+        if self._next_step >= self.stop.total:
+            return True
+        if self._next_step == 0:
+            return False
+        if self.stop.cadence.unit == "seconds":
+            return self.clock() - self._last_evaluation_seconds >= self.stop.cadence.amount
+        return self._next_step == self.stop.next_evaluation(self._next_step - 1)
+
+    def _send_plan(self) -> None:
+        step = self._next_step
+        epoch, in_epoch = divmod(step, self.sampler.steps_per_epoch)
+        wanted = self._guess if self._rate is None else max(1, int(self._rate * PLAN_SECONDS))
+        self._guess *= 2
+        count = min(wanted, self.sampler.steps_per_epoch - in_epoch, self.stop.next_evaluation(step) - step)
+        rates = learning_rates(self.job, step, count, self.sampler.steps_per_epoch, self.stop.total)
+        plan = Plan(step, count, epoch, in_epoch, rates)
+        self._plans[step] = _Pending(plan, count)
+        self._next_step += count
+        self.outcome.updates_scheduled += count
+        self._send(plan_to_message(plan), count)
+
+    def _send(self, message: Message, updates: int) -> None:
+        self._sequence += 1
+        tagged = Message(message.kind, {**message.fields, "sequence": self._sequence}, message.arrays)
+        self._queued.append(_Command(tagged, self._sequence, updates, len(self.leaders), self._next_step))
+        self.leaders.send(tagged)
+
+    # What came back -------------------------------------------------------------------------------------------------
+
+    def _await(self) -> None:
+        """Handle one answer. Raises RunFailedError where nothing has been heard for the stall time-out."""
+        answer = self.leaders.receive(min(1.0, self.job.stall_timeout))
+        if answer is None:
+            silent = time.monotonic() - self._heard
+            if silent > self.job.stall_timeout:
+                raise RunFailedError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {self.job.stall_timeout:g})")
+            return
+        self._heard = time.monotonic()
+        leader, message = answer
+        if message.kind == "steps":
+            self._on_steps(steps_from_message(message))
+        elif message.kind == "evaluated":
+            self._on_evaluation(eval_from_message(message))
+        elif message.kind == "state":
+            self.outcome.final_state = state_from_message(message)
+        elif message.kind == "done":
+            self._on_done(leader, message)
+        else:
+            raise RunFailedError(f"the leading task {leader} sent {message.kind!r}, which the training loop does not know")
+
+    def _on_done(self, leader: int, message: Message) -> None:
+        command = next(command for command in self._queued if command.sequence == message["sequence"])
+        command.waiting -= 1
+        seconds: float = message["seconds"]
+        drained: float = message["drain_seconds"]
+        training = seconds if command.message.kind == "train" else drained
+        self.outcome.train_seconds_by_leader[leader] += training
+        if leader == 0:
+            self.outcome.train_seconds += training
+            if command.message.kind == "evaluate":
+                self.outcome.eval_seconds += seconds - drained
+            if command.message.kind == "state":
+                self.outcome.checkpoint_seconds += seconds - drained
+        if command.waiting == 0:
+            self._queued.remove(command)
+
+    def _on_steps(self, result: StepResult) -> None:
+        now = self.clock()
+        self.outcome.updates_reported += result.count
+        self._measure_rate(now)
+        plan = self._plan_of(result)
+        offset = result.first_step - plan.first_step
+        rates = plan.learning_rates[offset : offset + result.count]
+        if result.worker is not None:
+            self.outcome.seconds_by_worker[result.worker] = self.outcome.seconds_by_worker.get(result.worker, 0.0) + result.seconds
+        self.recorder.step(_step_record(result, plan.epoch, now, rates))
+        if not self.outcome.non_finite_loss and not np.all(np.isfinite(result.losses)):
+            self.outcome.non_finite_loss = True
+            self.progress.message(f"the loss is no longer finite from step {result.first_step} on: a smaller --lr may help")
+        left = (self.stop.total - self.outcome.updates_reported) / self._rate if self._rate else None
+        step = self.outcome.updates_reported
+        self.progress.update(step, float(result.losses[-1]), self._rate, left, plan.epoch)
+
+    def _plan_of(self, result: StepResult) -> Plan:
+        """Return the plan that a result belongs to; a plan is forgotten once all of its steps have been reported, in any order."""
+        for first, pending in self._plans.items():
+            if first <= result.first_step < first + pending.plan.count:
+                pending.missing -= result.count
+                if pending.missing == 0:
+                    del self._plans[first]
+                return pending.plan
+        raise RunFailedError(f"a result for step {result.first_step}, which is not outstanding")
+
+    def _measure_rate(self, now: float) -> None:
+        """Updates per second over about the last plan, so that the length of plans follows the speed."""
+        since_step, since = self._rate_since
+        if now - since >= PLAN_SECONDS / 4:
+            fresh = (self.outcome.updates_reported - since_step) / (now - since)
+            self._rate = fresh if self._rate is None else 0.5 * (self._rate + fresh)
+            self._rate_since = (self.outcome.updates_reported, now)
+
+    def _on_evaluation(self, result: EvalResult) -> None:
+        expected = self.data.sizes[result.split]
+        if result.examples != expected:
+            raise RunFailedError(f"the evaluation counted {result.examples} examples of split {result.split!r}, which has {expected}")
+        step = next(command.at_step for command in self._queued if command.message.kind == "evaluate")
+        epoch = step / self.sampler.steps_per_epoch
+        metrics = result.metrics
+        now = self.clock()
+        record = EvalRecord(step, epoch, now, result.seconds, result.split, result.examples, metrics["loss"], metrics["accuracy"], result.updates_applied)
+        self.outcome.last_evaluation = record
+        self.outcome.updates_applied = result.updates_applied
+        self.recorder.evaluation(record)
+        self.progress.evaluation(record)
+        if self.target is not None and self.target.reached(metrics[self.target.metric]) and not self.outcome.target_reached:
+            self.outcome.target_reached = True
+            self.outcome.time_to_target_seconds = now
+            self._stopping = True
+
+
+def _step_record(result: StepResult, epoch: int, now: float, rates: NDArray[np.float64]) -> StepRecord:
+    same = len(rates) > 1 and bool(np.all(rates == rates[0]))
+    details: dict[str, Any] = {}
+    if result.staleness is not None:
+        details["staleness"] = tuple(result.staleness.tolist())
+    return StepRecord(
+        step=result.first_step,
+        count=result.count,
+        epoch=epoch,
+        time_seconds=now,
+        seconds=result.seconds,
+        examples=result.examples,
+        losses=tuple(result.losses.tolist()),
+        learning_rates=(float(rates[0]),) if same else tuple(rates.tolist()),
+        data_wait_seconds=result.data_wait_seconds,
+        network_wait_seconds=result.network_wait_seconds,
+        worker=result.worker,
+        **details,
+    )

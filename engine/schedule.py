@@ -1,0 +1,46 @@
+"""The learning rate of each update: a function of epochs (examples seen), after a warm-up over updates."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.job import Job
+
+__all__ = ["base_learning_rate", "learning_rates"]
+
+
+def base_learning_rate(job: Job) -> float:
+    """Return the learning rate after ``--scale-lr``: lr · (global batch / base batch), its square root, or lr itself.
+
+    The linear rule is that of Goyal et al. 2017 ("Accurate, Large Minibatch SGD"), the square-root rule that of Krizhevsky 2014
+    ("One weird trick for parallelizing convolutional neural networks"). In async mode an update sees one worker's batch, so that the
+    batch of an update is what the rate is scaled with.
+    """
+    batch = job.global_batch if job.mode == "sync" else job.per_worker_batch
+    ratio = batch / job.base_batch_size
+    return job.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[job.scale_lr]
+
+
+def learning_rates(job: Job, first_step: int, count: int, steps_per_epoch: int, total_steps: int) -> NDArray[np.float64]:
+    """Return the learning rates of updates first_step … first_step + count − 1, float64 [count].
+
+    - constant: r
+    - step: r · γ^⌊epoch / E⌋
+    - cosine: r · (1 + cos(π · t / T)) / 2, with T the planned number of updates
+      (Loshchilov and Hutter 2017, one cycle without restart)
+
+    where r is the scaled rate and epoch = t / steps per epoch. During the first `warmup_steps` updates the value is multiplied by
+    (t + 1) / warmup_steps.
+    """
+    steps = np.arange(first_step, first_step + count, dtype=np.float64)
+    rates = np.full(count, base_learning_rate(job))
+    if job.schedule == "step":
+        rates *= job.schedule_gamma ** np.floor(steps / steps_per_epoch / job.schedule_step_epochs)
+    elif job.schedule == "cosine":
+        rates *= (1.0 + np.cos(np.pi * np.minimum(steps / total_steps, 1.0))) / 2.0
+    if job.warmup_steps:
+        rates *= np.minimum((steps + 1.0) / job.warmup_steps, 1.0)
+    return rates

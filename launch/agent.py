@@ -1,0 +1,148 @@
+"""The agent: the one process per node that starts, watches and measures the node's tasks.
+
+Started as ``python -m crosstrain.launch.agent``; its standard input and output are the control channel. When the channel closes, for
+whatever reason, the agent kills its tasks and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from ..core.process import die_with_parent
+from ..engine.messages import PROTOCOL, Message, Stream
+from ..metrics.records import SystemRecord
+from ..monitor.host import describe_host
+from ..monitor.sampler import NodeSampler
+from .ports import PortBlock
+from .supervise import Death, Supervisor, tail
+
+__all__ = ["Agent", "main"]
+
+
+class Agent:
+    """Serves one driver over `stream` until it says ``finish`` or goes away. `node` is the node's number."""
+
+    def __init__(self, stream: Stream, node: int) -> None:
+        self._stream = stream
+        self._node = node
+        self._ports = PortBlock()
+        self._supervisor = Supervisor(self._from_task, self._on_death)
+        self._sampler: NodeSampler | None = None
+        self._logs = Path()
+        self._ships_logs = False
+
+    def serve(self) -> None:
+        """Execute the driver's requests. Returns when the run is over; the tasks are gone then."""
+        try:
+            self._send(Message("hello", {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "host": describe_host()}))
+            while (message := self._stream.receive()) is not None and message.kind != "finish":
+                self._handle(message)
+        except OSError as error:
+            print(f"agent of node {self._node}: the driver is gone ({error})", file=sys.stderr)
+        finally:
+            self._supervisor.kill()
+            self._supervisor.stop(grace_seconds=0.0)
+            self._stop_sampler()
+            if self._ships_logs:
+                shutil.rmtree(self._logs)
+            self._ports.release()
+
+    def _handle(self, message: Message) -> None:
+        to = message.get("to")
+        if to is not None:
+            fields = {key: value for key, value in message.fields.items() if key != "to"}
+            self._supervisor.send(to, Message(message.kind, fields, message.arrays))
+        elif message.kind == "reserve":
+            self._send(Message("ports", {"ports": self._ports.take(message["count"])}))
+        elif message.kind == "start":
+            self._start(message)
+        elif message.kind == "stop":
+            self._supervisor.stop(message["grace_seconds"])
+            self._stop_sampler()
+            self._ship_logs()
+            self._send(Message("stopped", {}))
+        elif message.kind == "inspect":
+            self._send(Message("states", {"states": {name: self._supervisor.state_of(name) for name in self._supervisor.alive()}}))
+        else:
+            raise ConnectionError(f"unknown request {message.kind!r}")
+
+    def _start(self, message: Message) -> None:
+        if message["log_folder"] is None:
+            if not self._ships_logs:
+                self._logs = Path(tempfile.mkdtemp(prefix="crosstrain-logs-"))
+                self._ships_logs = True
+        else:
+            self._logs = Path(message["log_folder"])
+        if message["sample_interval_seconds"] is not None and self._sampler is None:
+            self._sampler = NodeSampler(
+                self._node,
+                isolated=message["isolated"],
+                interval_seconds=message["sample_interval_seconds"],
+                emit=self._on_sample,
+                cores_available=message["cores_available"],
+            )
+            self._sampler.start()
+        for fields in message["tasks"]:
+            name: str = fields["task"]
+            pid = self._supervisor.start(name, self._log(name), {**os.environ, **message["environment"]})
+            if self._sampler is not None:
+                self._sampler.watch(name, pid)
+            self._supervisor.send(name, Message("open", {**fields, "job": message["job"]}))
+
+    def _log(self, task: str) -> Path:
+        return self._logs / f"{task}.log"
+
+    def _from_task(self, task: str, message: Message) -> None:
+        self._send(Message(message.kind, {**message.fields, "from": task}, message.arrays))
+
+    def _on_sample(self, record: SystemRecord) -> None:
+        self._send(Message("sample", {"record": asdict(record)}))
+
+    def _on_death(self, death: Death, usage: resource.struct_rusage) -> None:
+        if self._sampler is not None:
+            self._sampler.final_cpu(death.task, usage)
+            self._sampler.unwatch(death.task)
+        self._send(Message("death", {**asdict(death), "tail": tail(self._log(death.task))}))
+
+    def _stop_sampler(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._sampler = None
+
+    def _ship_logs(self) -> None:
+        if not self._ships_logs:
+            return
+        for log in sorted(self._logs.glob("*.log")):
+            self._send(Message("log", {"task": log.stem}, {"text": np.frombuffer(log.read_bytes(), dtype=np.uint8)}))
+
+    def _send(self, message: Message) -> None:
+        """Send to the driver. Where it is gone the end of the stream ends the agent; a reader thread must not die of it before."""
+        try:
+            self._stream.send(message)
+        except OSError:
+            return
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run an agent on standard input and output."""
+    parser = argparse.ArgumentParser(prog="crosstrain.launch.agent")
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    options = parser.parse_args(arguments)
+    die_with_parent(options.parent)
+    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    Agent(Stream(sys.stdin.buffer, writer), options.node).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The local launcher: every node is an agent that this process starts on this machine, in a virtual node or on the host's own network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..core.errors import UsageError
+from ..core.job import Job
+from ..engine.messages import Stream
+from . import virtual_nodes
+from .channel import over_stdio
+
+__all__ = ["Launcher", "LocalLauncher", "NodeChannel"]
+
+
+@dataclass(slots=True)
+class NodeChannel:
+    """The driver's end of one node: its channel, address, and what is known about its resources.
+
+    `isolated`: the node has interfaces of its own, so that their counters are the node's. `cores` is the node's CPU limit, where it has
+    one. `shares_machine`: other nodes compute on the same cores. `shares_files`: the agent sees the driver's files.
+    """
+
+    node: int
+    stream: Stream
+    address: str
+    isolated: bool
+    cores: float | None
+    shares_machine: bool
+    shares_files: bool
+    process: subprocess.Popen[bytes] | None = None
+
+
+class Launcher(Protocol):
+    """Brings the nodes' agents to life."""
+
+    def start(self) -> Sequence[NodeChannel]:
+        """Start or await one agent a node; return their channels in node order."""
+        ...
+
+    def close(self) -> None:
+        """End whatever `start` started; bounded in time; a second call does nothing."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, without waiting; safe in a signal handler."""
+        ...
+
+
+@dataclass
+class LocalLauncher:
+    """Starts agents as children. `warn` is called with a sentence for the user."""
+
+    job: Job
+    tasks: int
+    warn: Callable[[str], None]
+    _cleanup: ExitStack = field(default_factory=ExitStack)
+    _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> list[NodeChannel]:
+        """Start one agent a node. Raises UsageError where isolation was asked for and is not possible here."""
+        if not self._wants_isolation():
+            return [self._host_node(node) for node in range(self.job.nodes)]
+        network = virtual_nodes.VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
+        self._cleanup.enter_context(network)
+        channels = []
+        for node in range(self.job.nodes):
+            process = network.popen(node, self._command(node), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            channels.append(self._channel(node, process, network.addresses[node], isolated=True, cores=network.cores(node)))
+        return channels
+
+    def close(self) -> None:
+        """End the agents (they kill their tasks when their input closes), then the virtual network."""
+        for agent in self._agents:
+            _close_input(agent)
+        for agent in self._agents:
+            try:
+                agent.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
+            if agent.stdout is not None:
+                agent.stdout.close()
+        self._agents.clear()
+        self._cleanup.close()
+
+    def kill(self) -> None:
+        """Kill the agents at once; their tasks follow them by the parent-death signal."""
+        for agent in self._agents:
+            agent.kill()
+
+    def _wants_isolation(self) -> bool:
+        shaped = self.job.bandwidth is not None or self.job.cores_per_node is not None
+        if self.job.network == "host":
+            if shaped:
+                raise UsageError("network: 'host' cannot limit nodes; --bandwidth and --cores-per-node need 'isolated'")
+            self._warn_about_host("as asked by --network host")
+            return False
+        if self.tasks == 1 and not shaped and self.job.network == "auto":
+            return False
+        possible = virtual_nodes.possible()
+        if possible.ok:
+            return True
+        reason = f"{possible.reason}. {possible.remedy or ''}".strip()
+        if self.job.network == "isolated" or shaped:
+            raise UsageError(f"network: virtual nodes are not possible here: {reason}")
+        self._warn_about_host(f"virtual nodes are not possible here: {reason}")
+        return False
+
+    def _warn_about_host(self, why: str) -> None:
+        if self.tasks == 1:
+            return
+        text = f"all nodes share 127.0.0.1 ({why}); traffic is counted per task from its sockets"
+        if self.job.backend == "tf":
+            text += "; TensorFlow's servers listen on every interface of this machine without authentication: run this on a trusted network only"
+        self.warn(text)
+
+    def _host_node(self, node: int) -> NodeChannel:
+        process = subprocess.Popen(self._command(node), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        return self._channel(node, process, "127.0.0.1", isolated=False, cores=None)
+
+    def _command(self, node: int) -> list[str]:
+        return [sys.executable, "-m", "crosstrain.launch.agent", "--node", str(node), "--parent", str(os.getpid())]
+
+    def _channel(self, node: int, process: subprocess.Popen[bytes], address: str, *, isolated: bool, cores: float | None) -> NodeChannel:
+        self._agents.append(process)
+        return NodeChannel(node, over_stdio(process), address, isolated, cores, cores is None, True, process)
+
+
+def _close_input(agent: subprocess.Popen[bytes]) -> None:
+    if agent.stdin is None:
+        return
+    try:
+        agent.stdin.close()
+    except BrokenPipeError:
+        return

@@ -1,0 +1,186 @@
+"""The tasks of one node: started in groups of their own, reaped in order of death, ended within a bound.
+
+Only the main thread starts tasks, because the parent-death signal follows the thread that forked. One other thread reaps whatever
+dies, so that the order of deaths is the kernel's.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..engine.messages import Message, Stream
+
+__all__ = ["Death", "Supervisor", "tail"]
+
+LOG_TAIL_LINES = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a task ended. `order` counts the deaths on the node; `signal` is None where the task exited by itself.
+
+    CPU seconds are the kernel's, from wait4(2), with all the task's own children.
+    """
+
+    task: str
+    pid: int
+    code: int | None
+    signal: str | None
+    order: int
+    monotonic_seconds: float
+    cpu_seconds: float
+    max_rss_bytes: int
+
+
+@dataclass
+class _Child:
+    name: str
+    process: subprocess.Popen[bytes]
+    stream: Stream
+    log: Path
+
+
+class Supervisor:
+    """Starts and ends the tasks of one node. `on_message` and `on_death` are called from reader and reaper threads."""
+
+    def __init__(self, on_message: Callable[[str, Message], None], on_death: Callable[[Death, resource.struct_rusage], None]) -> None:
+        self._on_message = on_message
+        self._on_death = on_death
+        self._children: dict[int, _Child] = {}
+        self._changed = threading.Condition()
+        self._deaths = 0
+        threading.Thread(target=self._reap, name="reaper", daemon=True).start()
+
+    def start(self, name: str, log: Path, environment: Mapping[str, str]) -> int:
+        """Start one task, its output appended to `log`; return its pid. Call from the main thread."""
+        ours, theirs = socket.socketpair()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "crosstrain.engine.task", "--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+        with theirs, log.open("ab") as output, self._changed:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env=dict(environment),
+                start_new_session=True,
+            )
+            child = _Child(name, process, Stream(ours.makefile("rb"), ours.makefile("wb")), log)
+            self._children[process.pid] = child
+            self._changed.notify_all()
+        ours.close()
+        threading.Thread(target=self._read, args=(child,), name=f"read-{name}", daemon=True).start()
+        return process.pid
+
+    def send(self, task: str, message: Message) -> None:
+        """Send a message to a task; one to a task that is gone is dropped, since its death is reported anyway."""
+        with self._changed:
+            child = next((child for child in self._children.values() if child.name == task), None)
+        if child is None:
+            return
+        try:
+            child.stream.send(message)
+        except OSError:
+            return
+
+    def alive(self) -> list[str]:
+        """Return the names of the tasks that have not been reaped."""
+        with self._changed:
+            return [child.name for child in self._children.values()]
+
+    def stop(self, grace_seconds: float) -> None:
+        """Wait for every task to end by itself, then kill the groups of those that did not. Returns when all are reaped."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._children, timeout=grace_seconds)
+        self.kill()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._children, timeout=10.0)
+
+    def kill(self) -> None:
+        """Kill the process group of every task that still lives."""
+        with self._changed:
+            for pid in self._children:
+                _kill_group(pid)
+
+    def state_of(self, task: str) -> str:
+        """Return the kernel's state letter of a task (``R S D T Z``), or ``gone``."""
+        with self._changed:
+            pid = next((pid for pid, child in self._children.items() if child.name == task), None)
+        if pid is None:
+            return "gone"
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "gone"
+
+    def _read(self, child: _Child) -> None:
+        while True:
+            try:
+                message = child.stream.receive()
+            except OSError:
+                return
+            if message is None:
+                return
+            self._on_message(child.name, message)
+
+    def _reap(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._children))
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if dead is None:
+                continue
+            _kill_group(dead.si_pid)  # while it is a zombie its group number cannot belong to anybody else
+            pid, status, usage = os.wait4(dead.si_pid, 0)
+            with self._changed:
+                child = self._children.get(pid)
+                if child is None:
+                    continue
+                self._deaths += 1
+                order = self._deaths
+            killed = os.WIFSIGNALED(status)
+            child.process.returncode = -os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
+            death = Death(
+                task=child.name,
+                pid=pid,
+                code=None if killed else os.WEXITSTATUS(status),
+                signal=signal.Signals(os.WTERMSIG(status)).name if killed else None,
+                order=order,
+                monotonic_seconds=time.monotonic(),
+                cpu_seconds=usage.ru_utime + usage.ru_stime,
+                max_rss_bytes=usage.ru_maxrss * 1024,
+            )
+            self._on_death(death, usage)
+            with self._changed:
+                del self._children[pid]
+                self._changed.notify_all()
+
+
+def _kill_group(pid: int) -> None:
+    """Kill what is left of a task's process group, if anything is."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def tail(log: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
+    """Return the last lines of a log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 64 * 1024))
+            return file.read().decode(errors="replace").splitlines()[-lines:]
+    except OSError as error:
+        return [f"(the log {log} could not be read: {error.strerror})"]

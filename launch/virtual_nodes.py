@@ -1,0 +1,260 @@
+"""Virtual nodes: several nodes on one Linux machine, each with an address, a link and traffic counters of its own.
+
+    with VirtualNetwork(3, 100e6, lambda node: 1.0) as network:
+        processes = [network.popen(node, ["trainer", "agent"]) for node in range(3)]
+
+Nothing has a name in the file system except the CPU groups, and nothing remains after the caller's end, however it comes (holder.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..core.errors import UsageError
+from .lacking import LackingError, Part
+
+__all__ = ["INTERFACE", "MOST_NODES", "Possibility", "VirtualNetwork", "possible"]
+
+INTERFACE = "eth0"
+MOST_NODES = 250  # of 253 descriptors that fit in one message, and of 254 addresses in a /24
+_MESSAGE_BYTES = 65536
+_CLOSE_SECONDS = 10.0
+# tbf counts bytes per second in 32 bits; below a frame a second nothing would move.
+_LEAST_BITS_PER_SECOND, _MOST_BITS_PER_SECOND = 12_000.0, (2**32 - 1) * 8.0
+_ENTER = Path(__file__).with_name("enter.py")
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """What exists between `start` and `close`."""
+
+    holder: subprocess.Popen[bytes]
+    control: socket.socket
+    user: int | None
+    networks: tuple[int, ...]
+    processes_files: tuple[str | None, ...]
+
+
+class VirtualNetwork:
+    """Nodes 0, 1, … of one run, joined by one switch, with no way to or from the outside.
+
+    `bandwidth_bits_per_second` limits each node's link in each direction (frames, without preamble and gap); None: as fast as the
+    machine copies. `cores_of(node)` is the node's CPU limit in cores, or None. Raises UsageError for figures that cannot be.
+    """
+
+    interface = INTERFACE
+    """Name of the one interface, beside ``lo``, that every node has."""
+
+    def __init__(self, nodes: int, bandwidth_bits_per_second: float | None, cores_of: Callable[[int], float | None]) -> None:
+        if not 1 <= nodes <= MOST_NODES:
+            raise UsageError.of("nodes", nodes, f"1 to {MOST_NODES} virtual nodes on one machine")
+        rate = bandwidth_bits_per_second
+        if rate is not None and not _LEAST_BITS_PER_SECOND <= rate <= _MOST_BITS_PER_SECOND:
+            raise UsageError.of("bandwidth", f"{rate:g}bit", "12kbit to 34gbit for virtual nodes")
+        self._rate = rate
+        self._cores = tuple(cores_of(node) for node in range(nodes))
+        for node, limit in enumerate(self._cores):
+            if limit is not None and not 0.001 <= limit <= 10_000:
+                raise UsageError.of("cores_per_node", f"{limit:g}", f"0.001 to 10000 cores (node {node})")
+        self._started: _Started | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Make the nodes. Raises LackingError (a UsageError) where the machine cannot, with nothing left behind."""
+        if self._started is not None:
+            raise RuntimeError("the virtual network has been started already")
+        if sys.platform != "linux":
+            raise LackingError("namespaces", "Virtual nodes need Linux", "Use --network host.")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            holder = _start_holder(theirs)
+        try:
+            self._started = _ask_for_nodes(holder, ours, self._rate, self._cores)
+        except BaseException:
+            ours.close()
+            _wait_or_kill(holder)
+            raise
+        finally:
+            if holder.stderr is not None:
+                holder.stderr.close()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The nodes' IPv4 addresses, in order."""
+        return tuple(f"10.77.0.{node + 1}" for node in range(len(self._cores)))
+
+    def cores(self, node: int) -> float | None:
+        """Return the CPU limit of a node in cores, or None where it has none."""
+        return self._cores[node]
+
+    @property
+    def rootless(self) -> bool:
+        """Whether the nodes live in a user namespace, because the caller is an ordinary user."""
+        return self._running().user is not None
+
+    @property
+    def holder_pid(self) -> int:
+        """Id of the one helper process; it is a child of the caller, who should not mistake its end for a task's."""
+        return self._running().holder.pid
+
+    def popen(self, node: int, argv: Sequence[str], **popen_kwargs: Any) -> subprocess.Popen[Any]:
+        """Start a program in a node; takes what `subprocess.Popen` takes, except ``shell``, ``executable`` and ``close_fds``.
+
+        The returned process is the program itself: a direct child of the caller, in the node's CPU group since its first
+        instruction. A program that does not exist ends with code 127, one that cannot enter the node with 126, each with a line on
+        its standard error.
+        """
+        refused = {"shell", "executable", "close_fds"} & popen_kwargs.keys()
+        if refused:
+            raise TypeError(f"popen in a virtual node does not take {', '.join(sorted(refused))}")
+        started = self._running()
+        descriptors = [started.networks[node]] + ([] if started.user is None else [started.user])
+        inherited = [*popen_kwargs.pop("pass_fds", ()), *descriptors]
+        place = [
+            str(os.getpid()),
+            "-" if started.user is None else str(started.user),
+            str(started.networks[node]),
+            started.processes_files[node] or "-",
+        ]
+        return subprocess.Popen([sys.executable, "-I", "-S", str(_ENTER), *place, "--", *argv], pass_fds=inherited, **popen_kwargs)
+
+    def peer_counters(self) -> list[tuple[int, int]]:
+        """Return for each node (bytes received from it, bytes sent to it), counted at the switch's end of its cable, whole frames."""
+        started = self._running()
+        with self._lock:
+            started.control.send(json.dumps({"do": "counters"}).encode())
+            answer = json.loads(started.control.recv(_MESSAGE_BYTES) or b"{}")
+        if "counters" not in answer:
+            raise RuntimeError("the holder of the virtual network has ended")
+        return [(received, sent) for received, sent in answer["counters"]]
+
+    def close(self) -> None:
+        """Take the nodes away; processes still in them get half a second and are then killed. A second call does nothing."""
+        started, self._started = self._started, None
+        if started is None:
+            return
+        with self._lock, started.control:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the holder was killed: what it held goes with our descriptors
+                started.control.send(json.dumps({"do": "close"}).encode())
+            _wait_or_kill(started.holder)
+        for descriptor in started.networks if started.user is None else (started.user, *started.networks):
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _running(self) -> _Started:
+        if self._started is None:
+            raise RuntimeError("the virtual network is not running")
+        return self._started
+
+
+def _start_holder(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the holder in a session of its own, so that Ctrl-C does not reach it."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "crosstrain.launch.holder", str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+    )
+
+
+def _ask_for_nodes(holder: subprocess.Popen[bytes], ours: socket.socket, rate: float | None, cores: Sequence[float | None]) -> _Started:
+    try:
+        ours.send(json.dumps({"bits_per_second": rate, "cores": cores}).encode())
+        message, descriptors, _, _ = socket.recv_fds(ours, _MESSAGE_BYTES, MOST_NODES + 1)
+    except (BrokenPipeError, ConnectionResetError):
+        message, descriptors = b"", []
+    answer = json.loads(message or b"{}")
+    if "lacking" in answer:
+        part, reason, remedy = answer["lacking"]
+        raise LackingError(part, reason, remedy)
+    if "ready" not in answer:
+        written = holder.stderr.read().decode(errors="replace") if holder.stderr else ""
+        raise RuntimeError(f"the holder of the virtual network failed:\n{answer.get('failed', written)}")
+    ready = answer["ready"]
+    user = descriptors.pop(0) if ready["rootless"] else None
+    return _Started(holder, ours, user, tuple(descriptors), tuple(ready["processes_files"]))
+
+
+def _wait_or_kill(holder: subprocess.Popen[bytes]) -> None:
+    try:
+        holder.wait(_CLOSE_SECONDS)
+    except subprocess.TimeoutExpired:
+        holder.kill()
+        holder.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Possibility:
+    """What this machine allows; `reason` and `remedy` belong to `ok`, the other reasons to what they are named after.
+
+    `rootless` is whether a user namespace was needed. Where `ok` is False the limits are not possible either.
+    """
+
+    ok: bool
+    rootless: bool
+    reason: str | None
+    remedy: str | None
+    bandwidth: bool
+    bandwidth_reason: str | None
+    cpu_quota: bool
+    cpu_quota_reason: str | None
+
+
+def possible() -> Possibility:
+    """Find out by making one node with both limits, running a program in it, and taking it away; about a quarter of a second."""
+    rate: float | None = 1e9
+    cores: float | None = 1.0
+    lacks: dict[Part, LackingError] = {}
+    rootless = False
+    while "namespaces" not in lacks:
+        try:
+            with VirtualNetwork(1, rate, lambda _, limit=cores: limit) as network:  # type: ignore[misc]
+                rootless = network.rootless
+                _run_something(network)
+            break
+        except LackingError as lack:
+            lacks[lack.part] = lack
+            rate = None if "bandwidth" in lacks else rate
+            cores = None if "cpu_quota" in lacks else cores
+    return _possibility(rootless, lacks)
+
+
+def _run_something(network: VirtualNetwork) -> None:
+    program = network.popen(0, [sys.executable, "-I", "-S", "-c", ""], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    _, written = program.communicate()
+    if program.returncode != 0:
+        reason = f"A program could not be started in a virtual node ({written.decode(errors='replace').strip()})"
+        raise LackingError("namespaces", reason, "Use --network host.")
+
+
+def _possibility(rootless: bool, lacks: dict[Part, LackingError]) -> Possibility:
+    none, bandwidth, quota = (lacks.get(part) for part in ("namespaces", "bandwidth", "cpu_quota"))
+    return Possibility(
+        ok=none is None,
+        rootless=rootless,
+        reason=none.reason if none else None,
+        remedy=none.remedy if none else None,
+        bandwidth=not (none or bandwidth),
+        bandwidth_reason=str(bandwidth or none) if bandwidth or none else None,
+        cpu_quota=not (none or quota),
+        cpu_quota_reason=str(quota or none) if quota or none else None,
+    )

@@ -1,0 +1,60 @@
+"""Figures as people read them: units spelled out, few digits, decimal prefixes."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["UNKNOWN", "bytes_text", "count_text", "duration_text", "number_text", "rate_text"]
+
+UNKNOWN = "-"
+"""Stands for what was not observed."""
+
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def number_text(value: float | str | None, digits: int = 4) -> str:
+    """Return a figure with `digits` decimals; UNKNOWN for None, and NaN or Infinity (also as the strings JSON has for them) by name."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, str) or not math.isfinite(value):
+        return str(value)
+    return f"{value:,.{digits}f}"
+
+
+def count_text(value: float | None) -> str:
+    """Return a whole number with separators: ``12,345``."""
+    return UNKNOWN if value is None else f"{round(value):,}"
+
+
+def rate_text(value: float | None) -> str:
+    """Return events per second: ``12,345/s``, and with decimals below 100: ``3.42/s``."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}/s" if value >= 100 else f"{value:.3g}/s"
+
+
+def bytes_text(value: float | None, per_second: bool = False) -> str:
+    """Return an amount of bytes with a decimal prefix: ``12.3 MB``, ``980 B/s``."""
+    if value is None:
+        return UNKNOWN
+    power = 0
+    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
+        value /= 1000
+        power += 1
+    digits = 0 if power == 0 or value >= 99.95 else 1
+    return f"{value:.{digits}f} {_PREFIXES[power]}B{'/s' if per_second else ''}"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return a duration: ``0.34 s``, ``12.3 s``, ``2 min 05 s``, ``3 h 07 min``."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,184 @@
+"""What did each node use while the run clock ran? Figures from the resource samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .records import Clock, SystemRecord
+
+__all__ = ["network_source", "per_node", "rise_per_second"]
+
+
+def rise_per_second(before: SystemRecord | None, record: SystemRecord, name: str) -> float | None:
+    """Return how fast the cumulative figure `name` rose between two samples of a node.
+
+    None where there is no sample before, either lacks the figure, or it fell because its source began anew.
+    """
+    if before is None:
+        return None
+    first, last = getattr(before, name), getattr(record, name)
+    seconds = record.time_seconds - before.time_seconds
+    if first is None or last is None or seconds <= 0 or last < first:
+        return None
+    rise: float = (last - first) / seconds
+    return rise
+
+
+class _Counter:
+    """A cumulative figure over the run clock. A fall means that its source began anew, and is left out."""
+
+    def __init__(self) -> None:
+        self.increase: float | None = None
+        self.seconds = 0.0
+        self._last: tuple[float, float] | None = None
+
+    def add(self, value: float | None, time_seconds: float) -> None:
+        if value is None:
+            return
+        if self._last is not None:
+            self.increase = (self.increase or 0) + max(0, value - self._last[0])
+            self.seconds += time_seconds - self._last[1]
+        self._last = (value, time_seconds)
+
+    @property
+    def per_second(self) -> float | None:
+        return self.increase / self.seconds if self.increase is not None and self.seconds > 0 else None
+
+
+class _Gauge:
+    """A momentary figure: its mean and maximum over the samples that have it."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.samples = 0
+        self.max: float | None = None
+
+    def add(self, value: float | None) -> None:
+        if value is None:
+            return
+        self.total += value
+        self.samples += 1
+        self.max = value if self.max is None else max(self.max, value)
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.samples if self.samples else None
+
+    def to_json(self) -> dict[str, float | None] | None:
+        return {"mean": self.mean, "max": self.max} if self.samples else None
+
+
+_COUNTERS = ("cpu_seconds", "network_sent_bytes", "network_received_bytes", "disk_read_bytes", "disk_written_bytes", "monitor_cpu_seconds")
+_GAUGES = ("cpu_cores_used", "cpu_fraction", "memory_rss_bytes", "memory_pss_bytes")
+_GPU_GAUGES = ("utilization", "memory_bytes", "power_watts")
+
+
+class _Node:
+    """The figures of one node.
+
+    Counters run from the last sample at or before the clock's start to the first at or after its end (where there are such), so that
+    nothing of a short run falls between two samples; momentary figures are those of the samples after the start, up to the same end.
+    """
+
+    def __init__(self, run_seconds: float) -> None:
+        self._run_seconds = run_seconds
+        self._baseline: SystemRecord | None = None
+        self._begun = self._ended = False
+        self._counters = {name: _Counter() for name in _COUNTERS}
+        self._gauges = {name: _Gauge() for name in _GAUGES}
+        self._gpus: dict[int, tuple[str | None, dict[str, _Gauge]]] = {}
+        self._cores_available: float | None = None
+        self.sources: set[str] = set()
+        self._samples = 0
+
+    def add(self, record: SystemRecord) -> None:
+        if self._ended:
+            return
+        if record.time_seconds <= 0:
+            self._baseline = record
+            return
+        if not self._begun:
+            self._begun = True
+            if self._baseline is not None:
+                self._count(self._baseline)
+        self._count(record)
+        self._measure(record)
+        self._ended = record.time_seconds >= self._run_seconds
+
+    def _count(self, record: SystemRecord) -> None:
+        for name, counter in self._counters.items():
+            counter.add(getattr(record, name), record.time_seconds)
+
+    def _measure(self, record: SystemRecord) -> None:
+        self._samples += 1
+        for name, gauge in self._gauges.items():
+            gauge.add(getattr(record, name))
+        for index, gpu in enumerate(record.gpus or ()):
+            _, gauges = self._gpus.setdefault(index, (gpu.get("name"), {name: _Gauge() for name in _GPU_GAUGES}))
+            for name, gauge in gauges.items():
+                gauge.add(gpu.get(name))
+        if record.cores_available is not None:
+            self._cores_available = record.cores_available
+        if record.network_source is not None:
+            self.sources.add(record.network_source)
+
+    def _cpu(self, name: str, mean: float | None) -> dict[str, float | None] | None:
+        """Mean CPU use is that of the counter, exact over the run clock; the maximum is the busiest sample's."""
+        largest = self._gauges[name].max
+        return None if mean is None and largest is None else {"mean": mean, "max": largest}
+
+    def to_json(self) -> dict[str, Any]:
+        counters = self._counters
+        cores_mean = counters["cpu_seconds"].per_second
+        cores = self._cores_available
+        sent, received = counters["network_sent_bytes"], counters["network_received_bytes"]
+        return {
+            "samples": self._samples,
+            "cores_available": cores,
+            "cpu_seconds": counters["cpu_seconds"].increase,
+            "cpu_cores_used": self._cpu("cpu_cores_used", cores_mean),
+            "cpu_fraction": self._cpu("cpu_fraction", cores_mean / cores if cores_mean is not None and cores else None),
+            "memory_rss_bytes": self._gauges["memory_rss_bytes"].to_json(),
+            "memory_pss_bytes": self._gauges["memory_pss_bytes"].to_json(),
+            "network_source": _one(self.sources),
+            "network_sent_bytes": sent.increase,
+            "network_received_bytes": received.increase,
+            "network_sent_bytes_per_second": sent.per_second,
+            "network_received_bytes_per_second": received.per_second,
+            "disk_read_bytes": counters["disk_read_bytes"].increase,
+            "disk_written_bytes": counters["disk_written_bytes"].increase,
+            "gpus": self._gpu_figures(),
+            "monitor_cpu_seconds": counters["monitor_cpu_seconds"].increase,
+            "monitor_cpu_cores_used": counters["monitor_cpu_seconds"].per_second,
+        }
+
+    def _gpu_figures(self) -> list[dict[str, Any]] | None:
+        if not self._gpus:
+            return None
+        ordered = (self._gpus[index] for index in sorted(self._gpus))
+        return [{"name": name, **{key: gauge.to_json() for key, gauge in gauges.items()}} for name, gauges in ordered]
+
+
+def _one(values: Iterable[str]) -> str | list[str] | None:
+    """Return the value that all agree on, the sorted list where they differ, None where there is none."""
+    found = sorted(set(values))
+    return None if not found else found[0] if len(found) == 1 else found
+
+
+def network_source(nodes: Iterable[Mapping[str, Any]]) -> str | list[str] | None:
+    """Return the network source of a run from the figures of its nodes: a name, or the list of them where nodes differ."""
+    names: list[str] = []
+    for node in nodes:
+        source = node["network_source"]
+        names += source if isinstance(source, list) else [] if source is None else [source]
+    return _one(names)
+
+
+def per_node(samples: Iterable[SystemRecord], nodes: int, clock: Clock) -> list[dict[str, Any]]:
+    """Return the figures of each of `nodes` nodes, in node order; null for what no sample shows."""
+    found = [_Node(clock.run_seconds) for _ in range(nodes)]
+    for sample in samples:
+        found[sample.node].add(sample)
+    train = list(clock.train_seconds_by_node) + [None] * nodes
+    return [{"node": index, "train_seconds": train[index], **node.to_json()} for index, node in enumerate(found)]

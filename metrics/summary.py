@@ -1,0 +1,186 @@
+"""``summary.json``: the comparable figures of a run, computed from its records and its clock alone."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.job import Job
+from ..core.units import Target
+from .nodes import network_source, per_node
+from .records import Clock, EvalRecord, StepRecord
+from .rundir import RunReader, RunState
+
+__all__ = ["FINAL_LOSS_UPDATES", "quantile", "summarise"]
+
+FINAL_LOSS_UPDATES = 20
+"""`final_train_loss` is the mean over this many last updates (or all, where there are fewer): a single batch's loss is mostly noise."""
+
+
+def quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: float) -> float:
+    """Return the smallest value that at least `share` (0 to 1) of the weighted sample does not exceed (nearest rank; no interpolation).
+
+    `values` and `weights` have one length, at least 1.
+    """
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    position = int(np.searchsorted(reached, math.ceil(share * int(reached[-1])), side="left"))
+    return float(values[order][position])
+
+
+class _Steps:
+    """Running figures over the step records, in memory that does not grow with the losses."""
+
+    def __init__(self, workers: int) -> None:
+        self.steps = self.examples = self.non_finite = 0
+        self._seconds, self._counts = array("d"), array("q")
+        self._last: deque[float] = deque(maxlen=FINAL_LOSS_UPDATES)
+        self._staleness: Counter[int] = Counter()
+        self.by_worker = [0] * workers
+        self.waits: dict[str, float | None] = {"data_wait_seconds": None, "network_wait_seconds": None}
+
+    def add(self, record: StepRecord) -> None:
+        self.steps += record.count
+        self.examples += record.examples
+        self._seconds.append(record.seconds / record.count)
+        self._counts.append(record.count)
+        self._last.extend(record.losses)
+        if not math.isfinite(sum(record.losses)):
+            self.non_finite += sum(not math.isfinite(loss) for loss in record.losses)
+        if record.staleness is not None:
+            self._staleness.update(record.staleness)
+        if record.worker is not None:
+            self.by_worker[record.worker] += record.count
+        for name, so_far in self.waits.items():
+            seconds = getattr(record, name)
+            if seconds is not None:
+                self.waits[name] = (so_far or 0.0) + seconds
+
+    def final_loss(self) -> float | None:
+        return sum(self._last) / len(self._last) if self._last else None
+
+    def step_seconds(self) -> dict[str, float] | None:
+        if not self._counts:
+            return None
+        seconds, counts = np.array(self._seconds), np.array(self._counts)
+        return {
+            "p50": quantile(seconds, counts, 0.5),
+            "p95": quantile(seconds, counts, 0.95),
+            "max": float(seconds.max()),
+            "group_size": quantile(counts.astype(np.float64), counts, 0.5),
+        }
+
+    def staleness(self) -> dict[str, float] | None:
+        if not self._staleness:
+            return None
+        values = np.array(list(self._staleness.keys()), dtype=np.float64)
+        counts = np.array(list(self._staleness.values()), dtype=np.int64)
+        return {"mean": float(values @ counts / counts.sum()), "p95": quantile(values, counts, 0.95), "max": float(values.max())}
+
+
+def _evaluation(record: EvalRecord | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    names = ("split", "step", "epoch", "time_seconds", "examples", "loss", "accuracy")
+    return {name: getattr(record, name) for name in names}
+
+
+def _best(evals: Iterable[EvalRecord]) -> EvalRecord | None:
+    """Return the evaluation with the highest accuracy; of equals, that with the lowest loss, then the earliest."""
+    known = [record for record in evals if math.isfinite(record.accuracy)]
+    return min(known, key=lambda record: (-record.accuracy, record.loss if math.isfinite(record.loss) else math.inf), default=None)
+
+
+def _target(until: str | None, evals: Iterable[EvalRecord]) -> dict[str, Any]:
+    """Return when the job's target was first reached: the run clock at the end of the evaluation that showed it."""
+    if until is None:
+        return {"target": None, "target_reached": None, "time_to_target_seconds": None}
+    target = Target.parse(until)
+    first = next((record for record in evals if target.reached(getattr(record, target.metric))), None)
+    return {"target": until, "target_reached": first is not None, "time_to_target_seconds": first.time_seconds if first else None}
+
+
+def _rate(amount: int, seconds: float) -> float | None:
+    return amount / seconds if seconds > 0 else None
+
+
+def _asked(job: Job, name: str) -> dict[str, Any]:
+    return {
+        "run": name,
+        "backend": job.backend,
+        "mode": job.mode,
+        "model": job.model,
+        "data": job.data,
+        "nodes": job.nodes,
+        "workers": job.workers,
+        "parameter_servers": job.ps if job.mode == "async" else None,
+        "batch_size": job.per_worker_batch,
+        "global_batch_size": job.global_batch,
+        "optimizer": job.optimizer,
+        "learning_rate": job.lr,
+        "seed": job.seed,
+        "precision": job.precision,
+    }
+
+
+def _times(clock: Clock) -> dict[str, float]:
+    names = ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "run_seconds", "total_seconds")
+    return {name: getattr(clock, name) for name in names}
+
+
+def _read_job(values: Mapping[str, Any]) -> Job:
+    """Read the job's own fields out of ``job.json``, which may hold more."""
+    return Job.model_validate({name: values[name] for name in Job.model_fields if name in values})
+
+
+def summarise(
+    run: RunReader | Path,
+    clock: Clock,
+    *,
+    state: RunState,
+    updates_scheduled: int,
+    updates_applied: int | None,
+    examples_per_epoch: int | None = None,
+) -> dict[str, Any]:
+    """Return what goes into ``summary.json`` (docs/run-directory.md explains each field).
+
+    `updates_scheduled` were handed out, `updates_applied` counted where updates are applied (None where the run ended before they
+    could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null.
+    """
+    reader = run if isinstance(run, RunReader) else RunReader(run)
+    job = _read_job(reader.job())
+    steps = _Steps(job.workers)
+    for record in reader.steps():
+        steps.add(record)
+    evals = [record for record in reader.evals() if record.split == "test"]
+    nodes = per_node(reader.system(), job.nodes, clock)
+    return {
+        "state": state,
+        **_asked(job, reader.name),
+        "network_source": network_source(nodes),
+        "steps": steps.steps,
+        "updates_scheduled": updates_scheduled,
+        "updates_applied": updates_applied,
+        "examples": steps.examples,
+        "epochs": steps.examples / examples_per_epoch if examples_per_epoch else None,
+        **_times(clock),
+        "steps_per_second": _rate(steps.steps, clock.train_seconds),
+        "examples_per_second": _rate(steps.examples, clock.train_seconds),
+        "step_seconds": steps.step_seconds(),
+        **steps.waits,
+        "final_train_loss": steps.final_loss(),
+        "non_finite_losses": steps.non_finite,
+        "eval": _evaluation(evals[-1] if evals else None),
+        "best_eval": _evaluation(_best(evals)),
+        **_target(job.until, evals),
+        "staleness": steps.staleness(),
+        "updates_by_worker": steps.by_worker if job.mode == "async" else None,
+        "per_node": nodes,
+    }

@@ -1,0 +1,102 @@
+"""Finished runs as comparable rows. Reads files only; no framework is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import UsageError
+from ..metrics.rundir import RunReader
+
+__all__ = ["load", "row", "rows"]
+
+_PLAIN = (
+    "run",
+    "state",
+    "backend",
+    "mode",
+    "model",
+    "data",
+    "nodes",
+    "workers",
+    "parameter_servers",
+    "batch_size",
+    "global_batch_size",
+    "seed",
+    "network_source",
+    "steps",
+    "updates_applied",
+    "examples",
+    "epochs",
+    "examples_per_second",
+    "steps_per_second",
+    "init_seconds",
+    "train_seconds",
+    "run_seconds",
+    "total_seconds",
+    "final_train_loss",
+    "target",
+    "target_reached",
+    "time_to_target_seconds",
+)
+
+_NESTED = {
+    "eval_loss": ("eval", "loss"),
+    "eval_accuracy": ("eval", "accuracy"),
+    "best_eval_accuracy": ("best_eval", "accuracy"),
+    "step_seconds_p50": ("step_seconds", "p50"),
+    "step_seconds_p95": ("step_seconds", "p95"),
+    "group_size": ("step_seconds", "group_size"),
+    "staleness_mean": ("staleness", "mean"),
+    "staleness_p95": ("staleness", "p95"),
+    "staleness_max": ("staleness", "max"),
+}
+
+_PER_NODE = {
+    "node_cpu_cores_used_mean": ("cpu_cores_used", "mean"),
+    "node_cpu_fraction_mean": ("cpu_fraction", "mean"),
+    "node_memory_rss_bytes_max": ("memory_rss_bytes", "max"),
+    "node_network_sent_bytes_per_second": ("network_sent_bytes_per_second",),
+    "node_network_received_bytes_per_second": ("network_received_bytes_per_second",),
+}
+
+
+def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
+    """Return the summaries of the runs. Raises UsageError for one that does not exist or has no summary (yet)."""
+    return [_summary(RunReader(path), path) for path in paths]
+
+
+def _summary(reader: RunReader, path: Path | str) -> dict[str, Any]:
+    summary = reader.summary()
+    if summary is not None:
+        return summary
+    status = reader.status()
+    cause = f" ({status['cause']})" if status["cause"] else ""
+    state = reader.state()
+    advice = "Wait until it has ended." if state in ("starting", "running") else "Run it again, or leave it out."
+    raise UsageError(f"run: {str(path)!r} has no summary.json; its state is {state}{cause}. {advice}")
+
+
+def row(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a summary as one flat row: a figure a key, units in the names, a list in node order for the ``node_`` figures.
+
+    None stands for what was not observed.
+    """
+    flat: dict[str, Any] = {name: summary.get(name) for name in _PLAIN}
+    flat.update({name: _reach(summary, path) for name, path in _NESTED.items()})
+    flat.update({name: [_reach(node, path) for node in summary["per_node"]] for name, path in _PER_NODE.items()})
+    return flat
+
+
+def _reach(value: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        if value is None:
+            return None
+        value = value.get(name)
+    return value
+
+
+def rows(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
+    """Return a flat row for each run, in the order given. Raises what `load` raises."""
+    return [row(summary) for summary in load(paths)]

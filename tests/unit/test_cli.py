@@ -1,0 +1,139 @@
+"""The command line as a person meets it: what goes where, exit codes, messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+from crosstrain.cli.main import COMMANDS, main
+from crosstrain.core.fields import flag_name, is_boolean
+from crosstrain.core.job import Job
+from crosstrain.core.plugins import available
+
+TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("TRAINER_") and name != "TRAINER_DATA_CACHE":
+            monkeypatch.delenv(name)
+
+
+def call(capsys, *arguments):
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_help_and_version_load_neither_subcommands_nor_libraries():
+    script = (
+        "import sys; from crosstrain.cli.main import main; assert main(['--help']) == 0; assert main(['--version']) == 0;"
+        "print(sorted({'pydantic', 'numpy', 'rich', 'psutil', 'crosstrain.core.job', 'tensorflow', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert all(f"  {name} " in done.stdout and command.summary in done.stdout for name, command in COMMANDS.items())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_loads_and_has_help(capsys, name):
+    command = COMMANDS[name].load()
+    assert isinstance(command, click.Command)
+    assert command.name == name
+    code, out, err = call(capsys, name, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: trainer {name} ")
+
+
+def test_run_has_an_option_for_every_field_with_its_help_and_default(capsys):
+    options = {option.name: option for option in COMMANDS["run"].load().params}
+    for field, info in Job.model_fields.items():
+        assert options[field].opts == [flag_name(field)]
+        assert options[field].help.startswith(info.description)
+        if is_boolean(field):
+            assert options[field].secondary_opts == [f"--no-{flag_name(field)[2:]}"]
+        elif info.default is not None:
+            assert options[field].help.endswith(f"[default: {info.default}]")
+
+
+def test_no_command_shows_the_help_and_fails(capsys):
+    code, out, err = call(capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: trainer ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["rnu"], "error: got 'rnu'; there is no such command; allowed: run, "),
+        (
+            ["run", "--batchsize", "3"],
+            "error: --batchsize: `trainer run` has no such option. Did you mean '--batch-size'? See `trainer run --help`.",
+        ),
+        (["run", "extra"], "error: Got unexpected extra argument (extra). See `trainer run --help`."),
+        (["run", "--batch-size"], "error: Option '--batch-size' requires an argument."),
+        (["run", "--backend", "tf", "--batch-size", "0"], "error: --batch-size: got '0'; allowed: a whole number of at least 1."),
+        (["run", "--backend", "jax"], "error: --backend: got 'jax'; allowed: auto, tf, torch"),
+        (["run", "--model", "alexnett"], "error: --model: got 'alexnett'; allowed: "),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_2(capsys, arguments, expected):
+    code, out, err = call(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(expected)
+    assert err.count("\n") == 1
+
+
+def test_print_config_shows_values_and_sources(capsys, monkeypatch):
+    monkeypatch.setenv("TRAINER_LR", "0.25")
+    code, out, err = call(capsys, "run", "--config", "quickstart", "--backend", "torch", "--no-monitor", "--print-config")
+    assert (code, err) == (0, "")
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in out.splitlines()}
+    assert list(rows) == list(Job.model_fields)
+    assert rows["backend"] == ['"torch"', "flag"]
+    assert rows["lr"] == ["0.25", "environment TRAINER_LR"]
+    assert rows["nodes"] == ["3", "file quickstart.toml (shipped)"]
+    assert rows["monitor"] == ["false", "flag"]
+    assert rows["steps"] == ["null", "default"]
+
+
+def test_print_config_as_json(capsys):
+    code, out, _ = call(capsys, "run", "--backend", "tf", "--cores-per-node", "2", "--print-config", "--json")
+    shown = json.loads(out)
+    assert code == 0
+    assert shown["cores_per_node"] == {"value": [2.0], "source": "flag"}
+    assert Job.model_validate({key: entry["value"] for key, entry in shown.items()}).backend == "tf"
+
+
+def test_models(capsys):
+    code, out, _ = call(capsys, "models", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert code == 0
+    assert set(rows) == set(available("model"))
+    assert rows["logreg"]["parameters"] == 10 * 64 + 10
+    assert rows["logreg"]["backends"] == ["tf", "torch"]
+    assert "650 parameters on digits; backends: tf, torch" in call(capsys, "models")[1]
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run([*TRAINER, "run", "--backend", "tf", "--print-config"], stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_shell_completion_lists_commands_and_options():
+    environ = {**os.environ, "_TRAINER_COMPLETE": "bash_complete"}
+
+    def complete(words, position):
+        variables = {**environ, "COMP_WORDS": words, "COMP_CWORD": str(position)}
+        return subprocess.run(TRAINER, env=variables, capture_output=True, text=True).stdout.split()
+
+    assert complete("trainer do", 1) == ["plain,doctor"]
+    assert complete("trainer run --glob", 2) == ["plain,--global-batch-size"]

@@ -1,0 +1,65 @@
+"""Each backend is usable where the other framework is not installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+ABSENT = {
+    "tf": ["torch", "functorch", "lightning", "pytorch_lightning", "accelerate"],
+    "torch": ["tensorflow", "keras", "tf_keras"],
+}
+"""For each backend: what is left out of its environment, by the beginning of the name."""
+
+OTHER = {"tf": "torch", "torch": "tf"}
+
+
+@pytest.fixture(scope="module", params=["tf", "torch"])
+def alone(request, tmp_path_factory, make_environment):
+    """An environment with one framework: the backend's name, and the command line in it."""
+    folder = tmp_path_factory.mktemp(f"{request.param}-alone")
+    python = make_environment(folder / "env", ABSENT[request.param])
+
+    def trainer(*arguments, timeout=200):
+        command = [str(python), "-m", "crosstrain.cli.main", *arguments]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
+
+    return request.param, trainer
+
+
+def test_backends_shows_one_and_how_to_get_the_other(alone):
+    backend, trainer = alone
+    done = trainer("backends", "--json")
+    found = {one["name"]: one for one in json.loads(done.stdout)}
+    other = OTHER[backend]
+    assert found[backend]["problem"] is None, found
+    assert found[backend]["version"]
+    assert "cpu" in found[backend]["devices"]
+    assert found[other]["version"] is None
+    assert "is not installed" in found[other]["problem"]
+    assert found[other]["hint"] == f"pip install 'crosstrain[{other}]'"
+
+
+def test_auto_takes_the_one_that_is_there(alone):
+    backend, trainer = alone
+    done = trainer("run", "--print-config", "--json")
+    assert json.loads(done.stdout)["backend"]["value"] == backend
+
+
+def test_asking_for_the_other_says_what_to_install(alone):
+    backend, trainer = alone
+    done = trainer("run", "--backend", OTHER[backend])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: backend '{OTHER[backend]}' needs the package ")
+    assert f"pip install 'crosstrain[{OTHER[backend]}]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_run_succeeds(alone):
+    _, trainer = alone
+    done = trainer("run", "--steps", "20", "--eval-every", "end", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["state"], summary["backend"], summary["updates_applied"]) == ("succeeded", alone[0], 20)

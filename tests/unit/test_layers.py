@@ -1,0 +1,181 @@
+"""Flags over environment over file over defaults; and what a person reads when a value is wrong."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from crosstrain.core.errors import MissingPackageError, UsageError
+from crosstrain.core.fields import allowed, environment_name, flag_name
+from crosstrain.core.job import Job
+from crosstrain.core.layers import RESERVED_VARIABLES, resolve
+from crosstrain.core.plugins import available
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(text):
+        path = tmp_path / "job.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def message(flags=None, environ=None, config=None):
+    with pytest.raises(UsageError) as caught:
+        resolve(flags or {}, environ or {}, config)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_each_layer_wins_over_those_below_and_is_remembered(config):
+    path = config('batch_size = 1\nlr = 0.1\nseed = 1\nout = "here"\n')
+    environ = {"TRAINER_BATCH_SIZE": "2", "TRAINER_LR": "0.2", "PATH": "/bin"}
+    resolved = resolve({"batch_size": "3"}, environ, path)
+    assert (resolved.job.batch_size, resolved.job.lr, resolved.job.seed, resolved.job.nodes) == (3, 0.2, 1, 1)
+    sources = resolved.sources
+    assert (sources["batch_size"], sources["lr"]) == ("flag", "environment TRAINER_LR")
+    assert (sources["seed"], sources["nodes"]) == (f"file {path}", "default")
+    assert list(sources) == list(Job.model_fields)
+
+
+def test_every_field_can_be_given_on_every_layer(config):
+    values = Job.model_validate({"nodes": 2, "epochs": 3}).model_dump(mode="json", exclude_none=True)
+    values |= {"backend": "torch"}
+    environ = {
+        environment_name(field): ",".join(map(str, value)) if isinstance(value, list) else str(value) for field, value in values.items()
+    }
+    toml = "\n".join(f"{field} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for field, value in values.items())
+    from_environment, from_file = resolve({}, environ).job, resolve({}, {}, config(toml)).job
+    assert from_environment == from_file == resolve(values, {}).job
+
+
+def test_an_alternative_on_a_higher_layer_replaces_that_of_a_lower_one(config):
+    path = config("epochs = 5\nbatch_size = 8\n")
+    job = resolve({"steps": "100"}, {"TRAINER_GLOBAL_BATCH_SIZE": "24"}, path).job
+    assert (job.epochs, job.steps, job.batch_size, job.global_batch_size) == (None, 100, None, 24)
+
+
+def test_an_empty_variable_counts_as_not_set():
+    assert resolve({}, {"TRAINER_NODES": ""}).sources["nodes"] == "default"
+
+
+@pytest.mark.parametrize("name", RESERVED_VARIABLES)
+def test_reserved_variables_are_no_settings(name):
+    assert set(resolve({"backend": "tf"}, {name: "x"}).sources.values()) == {"flag", "default"}
+
+
+def test_shipped_configuration_by_name():
+    resolved = resolve({"backend": "torch"}, {}, "quickstart")
+    assert resolved.job.nodes == 3
+    assert resolved.sources["nodes"] == "file quickstart.toml (shipped)"
+
+
+def test_auto_takes_the_first_installed_backend_and_says_so():
+    resolved = resolve({}, {})
+    expected = next(name for name in ("tf", "torch") if available("backend")[name].installed)
+    assert resolved.job.backend == expected
+    assert resolved.sources["backend"] == "default (auto: the first installed of tf, torch)"
+    assert resolved.notes == (f"backend: {expected} (the first installed of tf, torch; choose with --backend)",)
+
+
+def test_no_framework_at_all_says_what_to_install(monkeypatch, tmp_path):
+    kept = [entry for entry in sys.path if "site-packages" not in entry]
+    monkeypatch.setattr(sys, "path", [*kept, str(tmp_path)])
+    with pytest.raises(MissingPackageError, match=r"crosstrain\[tf\].* or .*crosstrain\[torch\]"):
+        resolve({}, {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "expected"),
+    [
+        ({"batch_size": "0"}, {}, "--batch-size: got '0'; allowed: a whole number of at least 1."),
+        ({"batch_size": "ten"}, {}, "--batch-size: got 'ten'; allowed: a whole number of at least 1."),
+        ({"mode": "asinc"}, {}, "--mode: got 'asinc'; allowed: sync, async. Did you mean 'async'?"),
+        ({"lr": "nan"}, {}, "--lr: got 'nan'; allowed: a number greater than 0."),
+        ({"momentum": "1"}, {}, "--momentum: got '1'; allowed: a number of at least 0 and less than 1."),
+        (
+            {"cores_per_node": "2,x"},
+            {},
+            "--cores-per-node: got '2,x'; allowed: one value or several with commas between, each a number greater than 0.",
+        ),
+        ({"bandwidth": "100"}, {}, "--bandwidth: got '100'; allowed: a positive number with kbit, mbit or gbit, such as 100mbit."),
+        ({"name": "../x"}, {}, "--name: got '../x'; allowed: a folder name without slashes that does not start with a dot."),
+        ({"seed": "-1"}, {}, "--seed: got '-1'; allowed: a whole number of at least 0 and less than 9223372036854775808."),
+        ({}, {"TRAINER_EPOCHS": "two"}, "TRAINER_EPOCHS: got 'two'; allowed: a whole number of at least 1."),
+        ({}, {"TRAINER_MONITOR": "maybe"}, "TRAINER_MONITOR: got 'maybe'; allowed: true or false."),
+        ({"backend": "jax"}, {}, "--backend: got 'jax'; allowed: auto, tf, torch (`trainer backends` shows them)."),
+        (
+            {"data": "digit"},
+            {},
+            "--data: got 'digit'; allowed: digits, glyphs28, mnist (`trainer data list` shows them). Did you mean 'digits'?",
+        ),
+        (
+            {"model": "no_package.net"},
+            {},
+            "--model: got 'no_package.net', but there is no such module; it has to be installed or to lie on PYTHONPATH.",
+        ),
+        ({"nodes": "3", "nesterov": True}, {}, "--nesterov: got 'true'; needs momentum greater than 0."),
+        ({"epochs": "1", "steps": "2"}, {}, "--epochs and --steps: got '1' and '2'; give one of the two."),
+        (
+            {"optimizer": "adam"},
+            {"TRAINER_MOMENTUM": "0.9"},
+            "TRAINER_MOMENTUM: got '0.9'; belongs to optimizer sgd, not adam (which has beta1).",
+        ),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(flags, environ, expected):
+    assert message(flags, environ) == expected
+
+
+def test_an_unknown_model_names_the_models():
+    text = message({"model": "alexnett"})
+    assert text.startswith("--model: got 'alexnett'; allowed: ")
+    assert all(name in text for name in available("model"))
+
+
+def test_a_model_without_a_forward_function_on_the_backend():
+    assert "'json.decoder' has no forward function on backend 'torch'" in message({"model": "json.decoder", "backend": "torch"})
+
+
+@pytest.mark.parametrize(
+    ("toml", "expected"),
+    [
+        (
+            "batchsize = 3",
+            "batchsize (in file {path}): no setting has this name. Did you mean 'batch_size'? `trainer run --print-config` lists every setting.",
+        ),
+        ("epochs = true", "epochs: got 'true' (from file {path}); allowed: a whole number of at least 1."),
+        ("lr = -1", "lr: got '-1' (from file {path}); allowed: a number greater than 0."),
+        ("name = 5", "name: got '5' (from file {path}); allowed: text."),
+        ('mode = "asinc"', "mode: got 'asinc' (from file {path}); allowed: sync, async. Did you mean 'async'?"),
+        (
+            "nodes = 2\ncores_per_node = [1, 2, 3]",
+            "cores_per_node: got '1,2,3' (from file {path}); give one number or one for each of the 2 nodes, not 3.",
+        ),
+    ],
+)
+def test_a_wrong_value_in_a_file_names_the_file(config, toml, expected):
+    path = config(toml)
+    assert message(config=path) == expected.format(path=path)
+
+
+def test_wrong_files(tmp_path, config):
+    assert message(config="quickstrt").endswith("or a shipped one: quickstart. Did you mean 'quickstart'?")
+    assert "is not valid TOML: " in message(config=config("nodes = "))
+    assert message(config=tmp_path) == f"--config: file {tmp_path} cannot be read: Is a directory."
+
+
+def test_unknown_variables_and_flags_are_refused_with_the_nearest_name():
+    assert message(environ={"TRAINER_BATCHSIZE": "3"}) == (
+        "TRAINER_BATCHSIZE: no setting has this environment variable. Did you mean 'TRAINER_BATCH_SIZE'? `trainer run --print-config` lists every setting."
+    )
+    assert message({"batchsize": "3"}).startswith("--batchsize: no such option. Did you mean '--batch-size'?")
+
+
+def test_every_field_says_what_it_allows():
+    for field in Job.model_fields:
+        assert allowed(field)
+        assert "{" not in allowed(field)
+        assert flag_name(field).startswith("--")

@@ -1,0 +1,96 @@
+"""The package list is the tree; the wheel holds all of it and works where nothing of the repository is near."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+NO_PACKAGES = {"tests", "docs", "benchmarks", "build", "dist", "runs"}
+
+
+@pytest.fixture(scope="module")
+def project(repository):
+    return tomllib.loads((repository / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def wheel(repository, tmp_path_factory):
+    """Build a wheel from a copy, so that the repository stays as it is and no earlier build is mixed in."""
+    folder = tmp_path_factory.mktemp("wheel")
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", *NO_PACKAGES - {"docs"})
+    shutil.copytree(repository, folder / "source", ignore=ignored)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(folder / "source")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("crosstrain-*.whl")
+    return path
+
+
+def tree(repository):
+    found = set()
+    for path in repository.rglob("__init__.py"):
+        parts = path.relative_to(repository).parts[:-1]
+        if parts and parts[0] not in NO_PACKAGES and not any(part.startswith(".") for part in parts):
+            found.add(".".join(("crosstrain", *parts)))
+    return found
+
+
+def test_the_package_list_is_the_tree(repository, project):
+    packages = project["tool"]["setuptools"]["packages"]
+    assert packages == sorted(tree(repository))
+    top = {name: name.split(".")[1] for name in packages if name.count(".") == 1}
+    assert project["tool"]["setuptools"]["package-dir"] == top
+    assert not (repository / "__init__.py").exists()
+
+
+def test_every_package_is_typed_and_says_what_it_answers(repository, project):
+    for package in project["tool"]["setuptools"]["packages"]:
+        folder = repository.joinpath(*package.split(".")[1:])
+        assert (folder / "py.typed").is_file(), package
+        first = (folder / "__init__.py").read_text(encoding="utf-8")
+        assert first.startswith('"""'), package
+        assert "TODO" not in first, package
+
+
+def test_extras_cover_one_another(project):
+    extras = project["project"]["optional-dependencies"]
+    assert {"tf", "torch", "all", "bench", "dev"} <= set(extras)
+    assert extras["all"] == ["crosstrain[tf,torch,gpu]"]
+    frameworks = ("tensorflow", "torch", "torchvision")
+    assert not [name for name in project["project"]["dependencies"] if name.startswith(frameworks)]
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_no_other(repository, project, wheel):
+    expected = set()
+    for package in project["tool"]["setuptools"]["packages"]:
+        folder = repository.joinpath(*package.split(".")[1:])
+        kept = [path for path in folder.iterdir() if path.suffix in {".py", ".toml"} or path.name == "py.typed"]
+        expected |= {f"{package.replace('.', '/')}/{path.name}" for path in kept}
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
+    assert names == expected
+
+
+def test_the_wheel_works_where_it_is_installed(project, wheel, tmp_path, make_environment):
+    python = make_environment(tmp_path / "env", ["crosstrain", "__editable__"])
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(install, check=True, env={"PATH": "/usr/bin:/bin", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "HOME": str(tmp_path)})
+    script = (
+        f"import importlib\nfor name in {project['tool']['setuptools']['packages']}:\n    print(importlib.import_module(name).__file__)"
+    )
+
+    def call(*command):
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    places = call(str(python), "-c", script).splitlines()
+    assert len(places) == len(project["tool"]["setuptools"]["packages"])
+    assert all(place.startswith(str(tmp_path / "env")) for place in places)
+    trainer = str(tmp_path / "env" / "bin" / "trainer")
+    assert call(trainer, "--version") == f"trainer {project['project']['version']}\n"
+    assert "file quickstart.toml (shipped)" in call(trainer, "run", "--config", "quickstart", "--backend", "tf", "--print-config")

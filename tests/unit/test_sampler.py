@@ -1,0 +1,131 @@
+"""Every example exactly once an epoch, in one order, however the work is shared."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.data.sampler import Sampler, permutation
+
+# The same examples in every run, and no limit on the time of one: other processes share the machine.
+CALM = settings(deadline=None, derandomize=True, database=None)
+
+SIZES = st.integers(1, 300)
+BATCHES = st.integers(1, 320)
+WORKERS = st.integers(1, 9)
+SEEDS = st.integers(0, 2**63 - 1)
+EPOCHS = st.integers(0, 1000)
+MODES = st.sampled_from(["sync", "async"])
+GOLDEN = "52d1cc0fecc7ecbfd2291d39306a78ed49c315264f3b6d630a929031df998f42"
+
+DIGEST_SCRIPT = """
+import hashlib
+from crosstrain.data.sampler import permutation
+print(hashlib.sha256(permutation(3, 5, 60_000).astype("<i4").tobytes()).hexdigest())
+"""
+
+
+def cut(total, data):
+    """Cut range(total) into (first, count) plans at arbitrary places."""
+    edges = sorted({0, total, *data.draw(st.lists(st.integers(0, total), max_size=4))})
+    return [(first, last - first) for first, last in itertools.pairwise(edges)]
+
+
+@CALM
+@given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, MODES, st.data())
+def test_an_epoch_has_every_example_once_wherever_plans_are_cut(size, seed, epoch, batch, workers, mode, data):
+    sampler = Sampler(size, seed, batch, workers, mode)
+    whole = sampler.whole(epoch, 0, sampler.steps_per_epoch)
+    assert sorted(whole.indices) == list(range(size))
+    assert np.array_equal(whole.indices, permutation(seed, epoch, size))
+    plans = [sampler.whole(epoch, first, count) for first, count in cut(sampler.steps_per_epoch, data)]
+    assert np.array_equal(np.concatenate([plan.indices for plan in plans]), whole.indices)
+    assert [list(plan.batch(step)) for plan in plans for step in range(len(plan))] == [
+        list(whole.batch(step)) for step in range(len(whole))
+    ]
+    assert np.array_equal(np.concatenate([plan.global_sizes for plan in plans]), whole.global_sizes)
+
+
+@CALM
+@given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, st.data())
+def test_the_slices_of_all_ranks_are_the_batch_of_one_worker(size, seed, epoch, batch, workers, data):
+    alone, shared = (Sampler(size, seed, batch, count, "sync") for count in (1, workers))
+    assert alone.steps_per_epoch == shared.steps_per_epoch == -(-size // batch)
+    for first, count in cut(alone.steps_per_epoch, data):
+        expected = alone.for_rank(epoch, first, count, 0)
+        slices = [shared.for_rank(epoch, first, count, rank) for rank in range(workers)]
+        for step in range(count):
+            parts = [piece.batch(step) for piece in slices]
+            assert np.array_equal(np.concatenate(parts), expected.batch(step))
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+            assert all(piece.global_sizes[step] == len(expected.batch(step)) for piece in slices)
+
+
+@CALM
+@given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS)
+def test_async_tickets_are_the_worker_slices_of_the_sync_batches(size, seed, epoch, batch, workers):
+    sync, tickets = Sampler(size, seed, batch, 1, "sync"), Sampler(size, seed, batch, workers, "async")
+    whole = tickets.whole(epoch, 0, tickets.steps_per_epoch)
+    lengths = [len(whole.batch(step)) for step in range(len(whole))]
+    assert lengths == list(whole.global_sizes)
+    assert min(lengths) >= 1
+    assert max(lengths) <= -(-batch // workers)
+    assert len(set(lengths[:-1])) <= 2  # only the last of the epoch may be cut short; of the rest, sizes differ by at most one
+    assert max(lengths[:-1], default=0) - min(lengths[:-1], default=0) <= 1
+    boundaries = {tickets.examples_before(step) for step in range(len(whole) + 1)}
+    assert {sync.examples_before(step) for step in range(sync.steps_per_epoch + 1)} <= boundaries
+
+
+@CALM
+@given(SIZES, BATCHES, WORKERS, MODES)
+def test_the_cursor_counts_the_examples_of_the_steps_before(size, batch, workers, mode):
+    sampler = Sampler(size, 7, batch, workers, mode)
+    sizes = sampler.whole(0, 0, sampler.steps_per_epoch).global_sizes
+    assert [sampler.examples_before(step) for step in range(sampler.steps_per_epoch + 1)] == [0, *np.cumsum(sizes)]
+
+
+@CALM
+@given(st.integers(2, 300), st.integers(0, 2**31), EPOCHS)
+def test_seed_and_epoch_alone_decide_the_order(size, seed, epoch):
+    first, other = (Sampler(size, seed, 8, 1, "sync") for _ in range(2))
+    other.order(epoch + 1)  # what was asked before does not matter
+    assert np.array_equal(first.order(epoch), other.order(epoch))
+    if size >= 50:  # 1 in 50! for two equal orders
+        assert not np.array_equal(first.order(epoch), first.order(epoch + 1))
+        assert not np.array_equal(first.order(epoch), permutation(seed + 1, epoch, size))
+
+
+def test_the_order_is_the_same_in_every_process_and_release():
+    elsewhere = subprocess.run([sys.executable, "-c", DIGEST_SCRIPT], capture_output=True, text=True, check=True).stdout.strip()
+    here = hashlib.sha256(permutation(3, 5, 60_000).astype("<i4").tobytes()).hexdigest()
+    assert here == elsewhere == GOLDEN
+
+
+@pytest.mark.parametrize(("first", "count"), [(-1, 1), (0, 5), (4, 1), (2, -1)])
+def test_steps_outside_the_epoch_are_refused(first, count):
+    sampler = Sampler(10, 0, 3, 2, "sync")
+    assert sampler.steps_per_epoch == 4
+    with pytest.raises(ValueError, match="not within the 4 steps"):
+        sampler.for_rank(0, first, count, 1)
+
+
+def test_slices_may_be_empty():
+    sampler = Sampler(7, 0, 6, 4, "sync")  # global batches of 6 and 1 over four ranks
+    sizes = [[len(sampler.for_rank(0, 0, 2, rank).batch(step)) for rank in range(4)] for step in range(2)]
+    assert sizes == [[2, 2, 1, 1], [1, 0, 0, 0]]
+
+
+def test_orders_are_evenly_spread():
+    # Each of the 24 orders of four examples is expected 100 times in 2,400 epochs; chi-squared with 23 degrees of freedom
+    # passes 60 once in 30,000 seeds, and this seed is fixed.
+    orders = [tuple(permutation(1, epoch, 4)) for epoch in range(2400)]
+    counts = np.array([orders.count(order) for order in set(orders)])
+    assert len(counts) == 24
+    assert ((counts - 100.0) ** 2 / 100.0).sum() < 60

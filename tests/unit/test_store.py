@@ -1,0 +1,354 @@
+"""The prepared store: made once and whole, read-only, and every damage found, named and mended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from crosstrain.cli.data_command import data
+from crosstrain.core.errors import DamagedStoreError, TrainerError, UsageError
+from crosstrain.data import store
+from crosstrain.data.integrity import STAMP, identity
+from crosstrain.data.manifest import FILES, read_manifest
+
+ARRAYS = sorted(FILES.values())
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+    """A cache with digits in it, made once: copies of it are cheap."""
+    root = tmp_path_factory.mktemp("prepared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINER_DATA_CACHE", str(root))
+        store.prepare("digits")
+    return root
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    root = tmp_path / "cache"
+    monkeypatch.setenv("TRAINER_DATA_CACHE", str(root))
+    return root
+
+
+@pytest.fixture
+def digits(cache, prepared):
+    """A cache of the test's own that has digits; returns the store's folder."""
+    shutil.copytree(prepared, cache)
+    return cache / "digits-v1"
+
+
+def overwrite(path, change):
+    content = bytearray(path.read_bytes())
+    path.chmod(0o644)
+    path.write_bytes(change(content))
+
+
+def flip(content):
+    content[len(content) // 2] ^= 1
+    return content
+
+
+def settle(folder):
+    """Open once the files are old enough to be vouched for."""
+    time.sleep(0.12)
+    store.open_dataset("digits")
+    assert (folder / STAMP).exists()
+
+
+class TestOpening:
+    def test_prepares_at_first_use_and_leaves_nothing_else(self, cache):
+        opened = store.open_dataset("digits")
+        assert opened.path == cache / "digits-v1"
+        assert sorted(path.name for path in cache.iterdir()) == [".digits-v1.lock", "digits-v1"]
+        assert sorted(path.name for path in opened.path.iterdir() if path.name != STAMP) == ["manifest.json", *ARRAYS]
+
+    def test_arrays_are_maps_that_nobody_can_write(self, digits):
+        opened = store.open_dataset("digits")
+        for array in (opened.images("train"), opened.labels("test")):
+            assert isinstance(array, np.memmap)
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 0
+        assert all(not (digits / name).stat().st_mode & 0o222 for name in ARRAYS)
+
+    def test_inputs_follow_the_formula_and_repeat_to_the_bit(self, digits):
+        opened = store.open_dataset("digits")
+        info = opened.info
+        expected = (opened.images("train") / 255.0 - info.mean[0]) / info.std[0]
+        found = opened.inputs("train")
+        assert found.dtype == np.float32
+        assert np.abs(found - expected).max() <= 2.0**-23 * np.abs(expected).max()  # rounded to float32 once
+        assert found.tobytes() == opened.inputs("train").tobytes()
+        assert abs(found.mean(dtype=np.float64)) < 1e-6
+        assert found.std(dtype=np.float64) == pytest.approx(1, abs=1e-6)
+
+    def test_digests_are_computed_once_and_again_after_a_change(self, digits):
+        settle(digits)
+        stamped = (digits / STAMP).stat().st_mtime_ns
+        store.open_dataset("digits")
+        assert (digits / STAMP).stat().st_mtime_ns == stamped
+        os.utime(digits / "train_images.npy")
+        time.sleep(0.12)
+        store.open_dataset("digits")
+        assert (digits / STAMP).stat().st_mtime_ns > stamped
+
+    def test_rot_that_leaves_no_trace_is_found_when_digests_are_asked_for(self, digits):
+        settle(digits)
+        overwrite(digits / "train_images.npy", flip)
+        (digits / STAMP).write_text(json.dumps(identity(digits, read_manifest(digits))))
+        store.open_dataset("digits")
+        with pytest.raises(DamagedStoreError, match=r"train_images\.npy differs from its sha256"):
+            store.open_dataset("digits", verify="always")
+        (report,) = store.verify("digits")
+        assert [check.name for check in report.damaged] == ["train_images.npy"]
+
+    def test_a_torn_stamp_does_not_matter(self, digits):
+        (digits / STAMP).write_text('{"train')
+        settle(digits)
+        assert json.loads((digits / STAMP).read_text())
+
+    def test_what_is_open_stays_readable_while_the_store_is_made_again(self, digits):
+        opened = store.open_dataset("digits")
+        before = opened.images("train").tobytes()
+        store.prepare("digits", again=True)
+        assert opened.images("train").tobytes() == before
+        assert store.open_dataset("digits").digest == opened.digest
+
+
+class TestDamage:
+    @pytest.mark.parametrize("name", ARRAYS)
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            (flip, "differs from its sha256"),
+            (lambda content: content[:-1], "bytes instead of"),
+            (lambda content: content + b"\0", "bytes instead of"),
+            (None, "is missing"),
+        ],
+        ids=["flipped", "cut", "longer", "missing"],
+    )
+    def test_is_named_and_made_good_again(self, digits, name, change, says):
+        settle(digits)
+        if change:
+            overwrite(digits / name, change)
+        else:
+            (digits / name).unlink()
+        with pytest.raises(DamagedStoreError) as caught:
+            store.open_dataset("digits")
+        message = str(caught.value)
+        assert f"{name} " in message
+        assert says in message
+        assert "trainer data prepare digits --again" in message
+        assert sum(array in message for array in ARRAYS) == 1
+        store.prepare("digits", again=True)
+        assert store.open_dataset("digits", verify="always").info.sizes == {"train": 1437, "test": 360}
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (b"{", "is not JSON"),
+            (b"[]", "has no manifest_sha256"),
+            (b"\xff\xfe", "is not JSON"),
+            (lambda content: content.replace(b'"test": 360', b'"test": 361'), "differs from its own sha256"),
+            (None, "is missing"),
+        ],
+    )
+    def test_of_the_manifest_is_named(self, digits, content, says):
+        manifest = digits / "manifest.json"
+        if content is None:
+            manifest.unlink()
+        else:
+            manifest.write_bytes(content(manifest.read_bytes()) if callable(content) else content)
+        with pytest.raises(DamagedStoreError, match=f"manifest.json {says}"):
+            store.open_dataset("digits")
+        (row,) = (row for row in store.list_datasets() if row.name == "digits")
+        assert row.problem is not None
+        assert says in row.problem
+
+    def test_a_manifest_of_a_later_schema_says_so(self, digits):
+        fields = json.loads((digits / "manifest.json").read_text()) | {"schema": 99}
+        del fields["manifest_sha256"]
+        write_with_digest(digits, fields)
+        with pytest.raises(DamagedStoreError, match="has schema 99; this version reads 1"):
+            store.open_dataset("digits")
+
+    def test_an_array_of_another_shape_is_found_even_with_a_digest_that_fits(self, digits):
+        fields = json.loads((digits / "manifest.json").read_text())
+        del fields["manifest_sha256"]
+        fields["files"]["test_labels.npy"]["shape"] = [36, 10]
+        write_with_digest(digits, fields)
+        with pytest.raises(DamagedStoreError, match=r"test_labels\.npy holds int64 \[360\] instead of int64 \[36, 10\]"):
+            store.open_dataset("digits")
+
+
+def write_with_digest(folder, fields):
+    import hashlib
+
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": digest}))
+
+
+class TestMaking:
+    def test_several_processes_at_once_all_end_well(self, cache):
+        script = "from crosstrain.data.store import open_dataset; print(open_dataset('digits').digest)"
+        children = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        outputs = [child.communicate(timeout=60)[0] for child in children]
+        assert [child.returncode for child in children] == [0, 0, 0]
+        assert len(set(outputs)) == 1
+        assert sorted(path.name for path in cache.iterdir()) == [".digits-v1.lock", "digits-v1"]
+
+    def test_what_a_killed_process_left_is_removed(self, cache):
+        leftovers = [cache / ".digits-v1.draft-abc", cache / ".digits-v1.old-def"]
+        for folder in leftovers:
+            folder.mkdir(parents=True)
+            (folder / "train_images.npy").write_bytes(b"half")
+        store.prepare("digits")
+        assert not any(folder.exists() for folder in leftovers)
+
+    def test_a_store_that_exists_is_left_alone(self, digits):
+        inode = digits.stat().st_ino
+        assert store.prepare("digits") == digits
+        assert digits.stat().st_ino == inode
+
+    def test_a_cache_that_cannot_be_made_is_said(self, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "file" / "cache"))
+        with pytest.raises(TrainerError, match="TRAINER_DATA_CACHE"):
+            store.prepare("digits")
+
+    def test_the_cache_follows_the_desktop_conventions(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("TRAINER_DATA_CACHE", raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+        assert store.cache_root() == tmp_path / ".cache" / "crosstrain" / "data"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        assert store.cache_root() == tmp_path / "xdg" / "crosstrain" / "data"
+
+
+SOURCE = """
+from pathlib import Path
+import numpy as np
+from crosstrain.data.base import PreparedArrays
+
+class Source:
+    name, description, version = "stripes", "two kinds of stripes", 3
+
+    def load(self, data_dir):
+        value = int((data_dir / "value.txt").read_text()) if data_dir else 7
+        images = np.full((4, 2, 3, 3), value, dtype=np.uint8)
+        images[0] = 0
+        labels = np.array([0, 1, 0, 1])
+        return PreparedArrays({"train": images, "test": images[:2]}, {"train": labels, "test": labels[:2]}, 2, (0.1, 0.2), (1.0, 2.0), True)
+
+class Wrong(Source):
+    def load(self, data_dir):
+        good = super().load(data_dir)
+        return PreparedArrays(good.images, good.labels, 1, good.mean, good.std)
+
+DATASET, WRONG = Source(), Wrong()
+"""
+
+
+@pytest.fixture
+def third_party(tmp_path, monkeypatch):
+    """A distribution of somebody else's with three datasets, of which one works."""
+    site = tmp_path / "site"
+    (site / "stripes-1.0.dist-info").mkdir(parents=True)
+    (site / "stripes-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: stripes\nVersion: 1.0\n")
+    points = "[crosstrain.datasets]\nstripes = stripes_source:DATASET\nwrong = stripes_source:WRONG\nbroken = no_such_module_here:DATASET\n"
+    (site / "stripes-1.0.dist-info" / "entry_points.txt").write_text(points)
+    (site / "stripes_source.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(site)
+    yield
+    sys.modules.pop("stripes_source", None)
+
+
+@pytest.mark.usefixtures("third_party")
+class TestThirdParties:
+    def test_their_dataset_is_prepared_like_ours(self, cache):
+        opened = store.open_dataset("stripes")
+        assert opened.path == cache / "stripes-v3"
+        assert (opened.info.input_shape, opened.info.classes, opened.info.synthetic) == ((2, 3, 3), 2, True)
+        expected = [[(7 / 255 - 0.1) / 1.0] * 9, [(7 / 255 - 0.2) / 2.0] * 9]
+        assert np.allclose(opened.inputs("train")[1].reshape(2, 9), expected, rtol=1e-6)
+
+    def test_another_folder_of_originals_is_another_store(self, cache, tmp_path):
+        folders = [tmp_path / "one", tmp_path / "two"]
+        for value, folder in enumerate(folders, start=1):
+            folder.mkdir()
+            (folder / "value.txt").write_text(str(value))
+        pixels = [int(store.open_dataset("stripes", folder).images("train").max()) for folder in (None, *folders)]
+        assert pixels == [7, 1, 2]
+        time.sleep(0.02)
+        (folders[0] / "value.txt").write_text("9")  # as long as before, so only the time tells
+        assert store.open_dataset("stripes", folders[0]).images("train").max() == 9
+        rows = [row for row in store.list_datasets() if row.name == "stripes"]
+        assert sorted(row.data_dir or "" for row in rows) == ["", str(folders[0]), str(folders[0]), str(folders[1])]
+
+    def test_the_remedy_repeats_the_folder(self, cache, tmp_path):
+        (tmp_path / "value.txt").write_text("3")
+        folder = store.prepare("stripes", tmp_path)
+        (folder / "test_labels.npy").unlink()
+        with pytest.raises(DamagedStoreError, match=rf"trainer data prepare stripes --data-dir {tmp_path} --again"):
+            store.open_dataset("stripes", tmp_path)
+
+    def test_a_broken_promise_is_named_and_nothing_is_kept(self, cache):
+        with pytest.raises(UsageError, match=r"source of 'wrong' is broken: train labels lie in 0…1, not in 0…0"):
+            store.open_dataset("wrong")
+        assert [path.name for path in cache.iterdir()] == [".wrong-v3.lock"]
+
+    def test_a_broken_plugin_hides_no_other(self, cache):
+        rows = {row.name: row for row in store.list_datasets()}
+        assert {"digits", "glyphs28", "mnist", "stripes", "broken"} <= set(rows)
+        assert "no_such_module_here" in (rows["broken"].problem or "")
+        assert rows["stripes"].problem is None
+
+
+class TestCommand:
+    def run(self, *arguments):
+        result = CliRunner().invoke(data, list(arguments))
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.stdout
+
+    def test_list_tells_what_is_prepared(self, digits):
+        listed = json.loads(self.run("list", "--json"))
+        assert listed["cache"] == str(digits.parent)
+        rows = {row["name"]: row for row in listed["datasets"]}
+        assert (rows["digits"]["prepared"], rows["digits"]["train"], rows["digits"]["test"]) == (True, 1437, 360)
+        assert (rows["mnist"]["prepared"], rows["mnist"]["train"]) == (False, None)
+        assert rows["digits"]["bytes"] == sum((digits / name).stat().st_size for name in ARRAYS)
+        table = self.run("list")
+        assert all(row["name"] in table and row["description"] in table for row in rows.values())
+
+    def test_verify_names_what_is_damaged(self, digits):
+        assert json.loads(self.run("verify", "digits", "--json"))["ok"] is True
+        overwrite(digits / "test_images.npy", flip)
+        (digits / "test_labels.npy").unlink()
+        with pytest.raises(DamagedStoreError) as caught:
+            self.run("verify")
+        assert caught.value.exit_code == 1
+        assert "test_images.npy differs" in str(caught.value)
+        assert "test_labels.npy is missing" in str(caught.value)
+        assert "digits-v1/train" not in str(caught.value)
+        self.run("prepare", "digits", "--again")
+        assert "5 files as they should be" in self.run("verify", "digits")
+
+    def test_verify_says_what_is_not_prepared(self, cache):
+        with pytest.raises(UsageError, match="trainer data prepare digits"):
+            self.run("verify", "digits")
+        assert "No dataset is prepared" in self.run("verify")
+
+    def test_an_unknown_name_gets_the_nearest(self, cache):
+        with pytest.raises(UsageError, match="Did you mean 'digits'"):
+            self.run("prepare", "digit")
+        assert not Path(cache).exists()
