@@ -54,8 +54,9 @@ bench: $(VENV)/.bench
 install: $(VENV)/.all
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing). Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    found=$$($(PYTHON) --version 2>/dev/null || echo 'not to be run'); \
+	    echo "Python 3.11 or newer is needed; $(PYTHON) is $$found. Name another: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.all: pyproject.toml | $(BIN)/python

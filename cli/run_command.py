@@ -52,9 +52,9 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
     if as_json:
         click.echo(json.dumps({"path": path, **summary}, indent=2))
         return
-    from ..report.tables import one_run
+    from ..report.tables import one_run, to_text
 
-    click.echo(one_run(summary))
+    click.echo(to_text(one_run(summary)))
     click.echo(f"run directory: {path}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -33,10 +34,14 @@ class FinishedRun:
     evals: tuple[EvalRecord, ...]
 
 
-def trainer(*arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
+def trainer(
+    *arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> subprocess.CompletedProcess[str]:
     """Run the command ``trainer`` with this interpreter and wait for its end."""
     command = [sys.executable, "-m", "crosstrain.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, env=environment, stdin=subprocess.DEVNULL, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_seconds, env=environment, stdin=subprocess.DEVNULL, check=False
+    )
 
 
 def run_job(out: Path, environment: Mapping[str, str] | None = None, **options: object) -> FinishedRun:
@@ -62,7 +67,7 @@ def read_run(path: Path) -> FinishedRun:
     losses = np.array([loss for record in ordered for loss in record.losses], dtype=np.float64)
     weights_file = path / "weights.npz"
     weights = dict(np.load(weights_file)) if weights_file.exists() else {}
-    return FinishedRun(path, reader.summary(), losses, weights, steps, tuple(reader.evals()))
+    return FinishedRun(path, reader.summary() or {}, losses, weights, steps, tuple(reader.evals()))
 
 
 def relative_difference(ours: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
@@ -76,4 +81,4 @@ def norm_wise_difference(ours: Mapping[str, NDArray[Any]], reference: Mapping[st
         raise AssertionError(f"different parameters: {sorted(ours)} and {sorted(reference)}")
     difference = sum(float(np.sum((ours[name].astype(np.float64) - reference[name]) ** 2)) for name in reference)
     norm = sum(float(np.sum(reference[name].astype(np.float64) ** 2)) for name in reference)
-    return (difference / norm) ** 0.5
+    return math.sqrt(difference / norm)

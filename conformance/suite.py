@@ -1,4 +1,6 @@
-"""The suite. Subclass `BackendConformance` in a pytest module and name the backend::
+"""The suite itself.
+
+Subclass `BackendConformance` in a pytest module and name the backend::
 
     class TestMyBackend(BackendConformance):
         backend = "mine"
@@ -44,7 +46,11 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 EVERY_OPTIMIZER = [pytest.param(name, 64, workers, id=f"{name}-{workers}w") for name in OPTIMIZERS for workers in (1, 2, 3)]
 """A global batch of 64 examples: 64, 32 + 32, 22 + 21 + 21."""
 
-UNEVEN_BATCHES = [pytest.param("sgd", 10, 3, id="sgd-10-over-3w"), pytest.param("adam", 7, 2, id="adam-7-over-2w"), pytest.param("sgd", 2, 3, id="sgd-2-over-3w")]
+UNEVEN_BATCHES = [
+    pytest.param("sgd", 10, 3, id="sgd-10-over-3w"),
+    pytest.param("adam", 7, 2, id="adam-7-over-2w"),
+    pytest.param("sgd", 2, 3, id="sgd-2-over-3w"),
+]
 """Global batches that do not divide, one of them smaller than the number of workers."""
 
 
@@ -61,7 +67,7 @@ class BackendConformance:
     backend: ClassVar[str]
     network: ClassVar[str] = "auto"
 
-    def train(self, out: Path, **options: object) -> FinishedRun:
+    def train(self, out: Path, **options: Any) -> FinishedRun:
         """Run one job on the backend under test."""
         return run_job(out, backend=self.backend, network=self.network, tensorboard=False, **options)
 
@@ -88,7 +94,7 @@ class BackendConformance:
     @pytest.mark.cluster
     def test_fused_steps_equal_single_ones(self, tmp_path: Path) -> None:
         """Many steps per call give the same losses as one step per call."""
-        options: dict[str, object] = {"nodes": 2, "global_batch_size": 10, "steps": 60}
+        options: dict[str, Any] = {"nodes": 2, "global_batch_size": 10, "steps": 60}
         fused = self.train(tmp_path, **options)
         single = self.train(tmp_path, steps_per_call=1, **options)
         assert relative_difference(fused.losses, single.losses) <= 1e-6
@@ -100,7 +106,7 @@ class BackendConformance:
         A backend without async mode has to say so.
         """
         backend = load(find("backend", self.backend), "backend")
-        options: dict[str, object] = {"nodes": 3, "batch_size": 10, "epochs": 8, "lr": 0.02}
+        options: dict[str, Any] = {"nodes": 3, "batch_size": 10, "epochs": 8, "lr": 0.02}
         if "async" not in backend.modes:
             refused = trainer("run", "--backend", self.backend, "--mode", "async", "--out", str(tmp_path))
             assert refused.returncode == 2

@@ -116,5 +116,3 @@ def split_evenly(total: int, parts: int) -> list[tuple[int, int]]:
         bounds.append((start, stop))
         start = stop
     return bounds
-
-

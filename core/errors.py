@@ -13,6 +13,7 @@ __all__ = [
     "InterruptedRunError",
     "MissingPackageError",
     "RunFailedError",
+    "StalledRunError",
     "TrainerError",
     "UsageError",
     "nearest",
@@ -61,6 +62,10 @@ class RunFailedError(TrainerError):
     def __init__(self, message: str, task: str | None = None) -> None:
         super().__init__(message)
         self.task = task
+
+
+class StalledRunError(RunFailedError):
+    """No step was finished for longer than the stall time-out."""
 
 
 class InterruptedRunError(TrainerError):

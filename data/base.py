@@ -63,7 +63,10 @@ class DatasetSource(Protocol):
 class Dataset(Protocol):
     """An opened, verified store. Arrays are read-only memory maps, shared between the tasks of a node by the page cache."""
 
-    info: DataInfo
+    @property
+    def info(self) -> DataInfo:
+        """The dataset's shape."""
+        ...
 
     def images(self, split: Split) -> NDArray[np.uint8]:
         """Return the images as stored, uint8 [n, c, h, w]."""

@@ -6,6 +6,7 @@ Once prepared, reading it needs no framework.
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -101,9 +102,10 @@ def _download(folder: Path) -> None:
             "or install it with: pip install 'crosstrain[torch]'"
         )
     command = [sys.executable, "-m", "crosstrain.data.mnist_download", str(folder)]
+    environment = {**os.environ, "TMPDIR": str(folder)}  # torch leaves folders of its own in the temporary folder
     with tempfile.TemporaryFile() as output:
         # The child ends when its standard input does, so that it cannot outlive this process, not even after a kill -9.
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output) as child:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment) as child:
             try:
                 code = child.wait(_DOWNLOAD_SECONDS)
             except subprocess.TimeoutExpired as error:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import EvalResult, Plan, State, StepResult
-from ..core.errors import RunFailedError
+from ..core.errors import RunFailedError, StalledRunError
 from ..core.job import DEFAULT_EPOCHS, Job
 from ..core.units import Cadence, Target
 from ..data.base import DataInfo
@@ -58,8 +58,17 @@ class Leaders(Protocol):
 class Recorder(Protocol):
     """Where the loop writes; the run directory's writer is one."""
 
-    def step(self, record: StepRecord) -> None: ...
-    def evaluation(self, record: EvalRecord) -> None: ...
+    def step(self, record: StepRecord) -> None:
+        """Record a group of updates."""
+        ...
+
+    def evaluation(self, record: EvalRecord) -> None:
+        """Record an evaluation."""
+        ...
+
+    def event(self, event: str, **detail: Any) -> None:
+        """Record that something happened just now."""
+        ...
 
 
 @dataclass
@@ -153,6 +162,7 @@ class TrainingLoop:
         self._rate_since = (0, 0.0)
         self._heard = time.monotonic()
         self._stopping = False
+        self._epochs_ended = 0
 
     def run(self) -> Outcome:
         """Train until the stopping rule holds; returns what was done. Exceptions of `leaders` pass through, `outcome` stays valid."""
@@ -230,12 +240,12 @@ class TrainingLoop:
     # What came back -------------------------------------------------------------------------------------------------
 
     def _await(self) -> None:
-        """Handle one answer. Raises RunFailedError where nothing has been heard for the stall time-out."""
+        """Handle one answer. Raises StalledRunError where nothing has been heard for the stall time-out."""
         answer = self.leaders.receive(min(1.0, self.job.stall_timeout))
         if answer is None:
             silent = time.monotonic() - self._heard
             if silent > self.job.stall_timeout:
-                raise RunFailedError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {self.job.stall_timeout:g})")
+                raise StalledRunError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {self.job.stall_timeout:g})")
             return
         self._heard = time.monotonic()
         leader, message = answer
@@ -276,6 +286,9 @@ class TrainingLoop:
         if result.worker is not None:
             self.outcome.seconds_by_worker[result.worker] = self.outcome.seconds_by_worker.get(result.worker, 0.0) + result.seconds
         self.recorder.step(_step_record(result, plan.epoch, now, rates))
+        if self.outcome.updates_reported >= (self._epochs_ended + 1) * self.sampler.steps_per_epoch:
+            self._epochs_ended = self.outcome.updates_reported // self.sampler.steps_per_epoch
+            self.recorder.event("epoch_ended", epoch=self._epochs_ended)
         if not self.outcome.non_finite_loss and not np.all(np.isfinite(result.losses)):
             self.outcome.non_finite_loss = True
             self.progress.message(f"the loss is no longer finite from step {result.first_step} on: a smaller --lr may help")
@@ -309,7 +322,9 @@ class TrainingLoop:
         epoch = step / self.sampler.steps_per_epoch
         metrics = result.metrics
         now = self.clock()
-        record = EvalRecord(step, epoch, now, result.seconds, result.split, result.examples, metrics["loss"], metrics["accuracy"], result.updates_applied)
+        record = EvalRecord(
+            step, epoch, now, result.seconds, result.split, result.examples, metrics["loss"], metrics["accuracy"], result.updates_applied
+        )
         self.outcome.last_evaluation = record
         self.outcome.updates_applied = result.updates_applied
         self.recorder.evaluation(record)
@@ -318,6 +333,7 @@ class TrainingLoop:
             self.outcome.target_reached = True
             self.outcome.time_to_target_seconds = now
             self._stopping = True
+            self.recorder.event("target_reached", target=self.job.until, step=step)
 
 
 def _step_record(result: StepResult, epoch: int, now: float, rates: NDArray[np.float64]) -> StepRecord:

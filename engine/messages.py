@@ -9,7 +9,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,7 @@ class Message:
 class Stream:
     """Messages over a pair of binary files. Sending is safe from several threads; receiving belongs to one."""
 
-    def __init__(self, reader: BinaryIO, writer: BinaryIO) -> None:
+    def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
         self._reader = reader
         self._writer = writer
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class Stream:
             self._writer.write(json.dumps(header, separators=(",", ":")).encode() + b"\n")
             for array in arrays.values():
                 if array.nbytes:
-                    self._writer.write(memoryview(array).cast("B"))
+                    self._writer.write(array.data.cast("B"))
             self._writer.flush()
 
     def receive(self) -> Message | None:
@@ -82,7 +82,9 @@ class Stream:
         if not line:
             return None
         if not line.endswith(b"\n"):
-            return None if len(line) < MAX_HEADER_BYTES else _refuse("a header that is too long")
+            if len(line) == MAX_HEADER_BYTES:
+                raise ProtocolError("a header that is too long")
+            return None
         try:
             header = json.loads(line)
             kind = header.pop("kind")
@@ -96,7 +98,7 @@ class Stream:
         array = np.empty(shape, dtype=np.dtype(dtype))
         if array.dtype.hasobject:
             raise ProtocolError("arrays of Python objects do not travel")
-        view = memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
+        view = array.data.cast("B") if array.nbytes else memoryview(b"")
         filled = 0
         while filled < len(view):
             piece = self._reader.read(len(view) - filled)
@@ -113,10 +115,6 @@ class Stream:
                 file.close()
             except OSError:
                 continue
-
-
-def _refuse(what: str) -> None:
-    raise ProtocolError(f"the peer sent {what}")
 
 
 def plan_to_message(plan: Plan) -> Message:

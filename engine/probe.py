@@ -64,7 +64,7 @@ def _death(child: subprocess.CompletedProcess[str]) -> str:
     """Say how the child ended, with the last line it wrote."""
     cause = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
     lines = child.stderr.strip().splitlines()
-    return f"importing it ended with {cause}{f': {lines[-1]}' if lines else ''}"
+    return f"probing it ended with {cause}{f': {lines[-1]}' if lines else ''}"
 
 
 def main(name: str) -> None:

@@ -85,7 +85,9 @@ class Leader:
                 return
             drained = self._execute(command)
             seconds = time.perf_counter() - begin
-            self._stream.send(Message("done", {"sequence": command["sequence"], "command": command.kind, "seconds": seconds, "drain_seconds": drained}))
+            self._stream.send(
+                Message("done", {"sequence": command["sequence"], "command": command.kind, "seconds": seconds, "drain_seconds": drained})
+            )
 
     def _execute(self, command: Message) -> float:
         """Execute one command; return the seconds spent on making the cluster quiescent, which is training time."""
@@ -146,7 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
     code = 0
     try:
         serve(stream, opened, Commands(stream))
-    except BaseException as error:  # the report of a task's death must not depend on what killed it
+    except BaseException as error:  # noqa: BLE001 — the report of a task's death must not depend on what killed it
         code = 1
         traceback.print_exc()
         _report_error(stream, error)

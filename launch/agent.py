@@ -10,6 +10,7 @@ import argparse
 import os
 import resource
 import shutil
+import socket
 import sys
 import tempfile
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..core.console import note
 from ..core.process import die_with_parent
 from ..engine.messages import PROTOCOL, Message, Stream
 from ..metrics.records import SystemRecord
@@ -40,14 +42,19 @@ class Agent:
         self._logs = Path()
         self._ships_logs = False
 
-    def serve(self) -> None:
-        """Execute the driver's requests. Returns when the run is over; the tasks are gone then."""
+    def serve(self) -> int:
+        """Execute the driver's requests. Returns the run's exit code when it is over, 1 where the driver went; the tasks are gone then."""
         try:
-            self._send(Message("hello", {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "host": describe_host()}))
-            while (message := self._stream.receive()) is not None and message.kind != "finish":
+            greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "machine": _machine(), "host": describe_host()}
+            self._send(Message("hello", greeting))
+            while (message := self._stream.receive()) is not None:
+                if message.kind == "finish":
+                    return int(message["exit_code"])
                 self._handle(message)
+            return 1
         except OSError as error:
-            print(f"agent of node {self._node}: the driver is gone ({error})", file=sys.stderr)
+            note(f"agent of node {self._node}: the driver is gone ({error})")
+            return 1
         finally:
             self._supervisor.kill()
             self._supervisor.stop(grace_seconds=0.0)
@@ -65,6 +72,10 @@ class Agent:
             self._send(Message("ports", {"ports": self._ports.take(message["count"])}))
         elif message.kind == "start":
             self._start(message)
+        elif message.kind == "sample_now":
+            if self._sampler is not None:
+                self._on_sample(self._sampler.sample())
+            self._send(Message("sampled", {}))
         elif message.kind == "stop":
             self._supervisor.stop(message["grace_seconds"])
             self._stop_sampler()
@@ -130,6 +141,16 @@ class Agent:
             self._stream.send(message)
         except OSError:
             return
+
+
+def _machine() -> dict[str, str]:
+    """Tell machines and network namespaces apart, so that the driver knows which nodes share cores or interfaces."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    network = Path("/proc/self/ns/net")
+    return {
+        "boot": boot.read_text().strip() if boot.exists() else socket.gethostname(),
+        "network": os.readlink(network) if network.exists() else "host",
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:

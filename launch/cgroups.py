@@ -1,7 +1,7 @@
 """A CPU limit for each virtual node: one group a node in the kernel's CPU controller, version 1 or 2.
 
-A group is called ``crosstrain-<pid namespace>-<owner>-<owner's start>-node<n>``, so that a later run can tell whose it was and
-remove what a killed run and its killed holder left.
+A group is called ``crosstrain-<pid namespace>-<owner>-<owner's start>-<holder>-node<n>``, so that a later run can tell whose it was
+and remove what a killed run and its killed holder left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 
 from .lacking import LackingError
 
-__all__ = ["CpuGroup", "CpuGroups", "Hierarchy"]
+__all__ = ["CpuGroup", "CpuGroups", "Hierarchy", "hands_cpu_down", "sweep"]
 
 _REMEDY = (
     "Leave --cores-per-node out, run as root, or get a delegated group: systemd-run --user --scope -p Delegate=yes trainer …; "
@@ -28,7 +28,7 @@ _REMEDY = (
 _PERIOD_MICROSECONDS = 20_000
 _LONG_PERIOD_MICROSECONDS = 1_000_000
 _SMALLEST_QUOTA_MICROSECONDS = 1_000
-_NAME = re.compile(r"crosstrain-(\d+)-(\d+)-(\d+)-node\d+")
+_NAME = re.compile(r"crosstrain-(\d+)-(\d+)-(\d+)-\d+-node\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class CpuGroup:
         """Return the ids of the processes in the group."""
         try:
             return [int(line) for line in self.processes_file.read_text().split()]
-        except (FileNotFoundError, OSError) as error:
+        except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENODEV):
                 return []
             raise
@@ -86,11 +86,11 @@ class CpuGroup:
 
 
 class CpuGroups:
-    """Makes the groups of one run; `owner` is the process whose death ends the run."""
+    """Makes the groups of one run; `owner` is the process whose death ends the run, the calling process holds the groups."""
 
     def __init__(self, hierarchy: Hierarchy, owner: int) -> None:
         self._hierarchy = hierarchy
-        self._prefix = f"crosstrain-{_pid_namespace()}-{owner}-{_start_of(owner)}"
+        self._prefix = f"crosstrain-{_pid_namespace()}-{owner}-{_start_of(owner)}-{os.getpid()}"
 
     def make(self, node: int, cores: float) -> CpuGroup:
         """Make the group of a node and limit it to `cores` (such as 0.5). Raises LackingError where that is not allowed."""
@@ -168,14 +168,15 @@ def _version_2() -> Hierarchy | None:
             continue
         own = _own_folder(root, mount, "")
         for base in (own, *own.parents):
-            if _hands_cpu_down(base):
+            if hands_cpu_down(base):
                 return Hierarchy(2, base)
             if base == Path(mount):
                 break
     return None
 
 
-def _hands_cpu_down(base: Path) -> bool:
+def hands_cpu_down(base: Path) -> bool:
+    """Return whether groups made in this folder of a version 2 hierarchy have the CPU controller; asks for it where they do not."""
     controllers, handed_down = base / "cgroup.controllers", base / "cgroup.subtree_control"
     if not controllers.exists() or "cpu" not in controllers.read_text().split():
         return False

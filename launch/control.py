@@ -71,10 +71,12 @@ class Control:
         deadline = time.monotonic() + timeout_seconds
         while len(hosts) < len(self.channels):
             missing = [channel.node for channel in self.channels if channel.node not in hosts]
-            node, message = self._expect("hello", deadline, f"agents of nodes {missing}")
+            node, message = self._expect("hello", deadline, f"agents of nodes {missing}", "--start-timeout")
             if message["protocol"] != PROTOCOL:
-                raise RunFailedError(f"node {node} speaks protocol {message['protocol']}, this driver {PROTOCOL}: install the same version everywhere")
-            hosts[node] = message["host"]
+                raise RunFailedError(
+                    f"node {node} speaks protocol {message['protocol']}, this driver {PROTOCOL}: install the same version everywhere"
+                )
+            hosts[node] = {**message["host"], "machine": message["machine"]}
         return [hosts[channel.node] for channel in self.channels]
 
     def reserve_ports(self, counts: Mapping[int, int], timeout_seconds: float) -> dict[int, list[int]]:
@@ -106,11 +108,11 @@ class Control:
             _, message = self._expect("ready", deadline, f"{', '.join(missing)} to join the cluster", "--start-timeout")
             ready.add(message["from"])
 
-    def _expect(self, kind: str, deadline: float, what: str, option: str = "--start-timeout") -> tuple[int, Message]:
+    def _expect(self, kind: str, deadline: float, what: str, option: str | None = None) -> tuple[int, Message]:
         while True:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise RunFailedError(f"waited too long for {what}; {option} sets how long")
+                raise RunFailedError(f"waited too long for {what}{f'; {option} sets how long' if option else ''}")
             answer = self._next(min(remaining, 1.0))
             if answer is None:
                 continue
@@ -158,6 +160,14 @@ class Control:
         else:
             return node, message
         return None
+
+    def sample_now(self, timeout_seconds: float = 5.0) -> None:
+        """Have every node take a sample now and await it, so that figures of the run clock begin and end with it."""
+        for channel in self.channels:
+            channel.stream.send(Message("sample_now", {}))
+        deadline = time.monotonic() + timeout_seconds
+        for _ in self.channels:
+            self._expect("sampled", deadline, "samples of the nodes")
 
     def states(self, timeout_seconds: float = 2.0) -> dict[str, str]:
         """Return the kernel's state letter of each living task, for the report of a stall."""
@@ -209,12 +219,12 @@ class Control:
         """Forget the end of the tasks, so that the agents can be asked to start others."""
         self._ending = False
 
-    def finish(self) -> None:
-        """Tell the agents that the run is over."""
+    def finish(self, exit_code: int) -> None:
+        """Tell the agents that the run is over, and how it went."""
         self._ending = True
         for channel in self.channels:
             try:
-                channel.stream.send(Message("finish", {}))
+                channel.stream.send(Message("finish", {"exit_code": exit_code}))
             except OSError:
                 continue
 
@@ -254,7 +264,13 @@ class Control:
         if process is not None and code is None:
             time.sleep(0.1)
             code = process.poll()
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}" if code is not None else "has gone"
+        how = (
+            f"was killed by signal {-code}"
+            if code is not None and code < 0
+            else f"ended with exit code {code}"
+            if code is not None
+            else "has gone"
+        )
         return RunFailedError(f"the agent of node {node} {how}", f"agent-{node}")
 
     def _forward(self, task: str, message: Message) -> None:

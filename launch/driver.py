@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ import psutil
 
 from ..backends.base import Backend
 from ..core.cluster import Cluster, Placed, Task
-from ..core.errors import InterruptedRunError, RunFailedError, TrainerError, UsageError
+from ..core.console import note
+from ..core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError, UsageError
 from ..core.job import Job
 from ..core.plugins import find, forward_plugin, load
 from ..data.base import DataInfo
@@ -25,10 +25,13 @@ from ..data.store import open_dataset
 from ..engine.loop import Outcome, TrainingLoop
 from ..engine.progress import Progress
 from ..metrics.records import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
-from ..metrics.rundir import RunWriter
+from ..metrics.rundir import RunState, RunWriter
 from ..metrics.summary import summarise
 from ..metrics.tensorboard import TensorBoardWriter
+from .channel import read_secret
+from .contract import Place
 from .control import AddressInUseError, Control
+from .external import ExternalLauncher, apply_contract, join
 from .local import Launcher, LocalLauncher, NodeChannel
 
 __all__ = ["Driver", "run"]
@@ -40,8 +43,9 @@ MOST_START_ATTEMPTS = 3
 class Records:
     """Writes each record to the run directory, to TensorBoard, and onto the screen."""
 
-    def __init__(self, writer: RunWriter, tensorboard: TensorBoardWriter | None, progress: Progress) -> None:
+    def __init__(self, writer: RunWriter, tensorboard: TensorBoardWriter | None, progress: Progress, event: Callable[..., None]) -> None:
         self._writer = writer
+        self._event = event
         self._tensorboard = tensorboard
         self._progress = progress
 
@@ -64,6 +68,10 @@ class Records:
         if self._tensorboard is not None:
             self._tensorboard.system(record)
 
+    def event(self, event: str, **detail: Any) -> None:
+        """Record an event now."""
+        self._event(event, **detail)
+
     def close(self) -> None:
         """Flush and close."""
         if self._tensorboard is not None:
@@ -84,6 +92,8 @@ class Driver:
         self.control: Control | None = None
         self.launcher: Launcher | None = None
         self.loop: TrainingLoop | None = None
+        self.run_seconds: float | None = None
+        self._early: list[Callable[[], None]] = []
 
     # The one way through --------------------------------------------------------------------------------------------
 
@@ -99,7 +109,8 @@ class Driver:
         self.launcher = make_launcher(placed)
         self.writer = RunWriter.create(self.job)
         self.writer.write_status("starting")
-        self.records = Records(self.writer, TensorBoardWriter(self.writer.path) if self.job.tensorboard else None, self.progress)
+        tensorboard = TensorBoardWriter(self.writer.path) if self.job.tensorboard else None
+        self.records = Records(self.writer, tensorboard, self.progress, self._event)
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             summary = self._supervised(placed, data)
@@ -114,7 +125,7 @@ class Driver:
         try:
             self._start(placed)
             self._train(data)
-        except BaseException as error:  # recorded in the run directory, then raised again below
+        except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
             failure = error
         summary = self._end(failure)
         if failure is not None:
@@ -132,6 +143,7 @@ class Driver:
         self.control = Control(channels, self._on_sample, self._on_log)
         self._check_signals()
         hosts = self.control.hello(deadline - time.monotonic())
+        settle_isolation(channels, hosts)
         self.writer.write_env(hosts)
         for attempt in range(1, MOST_START_ATTEMPTS + 1):
             try:
@@ -144,28 +156,40 @@ class Driver:
                 self.control.end_tasks(0.0, politely=False)
                 self.control.restartable()
 
-    def _start_tasks(self, placed: Sequence[Placed], channels: Sequence[NodeChannel], hosts: Sequence[dict[str, Any]], deadline: float) -> None:
+    def _start_tasks(
+        self, placed: Sequence[Placed], channels: Sequence[NodeChannel], hosts: Sequence[dict[str, Any]], deadline: float
+    ) -> None:
         control = self._control()
         cluster = self._cluster(placed, channels, deadline)
-        threads = {channel.node: self._threads(channel, hosts[channel.node], placed) for channel in channels}
+        threads = {channel.node: self._threads(channel, channels, hosts, placed) for channel in channels}
         tasks = _tasks(placed, cluster, threads)
         self.writer.write_job(self._resolved(cluster, threads))
         control.start_tasks(tasks, cluster, lambda node: self._start_request(channels[node]))
+        self._event("tasks_started", tasks=[task.name for task in tasks])
         control.await_ready(deadline - time.monotonic())
+        self._event("cluster_ready")
 
     def _cluster(self, placed: Sequence[Placed], channels: Sequence[NodeChannel], deadline: float) -> Cluster:
         on_node = {channel.node: [task for task in placed if task.node == channel.node] for channel in channels}
         reserved = self._control().reserve_ports({node: len(tasks) for node, tasks in on_node.items()}, deadline - time.monotonic())
         ports = {task.name: port for node, tasks in on_node.items() for task, port in zip(tasks, reserved[node], strict=True)}
+        ports |= {name: port for channel in channels for name, port in channel.ports.items() if name in ports}
         return Cluster(tuple(placed), tuple(channel.address for channel in channels), ports, secrets.token_hex(32))
 
-    def _threads(self, channel: NodeChannel, host: Mapping[str, Any], placed: Sequence[Placed]) -> int:
-        """Threads per task: cores ÷ all tasks that share them, at least 1."""
+    def _threads(
+        self, own: NodeChannel, channels: Sequence[NodeChannel], hosts: Sequence[Mapping[str, Any]], placed: Sequence[Placed]
+    ) -> int:
+        """Threads per task: cores ÷ all tasks that share them, at least 1.
+
+        Nodes on one machine share its cores, unless they are limited.
+        """
         if self.job.threads is not None:
             return self.job.threads
-        sharing = len(placed) if channel.shares_machine else sum(task.node == channel.node for task in placed)
-        cores = channel.cores or host["cores_available"] or os.cpu_count() or 1
-        return max(1, int(cores // max(1, sharing)))
+        machine = hosts[own.node]["machine"]["boot"]
+        sharing = {channel.node for channel in channels if channel.cores is None and hosts[channel.node]["machine"]["boot"] == machine}
+        nodes = {own.node} if own.cores is not None else sharing
+        cores = own.cores or hosts[own.node]["cores_available"] or os.cpu_count() or 1
+        return max(1, int(cores // max(1, sum(task.node in nodes for task in placed))))
 
     def _start_request(self, channel: NodeChannel) -> dict[str, Any]:
         return {
@@ -194,30 +218,45 @@ class Driver:
 
     def _train(self, data: DataInfo) -> None:
         self.writer.write_status("running")
-        self.zero = time.monotonic()
-        self.ready = time.time()
+        self._sample_now()
+        self._start_clock()
         self._event("run_started")
         self.loop = TrainingLoop(self.job, data, self._control(), self.records, self.progress, self._clock)
         self.progress.start(self.job, self.loop.stop.total)
-        outcome = self.loop.run()
+        try:
+            outcome = self.loop.run()
+        except StalledRunError as error:
+            raise self._explained(error) from error
         self.run_seconds = self._clock()
         self._event("run_ended")
+        self._sample_now()
         if outcome.final_state is not None:
-            np.savez(self.writer.path / "weights.npz", **dict(outcome.final_state.parameters))
+            values: dict[str, Any] = dict(outcome.final_state.parameters)
+            np.savez(self.writer.path / "weights.npz", **values)
+
+    def _explained(self, error: StalledRunError) -> StalledRunError:
+        """Name the tasks that are stopped, or else those that wait in the kernel."""
+        states = self._control().states()
+        stopped = [task for task, state in states.items() if state in "Tt"]
+        named = f"stopped by a signal: {', '.join(stopped)}" if stopped else f"states of the tasks: {states}"
+        return StalledRunError(f"{error}; {named}", stopped[0] if stopped else None)
 
     # End ------------------------------------------------------------------------------------------------------------
 
     def _end(self, failure: BaseException | None) -> dict[str, Any] | None:
         """End every process within a bound, write what there is to say, and return the summary where training had begun."""
-        run_seconds = getattr(self, "run_seconds", self._clock())
+        if self.zero is None:
+            self._start_clock()
+        run_seconds = self.run_seconds if self.run_seconds is not None else self._clock()
+        state, code = _verdict(failure)
         control, launcher = self.control, self.launcher
         if control is not None:
             control.end_tasks(CLOSE_GRACE_SECONDS, politely=failure is None)
             self._record_ends(control, failure)
-            control.finish()
+            control.finish(code)
         if launcher is not None:
+            launcher.ended(code)
             launcher.close()
-        state, code = _verdict(failure)
         summary = None
         if self.loop is not None:
             summary = self._summary(state, run_seconds)
@@ -236,7 +275,7 @@ class Driver:
         if failure is not None:
             self._event("run_failed", cause=str(failure).splitlines()[0] if str(failure) else type(failure).__name__)
 
-    def _summary(self, state: str, run_seconds: float) -> dict[str, Any]:
+    def _summary(self, state: RunState, run_seconds: float) -> dict[str, Any]:
         loop = self.loop
         outcome = loop.outcome if loop is not None else Outcome()
         clock = Clock(
@@ -268,13 +307,38 @@ class Driver:
 
     # What happens on the side ---------------------------------------------------------------------------------------
 
+    def _start_clock(self) -> None:
+        """Start the run clock, and write what was held back because its time on this clock was not known before."""
+        self.zero = time.monotonic()
+        self.ready = time.time()
+        for write in self._early:
+            write()
+        self._early.clear()
+
     def _clock(self) -> float:
-        """Seconds on the run clock; negative or zero before it starts."""
-        return time.monotonic() - self.zero if self.zero is not None else self.began - time.time()
+        """Seconds on the run clock, which has to be started."""
+        return self._since_zero(time.monotonic())
+
+    def _since_zero(self, moment: float) -> float:
+        if self.zero is None:
+            raise RuntimeError("the run clock has not been started")
+        return moment - self.zero
+
+    def _at_its_time(self, write: Callable[[float], None]) -> None:
+        """Write a record stamped with this moment: now, or as soon as the run clock starts."""
+        moment = time.monotonic()
+        if self.zero is None:
+            self._early.append(lambda: write(self._since_zero(moment)))
+        else:
+            write(self._since_zero(moment))
+
+    def _sample_now(self) -> None:
+        if self.job.monitor:
+            self._control().sample_now()
 
     def _on_sample(self, fields: dict[str, Any]) -> None:
         tasks = tuple(TaskSample(**task) for task in fields.pop("tasks"))
-        self.records.system(SystemRecord(**{**fields, "time_seconds": self._clock()}, tasks=tasks))
+        self._at_its_time(lambda now: self.records.system(SystemRecord(**{**fields, "time_seconds": now}, tasks=tasks)))
 
     def _on_log(self, node: int, task: str, text: bytes) -> None:
         path = self.writer.log_path(node, task)
@@ -282,14 +346,14 @@ class Driver:
         path.write_bytes(text)
 
     def _event(self, event: str, **detail: Any) -> None:
-        self.writer.event(EventRecord(event, self._clock(), detail))
+        self._at_its_time(lambda now: self.writer.event(EventRecord(event, now, detail)))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first signal ends the run in good order, a second one at once."""
         self.signals += 1
         if self.signals > 1:
             self._abort()
-        print("trainer: ending the run (once more to end it at once)", file=sys.stderr)
+        note("trainer: ending the run (once more to end it at once)")
         if self.control is not None:
             self.control.interrupt()
 
@@ -315,7 +379,15 @@ class Driver:
         return self.launcher
 
 
-def _verdict(failure: BaseException | None) -> tuple[str, int]:
+def settle_isolation(channels: Sequence[NodeChannel], hosts: Sequence[Mapping[str, Any]]) -> None:
+    """Decide for nodes started elsewhere whether their interfaces are theirs alone: not on loopback, and no other node beside them."""
+    networks = [tuple(sorted(host["machine"].items())) for host in hosts]
+    for channel, network in zip(channels, networks, strict=True):
+        if channel.isolated is None:
+            channel.isolated = networks.count(network) == 1 and not channel.address.startswith("127.")
+
+
+def _verdict(failure: BaseException | None) -> tuple[RunState, int]:
     if failure is None:
         return "succeeded", 0
     if isinstance(failure, InterruptedRunError | KeyboardInterrupt):
@@ -333,8 +405,28 @@ def _tasks(placed: Sequence[Placed], cluster: Cluster, threads: Mapping[int, int
     return tasks
 
 
-def run(job: Job, *, sources: Mapping[str, str], progress: Progress, command: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    """Run a job on this machine's own nodes; return its run directory and its summary. What fails is raised, after it has been recorded."""
+def run(
+    job: Job,
+    *,
+    sources: Mapping[str, str],
+    progress: Progress,
+    command: Sequence[str],
+    place: Place | None = None,
+    secret_file: Path | None = None,
+) -> tuple[int, Path | None, dict[str, Any] | None]:
+    """Run a job: on this machine's own nodes, or at this process's `place` among processes that somebody else started.
+
+    Returns the exit code and, where this process is the driver, the run directory and the summary. What fails is raised, after it
+    has been recorded.
+    """
+    if place is None:
+        driver = Driver(job, sources, progress, command)
+        summary = driver.execute(lambda placed: LocalLauncher(job, len(placed), progress.message))
+        return 0, driver.writer.path, summary
+    secret = read_secret(secret_file)
+    job, sources = apply_contract(job, sources, place)
+    if not place.is_driver:
+        return join(job, place, secret), None, None
     driver = Driver(job, sources, progress, command)
-    summary = driver.execute(lambda placed: LocalLauncher(job, len(placed), progress.message))
-    return driver.writer.path, summary
+    summary = driver.execute(lambda placed: ExternalLauncher(job, place, secret))
+    return 0, driver.writer.path, summary

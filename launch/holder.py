@@ -4,9 +4,9 @@ It makes the namespaces, cables and CPU groups, hands descriptors of the namespa
 and ends when told to or when the owner is gone, however it went: then it waits for the processes in the nodes to end, kills what
 does not, and removes the CPU groups. Namespaces have no names: they go when the last process in them has gone.
 
-Messages are JSON over a socket that keeps their borders. The owner sends ``Request`` first, then ``{"do": "counters"}`` or
-``{"do": "close"}``; the holder answers with ``{"ready": …}`` and the descriptors, with ``{"counters": …}``, or with ``{"lacking": …}``
-or ``{"failed": …}`` and ends.
+Messages are JSON over a socket that keeps their borders. The owner sends ``{"bits_per_second": …, "cores": […]}`` first, then
+``{"do": "counters"}`` or ``{"do": "close"}``. The holder answers ``{"ready": …}`` with the descriptors, then ``{"counters": …}``; or
+``{"lacking": …}`` or ``{"failed": …}``, and ends.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .cgroups import CpuGroup, CpuGroups, Hierarchy, sweep
 from .lacking import LackingError
 from .links import Switchboard
 from .namespaces import identity, open_user_namespace, processes_in
+from .node_layout import MESSAGE_BYTES
 
 __all__ = ["main"]
 
-MESSAGE_BYTES = 65536
 # The owner's processes end by their own means within this time after it; after a proper end there should be none left.
 _PATIENCE_AFTER_DEATH_SECONDS = 5.0
 _PATIENCE_AFTER_CLOSE_SECONDS = 0.5

@@ -6,6 +6,7 @@ Imported only by the holder process: pyroute2 takes a tenth of a second to impor
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 from pyroute2 import IPRoute
@@ -13,11 +14,10 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from .lacking import LackingError
 from .namespaces import join_network, new_network, silence_ipv6
+from .node_layout import INTERFACE, PREFIX_BITS, address
 
-__all__ = ["INTERFACE", "PREFIX", "Switchboard", "address"]
+__all__ = ["Switchboard"]
 
-INTERFACE = "eth0"
-PREFIX = 24
 _LOOPBACK_INDEX = 1  # the first interface of every network namespace
 
 # A bucket of one millisecond is small against a training step, so that a message does not pass for free, and large against the
@@ -27,13 +27,6 @@ _SMALLEST_BURST_BYTES = 2 * 1600
 # A queue of 50 ms, as in a small switch; what comes on top is dropped, and TCP slows down.
 _QUEUE_SECONDS = 0.05
 _LARGEST_SEGMENT_BYTES = 65536  # what the kernel hands to an interface in one piece by default
-# tbf counts bytes per second in 32 bits.
-LARGEST_BITS_PER_SECOND = (2**32 - 1) * 8.0
-
-
-def address(node: int) -> str:
-    """Return the IPv4 address of a node (from 0): 10.77.0.1 and so on."""
-    return f"10.77.0.{node + 1}"
 
 
 def _port(node: int) -> str:
@@ -68,7 +61,7 @@ class Switchboard:
                 _shape(self._route, outer, self._bits_per_second)
                 _shape(inside, inner, self._bits_per_second)
             inside.link("set", index=_LOOPBACK_INDEX, state="up")
-            inside.addr("add", index=inner, address=address(node), prefixlen=PREFIX)
+            inside.addr("add", index=inner, address=address(node), prefixlen=PREFIX_BITS)
             inside.link("set", index=inner, state="up")
         self._route.link("set", index=outer, master=self._bridge, state="up")
         join_network(self._namespace)
@@ -80,9 +73,9 @@ class Switchboard:
         return [table[_port(node)] for node in range(len(self.nodes))]
 
 
-def _netlink(request: object, what: str) -> None:
+def _netlink(request: Callable[[], object], what: str) -> None:
     try:
-        request()  # type: ignore[operator]
+        request()
     except NetlinkError as error:
         if error.code not in (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES):
             raise
@@ -98,14 +91,14 @@ def _index(route: IPRoute, name: str) -> int:
     return found[0]
 
 
-def burst_bytes(bits_per_second: float) -> int:
+def _burst_bytes(bits_per_second: float) -> int:
     """Return the size of the token bucket for a rate."""
     return max(_SMALLEST_BURST_BYTES, int(bits_per_second / 8 * _BURST_SECONDS))
 
 
 def _shape(route: IPRoute, index: int, bits_per_second: float) -> None:
     """Limit what leaves through this end of the pair; the pieces that TCP hands down are cut to fit into the bucket."""
-    burst = burst_bytes(bits_per_second)
+    burst = _burst_bytes(bits_per_second)
     bytes_per_second = max(1, round(bits_per_second / 8))
     route.link("set", index=index, gso_max_size=min(_LARGEST_SEGMENT_BYTES, burst))
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,25 +16,26 @@ from ..engine.messages import Stream
 from . import virtual_nodes
 from .channel import over_stdio
 
-__all__ = ["Launcher", "LocalLauncher", "NodeChannel"]
+__all__ = ["Launcher", "LocalLauncher", "NodeChannel", "close_input"]
 
 
 @dataclass(slots=True)
 class NodeChannel:
     """The driver's end of one node: its channel, address, and what is known about its resources.
 
-    `isolated`: the node has interfaces of its own, so that their counters are the node's. `cores` is the node's CPU limit, where it has
-    one. `shares_machine`: other nodes compute on the same cores. `shares_files`: the agent sees the driver's files.
+    `isolated`: the node has interfaces of its own, so that their counters are the node's; None where the agent has to find out.
+    `cores` is the node's CPU limit, where it has one. `shares_files`: the agent sees the driver's files. `ports` are those that a
+    contract assigns to tasks.
     """
 
     node: int
     stream: Stream
     address: str
-    isolated: bool
+    isolated: bool | None
     cores: float | None
-    shares_machine: bool
     shares_files: bool
     process: subprocess.Popen[bytes] | None = None
+    ports: Mapping[str, int] = field(default_factory=dict)
 
 
 class Launcher(Protocol):
@@ -50,6 +51,10 @@ class Launcher(Protocol):
 
     def kill(self) -> None:
         """End it at once, without waiting; safe in a signal handler."""
+        ...
+
+    def ended(self, exit_code: int) -> None:
+        """Hear what the run's exit code is, before `close`."""
         ...
 
 
@@ -78,7 +83,7 @@ class LocalLauncher:
     def close(self) -> None:
         """End the agents (they kill their tasks when their input closes), then the virtual network."""
         for agent in self._agents:
-            _close_input(agent)
+            close_input(agent)
         for agent in self._agents:
             try:
                 agent.wait(timeout=5.0)
@@ -89,6 +94,9 @@ class LocalLauncher:
                 agent.stdout.close()
         self._agents.clear()
         self._cleanup.close()
+
+    def ended(self, exit_code: int) -> None:
+        """Nothing to do: nobody else waits for the code."""
 
     def kill(self) -> None:
         """Kill the agents at once; their tasks follow them by the parent-death signal."""
@@ -118,7 +126,10 @@ class LocalLauncher:
             return
         text = f"all nodes share 127.0.0.1 ({why}); traffic is counted per task from its sockets"
         if self.job.backend == "tf":
-            text += "; TensorFlow's servers listen on every interface of this machine without authentication: run this on a trusted network only"
+            text += (
+                "; TensorFlow's servers listen on every interface of this machine without authentication: "
+                "run this on a trusted network only"
+            )
         self.warn(text)
 
     def _host_node(self, node: int) -> NodeChannel:
@@ -130,10 +141,11 @@ class LocalLauncher:
 
     def _channel(self, node: int, process: subprocess.Popen[bytes], address: str, *, isolated: bool, cores: float | None) -> NodeChannel:
         self._agents.append(process)
-        return NodeChannel(node, over_stdio(process), address, isolated, cores, cores is None, True, process)
+        return NodeChannel(node, over_stdio(process), address, isolated, cores, True, process)
 
 
-def _close_input(agent: subprocess.Popen[bytes]) -> None:
+def close_input(agent: subprocess.Popen[bytes]) -> None:
+    """Close the agent's input, which ends it; one that is gone already is fine."""
     if agent.stdin is None:
         return
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,16 +23,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..core.errors import UsageError
+from .cgroups import CpuGroup
 from .lacking import LackingError, Part
+from .node_layout import INTERFACE, LEAST_BITS_PER_SECOND, MESSAGE_BYTES, MOST_BITS_PER_SECOND, MOST_NODES, address
 
-__all__ = ["INTERFACE", "MOST_NODES", "Possibility", "VirtualNetwork", "possible"]
+__all__ = ["Possibility", "VirtualNetwork", "possible"]
 
-INTERFACE = "eth0"
-MOST_NODES = 250  # of 253 descriptors that fit in one message, and of 254 addresses in a /24
-_MESSAGE_BYTES = 65536
 _CLOSE_SECONDS = 10.0
-# tbf counts bytes per second in 32 bits; below a frame a second nothing would move.
-_LEAST_BITS_PER_SECOND, _MOST_BITS_PER_SECOND = 12_000.0, (2**32 - 1) * 8.0
+_GROUP_SECONDS = 1.0
 _ENTER = Path(__file__).with_name("enter.py")
 
 
@@ -54,13 +53,13 @@ class VirtualNetwork:
     """
 
     interface = INTERFACE
-    """Name of the one interface, beside ``lo``, that every node has."""
+    """Name of the interface that leads to the other nodes; GLOO_SOCKET_IFNAME needs it."""
 
     def __init__(self, nodes: int, bandwidth_bits_per_second: float | None, cores_of: Callable[[int], float | None]) -> None:
         if not 1 <= nodes <= MOST_NODES:
             raise UsageError.of("nodes", nodes, f"1 to {MOST_NODES} virtual nodes on one machine")
         rate = bandwidth_bits_per_second
-        if rate is not None and not _LEAST_BITS_PER_SECOND <= rate <= _MOST_BITS_PER_SECOND:
+        if rate is not None and not LEAST_BITS_PER_SECOND <= rate <= MOST_BITS_PER_SECOND:
             raise UsageError.of("bandwidth", f"{rate:g}bit", "12kbit to 34gbit for virtual nodes")
         self._rate = rate
         self._cores = tuple(cores_of(node) for node in range(nodes))
@@ -68,6 +67,7 @@ class VirtualNetwork:
             if limit is not None and not 0.001 <= limit <= 10_000:
                 raise UsageError.of("cores_per_node", f"{limit:g}", f"0.001 to 10000 cores (node {node})")
         self._started: _Started | None = None
+        self._programs: list[subprocess.Popen[Any]] = []
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class VirtualNetwork:
     @property
     def addresses(self) -> tuple[str, ...]:
         """The nodes' IPv4 addresses, in order."""
-        return tuple(f"10.77.0.{node + 1}" for node in range(len(self._cores)))
+        return tuple(address(node) for node in range(len(self._cores)))
 
     def cores(self, node: int) -> float | None:
         """Return the CPU limit of a node in cores, or None where it has none."""
@@ -127,17 +127,22 @@ class VirtualNetwork:
             str(started.networks[node]),
             started.processes_files[node] or "-",
         ]
-        return subprocess.Popen([sys.executable, "-I", "-S", str(_ENTER), *place, "--", *argv], pass_fds=inherited, **popen_kwargs)
+        program = subprocess.Popen([sys.executable, "-I", "-S", str(_ENTER), *place, "--", *argv], pass_fds=inherited, **popen_kwargs)
+        self._programs.append(program)
+        return program
 
     def peer_counters(self) -> list[tuple[int, int]]:
         """Return for each node (bytes received from it, bytes sent to it), counted at the switch's end of its cable, whole frames."""
         started = self._running()
-        with self._lock:
-            started.control.send(json.dumps({"do": "counters"}).encode())
-            answer = json.loads(started.control.recv(_MESSAGE_BYTES) or b"{}")
-        if "counters" not in answer:
-            raise RuntimeError("the holder of the virtual network has ended")
-        return [(received, sent) for received, sent in answer["counters"]]
+        try:
+            with self._lock:
+                started.control.send(json.dumps({"do": "counters"}).encode())
+                answer = started.control.recv(MESSAGE_BYTES)
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""
+        if not answer:
+            raise RuntimeError("the holder of the virtual network has ended, so nobody can count any more")
+        return [(received, sent) for received, sent in json.loads(answer)["counters"]]
 
     def close(self) -> None:
         """Take the nodes away; processes still in them get half a second and are then killed. A second call does nothing."""
@@ -145,9 +150,16 @@ class VirtualNetwork:
         if started is None:
             return
         with self._lock, started.control:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the holder was killed: what it held goes with our descriptors
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # the holder was killed: what it held goes with our descriptors
                 started.control.send(json.dumps({"do": "close"}).encode())
             _wait_or_kill(started.holder)
+        for program in self._programs:  # the holder cannot see one that was still on its way into its node
+            _kill_if_running(program)
+        self._programs.clear()
+        for file in filter(None, started.processes_files):  # gone already, unless the holder was killed
+            CpuGroup(Path(file).parent).remove(_GROUP_SECONDS)
         for descriptor in started.networks if started.user is None else (started.user, *started.networks):
             os.close(descriptor)
 
@@ -179,7 +191,7 @@ def _start_holder(theirs: socket.socket) -> subprocess.Popen[bytes]:
 def _ask_for_nodes(holder: subprocess.Popen[bytes], ours: socket.socket, rate: float | None, cores: Sequence[float | None]) -> _Started:
     try:
         ours.send(json.dumps({"bits_per_second": rate, "cores": cores}).encode())
-        message, descriptors, _, _ = socket.recv_fds(ours, _MESSAGE_BYTES, MOST_NODES + 1)
+        message, descriptors, _, _ = socket.recv_fds(ours, MESSAGE_BYTES, MOST_NODES + 1)
     except (BrokenPipeError, ConnectionResetError):
         message, descriptors = b"", []
     answer = json.loads(message or b"{}")
@@ -192,6 +204,17 @@ def _ask_for_nodes(holder: subprocess.Popen[bytes], ours: socket.socket, rate: f
     ready = answer["ready"]
     user = descriptors.pop(0) if ready["rootless"] else None
     return _Started(holder, ours, user, tuple(descriptors), tuple(ready["processes_files"]))
+
+
+def _kill_if_running(program: subprocess.Popen[Any]) -> None:
+    """Kill a child of ours without reaping it: its status is the caller's to read."""
+    if program.returncode is not None:
+        return
+    try:
+        if os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            os.kill(program.pid, signal.SIGKILL)
+    except ChildProcessError:
+        return  # the caller has reaped it by its id
 
 
 def _wait_or_kill(holder: subprocess.Popen[bytes]) -> None:

@@ -13,12 +13,15 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def number_text(value: float | str | None, digits: int = 4) -> str:
-    """Return a figure with `digits` decimals; UNKNOWN for None, and NaN or Infinity (also as the strings JSON has for them) by name."""
+    """Return a figure with `digits` decimals, or three digits where those would hide it; UNKNOWN for None.
+
+    NaN and Infinity (also as the strings JSON has for them) are given by name.
+    """
     if value is None:
         return UNKNOWN
     if isinstance(value, str) or not math.isfinite(value):
         return str(value)
-    return f"{value:,.{digits}f}"
+    return f"{value:.3g}" if 0 < abs(value) < 10 ** (1 - digits) else f"{value:,.{digits}f}"
 
 
 def count_text(value: float | None) -> str:

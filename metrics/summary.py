@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: flo
     """
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
-    position = int(np.searchsorted(reached, math.ceil(share * int(reached[-1])), side="left"))
+    position = int(np.searchsorted(reached, math.ceil(share * int(reached[-1]) - 1e-9), side="left"))
     return float(values[order][position])
 
 
@@ -42,9 +42,10 @@ class _Steps:
         self.steps = self.examples = self.non_finite = 0
         self._seconds, self._counts = array("d"), array("q")
         self._last: deque[float] = deque(maxlen=FINAL_LOSS_UPDATES)
-        self._staleness: Counter[int] = Counter()
+        self._staleness: dict[int, int] = {}
         self.by_worker = [0] * workers
-        self.waits: dict[str, float | None] = {"data_wait_seconds": None, "network_wait_seconds": None}
+        self.data_wait_seconds: float | None = None
+        self.network_wait_seconds: float | None = None
 
     def add(self, record: StepRecord) -> None:
         self.steps += record.count
@@ -55,13 +56,14 @@ class _Steps:
         if not math.isfinite(sum(record.losses)):
             self.non_finite += sum(not math.isfinite(loss) for loss in record.losses)
         if record.staleness is not None:
-            self._staleness.update(record.staleness)
+            for stale in record.staleness:
+                self._staleness[stale] = self._staleness.get(stale, 0) + 1
         if record.worker is not None:
             self.by_worker[record.worker] += record.count
-        for name, so_far in self.waits.items():
-            seconds = getattr(record, name)
-            if seconds is not None:
-                self.waits[name] = (so_far or 0.0) + seconds
+        if record.data_wait_seconds is not None:
+            self.data_wait_seconds = (self.data_wait_seconds or 0.0) + record.data_wait_seconds
+        if record.network_wait_seconds is not None:
+            self.network_wait_seconds = (self.network_wait_seconds or 0.0) + record.network_wait_seconds
 
     def final_loss(self) -> float | None:
         return sum(self._last) / len(self._last) if self._last else None
@@ -174,7 +176,8 @@ def summarise(
         "steps_per_second": _rate(steps.steps, clock.train_seconds),
         "examples_per_second": _rate(steps.examples, clock.train_seconds),
         "step_seconds": steps.step_seconds(),
-        **steps.waits,
+        "data_wait_seconds": steps.data_wait_seconds,
+        "network_wait_seconds": steps.network_wait_seconds,
         "final_train_loss": steps.final_loss(),
         "non_finite_losses": steps.non_finite,
         "eval": _evaluation(evals[-1] if evals else None),

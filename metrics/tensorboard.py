@@ -118,10 +118,7 @@ class TensorBoardWriter:
             before = self._traffic.get(record.node)
             self._traffic[record.node] = record
             if record.time_seconds >= 0:
-                values = _system_values(before, record)
-                self._write(
-                    round(record.time_seconds * 1000), {f"system/node{record.node}/{name}": value for name, value in values.items()}
-                )
+                self._write(round(record.time_seconds * 1000), _system_values(before, record))
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         if not values:

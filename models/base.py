@@ -70,5 +70,3 @@ def initial_values(parameters: tuple[ParameterSpec, ...], seed: int) -> dict[str
         uniform = generator.random(parameter.shape, dtype=np.float64)
         values[parameter.name] = ((2.0 * uniform - 1.0) * parameter.bound).astype(np.float32)
     return values
-
-

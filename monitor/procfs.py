@@ -6,6 +6,7 @@ Fields and their units: proc(5), and Documentation/filesystems/proc.rst of the k
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _READ_BYTES = 1 << 16
+_CPUCLOCK_SCHED = 2
 TICK_SECONDS = 1.0 / _TICKS_PER_SECOND
 
 
@@ -83,10 +85,22 @@ def read_stat(pid: int) -> ProcessStat | None:
         parent=int(fields[1]),
         start_ticks=int(fields[19]),
         ended=fields[0] in (b"Z", b"X"),
-        own_cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND,
+        own_cpu_seconds=_own_cpu_seconds(pid, int(fields[11]) + int(fields[12])),
         reaped_cpu_seconds=(int(fields[13]) + int(fields[14])) / _TICKS_PER_SECOND,
         rss_bytes=int(fields[21]) * _PAGE_BYTES,
     )
+
+
+def _own_cpu_seconds(pid: int, ticks: int) -> float:
+    """Return a process's CPU time to the nanosecond from its clock; where it has none that we may read, from the ticks in ``stat``.
+
+    The number of the clock follows from the process id (clock_getcpuclockid(3); MAKE_PROCESS_CPUCLOCK in the kernel). Ticks of 10 ms
+    would leave an error of 4% in the cores used over half a second.
+    """
+    try:
+        return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
+    except OSError:
+        return ticks / _TICKS_PER_SECOND
 
 
 def read_disk_bytes(pid: int) -> tuple[int, int] | None:

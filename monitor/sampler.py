@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeSampler"]
 
+_STOP_SECONDS = 5.0
+# Over less than this (or half the sampling interval) a slope is noise: the last sample may follow the one before at once.
+_SHORTEST_SLOPE_SECONDS = 0.1
+
 
 class NodeSampler:
     """Watches the tasks of one node. Every method may be called from any thread.
@@ -86,10 +90,12 @@ class NodeSampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take a last sample, end the thread and give its descriptors back; a second call does nothing."""
+        """Take a last sample, end the thread and give its descriptors back; a second call does nothing. Waits 5 s at most."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_STOP_SECONDS)
+            if self._thread.is_alive():  # `emit` hangs: the thread is a daemon and ends with the process
+                return
         with self._lock:
             self._closed = True
             self._gpus.close()
@@ -112,14 +118,15 @@ class NodeSampler:
         while not stopping:
             due = max(due + self._interval, time.monotonic())  # a late sample does not make the next ones crowd
             stopping = self._stopping.wait(due - time.monotonic())
-            record = self.sample()
-            self._hand_on(record)
+            self._sample_and_emit()
 
-    def _hand_on(self, record: SystemRecord) -> None:
-        """Call `emit` without holding the lock: whatever it waits for must not keep the agent from watching tasks."""
-        began = time.thread_time()
+    def _sample_and_emit(self) -> None:
+        """Take a sample and hand it on, without the lock: whatever `emit` waits for must not keep the agent from watching tasks."""
         outcome = Problems()
-        outcome.attempt("handing a sample on", partial(self._emit, record))
+        record = outcome.attempt("sampling", self.sample)
+        began = time.thread_time()
+        if record is not None:
+            outcome.attempt("handing a sample on", partial(self._emit, record))
         with self._lock:
             for text in outcome.take():
                 self._problems.note(text)
@@ -128,7 +135,8 @@ class NodeSampler:
     def _record(self, now: float, began: float) -> SystemRecord:
         interval, cpu, tasks = now - self._last, self._tasks.cpu_seconds(), self._tasks
         before = self._last_cpu_seconds
-        cores_used = (cpu - before) / interval if cpu is not None and before is not None and interval > 0 else None
+        measurable = interval >= min(_SHORTEST_SLOPE_SECONDS, self._interval / 2)
+        cores_used = (cpu - before) / interval if cpu is not None and before is not None and measurable else None
         interfaces = self._problems.attempt("interface counters", self._interfaces.read) if self._interfaces else None
         source, sent, received = self._traffic(interfaces)
         disk = tasks.disk_bytes()

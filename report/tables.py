@@ -37,8 +37,13 @@ def _bytes_rate(value: float | None) -> str:
     return bytes_text(value, per_second=True)
 
 
-def _cores(value: float | None) -> str:
+def _decimal(value: float | None) -> str:
     return number_text(value, 2)
+
+
+def _rate(value: float | None) -> str:
+    """Show a rate whose label already says per what."""
+    return rate_text(value).removesuffix("/s")
 
 
 _ASKED: tuple[Line, ...] = (
@@ -56,20 +61,20 @@ _ASKED: tuple[Line, ...] = (
 _DONE: tuple[Line, ...] = (
     ("steps", "steps", count_text),
     ("examples", "examples", count_text),
-    ("examples/s", "examples_per_second", rate_text),
-    ("steps/s", "steps_per_second", rate_text),
-    ("run", "run_seconds", duration_text),
-    ("init", "init_seconds", duration_text),
-    ("train", "train_seconds", duration_text),
+    ("examples/s", "examples_per_second", _rate),
+    ("steps/s", "steps_per_second", _rate),
+    ("run time", "run_seconds", duration_text),
+    ("init time", "init_seconds", duration_text),
+    ("train time", "train_seconds", duration_text),
     ("final train loss", "final_train_loss", number_text),
     ("test loss", "eval_loss", number_text),
     ("test accuracy", "eval_accuracy", number_text),
     ("time to target", "time_to_target_seconds", duration_text),
-    ("staleness mean", "staleness_mean", _cores),
+    ("staleness mean", "staleness_mean", _decimal),
 )
 
 _NODE: tuple[Line, ...] = (
-    ("CPU cores used", "node_cpu_cores_used_mean", _cores),
+    ("CPU cores used", "node_cpu_cores_used_mean", _decimal),
     ("peak memory", "node_memory_rss_bytes_max", bytes_text),
     ("sent", "node_network_sent_bytes_per_second", _bytes_rate),
     ("received", "node_network_received_bytes_per_second", _bytes_rate),
@@ -89,16 +94,11 @@ def one_run(summary: Mapping[str, Any]) -> RenderableType:
     for label, key, show in _ASKED + _DONE:
         if figures[key] is not None:
             main.add_row(label, show(figures[key]))
-    if summary.get("target"):
-        main.add_row("target", _target(summary))
+    if figures["target"] is not None:
+        main.add_row("target", f"{figures['target']} {'reached' if figures['target_reached'] else 'NOT reached within the budget'}")
     if figures["network_source"] is not None:
         main.add_row("network counted at", _source(figures["network_source"]))
     return Group(main, "", _nodes(figures))
-
-
-def _target(summary: Mapping[str, Any]) -> str:
-    reached = "reached" if summary["target_reached"] else "NOT reached within the budget"
-    return f"{summary['target']} {reached}"
 
 
 def _nodes(figures: Mapping[str, Any]) -> Table:
@@ -122,7 +122,7 @@ def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
     for figures in all_figures:
         table.add_column(str(figures["run"]), justify="right", overflow="fold")
     for label, key, show in _ASKED + _DONE:
-        table.add_row(label, *(show(figures[key]) for figures in all_figures))
+        table.add_row(label, *(_shown(figures, key, show) for figures in all_figures))
         if key == "examples_per_second":
             table.add_row("  relative to the first", *_relative([figures[key] for figures in all_figures]))
     table.add_section()
@@ -136,6 +136,12 @@ def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
 def _relative(values: Sequence[float | None]) -> list[str]:
     first = values[0]
     return [UNKNOWN if value is None or not first else f"{value / first:.2f}x" for value in values]
+
+
+def _shown(figures: Mapping[str, Any], key: str, show: Show) -> str:
+    if key == "time_to_target_seconds" and figures["target_reached"] is False:
+        return "not reached"
+    return show(figures[key])
 
 
 def _at_node(figures: Mapping[str, Any], key: str, node: int, show: Show) -> str:

@@ -5,7 +5,6 @@ Shapes: x_bchw [batch, channels, height, width] float32; y_b [batch] int32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...data.base import DataInfo, Dataset, Split
 
-__all__ = ["RESIDENT_FLOAT_BYTES", "Resident", "normalised", "resident", "resident_from_pixels"]
+__all__ = ["RESIDENT_FLOAT_BYTES", "Resident", "held_as_float", "normalised", "resident", "resident_from_pixels"]
 
 RESIDENT_FLOAT_BYTES = 1 << 30
 """Up to this size a split is held as float32; beyond it as stored (uint8), and each batch is normalised when it is taken."""
@@ -39,18 +38,18 @@ class Resident:
 def resident(data: Dataset, split: Split) -> Resident:
     """Put a split on the current device."""
     labels = tf.constant(data.labels(split).astype(np.int32))
-    if fits(data.info, split):
+    if held_as_float(data.info, split):
         return Resident(data.info, tf.constant(data.inputs(split)), labels)
     return Resident(data.info, tf.constant(np.asarray(data.images(split))), labels)
 
 
 def resident_from_pixels(info: DataInfo, split: Split, pixels_nchw: tf.Tensor, labels_n: tf.Tensor) -> Resident:
     """Make the same from uint8 pixels [n, c, h, w] and int64 labels [n], in ops, for a process that TensorFlow runs remotely."""
-    inputs = normalised(pixels_nchw, info) if fits(info, split) else pixels_nchw
+    inputs = normalised(pixels_nchw, info) if held_as_float(info, split) else pixels_nchw
     return Resident(info, inputs, tf.cast(labels_n, tf.int32))
 
 
-def fits(info: DataInfo, split: Split) -> bool:
+def held_as_float(info: DataInfo, split: Split) -> bool:
     """Return whether a split is held as float32."""
     return info.sizes[split] * int(np.prod(info.input_shape)) * 4 <= RESIDENT_FLOAT_BYTES
 
@@ -69,5 +68,3 @@ def _table(info: DataInfo) -> NDArray[np.float32]:
     table: NDArray[np.float32] = ((pixels[None, :] - mean) / std).astype(np.float32)
     return table
 
-
-Residents = Mapping[Split, Resident]

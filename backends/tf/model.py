@@ -37,8 +37,10 @@ class TfModel:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(order)
             losses_b = _cross_entropy(self.forward(parameters, x_bchw, training=True), y_b)
-            loss = tf.reduce_sum(losses_b) / global_size
-        return loss, tape.gradient(loss, order, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        # The gradient of the division and the sum, written out: a third fewer ops in a small model's step.
+        weights_b = tf.fill(tf.shape(losses_b), 1.0 / global_size)
+        gradients = tape.gradient(losses_b, order, weights_b, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return tf.reduce_sum(losses_b) / global_size, gradients
 
     def sums(self, parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, y_b: tf.Tensor) -> tf.Tensor:
         """Return float64 [3]: the sum of the example losses, the number of correct predictions, the number of examples."""

@@ -18,11 +18,11 @@ from ...core.cluster import Cluster, Task
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
 
-__all__ = ["cluster_tasks", "environment", "prepare", "set_tf_config", "single_threaded_executor", "translated_errors", "within"]
+__all__ = ["SERVER_INTER_OP_THREADS", "cluster_tasks", "environment", "prepare", "set_tf_config", "single_threaded_executor", "translated_errors", "within"]
 
 Result = TypeVar("Result")
 
-_SERVER_INTER_OP_THREADS = 2
+SERVER_INTER_OP_THREADS = 2
 """A server has to answer a second request while an op of the first waits for a message."""
 
 
@@ -45,7 +45,7 @@ def prepare(task: Task, job: Job) -> str:
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(task.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(max(_SERVER_INTER_OP_THREADS, task.threads))
+    tf.config.threading.set_inter_op_parallelism_threads(max(SERVER_INTER_OP_THREADS, task.threads))
     if job.deterministic:
         tf.config.experimental.enable_op_determinism()
         tf.config.experimental.enable_tensor_float_32_execution(False)

@@ -6,8 +6,7 @@ One `tf.function` carries out many steps. With one worker, and unless the wrappe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +21,8 @@ from ..base import EvalResult, Plan, State, StepResult, make_sampler
 from .data import Resident, resident
 from .model import TfModel, build_model
 from .optimizers import Optimizer, build_optimizer
-from .runtime import set_tf_config, single_threaded_executor, translated_errors, within
+from .ranks import Ranks, form
+from .runtime import within
 
 __all__ = ["SyncSession", "open_sync"]
 
@@ -32,36 +32,18 @@ STEPS_PER_CALL = 500
 EVALUATION_BATCH = 1024
 """Examples evaluated at once: bounds the memory that activations take."""
 
-PACK_BYTES = 25 << 20
-"""Gradients are reduced in packs of this size: one for a small model, several that overlap for a large one."""
-
-Reduce = Callable[[Any], Any]
-
-
 def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> SyncSession:
     """Join the other ranks, put data and parameters in place and warm up."""
-    strategy = _form_cluster(task, job) if job.wrapped else None
-    session = SyncSession(task, job, spec, data, device, strategy)
+    session = SyncSession(task, job, spec, data, device, form(task, job, device))
     within(job.start_timeout, "warming up", session.warm_up)
     return session
-
-
-def _form_cluster(task: Task, job: Job) -> tf.distribute.Strategy:
-    set_tf_config(task)
-    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES, timeout_seconds=job.stall_timeout)
-    with translated_errors(task):
-        return within(
-            job.start_timeout, "forming the cluster", lambda: tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-        )
 
 
 class SyncSession:
     """A rank at work; implements `Session`."""
 
-    def __init__(
-        self, task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str, strategy: tf.distribute.Strategy | None
-    ) -> None:
-        self._task, self._job, self._spec, self._device, self._strategy = task, job, spec, device, strategy
+    def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str, ranks: Ranks) -> None:
+        self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
         self._sampler = make_sampler(job, data)
         self._model: TfModel = build_model(job.model, spec)
         self._optimizer: Optimizer = build_optimizer(job)
@@ -72,11 +54,11 @@ class SyncSession:
             self._variables = [tf.Variable(value, name=name) for name, value in spec.initial(job.seed).items()]
             self._slots = [{slot: tf.Variable(tf.zeros_like(variable)) for slot in self._optimizer.slots} for variable in self._variables]
             self._sizes = {split: int(self._data[split].labels.shape[0]) for split in self._data}
-        self._train = self._traced(
-            self._steps, tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, 2], tf.int32), tf.TensorSpec([None, None], tf.float32)
+        integers, floats = tf.int32, tf.float32
+        self._train = ranks.traced(
+            self._steps, tf.TensorSpec([None], integers), tf.TensorSpec([None, 2], integers), tf.TensorSpec([None, None], floats)
         )
-        self._evaluations = {split: self._traced(self._evaluation(split)) for split in self._data}
-        self._spread = self._traced(self._sum_over_ranks, tf.TensorSpec([None], tf.float32))
+        self._evaluations = {split: ranks.traced(self._evaluation(split)) for split in self._data}
 
     def warm_up(self) -> None:
         """Trace and run everything once, on every rank together, then go back to the initial state."""
@@ -124,29 +106,24 @@ class SyncSession:
 
     def load(self, state: State | None) -> None:
         """Replace the state on every rank by that of rank 0."""
-        targets = [(variable, _value(state, None, name)) for name, variable in self._named()]
-        targets += [(of[slot], _value(state, slot, name)) for (name, _), of in zip(self._named(), self._slots, strict=True) for slot in of]
-        for variable, value in targets:
-            given = np.zeros(variable.shape, np.float32) if value is None else value
-            variable.assign(tf.reshape(self._spread(tf.constant(given.ravel())), variable.shape))
-        updates = 0 if state is None else state.updates
-        digits = np.array([updates >> 20, updates & 0xFFFFF], np.float32)  # exact in float32, unlike a large count
-        high, low = self._spread(tf.constant(digits)).numpy().tolist()
-        self._updates = (int(high) << 20) + int(low)
+        for (name, variable), slots in zip(self._named(), self._slots, strict=True):
+            shape = tuple(variable.shape)
+            variable.assign(self._ranks.spread(None if state is None else state.parameters[name], shape))
+            for slot, of in slots.items():
+                of.assign(self._ranks.spread(None if state is None else state.slots[slot][name], shape))
+        self._updates = self._spread_count(None if state is None else state.updates)
 
     def close(self) -> None:
-        """Wait until every rank is here: one that leaves earlier would fail the others. Two barriers, since a rank may see the end of
-        the first while another has yet to read its last message; after the first nothing can be lost any more, so the second may fail."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._strategy is None:
-            return
-        self._spread(tf.zeros([1])).numpy()
-        try:
-            self._spread(tf.zeros([1])).numpy()
-        except tf.errors.OpError as error:
-            tf.get_logger().info("A peer left between the two closing barriers: %s", error)
+        """Wait until every rank is here, then leave; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._ranks.leave()
+
+    def _spread_count(self, count: int | None) -> int:
+        """Return rank 0's count, sent as two float32 that hold it exactly (each below 2²⁴)."""
+        halves = None if count is None else np.array(divmod(count, 1 << 24), np.float32)
+        high, low = self._ranks.spread(halves, (2,)).tolist()
+        return (int(high) << 24) + int(low)
 
     def _named(self) -> list[tuple[str, tf.Variable]]:
         return [(parameter.name, variable) for parameter, variable in zip(self._spec.parameters, self._variables, strict=True)]
@@ -160,7 +137,7 @@ class SyncSession:
         self._updates += len(batches)
         return losses
 
-    def _steps(self, reduce: Reduce, indices: tf.Tensor, slices_k2: tf.Tensor, scalars_ks: tf.Tensor) -> tf.Tensor:
+    def _steps(self, indices: tf.Tensor, slices_k2: tf.Tensor, scalars_ks: tf.Tensor) -> tf.Tensor:
         """Carry out k steps in ops; row i of `slices_k2` is (begin, size) in `indices`, of `scalars_ks` (global size, optimiser's …)."""
         count = tf.shape(slices_k2)[0]
         width = 1 + self._optimizer.host_scalars(np.zeros(0), 1).shape[1]
@@ -168,21 +145,27 @@ class SyncSession:
         def body(step: tf.Tensor, losses: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
             begin, size = tf.split(tf.gather(slices_k2, step), 2)
             global_size, *scalars = tf.unstack(tf.gather(scalars_ks, step), width)
-            x_bchw, y_b = self._data["train"].batch(tf.slice(indices, begin, size))
-            parameters = {name: variable.read_value() for name, variable in self._named()}
-            loss, gradients = self._model.loss_and_gradients(parameters, x_bchw, y_b, global_size)
-            for variable, slots, gradient in zip(self._variables, self._slots, reduce(gradients), strict=True):
-                self._optimizer.apply(variable, slots, gradient, scalars)
+            loss = self._ranks.on_replica(self._step, tf.slice(indices, begin, size), global_size, *scalars)
             return step + 1, losses.write(step, loss)
 
         losses = tf.TensorArray(tf.float32, size=count, element_shape=[])
         _, losses = tf.while_loop(lambda step, _: step < count, body, (tf.constant(0), losses))
-        return reduce([losses.stack()])[0]
+        return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], losses.stack())
 
-    def _evaluation(self, split: Split) -> Callable[[Reduce], tf.Tensor]:
+    def _step(self, indices: tf.Tensor, global_size: tf.Tensor, *scalars: tf.Tensor) -> tf.Tensor:
+        """Apply one update from this rank's examples and the other ranks' gradients; return this rank's share of the loss."""
+        x_bchw, y_b = self._data["train"].batch(indices)
+        parameters = {name: variable.read_value() for name, variable in self._named()}
+        loss, gradients = self._model.loss_and_gradients(parameters, x_bchw, y_b, global_size)
+        for variable, slots, gradient in zip(self._variables, self._slots, self._ranks.add_up(gradients), strict=True):
+            self._optimizer.apply(variable, slots, gradient, scalars)
+        return loss
+
+    def _evaluation(self, split: Split) -> Callable[[], tf.Tensor]:
+        """Make the function that evaluates this rank's share of a split and adds the sums up over all ranks."""
         start, stop = split_evenly(self._sizes[split], self._job.workers)[self._task.rank]
 
-        def evaluation(reduce: Reduce) -> tf.Tensor:
+        def evaluation() -> tf.Tensor:
             parameters = {name: variable.read_value() for name, variable in self._named()}
 
             def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -190,50 +173,6 @@ class SyncSession:
                 return end, sums + self._model.sums(parameters, *self._data[split].batch(tf.range(begin, end)))
 
             _, sums = tf.while_loop(lambda begin, _: begin < stop, body, (tf.constant(start), tf.zeros([3], tf.float64)))
-            return reduce([sums])[0]
+            return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], sums)
 
         return evaluation
-
-    def _sum_over_ranks(self, reduce: Reduce, vector: tf.Tensor) -> tf.Tensor:
-        return reduce([vector])[0]
-
-    def _traced(self, function: Callable[..., tf.Tensor], *signature: tf.TensorSpec) -> Callable[..., tf.Tensor]:
-        """Make a `tf.function` of `function(reduce, …)`, where `reduce` adds a list of tensors up over all ranks."""
-        strategy = self._strategy
-        if strategy is None:
-            device = self._device
-
-            @tf.function(input_signature=signature, autograph=False)
-            def alone(*arguments: tf.Tensor) -> tf.Tensor:
-                with tf.device(device):
-                    return function(lambda tensors: tensors, *arguments)
-
-            def run(*arguments: tf.Tensor) -> tf.Tensor:
-                with single_threaded_executor():
-                    return alone(*arguments)
-
-            return run
-
-        def on_replica(*arguments: tf.Tensor) -> tf.Tensor:
-            return function(_all_reduce, *arguments)
-
-        @tf.function(input_signature=signature, autograph=False)
-        def together(*arguments: tf.Tensor) -> tf.Tensor:
-            return strategy.run(on_replica, args=arguments)
-
-        result: Callable[..., tf.Tensor] = together
-        return result
-
-
-def _all_reduce(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """Add each tensor up over all ranks (called on a replica)."""
-    reduced: Sequence[tf.Tensor] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
-    return reduced
-
-
-def _value(state: State | None, slot: str | None, name: str) -> Array | None:
-    """Return one array of a state: a parameter, or its value in a slot; None where this rank was given no state."""
-    if state is None:
-        return None
-    values: Mapping[str, Array] = state.parameters if slot is None else state.slots[slot]
-    return values[name]

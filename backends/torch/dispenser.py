@@ -17,7 +17,7 @@ EvalSums = tuple[float, int, int]
 
 
 class Dispenser:
-    """Hands tickets to connection threads and collects what comes back for the session's thread."""
+    """Hands tickets to connection threads and collects what comes back for the session's thread. `finished` counts tickets."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -28,6 +28,7 @@ class Dispenser:
         self._sums: list[EvalSums] = []
         self._failure: BaseException | None = None
         self._ended = False
+        self.finished = 0
 
     def join(self, worker: int) -> None:
         """A worker is connected and warm."""
@@ -50,17 +51,20 @@ class Dispenser:
             self._changed.notify_all()
             return ticket, waited
 
-    def finish_train(self, worker: int, result: StepResult) -> None:
+    def finish_train(self, worker: int, result: StepResult | None) -> None:
         """A worker's ticket is used up."""
         with self._changed:
             del self._held[worker]
-            self._results.append(result)
+            self.finished += 1
+            if result is not None:
+                self._results.append(result)
             self._changed.notify_all()
 
     def finish_eval(self, worker: int, sums: EvalSums) -> None:
         """A worker's piece of an evaluation is done."""
         with self._changed:
             del self._held[worker]
+            self.finished += 1
             self._sums.append(sums)
             self._changed.notify_all()
 
@@ -112,6 +116,12 @@ class Dispenser:
         """Whether no ticket is waiting or held."""
         with self._changed:
             return not self._waiting and not self._held
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are results to take, or no worker to make any."""
+        with self._changed:
+            return bool(self._results) or not self._present
 
     def take_results(self) -> list[StepResult]:
         """Return the results that came since the last call."""

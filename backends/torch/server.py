@@ -141,9 +141,16 @@ class ShardServer:
     def _serve_worker(self, link: Link) -> None:
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
-        while True:
-            frame = link.receive(incoming)
-            link.send(Kind.PARAMETERS, outgoing, version=exchange(self._shard, frame, gradient, values)[1])
+        while (frame := link.receive(incoming)).kind != Kind.END:
+            link.send(Kind.PARAMETERS, outgoing, version=self._answer(frame, gradient, values))
+
+    def _answer(self, frame: Frame, gradient: torch.Tensor, values: torch.Tensor) -> int:
+        """Carry out a PUSH or a PULL: leave the newest values in `values` and return their version."""
+        if frame.kind == Kind.PUSH:
+            return self._shard.update(gradient, frame.lr, frame.version, values)[1]
+        if frame.kind == Kind.PULL:
+            return self._shard.read(values)
+        raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
 
     def _serve_chief(self, link: Link) -> None:
         state = torch.empty(self._shard.state_elements)
@@ -167,15 +174,3 @@ class ShardServer:
         self._listener.close(1.0 if self._failure is None else 0.0)
         if self._failure is not None and not stop.is_set():
             raise RunFailedError(self._failure)
-
-
-def exchange(shard: Shard, frame: Frame, gradient: torch.Tensor, values: torch.Tensor) -> tuple[int, int]:
-    """Carry out a PUSH or a PULL: leave the newest values in `values` and return (staleness, version).
-
-    Raises ConnectionError for any other kind.
-    """
-    if frame.kind == Kind.PUSH:
-        return shard.update(gradient, frame.lr, frame.version, values)
-    if frame.kind == Kind.PULL:
-        return 0, shard.read(values)
-    raise ConnectionError(f"the peer sent a frame of kind {frame.kind}, which was not agreed")

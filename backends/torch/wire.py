@@ -12,7 +12,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["Frame", "Kind", "Link", "tune"]
+__all__ = ["FRESH", "Frame", "Kind", "Link", "tune"]
 
 
 class Kind(IntEnum):
@@ -31,7 +31,7 @@ class Kind(IntEnum):
     STORE = 6
     """Chief to a shard: the state to take over. version = updates."""
     END = 7
-    """Chief to a shard: serve no longer."""
+    """Chief to a shard: serve no longer. Worker to a shard: goodbye (no reply)."""
     PARAMETERS = 16
     """Shard to worker: parameters and their version; a trailer, where there is one, is the worker's next ticket."""
     STATE = 17
@@ -52,6 +52,9 @@ class Frame(NamedTuple):
     loss: float
     seconds: float
 
+
+FRESH = 1
+"""Flag of PARAMETERS: time has passed since the push, so that other shards' parameters should be fetched again."""
 
 _LAYOUT = struct.Struct("<BBxxIqqddd")
 _PAYLOAD = frozenset({Kind.PUSH, Kind.STORE, Kind.PARAMETERS, Kind.STATE})

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import click
+import psutil
 import pytest
+
 from crosstrain.cli.main import COMMANDS, main
 from crosstrain.core.fields import flag_name, is_boolean
 from crosstrain.core.job import Job
@@ -126,6 +130,17 @@ def test_a_reader_that_goes_away_ends_the_command_quietly():
     with os.fdopen(writing, "wb") as closed:
         done = subprocess.run([*TRAINER, "run", "--backend", "tf", "--print-config"], stdout=closed, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_ctrl_c_ends_a_command_with_130_and_one_line():
+    command = subprocess.Popen([*TRAINER, "backends"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not psutil.Process(command.pid).children():
+        assert command.poll() is None
+        time.sleep(0.01)
+    os.killpg(command.pid, signal.SIGINT)
+    out, err = command.communicate(timeout=60)
+    assert (command.returncode, out) == (130, "")
+    assert err.strip() == "error: interrupted"
 
 
 def test_shell_completion_lists_commands_and_options():

@@ -11,6 +11,8 @@ from crosstrain.core.job import Job
 from crosstrain.core.layers import RESERVED_VARIABLES, resolve
 from crosstrain.core.plugins import available
 
+SEE = "`trainer run --print-config` lists every setting."
+
 
 @pytest.fixture
 def config(tmp_path):
@@ -144,7 +146,7 @@ def test_a_model_without_a_forward_function_on_the_backend():
     [
         (
             "batchsize = 3",
-            "batchsize (in file {path}): no setting has this name. Did you mean 'batch_size'? `trainer run --print-config` lists every setting.",
+            "batchsize (in file {path}): no setting has this name. Did you mean 'batch_size'? " + SEE,
         ),
         ("epochs = true", "epochs: got 'true' (from file {path}); allowed: a whole number of at least 1."),
         ("lr = -1", "lr: got '-1' (from file {path}); allowed: a number greater than 0."),
@@ -169,7 +171,7 @@ def test_wrong_files(tmp_path, config):
 
 def test_unknown_variables_and_flags_are_refused_with_the_nearest_name():
     assert message(environ={"TRAINER_BATCHSIZE": "3"}) == (
-        "TRAINER_BATCHSIZE: no setting has this environment variable. Did you mean 'TRAINER_BATCH_SIZE'? `trainer run --print-config` lists every setting."
+        "TRAINER_BATCHSIZE: no setting has this environment variable. Did you mean 'TRAINER_BATCH_SIZE'? " + SEE
     )
     assert message({"batchsize": "3"}).startswith("--batchsize: no such option. Did you mean '--batch-size'?")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -191,8 +192,6 @@ class TestDamage:
 
 
 def write_with_digest(folder, fields):
-    import hashlib
-
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": digest}))
 
@@ -295,11 +294,14 @@ class TestThirdParties:
         assert sorted(row.data_dir or "" for row in rows) == ["", str(folders[0]), str(folders[0]), str(folders[1])]
 
     def test_the_remedy_repeats_the_folder(self, cache, tmp_path):
-        (tmp_path / "value.txt").write_text("3")
-        folder = store.prepare("stripes", tmp_path)
-        (folder / "test_labels.npy").unlink()
-        with pytest.raises(DamagedStoreError, match=rf"trainer data prepare stripes --data-dir {tmp_path} --again"):
-            store.open_dataset("stripes", tmp_path)
+        originals = tmp_path / "my files"
+        originals.mkdir()
+        (originals / "value.txt").write_text("3")
+        (store.prepare("stripes", originals) / "test_labels.npy").unlink()
+        with pytest.raises(DamagedStoreError, match=f"trainer data prepare stripes --data-dir '{originals}' --again"):
+            store.open_dataset("stripes", originals)
+        (report,) = store.verify("stripes")
+        assert report.remedy == f"trainer data prepare stripes --data-dir '{originals}' --again"
 
     def test_a_broken_promise_is_named_and_nothing_is_kept(self, cache):
         with pytest.raises(UsageError, match=r"source of 'wrong' is broken: train labels lie in 0…1, not in 0…0"):

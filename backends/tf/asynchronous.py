@@ -1,0 +1,173 @@
+"""Asynchronous training: the chief hands tickets to workers, which update parameters on the parameter servers (ParameterServerStrategy).
+
+A worker gathers its examples from its own copy of the dataset. Many tickets are outstanding at once and the coordinator gives the next
+to whichever worker is free, so that a slow one only takes fewer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ...core.cluster import Task, split_evenly
+from ...core.errors import RunFailedError
+from ...core.job import Job
+from ...data.base import Dataset, Split
+from ...models.base import Array, ModelSpec
+from ..base import EvalResult, Plan, State, StepResult, make_sampler
+from .fetcher import Fetcher
+from .model import build_model
+from .optimizers import build_optimizer
+from .runtime import set_tf_config, translated_errors, within
+from .shards import make_shard
+from .tickets import Ticket, cut, pack, read_outcome
+from .worker import element_spec, evaluation, local_dataset, training
+
+__all__ = ["AsyncSession", "open_chief"]
+
+STEPS_PER_TICKET = 100
+"""Most updates in a ticket by default: handing one out costs about as much as two updates of a small model."""
+
+TICKETS_PER_WORKER = 8
+"""A plan is cut into at least so many tickets per worker, where it has so many updates, so that workers share it by their speed."""
+
+OUTSTANDING_PER_WORKER = 3
+"""One that is being computed, and two so that a worker which finishes early never waits for the chief."""
+
+EVALUATIONS_PER_WORKER = 2
+"""Pieces that a split is evaluated in."""
+
+
+def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSession:
+    """Connect to all servers, lay out parameters and datasets, and warm every worker up."""
+    set_tf_config(task)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    with translated_errors(task):
+        strategy = within(job.start_timeout, "forming the cluster", lambda: tf.distribute.ParameterServerStrategy(resolver))
+    session = AsyncSession(job, spec, data, strategy)
+    within(job.start_timeout, "warming up", lambda: session.warm_up(job.start_timeout))
+    return session
+
+
+class AsyncSession:
+    """The chief at work; implements `Session`. It computes nothing itself."""
+
+    def __init__(self, job: Job, spec: ModelSpec, data: Dataset, strategy: tf.distribute.ParameterServerStrategy) -> None:
+        self._job, self._spec, self._info, self._sizes = job, spec, data.info, dict(data.info.sizes)
+        self._sampler = make_sampler(job, data)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        optimizer, model = build_optimizer(job), build_model(job.model, spec)
+        self._slots = optimizer.slots
+        bounds = split_evenly(spec.size, job.ps)
+        self._shards = [make_shard(index, start, stop, optimizer) for index, (start, stop) in enumerate(bounds)]
+        self._datasets = iter(self._coordinator.create_per_worker_dataset(lambda: local_dataset(data.info)))
+        self._train = self._traced(training(model, self._shards, data.info), tf.TensorSpec([None], tf.int32))
+        self._evaluate = {
+            split: self._traced(evaluation(model, self._shards, data.info, split), tf.TensorSpec([2], tf.int32)) for split in self._sizes
+        }
+        self._window = OUTSTANDING_PER_WORKER * job.workers
+        self._tickets: Fetcher[Ticket] = Fetcher(self._window)
+        self.scheduled = 0
+        self.load(State(spec.initial(job.seed), {slot: self._zeros() for slot in self._slots}))
+
+    def warm_up(self, seconds: float) -> None:
+        """Have every worker carry out every function, then go back to the initial state."""
+        initial = self.state()
+        deadline = time.monotonic() + seconds
+        count = min(2, self._sampler.steps_per_epoch)
+        plan = Plan(0, count, 0, 0, np.zeros(count))
+        seen: set[int | None] = set()
+        while len(seen) < self._job.workers:
+            if time.monotonic() > deadline:
+                raise RunFailedError(f"start_timeout: only workers {sorted(map(str, seen))} of {self._job.workers} became ready")
+            for _ in range(self._job.workers):
+                self._schedule(plan, 0, count)
+            seen.update(result.worker for result in self.drain())
+        for split in self._sizes:
+            self.evaluate(split)
+        self.load(initial)
+        self.scheduled = 0
+
+    def train(self, plan: Plan) -> Iterator[StepResult]:
+        """Hand the plan out; ends when its last ticket is in the queue. Yields tickets of this and earlier plans as they are done."""
+        parts = TICKETS_PER_WORKER * self._job.workers
+        for begin, count in cut(plan, self._job.steps_per_call or STEPS_PER_TICKET, parts):
+            while self._tickets.outstanding >= self._window:
+                yield read_outcome(*self._tickets.next())
+            self._schedule(plan, begin, count)
+
+    def drain(self) -> Iterator[StepResult]:
+        """Wait for all outstanding tickets and yield them."""
+        while self._tickets.outstanding:
+            yield read_outcome(*self._tickets.next())
+
+    def evaluate(self, split: Split) -> EvalResult:
+        """Have the workers evaluate ranges of the split and add their sums up; the number of examples is checked."""
+        self._require_quiescence("evaluate")
+        started = time.perf_counter()
+        pieces: Fetcher[None] = Fetcher(self._job.workers)
+        for start, stop in split_evenly(self._sizes[split], EVALUATIONS_PER_WORKER * self._job.workers):
+            arguments = (self._datasets, tf.constant([start, stop], tf.int32))
+            pieces.expect(None, self._coordinator.schedule(self._evaluate[split], args=arguments))
+        sums = np.zeros(3)
+        while pieces.outstanding:
+            sums += pieces.next()[1]
+        loss_sum, correct, count = sums.tolist()
+        if count != self._sizes[split]:
+            raise RuntimeError(f"evaluation covered {count:g} examples of split {split!r} instead of {self._sizes[split]}")
+        return EvalResult(split, int(count), loss_sum, int(correct), time.perf_counter() - started, self._updates_applied())
+
+    def state(self) -> State:
+        """Return a copy of the state from the parameter servers."""
+        self._require_quiescence("state")
+        parameters = self._named(np.concatenate([shard.values.numpy() for shard in self._shards]))
+        slots = {slot: self._named(np.concatenate([shard.slots[slot].numpy() for shard in self._shards])) for slot in self._slots}
+        return State(parameters, slots, self._updates_applied())
+
+    def load(self, state: State | None) -> None:
+        """Replace the state on the parameter servers."""
+        if state is None:
+            raise RuntimeError("the chief is the only leading task, so it has to be given the state")
+        self._require_quiescence("load")
+        values = self._flat(state.parameters)
+        slots = {slot: self._flat(state.slots[slot]) for slot in self._slots}
+        for shard in self._shards:
+            shard.load(values, slots, state.updates)
+
+    def close(self) -> None:
+        """Nothing is waited for: servers end with their processes, and TensorFlow's coordinator would wait for a dead worker for ever."""
+
+    def _traced(self, function: Callable[..., tf.Tensor], signature: tf.TensorSpec) -> tf.types.experimental.ConcreteFunction:
+        """Trace once, for vectors of any length."""
+        graph = tf.function(function, input_signature=[tf.data.IteratorSpec(element_spec(self._info)), signature], autograph=False)
+        return graph.get_concrete_function()
+
+    def _schedule(self, plan: Plan, begin: int, count: int) -> None:
+        batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count)
+        vector = pack(batches, plan.learning_rates[begin : begin + count])
+        remote = self._coordinator.schedule(self._train, args=(self._datasets, tf.constant(vector)))
+        self._tickets.expect(Ticket(plan.first_step + begin, count, len(batches.indices)), remote)
+        self.scheduled += count
+
+    def _updates_applied(self) -> int:
+        return int(self._shards[0].version.numpy())
+
+    def _require_quiescence(self, what: str) -> None:
+        if self._tickets.outstanding:
+            raise RuntimeError(f"{what} was called with {self._tickets.outstanding} tickets outstanding; drain first")
+
+    def _zeros(self) -> dict[str, Array]:
+        return {parameter.name: np.zeros(parameter.shape, np.float32) for parameter in self._spec.parameters}
+
+    def _flat(self, values: Mapping[str, Array]) -> Array:
+        return np.concatenate([values[parameter.name].ravel() for parameter in self._spec.parameters])
+
+    def _named(self, flat: NDArray[np.float32]) -> dict[str, Array]:
+        """Cut the flat vector into parameters, in the spec's order."""
+        ends = np.cumsum([parameter.size for parameter in self._spec.parameters])
+        parts = np.split(flat, ends[:-1])
+        return {parameter.name: part.reshape(parameter.shape) for parameter, part in zip(self._spec.parameters, parts, strict=True)}

@@ -1,0 +1,144 @@
+"""How a traced function meets the other ranks: not at all, or through MultiWorkerMirroredStrategy's collectives.
+
+Both classes have the same methods, so that training is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from ...core.cluster import Task
+from ...core.job import Job
+from ...models.base import Array
+from .runtime import set_tf_config, single_threaded_executor, translated_errors, within
+
+__all__ = ["Alone", "Ranks", "Together", "form"]
+
+PACK_BYTES = 25 << 20
+"""Gradients are reduced in packs of this size: one for a small model, several that overlap for a large one."""
+
+Traced = Callable[..., tf.Tensor]
+
+
+class Ranks(Protocol):
+    """All ranks of a job, as one of them sees them."""
+
+    def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
+        """Return `function` as a graph, called with tensors of the signature."""
+        ...
+
+    def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
+        """Inside a traced function, also in a loop: call `function` where it may use `add_up`."""
+        ...
+
+    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Inside `on_replica`: return each tensor's sum over all ranks."""
+        ...
+
+    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+        """Return rank 0's array, float32, on every rank; others give None. Called on all ranks alike."""
+        ...
+
+    def leave(self) -> None:
+        """Wait until every rank is done."""
+        ...
+
+
+class Alone:
+    """A single rank without a strategy."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
+        """Trace for TensorFlow's sequential executor, unless a GPU needs ops in parallel to the host's."""
+
+        @tf.function(input_signature=signature, autograph=False)
+        def graph(*arguments: tf.Tensor) -> tf.Tensor:
+            with tf.device(self._device):
+                return function(*arguments)
+
+        if self._device.startswith("GPU"):
+            return graph
+
+        def run(*arguments: tf.Tensor) -> tf.Tensor:
+            with single_threaded_executor():
+                return graph(*arguments)
+
+        return run
+
+    def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
+        """Call the function."""
+        return function(*arguments)
+
+    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Return the tensors."""
+        return tensors
+
+    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+        """Return the array."""
+        if array is None:
+            raise RuntimeError("the first leading task was given no state")
+        return array
+
+    def leave(self) -> None:
+        """Nobody is waiting."""
+
+
+class Together:
+    """One of the ranks that a MultiWorkerMirroredStrategy connects."""
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+        self._sum = self.traced(lambda vector: self.on_replica(lambda v: self.add_up([v])[0], vector), tf.TensorSpec([None], tf.float32))
+
+    def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
+        """Trace as it is: collectives need TensorFlow's parallel executor."""
+        graph: Traced = tf.function(function, input_signature=signature, autograph=False)
+        return graph
+
+    def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
+        """Run the function on this rank's replica."""
+        return self._strategy.run(function, args=arguments)
+
+    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """All-reduce the tensors; those of one type travel together, in packs."""
+        placed = [tensor if tensor.device else tf.identity(tensor) for tensor in tensors]  # the strategy asks where each one is
+        summed: Sequence[tf.Tensor] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed)
+        return summed
+
+    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+        """Add rank 0's array to everybody else's zeros: exact in floating point, except that −0 becomes 0."""
+        given = np.zeros(shape, np.float32) if array is None else array
+        result: Array = self._sum(tf.constant(given.ravel())).numpy().reshape(shape)
+        return result
+
+    def leave(self) -> None:
+        """Pass two barriers: whoever leaves first would fail the others.
+
+        A rank may see the end of a barrier while another has yet to read its last message. After the first barrier nothing can be
+        lost any more, so the second may fail.
+        """
+        self._sum(tf.zeros([1])).numpy()
+        try:
+            self._sum(tf.zeros([1])).numpy()
+        except tf.errors.OpError as error:
+            tf.get_logger().info("A peer left between the two closing barriers: %s", error)
+
+
+def form(task: Task, job: Job, device: str) -> Ranks:
+    """Connect the job's ranks. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) where the port was taken."""
+    if not job.wrapped:
+        return Alone(device)
+    set_tf_config(task)
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES, timeout_seconds=job.stall_timeout)
+
+    def connect() -> Any:
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+    with translated_errors(task):
+        return Together(within(job.start_timeout, "forming the cluster", connect))

@@ -1,0 +1,40 @@
+"""An async worker or parameter server: a TensorFlow server that waits in Python, so that signals keep working."""
+
+from __future__ import annotations
+
+import threading
+
+import tensorflow as tf
+
+from ...core.cluster import Task
+from ...core.job import Job
+from ...data.base import Dataset
+from . import handover
+from .runtime import SERVER_INTER_OP_THREADS, cluster_tasks, translated_errors
+
+__all__ = ["TfServer", "open_server"]
+
+
+def open_server(task: Task, job: Job, data: Dataset) -> TfServer:
+    """Start serving; a worker first lays its dataset out for the ops. Raises OSError(EADDRINUSE) where the port was taken."""
+    if task.placed.role == "worker":
+        handover.offer(data)
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=task.threads, inter_op_parallelism_threads=max(SERVER_INTER_OP_THREADS, task.threads)
+    )
+    with translated_errors(task):
+        server = tf.distribute.Server(
+            cluster_tasks(task.cluster), job_name=task.placed.role, task_index=task.placed.index, protocol="grpc", config=config
+        )
+    return TfServer(server)
+
+
+class TfServer:
+    """Implements `Server`. The TensorFlow server lives as long as the process: it cannot be stopped, and its `join` never returns."""
+
+    def __init__(self, server: tf.distribute.Server) -> None:
+        self._server = server
+
+    def serve(self, stop: threading.Event) -> None:
+        """Wait until `stop` is set. TensorFlow's chief has no message that ends a server; whoever started the process does that."""
+        stop.wait()

@@ -1,0 +1,78 @@
+"""Async: a ticket is a few consecutive updates for whichever worker is free; it travels as one vector, and so does its outcome.
+
+One tensor each way, because every argument and every result of a remote call costs a message of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ...data.sampler import Batches
+from ..base import Plan, StepResult
+
+__all__ = ["Ticket", "Work", "cut", "pack", "pack_outcome", "read_outcome", "unpack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What the chief remembers of a ticket: the steps, from `first_step`, and the number of examples in them."""
+
+    first_step: int
+    count: int
+    examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A ticket in ops: `count` updates; batch i is indices[offsets[i]:offsets[i + 1]]; one learning rate an update, float32."""
+
+    count: tf.Tensor
+    offsets: tf.Tensor
+    learning_rates: tf.Tensor
+    indices: tf.Tensor
+
+
+def cut(plan: Plan, most: int, parts: int) -> list[tuple[int, int]]:
+    """Cut a plan into (begin, count) of at most `most` updates, into at least `parts` tickets where it has so many updates."""
+    size = max(1, min(most, plan.count // parts))
+    return [(begin, min(size, plan.count - begin)) for begin in range(0, plan.count, size)]
+
+
+def pack(batches: Batches, learning_rates: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Return the ticket's vector, int32: count, offsets [count + 1], learning rates as the bits of float32 [count], indices."""
+    rates = learning_rates.astype(np.float32).view(np.int32)
+    return np.concatenate([np.array([len(batches)], np.int32), batches.offsets, rates, batches.indices])
+
+
+def unpack(vector: tf.Tensor) -> Work:
+    """In ops: read the vector that `pack` made."""
+    count = vector[0]
+    offsets_end = count + 2
+    rates_end = offsets_end + count
+    rates = tf.bitcast(vector[offsets_end:rates_end], tf.float32)
+    return Work(count, vector[1:offsets_end], rates, vector[rates_end:])
+
+
+def pack_outcome(worker: tf.Tensor, seconds: tf.Tensor, losses: tf.Tensor, staleness: tf.Tensor) -> tf.Tensor:
+    """In ops: return one float64 vector of everything (float32 and integers below 2⁵³ are exact in it)."""
+    head = tf.stack([tf.cast(worker, tf.float64), seconds])
+    return tf.concat([head, tf.cast(losses, tf.float64), tf.cast(staleness, tf.float64)], axis=0)
+
+
+def read_outcome(ticket: Ticket, outcome: NDArray[np.float64]) -> StepResult:
+    """Return the result of a ticket from the vector that `pack_outcome` made. Raises RuntimeError where its length is off."""
+    if len(outcome) != 2 + 2 * ticket.count:
+        raise RuntimeError(f"a ticket of {ticket.count} updates returned figures of {(len(outcome) - 2) / 2:g}")
+    losses, staleness = outcome[2 : 2 + ticket.count], outcome[2 + ticket.count :]
+    return StepResult(
+        first_step=ticket.first_step,
+        losses=losses.astype(np.float32),
+        examples=ticket.examples,
+        seconds=float(outcome[1]),
+        worker=int(outcome[0]),
+        staleness=staleness.astype(np.int64),
+    )

@@ -1,0 +1,109 @@
+"""Async: what a worker computes when the chief orders it to. These functions are traced on the chief and run on a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...data.base import DataInfo, Split
+from . import handover
+from .data import Resident, held_as_float, resident_from_pixels
+from .model import TfModel, flattened
+from .shards import PULL_EXTRA, Shard, staleness_of
+from .tickets import pack_outcome, unpack
+
+__all__ = ["element_spec", "evaluation", "local_dataset", "training"]
+
+EVALUATION_BATCH = 1024
+"""Examples evaluated at once: bounds the memory that activations take."""
+
+
+def local_dataset(info: DataInfo) -> tf.data.Dataset:
+    """Return a dataset whose every element is (worker's index, train inputs, train labels, test inputs, test labels).
+
+    The arrays are made once, from what the worker offers; each later element is the same memory.
+    """
+
+    def load(worker: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        held = {split: resident_from_pixels(info, split, *arrays) for split, arrays in handover.take(info).items()}
+        return (worker, *(tensor for split in _SPLITS for tensor in (held[split].inputs, held[split].labels)))
+
+    worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+    return tf.data.Dataset.from_tensors(worker).map(load).cache().repeat()
+
+
+def element_spec(info: DataInfo) -> tuple[tf.TensorSpec, ...]:
+    """Return the types of an element of `local_dataset`."""
+    arrays = [
+        spec
+        for split in _SPLITS
+        for spec in (
+            tf.TensorSpec([info.sizes[split], *info.input_shape], tf.float32 if held_as_float(info, split) else tf.uint8),
+            tf.TensorSpec([info.sizes[split]], tf.int32),
+        )
+    ]
+    return tf.TensorSpec([], tf.int64), *arrays
+
+
+def training(model: TfModel, shards: Sequence[Shard], info: DataInfo) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
+    """Make the function (iterator of `local_dataset`, ticket) → outcome; see tickets.py for the two vectors."""
+
+    def train(iterator: Iterator[Any], ticket: tf.Tensor) -> tf.Tensor:
+        worker, data = _resident(info, "train", next(iterator))
+        work = unpack(ticket)
+        with tf.control_dependencies([data.labels]):
+            started = tf.timestamp()
+        with tf.control_dependencies([started]):
+            first_pull = [shard.pull() for shard in shards]
+
+        def body(step: tf.Tensor, messages: list[tf.Tensor], losses: tf.TensorArray, staleness: tf.TensorArray) -> tuple[Any, ...]:
+            begin, end = tf.gather(work.offsets, step), tf.gather(work.offsets, step + 1)
+            x_bchw, y_b = data.batch(work.indices[begin:end])
+            loss, gradients = model.loss_and_gradients(_parameters(model, messages), x_bchw, y_b, tf.cast(end - begin, tf.float32))
+            gradient, rate = flattened(gradients), tf.gather(work.learning_rates, step)
+            messages = [
+                shard.push(gradient[shard.start : shard.stop], rate, pulled) for shard, pulled in zip(shards, messages, strict=True)
+            ]
+            return step + 1, messages, losses.write(step, loss), staleness.write(step, staleness_of(messages[0]))
+
+        losses, staleness = (tf.TensorArray(dtype, size=work.count, element_shape=[]) for dtype in (tf.float32, tf.int64))
+        start = (tf.constant(0), first_pull, losses, staleness)
+        _, messages, losses, staleness = tf.while_loop(lambda step, *_: step < work.count, body, start)
+        with tf.control_dependencies(messages):
+            seconds = tf.timestamp() - started
+        return pack_outcome(worker, seconds, losses.stack(), staleness.stack())
+
+    return train
+
+
+def evaluation(model: TfModel, shards: Sequence[Shard], info: DataInfo, split: Split) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
+    """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [3], as `TfModel.sums` of these examples."""
+
+    def evaluate(iterator: Iterator[Any], bounds: tf.Tensor) -> tf.Tensor:
+        _, data = _resident(info, split, next(iterator))
+        parameters = _parameters(model, [shard.pull() for shard in shards])
+
+        def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            end = tf.minimum(begin + EVALUATION_BATCH, bounds[1])
+            return end, sums + model.sums(parameters, *data.batch(tf.range(begin, end)))
+
+        _, sums = tf.while_loop(lambda begin, _: begin < bounds[1], body, (bounds[0], tf.zeros([3], tf.float64)))
+        return sums
+
+    return evaluate
+
+
+_SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+def _resident(info: DataInfo, split: Split, element: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Resident]:
+    """Return the worker's index and one split of an element of `local_dataset`."""
+    position = 1 + 2 * _SPLITS.index(split)
+    return element[0], Resident(info, element[position], element[position + 1])
+
+
+def _parameters(model: TfModel, messages: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Return the parameters in the shards' messages."""
+    return model.unflattened(tf.concat([message[:-PULL_EXTRA] for message in messages], axis=0))

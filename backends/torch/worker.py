@@ -1,0 +1,182 @@
+"""An asynchronous worker: pull parameters, compute a gradient, push it; which examples, its ticket says and the sampler derives.
+
+On the CPU the parameters lie in the buffer that the network fills, and gradients leave from the buffer they are gathered in.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from ...core.cluster import Placed, Task
+from ...core.errors import RunFailedError
+from ...core.job import Job
+from ...data.base import Dataset, Split
+from ...models.base import ModelSpec
+from ..base import make_sampler
+from .data import ResidentSplit
+from .handshake import Hello, connect
+from .model import Model
+from .server import shard_bounds
+from .shard import bytes_of
+from .tickets import EvalTicket, Ticket, TrainTicket, decode
+from .wire import FRESH, Frame, Kind, Link
+
+__all__ = ["Worker"]
+
+
+@dataclass(slots=True)
+class Remote:
+    """A shard as a worker sees it: its connection, its part of the two flat buffers, and the version last read."""
+
+    link: Link
+    values: memoryview
+    gradient: memoryview
+    version: int = field(default=0)
+
+    def push(self, lr: float, loss: float, seconds: float) -> None:
+        """Send this shard's part of the gradient."""
+        self.link.send(Kind.PUSH, self.gradient, version=self.version, lr=lr, loss=loss, seconds=seconds)
+
+    def receive(self) -> Frame:
+        """Wait for the newest parameters."""
+        frame = self.link.receive(self.values)
+        self.version = frame.version
+        return frame
+
+    def pull(self) -> None:
+        """Fetch the newest parameters."""
+        self.link.send(Kind.PULL)
+        self.receive()
+
+
+class Worker:
+    """The task of one worker; a `Server`."""
+
+    def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
+        self._job, self._device = job, device
+        self._sampler = make_sampler(job, data)
+        self._splits: dict[Split, ResidentSplit] = {split: ResidentSplit(data, split, device) for split in ("train", "test")}
+        self._values, self._gradient = torch.zeros(model.size), torch.zeros(model.size)
+        self._on_device = self._values if device.type == "cpu" else self._values.to(device)
+        self._model = Model.on(job, model, self._on_device)
+        sizes = [parameter.size for parameter in model.parameters]
+        self._gradient_views = [
+            view.view(parameter.shape) for view, parameter in zip(self._gradient.split(sizes), model.parameters, strict=True)
+        ]
+        self._warm_up()
+        self._remotes = self._connect(task, model)
+        for remote in self._remotes:
+            remote.pull()
+        self._chief, self._others = self._remotes[0], self._remotes[1:]
+        self._done = threading.Event()
+        self._failure: BaseException | None = None
+        self._chief.link.send(Kind.READY)
+
+    def _connect(self, task: Task, model: ModelSpec) -> list[Remote]:
+        """Connect to every shard, the chief's first."""
+        deadline = time.monotonic() + self._job.start_timeout
+        holders: list[Placed] = [*task.cluster.of_role("chief"), *task.cluster.of_role("ps")]
+        values, gradient = bytes_of(self._values), bytes_of(self._gradient)
+        remotes = []
+        for placed, (start, stop) in zip(holders, shard_bounds(model, self._job.ps), strict=True):
+            hello = Hello("worker", task.placed.index, stop - start)
+            link = connect(task.cluster.endpoint(placed), task.cluster.secret, hello, deadline)
+            remotes.append(Remote(link, values[4 * start : 4 * stop], gradient[4 * start : 4 * stop]))
+        return remotes
+
+    def _warm_up(self) -> None:
+        """Run the kernels of training and evaluation once, on parameters that are all zero."""
+        data = self._splits["train"]
+        for _ in range(2):
+            self._compute(*data.span(0, min(self._job.per_worker_batch, len(data))))
+        self._model.sums(self._splits["test"], 0, 1)
+
+    def _compute(self, x: torch.Tensor, y: torch.Tensor) -> float:
+        """Gather the batch's gradient in the outgoing buffer and return the mean loss."""
+        if self._on_device is not self._values:
+            self._on_device.copy_(self._values)
+        loss = self._model.mean_loss(x, y)
+        torch._foreach_copy_(self._gradient_views, torch.autograd.grad(loss, self._model.leaves))
+        return float(loss.detach())
+
+    def serve(self, stop: threading.Event) -> None:
+        """Work until the chief has no more tickets or `stop` is set.
+
+        Raises RunFailedError where a parameter server is lost. The work is done in a thread, so that signals reach this one.
+        """
+        thread = threading.Thread(target=self._work, name="work", daemon=True)
+        thread.start()
+        while not self._done.wait(0.1) and not stop.is_set():
+            pass
+        for remote in self._remotes:
+            remote.link.abort()
+        thread.join()
+        for remote in self._remotes:
+            remote.link.close()
+        if self._failure is not None and not stop.is_set():
+            if isinstance(self._failure, OSError):
+                raise RunFailedError(f"lost a parameter server: {self._failure}") from self._failure
+            raise self._failure
+
+    def _work(self) -> None:
+        try:
+            frame = self._chief.receive()
+            while (ticket := self._next(frame)) is not None:
+                frame = self._train(ticket) if isinstance(ticket, TrainTicket) else self._evaluate(ticket)
+            for remote in self._others:
+                remote.link.send(Kind.END)
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which raises it
+            self._failure = error
+        finally:
+            self._done.set()
+
+    def _next(self, frame: Frame) -> Ticket | None:
+        """Read the ticket that came with the parameters; after a wait, fetch the other shards' newest parameters too."""
+        ticket = decode(self._chief.link.receive_trailer(frame))
+        if ticket is not None and frame.flags & FRESH:
+            for remote in self._others:
+                remote.pull()
+        return ticket
+
+    def _train(self, ticket: TrainTicket) -> Frame:
+        """Compute and push every update of a ticket; return the reply to the last."""
+        batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count)
+        rates = ticket.learning_rates.tolist()
+        clock, compute, exchange, position, last = time.perf_counter, self._compute, self._exchange, 0, ticket.count - 1
+        began = clock()
+        for block in self._splits["train"].blocks(batches):
+            for x, y in block:
+                loss = compute(x, y)
+                frame = exchange(rates[position], loss, clock() - began, position == last)
+                began = clock()
+                position += 1
+        return frame
+
+    def _exchange(self, lr: float, loss: float, seconds: float, last: bool) -> Frame:
+        """Push the gradient to every shard and take in the new parameters.
+
+        The chief counts an update as applied when its own shard has it. So at the end of a ticket, after which it may read the state,
+        the other shards come first.
+        """
+        for remote in self._others:
+            remote.push(lr, loss, seconds)
+        if last:
+            for remote in self._others:
+                remote.receive()
+        self._chief.push(lr, loss, seconds)
+        if not last:
+            for remote in self._others:
+                remote.receive()
+        return self._chief.receive()
+
+    def _evaluate(self, ticket: EvalTicket) -> Frame:
+        """Compute the sums of an evaluation's piece and return the reply."""
+        if self._on_device is not self._values:
+            self._on_device.copy_(self._values)
+        loss_sum, correct, examples = self._model.sums(self._splits[ticket.split], ticket.start, ticket.stop)
+        self._chief.link.send(Kind.SUMS, version=correct, count=examples, loss=loss_sum)
+        return self._chief.receive()

@@ -1,0 +1,143 @@
+"""Where does this process stand, when something else than `trainer` started the processes? Reads the contracts of others.
+
+- torchrun: ``RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT``
+- TensorFlow: ``TF_CONFIG``, a JSON object with ``cluster`` (role → list of host:port) and ``task`` (type, index)
+- our own: ``--node-rank i --rendezvous HOST:PORT`` on each of ``--nodes`` nodes
+
+The first process of a node acts as its agent and starts all of the node's tasks, the first of all is the driver as well; the others
+stand by, so that whoever started them sees the run's end and its exit code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..core.errors import UsageError
+
+__all__ = ["Place", "find_place"]
+
+CONTROL_PORTS = 8
+"""How many ports above the contract's own are tried for the control channel, where the contract names none for it."""
+
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One process among those that were started elsewhere.
+
+    `rendezvous` is the driver's host with the ports on which it may be found, in the order to try. `shape` are the job's fields that
+    the contract decides. `standbys` counts the processes of all nodes that are no agents. `addresses` has the nodes' addresses where
+    the contract names them, else it is empty. `ports` are those that the contract assigns to tasks, by task name.
+    """
+
+    contract: str
+    node: int
+    local_rank: int
+    rendezvous: tuple[str, tuple[int, ...]]
+    shape: Mapping[str, int]
+    standbys: int = 0
+    addresses: tuple[str, ...] = ()
+    ports: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_driver(self) -> bool:
+        """Whether this process is the driver and node 0's agent."""
+        return self.node == 0 and self.local_rank == 0
+
+
+def find_place(environment: Mapping[str, str], rendezvous: str | None, node_rank: int | None, nodes: int) -> Place | None:
+    """Return this process's place, or None where it was started by a person alone, on one machine.
+
+    Raises UsageError for half a contract or one that does not make sense.
+    """
+    if rendezvous is not None or node_rank is not None:
+        return _own(rendezvous, node_rank, nodes)
+    if all(name in environment for name in _TORCHRUN):
+        return _torchrun(environment)
+    if environment.get("TF_CONFIG", "").strip():
+        return _tf_config(environment["TF_CONFIG"])
+    return None
+
+
+def _own(rendezvous: str | None, node_rank: int | None, nodes: int) -> Place:
+    if rendezvous is None or node_rank is None:
+        raise UsageError("--node-rank and --rendezvous belong together: give both on every node, the same HOST:PORT everywhere")
+    if not 0 <= node_rank < nodes:
+        raise UsageError.of("--node-rank", node_rank, f"0 to {nodes - 1} (--nodes {nodes})")
+    return Place("--rendezvous", node_rank, 0, _host_and_port("--rendezvous", rendezvous), {"nodes": nodes})
+
+
+def _torchrun(environment: Mapping[str, str]) -> Place:
+    try:
+        rank, local_rank, world, local_world, port = (int(environment[name]) for name in _TORCHRUN if name != "MASTER_ADDR")
+    except ValueError as error:
+        raise UsageError(f"the variables {' '.join(_TORCHRUN)} are set, but not all are numbers: {error}") from error
+    if local_world < 1 or world % local_world or not 0 <= rank < world:
+        raise UsageError(
+            f"RANK {rank}, WORLD_SIZE {world} and LOCAL_WORLD_SIZE {local_world} do not fit; every node needs the same number of processes"
+        )
+    shape = {"nodes": world // local_world, "procs_per_node": local_world}
+    return Place(
+        "torchrun", rank // local_world, local_rank, (environment["MASTER_ADDR"], _ports_above(port)), shape, world - world // local_world
+    )
+
+
+def _tf_config(text: str) -> Place:
+    try:
+        config = json.loads(text)
+        cluster: dict[str, list[str]] = {role: list(addresses) for role, addresses in config["cluster"].items()}
+        own_role, own_index = str(config["task"]["type"]), int(config["task"]["index"])
+        own = (own_role, own_index, *_endpoint(cluster[own_role][own_index]))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UsageError(
+            f"TF_CONFIG: got {text[:120]!r} ({type(error).__name__}: {error}); needs cluster (role: [host:port, …]) and task (type, index)"
+        ) from error
+    unknown = sorted(set(cluster) - {"chief", "worker", "ps"})
+    if unknown:
+        raise UsageError.of("TF_CONFIG", ", ".join(unknown), "the roles chief, worker, ps", ["chief", "worker", "ps"])
+    everyone = [
+        (role, index, *_endpoint(address)) for role in ("chief", "worker", "ps") for index, address in enumerate(cluster.get(role, []))
+    ]
+    hosts = list(dict.fromkeys(host for _, _, host, _ in everyone))
+    ranks = [entry for entry in everyone if entry[0] == "worker" or (entry[0] == "chief" and "ps" not in cluster)]
+    per_host = {host: [entry for entry in ranks if entry[2] == host] for host in hosts}
+    counts = {len(entries) for entries in per_host.values()}
+    if len(counts) != 1 or 0 in counts:
+        found = ", ".join(f"{host}: {len(entries)}" for host, entries in per_host.items())
+        raise UsageError(f"TF_CONFIG: every host needs the same number of workers (found {found})")
+    ordered = [entry for host in hosts for entry in per_host[host]]
+    ports = {f"worker-{number}": port for number, (_, _, _, port) in enumerate(ordered)}
+    ports |= {f"{role}-{index}": port for role, index, _, port in everyone if role == "ps" or (role == "chief" and "ps" in cluster)}
+    node = hosts.index(own[2])
+    here = [entry for entry in everyone if entry[2] == own[2]]
+    control = max(port for _, _, host, port in everyone if host == hosts[0])
+    shape = {"nodes": len(hosts), "procs_per_node": counts.pop()}
+    if "ps" in cluster:
+        shape["ps"] = len(cluster["ps"])
+    return Place(
+        "TF_CONFIG", node, here.index(own), (hosts[0], _ports_above(control)), shape, len(everyone) - len(hosts), tuple(hosts), ports
+    )
+
+
+def _endpoint(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host:
+        raise ValueError(f"{address!r} is not host:port")
+    return host, int(port)
+
+
+def _host_and_port(key: str, text: str) -> tuple[str, tuple[int, ...]]:
+    try:
+        host, port = _endpoint(text)
+    except ValueError as error:
+        raise UsageError.of(key, text, "HOST:PORT, such as 10.0.0.1:29400") from error
+    if not 1 <= port <= 65535:
+        raise UsageError.of(key, text, "a port from 1 to 65535")
+    return host, (port,)
+
+
+def _ports_above(port: int) -> tuple[int, ...]:
+    return tuple(range(port + 1, port + 1 + CONTROL_PORTS))

@@ -1,0 +1,26 @@
+"""A backend that crosstrain has never heard of joins by entry points and passes the suite."""
+
+import os
+from pathlib import Path
+
+import pytest
+from crosstrain.conformance.suite import BackendConformance
+from crosstrain.core import plugins
+
+TOY = Path(__file__).parent.parent / "toy"
+
+
+@pytest.fixture(autouse=True)
+def _toy_installed(monkeypatch):
+    """Put the toy distribution, with its entry points, on the path of this process and of those it starts."""
+    monkeypatch.syspath_prepend(str(TOY))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
+
+
+def test_entry_points_make_it_known():
+    assert "toy" in plugins.available("backend")
+    assert "toy" not in {plugin.name for plugin in plugins.BUILT_IN["backend"]}
+
+
+class TestToyBackend(BackendConformance):
+    backend = "toy"

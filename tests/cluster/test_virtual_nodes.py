@@ -1,0 +1,362 @@
+"""Virtual nodes are real: separate, reachable, shaped, limited, and gone afterwards, as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crosstrain.core.errors import UsageError
+from crosstrain.launch.cgroups import Hierarchy
+from crosstrain.launch.lacking import LackingError
+from crosstrain.launch.virtual_nodes import VirtualNetwork, possible
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
+
+PYTHON = [sys.executable, "-I", "-S"]
+TRAFFIC = [*PYTHON, str(Path(__file__).with_name("node_traffic.py"))]
+PORT = 5000
+
+
+def unlimited(_: int) -> None:
+    return None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_namespaces() -> None:
+    able = possible()
+    if not able.ok:
+        pytest.skip(f"{able.reason}. {able.remedy}")
+
+
+@pytest.fixture(scope="module")
+def groups() -> Path:
+    """The folder in which CPU groups are made."""
+    try:
+        return Hierarchy.find().base
+    except LackingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def three() -> Iterator[VirtualNetwork]:
+    with VirtualNetwork(3, None, unlimited) as network:
+        yield network
+
+
+def output(network: VirtualNetwork, node: int, program: str) -> str:
+    """Run a Python program in a node; return what it prints."""
+    process = network.popen(node, [*PYTHON, "-c", program], stdout=subprocess.PIPE, text=True)
+    written, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    return str(written)
+
+
+def start_sink(network: VirtualNetwork, node: int, connections: int) -> subprocess.Popen[str]:
+    sink = network.popen(node, [*TRAFFIC, "sink", str(PORT), str(connections)], stdout=subprocess.PIPE, text=True)
+    assert sink.stdout is not None
+    assert sink.stdout.readline() == "ready\n"
+    return sink
+
+
+def start_sender(network: VirtualNetwork, node: int, to: int, size: int, seconds: float) -> subprocess.Popen[str]:
+    argv = [*TRAFFIC, "send", network.addresses[to], str(PORT), str(size), str(seconds)]
+    return network.popen(node, argv, stdout=subprocess.PIPE, text=True)
+
+
+def test_every_node_reaches_every_other(three: VirtualNetwork) -> None:
+    for receiver in range(3):
+        sink = start_sink(three, receiver, 2)
+        senders = [start_sender(three, node, receiver, 300_000, 20.0) for node in range(3) if node != receiver]
+        assert [sender.communicate(timeout=30)[0] for sender in senders] == ["300000\n", "300000\n"]
+        assert sink.communicate(timeout=30)[0] == "600000\n"
+
+
+def test_a_node_has_one_address_and_no_way_out(three: VirtualNetwork) -> None:
+    names = "import socket; print(*sorted(name for _, name in socket.if_nameindex()))"
+    assert output(three, 2, names).split() == [three.interface, "lo"]
+    routes = [line.split()[:2] for line in output(three, 2, "print(open('/proc/net/route').read())").splitlines()[1:] if line]
+    assert routes == [[three.interface, "00004D0A"]]  # 10.77.0.0, and no default route
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        attempt = f"import socket; print(socket.socket().connect_ex(('127.0.0.1', {server.getsockname()[1]})))"
+        assert output(three, 0, attempt).strip() == "111"  # refused: its loopback is not ours
+
+
+def test_both_ends_of_a_cable_count_the_same(three: VirtualNetwork) -> None:
+    sink = start_sink(three, 0, 1)
+    start_sender(three, 1, 0, 5_000_000, 20.0).communicate(timeout=30)
+    sink.communicate(timeout=30)
+    peers = three.peer_counters()
+    for node, (from_node, to_node) in enumerate(peers):
+        line = next(line for line in output(three, node, "print(open('/proc/net/dev').read())").splitlines() if three.interface in line)
+        columns = line.split()
+        assert (int(columns[1]), int(columns[9])) == (to_node, from_node)
+    assert 5_000_000 < peers[1][0] < 5_500_000  # the payload and its headers
+    assert 0.98 < peers[0][1] / peers[1][0] < 1.02
+    assert sum(peers[2]) < 1000
+
+
+@pytest.mark.parametrize(("senders", "receiver"), [([1, 2], 0), ([0], 1)], ids=["two to one", "one to one"])
+def test_bandwidth_holds_in_both_directions(senders: list[int], receiver: int) -> None:
+    limit = 100e6
+    with VirtualNetwork(3, limit, unlimited) as network:
+        sink = start_sink(network, receiver, len(senders))
+        running = [start_sender(network, node, receiver, 0, 2.2) for node in senders]
+        time.sleep(0.6)
+        before, start = network.peer_counters(), time.perf_counter()
+        time.sleep(1.2)
+        after, seconds = network.peer_counters(), time.perf_counter() - start
+        for process in [*running, sink]:
+            process.communicate(timeout=30)
+    into = (after[receiver][1] - before[receiver][1]) * 8 / seconds
+    out_of = [(after[node][0] - before[node][0]) * 8 / seconds for node in senders]
+    assert 0.85 * limit <= into <= 1.05 * limit
+    assert max(out_of) <= 1.05 * limit
+    assert sum(out_of) >= 0.85 * limit
+
+
+def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:
+    burn = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass"
+    with VirtualNetwork(2, None, lambda node: [0.5, None][node]) as network:
+        assert (network.cores(0), network.cores(1)) == (0.5, None)
+        where = output(network, 0, "import os; print(open('/proc/self/cgroup').read())")
+        (group,) = groups.glob(f"crosstrain-*-{os.getpid()}-*-node0")
+        assert group.name in where
+        assert group.name not in output(network, 1, "print(open('/proc/self/cgroup').read())")
+        process = network.popen(0, [*PYTHON, "-c", burn])
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert 0.6 * 0.75 <= usage.ru_utime + usage.ru_stime <= 1.2 * 0.75 + 0.02
+    assert not group.exists()
+
+
+def test_the_process_is_the_program_itself(three: VirtualNetwork, tmp_path: Path) -> None:
+    program = "import os, signal, sys; print(os.getpid(), os.getppid(), os.getcwd(), os.environ['MARK'], len(os.listdir('/proc/self/fd')))"
+    process = three.popen(0, [*PYTHON, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={"MARK": "seen"})
+    written, _ = process.communicate(timeout=30)
+    assert written.split() == [str(process.pid), str(os.getpid()), str(tmp_path), "seen", "4"]  # 0, 1, 2 and the listing's own
+    ended_by_pipe = three.popen(0, ["sh", "-c", "kill -PIPE $$"])
+    assert ended_by_pipe.wait(timeout=30) == -signal.SIGPIPE  # not ignored, as Python would leave it
+
+
+def test_a_program_that_cannot_run_says_so(three: VirtualNetwork) -> None:
+    process = three.popen(1, ["no-such-program"], stderr=subprocess.PIPE, text=True)
+    _, complaint = process.communicate(timeout=30)
+    assert process.returncode == 127
+    assert "no-such-program" in complaint
+    with pytest.raises(TypeError, match="shell"):
+        three.popen(1, ["true"], shell=True)
+
+
+def test_closing_takes_everything_away() -> None:
+    network = VirtualNetwork(1, None, unlimited)
+    network.start()
+    ended = network.popen(0, ["true"])
+    ended.wait(timeout=30)
+    settled = network.popen(0, ["sh", "-c", "sleep 600 & echo started; wait"], stdout=subprocess.PIPE, start_new_session=True)
+    assert settled.stdout is not None
+    with settled.stdout:
+        settled.stdout.readline()
+    entering = network.popen(0, ["sleep", "600"], start_new_session=True)
+    link, holder = os.readlink(f"/proc/{settled.pid}/ns/net"), network.holder_pid
+    network.close()
+    network.close()
+    assert (ended.returncode, settled.wait(timeout=5), entering.wait(timeout=5)) == (0, -signal.SIGKILL, -signal.SIGKILL)
+    assert processes_of_network(link) == []
+    assert not Path(f"/proc/{holder}").exists()
+    with pytest.raises(RuntimeError, match="not running"):
+        network.popen(0, ["true"])
+
+
+def test_a_killed_holder_costs_the_counters_but_not_the_nodes(groups: Path) -> None:
+    with VirtualNetwork(2, None, lambda _: 1.0) as network, VirtualNetwork(2, None, lambda _: 1.0) as another:
+        os.kill(network.holder_pid, signal.SIGKILL)
+        sink = start_sink(network, 0, 1)
+        assert start_sender(network, 1, 0, 1000, 20.0).communicate(timeout=30)[0] == "1000\n"
+        assert sink.communicate(timeout=30)[0] == "1000\n"
+        with pytest.raises(RuntimeError, match="holder"):
+            network.peer_counters()
+        assert len(another.peer_counters()) == 2
+        assert len(list(groups.glob(f"crosstrain-*-{os.getpid()}-*"))) == 4
+    assert list(groups.glob(f"crosstrain-*-{os.getpid()}-*")) == []
+
+
+OWNER = """
+import json, os, subprocess, sys, time
+from crosstrain.launch.virtual_nodes import VirtualNetwork
+network = VirtualNetwork(2, 1e9, lambda node: eval(sys.argv[1]))
+network.start()
+if sys.argv[2] == "fork" and os.fork() == 0:
+    time.sleep(600)  # holds our end of the holder's socket
+programs = [network.popen(node, ["sleep", "600"], start_new_session=True) for node in range(2)] if sys.argv[2] == "leave" else []
+inside = network.popen(0, ["readlink", "/proc/self/ns/net"], stdout=subprocess.PIPE, text=True).communicate()[0].strip()
+print(json.dumps({"pids": [program.pid for program in programs], "holder": network.holder_pid, "network": inside}), flush=True)
+time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def processes_of_network(link: str) -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(entry / "ns/net") == link:
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def kill_owner(cores: str, what: str, seconds: float) -> tuple[dict[str, Any], float, int]:
+    """Start an owner, kill it, wait until its holder and programs are gone; return what it said, how long that took, and its id."""
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, cores, what], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert owner.stdout is not None
+    with owner.stdout:
+        said = json.loads(owner.stdout.readline())
+        owner.kill()
+        start = time.monotonic()
+        owner.wait()
+    while any(alive(pid) for pid in [*said["pids"], said["holder"]]) and time.monotonic() < start + seconds:
+        time.sleep(0.05)
+    return said, time.monotonic() - start, owner.pid
+
+
+@pytest.mark.faults
+def test_nothing_remains_after_the_owner_is_killed(groups: Path) -> None:
+    said, seconds, owner = kill_owner("1.0", "leave", 12.0)
+    assert seconds < 10.0
+    assert len(said["pids"]) == 2
+    assert processes_of_network(said["network"]) == []
+    assert list(groups.glob(f"crosstrain-*-{owner}-*")) == []
+
+
+@pytest.mark.faults
+def test_the_holder_notices_although_a_fork_keeps_its_socket_open() -> None:
+    said, seconds, owner = kill_owner("None", "fork", 5.0)
+    (fork,) = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid != owner and os_session(pid) == owner]
+    os.kill(fork, signal.SIGKILL)
+    assert seconds < 2.0
+    assert not alive(said["holder"])
+
+
+def os_session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1
+
+
+def test_a_later_run_sweeps_what_a_killed_holder_left(groups: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    stale = groups / f"crosstrain-{os.stat('/proc/self/ns/pid').st_ino}-{ended.pid}-1-2-node0"
+    foreign = groups / f"crosstrain-1-{ended.pid}-1-2-node0"
+    stale.mkdir()
+    foreign.mkdir()
+    try:
+        with VirtualNetwork(1, None, lambda _: 1.0):
+            assert not stale.exists()
+            assert foreign.exists()  # its owner lives in another process namespace: not ours to judge
+    finally:
+        foreign.rmdir()
+
+
+ORDINARY_USER = """
+import json, os, subprocess, sys
+from crosstrain.launch.lacking import LackingError
+from crosstrain.launch.virtual_nodes import VirtualNetwork, possible
+able = possible()
+said = {"ok": able.ok, "rootless": able.rootless, "bandwidth": able.bandwidth, "reason": able.reason, "cpu_quota": able.cpu_quota}
+if able.ok:
+    with VirtualNetwork(3, 1e9, lambda node: None) as network:
+        sink = network.popen(0, [sys.executable, sys.argv[1], "sink", "5000", "2"], stdout=subprocess.PIPE, text=True)
+        sink.stdout.readline()
+        send = [sys.executable, sys.argv[1], "send", network.addresses[0], "5000", "1000000", "20"]
+        senders = [network.popen(node, send, stdout=subprocess.DEVNULL) for node in (1, 2)]
+        said["codes"] = [sender.wait(timeout=30) for sender in senders]
+        said["received"] = int(sink.communicate(timeout=30)[0])
+        status = network.popen(0, ["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True).communicate()[0]
+        said["status"] = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith(("Uid", "CapEff"))}
+        said["counted"] = network.peer_counters()
+    try:
+        VirtualNetwork(1, None, lambda node: 0.5).start()
+    except LackingError as lack:
+        said["lack"] = [lack.exit_code, lack.part, str(lack)]
+print(json.dumps(said))
+"""
+
+
+def interpreter_for(user: list[str]) -> str | None:
+    """Return a Python of at least 3.11 that `user` can run: this one may lie in a home that is closed to others."""
+    for candidate in (sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin")):
+        check = "import sys; sys.exit(sys.version_info < (3, 11))"
+        if candidate and subprocess.run([*user, candidate, "-I", "-S", "-c", check], capture_output=True, check=False).returncode == 0:
+            return candidate
+    return None
+
+
+@pytest.fixture
+def open_folder(repository: Path) -> Iterator[Path]:
+    """A folder that every user can read, with what a run of virtual nodes imports."""
+    with tempfile.TemporaryDirectory(prefix="crosstrain-test-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for package in ("core", "launch"):
+            shutil.copytree(repository / package, folder / "crosstrain" / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            Path(sysconfig.get_paths()["purelib"], "pyroute2"), folder / "pyroute2", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        shutil.copy(TRAFFIC[-1], folder / "node_traffic.py")
+        yield folder
+
+
+def test_an_ordinary_user_can_have_virtual_nodes(open_folder: Path) -> None:
+    # setpriv itself still has root's rights when it starts a program; env does not.
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env"] if os.geteuid() == 0 else []
+    if user and not shutil.which("setpriv"):
+        pytest.skip("setpriv (util-linux) is needed to become an ordinary user")
+    python = interpreter_for(user)
+    if python is None:
+        pytest.skip("no Python 3.11 that the user nobody can run")
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(open_folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = [*user, python, "-c", ORDINARY_USER, str(open_folder / "node_traffic.py")]
+    done = subprocess.run(argv, env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=True)
+    said = json.loads(done.stdout)
+    if not said["ok"]:
+        pytest.skip(f"user namespaces are off here: {said['reason']}")
+    assert said["rootless"]
+    assert said["bandwidth"]
+    assert said["codes"] == [0, 0]
+    assert said["received"] == 2_000_000
+    assert said["status"] == {"Uid": str(os.geteuid() or 65534), "CapEff": "0000000000000000"}  # it cannot undo its own limits
+    assert said["counted"][0][1] > 2_000_000
+    if not said["cpu_quota"]:
+        assert said["lack"][:2] == [2, "cpu_quota"]
+        assert "cores-per-node" in said["lack"][2]
+
+
+def test_impossible_figures_are_refused() -> None:
+    with pytest.raises(UsageError, match="nodes: got '0'"):
+        VirtualNetwork(0, None, unlimited)
+    with pytest.raises(UsageError, match="bandwidth"):
+        VirtualNetwork(1, 1e12, unlimited)
+    with pytest.raises(UsageError, match="cores_per_node"):
+        VirtualNetwork(1, None, lambda _: 1e-6)

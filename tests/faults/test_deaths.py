@@ -1,0 +1,126 @@
+"""What happens when something dies: the run ends soon, says who died first, and leaves nothing behind."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from processes import MarkedRun, namespaces_in_use, wait_until
+
+TOY = Path(__file__).parent.parent / "toy"
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+
+def endless(backend, mode, out, *more):
+    return ["run", "--backend", backend, "--mode", mode, "--nodes", "3", "--epochs", "1000000", "--eval-every", "end", "--out", str(out), *more]
+
+
+def start(tmp_path, backend="toy", mode="sync", *more):
+    environment = {"PYTHONPATH": os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    return MarkedRun(endless(backend, mode, tmp_path / "runs", "--name", "run", *more), tmp_path, environment)
+
+
+def training(run, tmp_path):
+    """Wait until steps have been recorded."""
+    steps = tmp_path / "runs/run/steps.jsonl"
+    wait_until(lambda: run.process.poll() is not None or (steps.exists() and steps.stat().st_size > 0), 90, "the first step")
+    assert run.process.poll() is None, run.stderr()
+
+
+def status(tmp_path):
+    return json.loads((tmp_path / "runs/run/status.json").read_text())
+
+
+def task_pid(run, tmp_path, task):
+    records = [json.loads(line) for line in (tmp_path / "runs/run/system.jsonl").read_text().splitlines()]
+    return next(entry["pid"] for record in records for entry in record["tasks"] if entry["task"] == task)
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "victim"),
+    [("toy", "sync", "worker-1"), ("torch", "sync", "worker-1"), ("torch", "async", "worker-2"), ("tf", "sync", "worker-1"), ("tf", "async", "worker-2"), ("tf", "async", "ps-0")],
+)
+def test_a_killed_task_fails_the_run_and_is_named(tmp_path, backend, mode, victim):
+    with start(tmp_path, backend, mode) as run:
+        training(run, tmp_path)
+        os.kill(task_pid(run, tmp_path, victim), signal.SIGKILL)
+        killed = time.monotonic()
+        assert run.wait(10) == 1
+        assert time.monotonic() - killed < 10
+        assert run.alive() == []
+        found = status(tmp_path)
+        assert (found["state"], found["task"], found["exit_code"]) == ("failed", victim, 1)
+        assert f"task {victim} " in run.stderr()
+        assert "SIGKILL" in run.stderr()
+
+
+def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
+    """The toy's rank 1 loses its peer first when that is terminated; the peer is blamed, and its log shown."""
+    with start(tmp_path, "toy", "sync") as run:
+        training(run, tmp_path)
+        log = tmp_path / "runs/run/logs/0/worker-0.log"
+        log.write_text(log.read_text() + "the last words of rank 0\n")
+        os.kill(task_pid(run, tmp_path, "worker-0"), signal.SIGTERM)
+        assert run.wait(10) == 1
+        assert status(tmp_path)["task"] == "worker-0"
+        assert "SIGTERM" in run.stderr()
+        assert "the last words of rank 0" in run.stderr()
+
+
+def test_ctrl_c_ends_cleanly(tmp_path):
+    with start(tmp_path) as run:
+        training(run, tmp_path)
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.wait(15) == 130
+        assert status(tmp_path)["state"] == "interrupted"
+        assert json.loads((tmp_path / "runs/run/summary.json").read_text())["state"] == "interrupted"
+        assert run.alive() == []
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    """With a frozen task the clean end would take its time."""
+    with start(tmp_path) as run:
+        training(run, tmp_path)
+        os.kill(task_pid(run, tmp_path, "worker-1"), signal.SIGSTOP)
+        os.kill(run.process.pid, signal.SIGINT)
+        time.sleep(0.1)
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.wait(3) == 130
+        wait_until(lambda: not run.alive(), 10, "the end of every process")
+        assert status(tmp_path)["state"] == "interrupted"
+
+
+@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async"), ("torch", "async")])
+def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
+    before = namespaces_in_use()
+    with start(tmp_path, backend, mode) as run:
+        training(run, tmp_path)
+        assert len(run.alive()) >= 7
+        assert run.namespaces()
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.wait(5)
+        wait_until(lambda: not run.alive(), 10, f"the end of {run.alive()}")
+        wait_until(lambda: namespaces_in_use() <= before, 1, "the end of the namespaces")
+
+
+def test_a_killed_agent_fails_the_run_and_leaves_nothing(tmp_path):
+    with start(tmp_path) as run:
+        training(run, tmp_path)
+        agent = run.alive("crosstrain.launch.agent --node 1")[0]
+        os.kill(agent, signal.SIGKILL)
+        assert run.wait(10) == 1
+        assert status(tmp_path)["task"] == "agent-1"
+        wait_until(lambda: not run.alive(), 10, f"the end of {run.alive()}")
+
+
+def test_a_frozen_task_is_a_stall(tmp_path):
+    with start(tmp_path, "toy", "sync", "--stall-timeout", "3") as run:
+        training(run, tmp_path)
+        os.kill(task_pid(run, tmp_path, "worker-2"), signal.SIGSTOP)
+        assert run.wait(20) == 1
+        assert "stalled" in run.stderr()
+        assert "worker-2" in run.stderr()
+        assert run.alive() == []

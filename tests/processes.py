@@ -1,0 +1,103 @@
+"""Finding what a run started: every process whose environment carries the run's mark, and the namespaces they live in."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MARK = "CROSSTRAIN_TEST_MARK"
+
+
+@dataclass
+class MarkedRun:
+    """A `trainer` command started in a session of its own, whose processes can be found whoever their parent is."""
+
+    arguments: list[str]
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __enter__(self):
+        self.errors = (self.folder / f"stderr-{self.mark}.txt").open("w+")
+        self.output = (self.folder / f"stdout-{self.mark}.txt").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "crosstrain.cli.main", *self.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=self.errors,
+            env={**os.environ, **self.environment, MARK: self.mark},
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_):
+        for pid in self.alive():
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+        self.errors.close()
+        self.output.close()
+
+    def alive(self, name: str = "") -> list[int]:
+        """The living (not zombie) processes of the run whose command line contains `name`."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                environment = (entry / "environ").read_bytes()
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if f"{MARK}={self.mark}".encode() in environment.split(b"\0") and state not in "ZX" and name in command:
+                found.append(int(entry.name))
+        return sorted(found)
+
+    def namespaces(self) -> set[int]:
+        """The network namespaces, other than this process's own, in which the run has processes."""
+        own = os.stat("/proc/self/ns/net").st_ino
+        found = set()
+        for pid in self.alive():
+            try:
+                found.add(os.stat(f"/proc/{pid}/ns/net").st_ino)
+            except OSError:
+                continue
+        return found - {own}
+
+    def stderr(self) -> str:
+        return Path(self.errors.name).read_text()
+
+    def stdout(self) -> str:
+        return Path(self.output.name).read_text()
+
+    def wait(self, seconds: float) -> int:
+        return self.process.wait(timeout=seconds)
+
+
+def wait_until(condition, seconds: float, what: str):
+    """Wait until `condition()` is true and return its value."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"waited {seconds:g} s for {what}")
+
+
+def namespaces_in_use() -> set[int]:
+    """Every network namespace that some process of this machine lives in."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found.add(os.stat(entry / "ns/net").st_ino)
+            except OSError:
+                continue
+    return found

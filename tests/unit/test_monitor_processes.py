@@ -1,0 +1,216 @@
+"""CPU, memory and disk of process trees against what the kernel and the processes themselves say."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from monitor_tools import charged_seconds, program
+
+from crosstrain.monitor.processes import Forest
+
+MEGABYTE = 1 << 20
+
+
+def look(forest: Forest) -> None:
+    forest.discover()
+    for tree in forest.trees.values():
+        tree.update()
+
+
+def test_cpu_seconds_of_a_tree_equal_what_wait4_charges():
+    code = """
+    import subprocess
+    lasting = subprocess.Popen([sys.executable, "-S", "-c", "import sys; [sum(range(1000)) for _ in range(20000)]; sys.stdin.read()"],
+                               stdin=subprocess.PIPE)
+    for _ in range(4):
+        if (child := os.fork()) == 0:
+            if os.fork() == 0:
+                burn(0.15)
+                os._exit(0)
+            os.wait()
+            burn(0.1)
+            os._exit(0)
+        os.waitpid(child, 0)
+    burn(0.3)
+    say()
+    lasting.stdin.close()
+    lasting.wait()
+    """
+    with program(code) as parent:
+        forest = Forest()
+        tree = forest.plant("worker-0", parent.pid)
+        largest_tree = 0
+        while not parent.has_said_something():
+            look(forest)
+            largest_tree = max(largest_tree, len(tree.members))
+            time.sleep(0.02)
+        assert parent.line() == "ready"
+        look(forest)
+        sampled = tree.cpu_seconds
+        parent.go()
+        truth = charged_seconds(parent.reap())
+    assert largest_tree >= 3
+    assert truth > 1.3
+    assert sampled == pytest.approx(truth, rel=0.02)
+
+
+def test_what_ended_between_two_looks_is_exact_once_wait4_has_said():
+    with program("say(); burn(0.5)\nif (c := os.fork()) == 0:\n    burn(0.5); os._exit(0)\nos.waitpid(c, 0)") as task:
+        task.line()
+        forest = Forest()
+        tree = forest.plant("worker-0", task.pid)
+        look(forest)
+        task.go()
+        usage = task.reap()
+        before = tree.cpu_seconds
+        tree.end(usage)
+        look(forest)
+    assert before < 0.3
+    assert tree.cpu_seconds == pytest.approx(charged_seconds(usage), rel=0.02)
+    assert not tree.lost
+
+
+def test_a_child_that_nobody_waits_for_is_not_lost():
+    """A parent that ignores SIGCHLD never gets its children's time, and an orphan's goes to nobody in the tree."""
+    code = """
+    import signal
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    into, out = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(0.3)
+            burn(0.4)
+            os.write(out[1], b"x")
+            os.read(into[0], 1)
+            os._exit(0)
+        burn(0.4)
+        time.sleep(0.3)
+        os._exit(0)
+    os.read(out[0], 1)
+    say()
+    os.write(into[1], b"x")
+    os.close(out[1])
+    os.read(out[0], 1)
+    say("alone")
+    """
+    with program(code) as task:
+        forest = Forest()
+        tree = forest.plant("worker-0", task.pid)
+        while not task.has_said_something():
+            look(forest)
+            time.sleep(0.02)
+        task.line()
+        look(forest)
+        before = tree.cpu_seconds
+        task.go()
+        assert task.line() == "alone"
+        deadline = time.monotonic() + 5
+        while len(tree.members) > 1:  # the last pipe closes a moment before the orphan is gone
+            assert time.monotonic() < deadline
+            look(forest)
+        after = tree.cpu_seconds
+        task.go()
+        task.reap()
+    assert before >= 0.8 - 0.05  # each of the two is cut to clock ticks and was last seen up to 20 ms before its end
+    assert after >= before
+    assert after < 0.8 + 0.3
+
+
+def test_resident_and_proportional_memory_of_200_megabytes():
+    code = """
+    say()
+    block = bytearray(200 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    say()
+    """
+    with program(code) as task:
+        task.line()
+        forest = Forest()
+        tree = forest.plant("worker-0", task.pid)
+        look(forest)
+        before, before_shared = tree.rss_bytes, tree.pss_bytes()
+        task.go()
+        task.line()
+        look(forest)
+        grown, grown_shared = tree.rss_bytes - before, tree.pss_bytes() - before_shared
+        task.go()
+        task.reap()
+    assert grown == pytest.approx(200 * MEGABYTE, rel=0.02)
+    assert grown_shared == pytest.approx(200 * MEGABYTE, rel=0.02)
+
+
+def test_memory_shared_by_forks_counts_once_in_pss():
+    code = """
+    block = bytearray(50 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    go = os.pipe()
+    children = []
+    for _ in range(3):
+        if (child := os.fork()) == 0:
+            os.close(go[1])
+            os.read(go[0], 1)
+            os._exit(0)
+        children.append(child)
+    say()
+    os.close(go[1])
+    for child in children:
+        os.waitpid(child, 0)
+    """
+    with program(code) as task:
+        task.line()
+        forest = Forest()
+        tree = forest.plant("worker-0", task.pid)
+        look(forest)
+        members, resident, proportional = len(tree.members), tree.rss_bytes, tree.pss_bytes()
+        task.go()
+        task.reap()
+    assert members == 4
+    assert resident > 200 * MEGABYTE
+    assert 50 * MEGABYTE < proportional < 100 * MEGABYTE
+
+
+def test_disk_bytes_of_a_task_and_its_child(tmp_path):
+    code = """
+    def store(name):
+        with open(name, "wb") as file:
+            file.write(os.urandom(6 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+    say()
+    store(sys.argv[1] + "/mine")
+    if (child := os.fork()) == 0:
+        store(sys.argv[1] + "/theirs")
+        os._exit(0)
+    os.waitpid(child, 0)
+    say()
+    """
+    with program(code, str(tmp_path)) as task:
+        task.line()
+        forest = Forest()
+        tree = forest.plant("worker-0", task.pid)
+        tree.read_disk()
+        before = tree.disk_seen
+        task.go()
+        task.line()
+        look(forest)
+        tree.read_disk()
+        written = tree.disk_seen[1] - before[1]
+        task.go()
+        usage = task.reap()
+    if usage.ru_oublock == 0:
+        pytest.skip("the temporary folder is in memory")
+    assert written == pytest.approx(12 * MEGABYTE, rel=0.02)
+
+
+def test_the_process_id_of_an_ended_task_is_not_mistaken_for_the_task():
+    with program("say()") as task:
+        task.line()
+        forest = Forest()
+        tree = forest.plant("worker-0", task.pid)
+        task.go()
+        task.reap()
+        look(forest)
+    assert tree.lost
+    assert tree.rss_bytes is None
+    assert tree.cpu_seconds is not None

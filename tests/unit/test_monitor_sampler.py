@@ -1,0 +1,257 @@
+"""The sampler as a whole: its records, what it does when something cannot be seen, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from itertools import pairwise
+
+import pytest
+from monitor_tools import charged_seconds, program
+
+from crosstrain.monitor.sampler import NodeSampler
+
+MEGABYTE = 1 << 20
+
+
+def ignore(record) -> None:
+    pass
+
+
+def quiet_sampler(**options) -> NodeSampler:
+    """A sampler whose thread is not started: the test takes the samples."""
+    return NodeSampler(0, **{"isolated": True, "interval_seconds": 60, "emit": ignore, **options})
+
+
+def test_cores_used_and_share_of_the_cores_available():
+    with program("say(); burn(60)") as busy, program("say()") as idle:
+        sampler = quiet_sampler(cores_available=4.0)
+        for task in (busy, idle):
+            task.line()
+        sampler.watch("worker-0", busy.pid)
+        sampler.watch("ps-0", idle.pid)
+        busy.go()
+        sampler.sample()
+        time.sleep(0.5)
+        record = sampler.sample()
+        at_once = sampler.sample()
+        busy.end()
+        sampler.stop()
+    by_task = {task.task: task.cpu_seconds for task in record.tasks}
+    assert record.cpu_seconds == pytest.approx(sum(by_task.values()))
+    assert by_task["worker-0"] > 5 * by_task["ps-0"]
+    assert 0.1 < record.cpu_cores_used <= 1.05
+    assert record.cpu_fraction == pytest.approx(record.cpu_cores_used / 4)
+    assert record.cores_available == 4.0
+    assert at_once.cpu_cores_used is None  # over next to no time a slope would be noise
+    assert record.interval_seconds >= 0.5
+
+
+def test_totals_keep_what_ended_tasks_used_and_equal_wait4():
+    """A task is started again under its name; the node's CPU seconds are the sum of both lives, and never fall."""
+    sampler = quiet_sampler(isolated=False)
+    charged, records = [], []
+    for _ in range(2):
+        with program("say(); burn(0.4); say(); burn(0.2)") as task:
+            sampler.watch("worker-0", task.pid)
+            for _ in range(2):
+                task.line()
+                records.append(sampler.sample())
+                task.go()
+            usage = task.reap()
+            charged.append(charged_seconds(usage))
+            sampler.final_cpu("worker-0", usage)
+            sampler.unwatch("worker-0")
+    records.append(sampler.sample())
+    sampler.stop()
+    assert records[-1].cpu_seconds == pytest.approx(sum(charged), rel=0.02)
+    assert records[-1].tasks == ()
+    assert [record.cpu_seconds for record in records] == sorted(record.cpu_seconds for record in records)
+    assert records[-1].memory_rss_bytes is None
+    assert all(record.problems == () for record in records)
+
+
+def test_a_task_that_vanishes_is_told_once_and_nothing_else_stops():
+    with program("say()") as lost, program("say()") as kept:
+        sampler = quiet_sampler()
+        for name, task in (("worker-0", lost), ("worker-1", kept)):
+            task.line()
+            sampler.watch(name, task.pid)
+        before = sampler.sample()
+        lost.go()
+        lost.reap()
+        records = [sampler.sample() for _ in range(3)]
+        sampler.stop()
+    first, second = records[0].tasks
+    assert [record.problems for record in records] == [(f"worker-0: process {lost.pid} is gone",), (), ()]
+    assert first.memory_rss_bytes is None
+    assert first.cpu_seconds >= before.tasks[0].cpu_seconds > 0
+    assert second.memory_rss_bytes == records[0].memory_rss_bytes > 0
+
+
+def test_a_process_that_never_was_is_null_not_zero():
+    with program("") as task:
+        task.reap()
+        sampler = quiet_sampler(isolated=False)
+        sampler.watch("worker-0", task.pid)
+        record = sampler.sample()
+        sampler.unwatch("worker-0")
+        after = sampler.sample()
+        sampler.stop()
+    sample = record.tasks[0]
+    assert (sample.cpu_seconds, sample.memory_rss_bytes, sample.network_sent_bytes) == (None, None, None)
+    assert (record.cpu_seconds, record.cpu_cores_used, record.memory_rss_bytes, record.disk_read_bytes) == (None,) * 4
+    assert record.problems == (f"worker-0: process {task.pid} is gone",)
+    assert after.cpu_seconds == 0
+
+
+# Watches a process of another user without privileges: its times and memory may be seen, its disk bytes and sockets may not.
+STRANGER = """
+import json, os, socket, sys
+from dataclasses import asdict
+from crosstrain.monitor.sampler import NodeSampler
+listener = socket.create_server(("127.0.0.1", 0))
+connection = socket.create_connection(listener.getsockname())
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+sampler = NodeSampler(0, isolated=False, interval_seconds=60, emit=print, pss_interval_seconds=0)
+sampler.watch("worker-0", int(sys.argv[1]))
+print(json.dumps([asdict(sampler.sample()) for _ in range(2)]))
+sampler.stop()
+"""
+
+
+def test_what_the_system_does_not_let_us_see_is_null_and_told_once():
+    with ExitStack() as stack:
+        if os.geteuid() == 0:
+            other = stack.enter_context(program("say()"))
+            other.line()
+            pid = other.pid
+        else:
+            pid = 1
+            if os.stat("/proc/1").st_uid == os.geteuid():
+                pytest.skip("every process here belongs to this user")
+        output = subprocess.run([sys.executable, "-c", STRANGER, str(pid)], capture_output=True, text=True, check=False, timeout=60)
+    assert output.returncode == 0, output.stderr
+    first, second = json.loads(output.stdout)
+    for record in (first, second):
+        assert record["cpu_seconds"] > 0
+        assert record["memory_rss_bytes"] > 0
+        assert record["memory_pss_bytes"] is None
+        assert (record["disk_read_bytes"], record["disk_written_bytes"]) == (None, None)
+        assert (record["network_source"], record["network_sent_bytes"], record["tasks"][0]["network_sent_bytes"]) == (None, None, None)
+    assert len(first["problems"]) == 3
+    for what in ("disk bytes", "PSS", "open sockets"):
+        assert any(what in problem and "Permission denied" in problem for problem in first["problems"])
+    assert second["problems"] == []
+
+
+def test_the_thread_keeps_time_takes_a_last_sample_and_tells_its_own_cost():
+    records, costs = [], []
+
+    def emit(record) -> None:
+        records.append(record)
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+        costs.append(charged_seconds(usage))
+
+    with program("say()") as task:
+        task.line()
+        sampler = NodeSampler(3, isolated=True, interval_seconds=0.1, emit=emit)
+        sampler.watch("worker-0", task.pid)
+        sampler.start()
+        time.sleep(1.05)
+        sampler.stop()
+        sampler.stop()
+        count = len(records)
+        time.sleep(0.2)
+    assert count == len(records)
+    assert 3 <= count <= 11
+    assert {record.node for record in records} == {3}
+    times = [record.time_seconds for record in records]
+    assert [later - earlier for earlier, later in pairwise(times)] == pytest.approx([record.interval_seconds for record in records[1:]])
+    assert records[0].interval_seconds == pytest.approx(times[0])
+    assert sum(record.memory_pss_bytes is not None for record in records) == 1  # the run was over before the first was due
+    assert records[-1].memory_pss_bytes > 0
+    assert 0.5 * costs[-1] < records[-1].monitor_cpu_seconds <= costs[-1]
+    with pytest.raises(RuntimeError):
+        sampler.start()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("monitor")]
+
+
+def test_an_emit_that_fails_does_not_end_the_sampler():
+    records = []
+
+    def emit(record) -> None:
+        records.append(record)
+        if len(records) < 3:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    sampler = NodeSampler(0, isolated=True, interval_seconds=0.05, emit=emit)
+    sampler.start()
+    deadline = time.monotonic() + 10
+    while len(records) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    sampler.stop()
+    assert len(records) >= 4
+    assert [problem for record in records for problem in record.problems] == ["handing a sample on: Broken pipe"]
+
+
+def test_pss_is_read_when_due_and_null_in_between():
+    now = [100.0]
+    with program("say()") as task:
+        task.line()
+        sampler = quiet_sampler(clock=lambda: now[0], pss_interval_seconds=10)
+        sampler.watch("worker-0", task.pid)
+        seen = []
+        for _ in range(30):
+            now[0] += 1.0
+            seen.append(sampler.sample().memory_pss_bytes is not None)
+        sampler.stop()
+    due = [second for second, read in enumerate(seen, start=1) if read]
+    assert due[0] == 2
+    assert all(later - earlier >= 10 for earlier, later in pairwise(due))
+    assert len(due) in (2, 3)
+
+
+def test_no_descriptors_are_left_open():
+    before = set(os.listdir("/proc/self/fd"))
+    for isolated in (True, False):
+        sampler = quiet_sampler(isolated=isolated)
+        sampler.watch("self", os.getpid())
+        sampler.sample()
+        sampler.stop()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_watching_four_tasks_costs_less_than_one_percent_of_a_core(isolated):
+    """At 0.5 s a sample may take 5 ms of CPU time; the tasks have threads and connections as frameworks have."""
+    code = """
+    import socket, threading
+    listener = socket.create_server(("127.0.0.1", 0))
+    pairs = [(socket.create_connection(listener.getsockname()), listener.accept()) for _ in range(8)]
+    for _ in range(40):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    say()
+    """
+    with ExitStack() as stack:
+        sampler = quiet_sampler(isolated=isolated)
+        for index in range(4):
+            task = stack.enter_context(program(code))
+            task.line()
+            sampler.watch(f"worker-{index}", task.pid)
+        sampler.sample()
+        costs = []
+        for _ in range(30):
+            began = time.thread_time()
+            sampler.sample()
+            costs.append(time.thread_time() - began)
+        sampler.stop()
+    assert sorted(costs)[len(costs) // 2] < 0.005

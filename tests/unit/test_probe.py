@@ -1,0 +1,67 @@
+"""A backend that is absent, broken or noisy is an answer, not the end of the command. The backends here are real plugins in real files."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from crosstrain.backends.base import Availability
+from crosstrain.core.errors import UsageError
+from crosstrain.engine.probe import probe, probe_all
+
+PLUGIN = """
+import os, signal, sys
+from crosstrain.backends.base import Availability
+
+class Loud:
+    def probe(self):
+        print("a framework greets")
+        os.write(1, b"and so does its C library")
+        return Availability("loud", "1.0", ("cpu", "gpu:0 Y"))
+
+class Crashing:
+    def probe(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+class Raising:
+    def probe(self):
+        raise OSError("libcudart.so: cannot open shared object file")
+
+loud, crashing, raising = Loud(), Crashing(), Raising()
+"""
+
+ENTRIES = """[crosstrain.backends]
+loud = some_plugin:loud
+crashing = some_plugin:crashing
+raising = some_plugin:raising
+gone = some_plugin:gone
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path, monkeypatch):
+    """Install a distribution with four backends for this process and its children."""
+    (tmp_path / "some_plugin.py").write_text(PLUGIN)
+    info = tmp_path / "some_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+
+@pytest.mark.usefixtures("plugins")
+def test_each_plugin_is_answered_for():
+    loud, crashing, raising, gone = probe_all(["loud", "crashing", "raising", "gone"])
+    assert loud == Availability("loud", "1.0", ("cpu", "gpu:0 Y"))
+    assert (crashing.version, crashing.problem) == (None, "probing it ended with SIGSEGV")
+    assert raising.problem == "probing it ended with exit code 1: OSError: libcudart.so: cannot open shared object file"
+    assert "backend 'gone' could not be loaded from 'some_plugin:gone'" in gone.problem
+    assert all(found.hint == "see the plugin's own documentation" for found in (crashing, raising, gone))
+
+
+def test_an_unknown_backend_is_a_wrong_request():
+    with pytest.raises(UsageError, match="got 'jax'"):
+        probe("jax")

@@ -1,0 +1,172 @@
+"""What a person sees while a run goes on: drawn on a (pseudo) terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import pty
+import re
+import threading
+import time
+
+import pytest
+from run_samples import EVALUATION, a_job, sample
+
+from crosstrain.engine import progress_plain
+from crosstrain.engine.progress import PlainProgress, QuietProgress, RichProgress, make_progress, terminal
+
+JOB = a_job("runs", mode="async", nodes=2, data="digits")
+
+
+def play(progress):
+    progress.message("starting 2 nodes")
+    progress.start(JOB, 4500)
+    progress.node(sample(1, 0.5, cpu_cores_used=None, network_sent_bytes=None))
+    progress.node(sample(0, 0.5, network_sent_bytes=0, network_received_bytes=0))
+    progress.node(sample(0, 1.0, network_sent_bytes=600_000, network_received_bytes=1_000_000_000))
+    progress.update(1200, 0.41234, 5120.4, 3.21, 2)
+    progress.evaluation(EVALUATION)
+    progress.update(4500, 0.25, 5200.0, 0.0, 4)
+    progress.close()
+    progress.close()
+
+
+def plain_output():
+    stream = io.StringIO()
+    play(PlainProgress(stream))
+    return stream.getvalue()
+
+
+def test_plain_lines():
+    assert plain_output() == (
+        "starting 2 nodes\n"
+        "training logreg on digits, tf async, 2 nodes, 2 workers, 4,500 steps\n"
+        "evaluated after step 10  epoch 1  test loss 0.7500  accuracy 0.8750\n"
+        "step 4,500/4,500  epoch 5  loss 0.2500  5,200 steps/s  0.00 s left\n"
+    )
+
+
+def test_plain_lines_come_at_their_pace(monkeypatch):
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    now = time.monotonic()
+    for tick in range(100):  # 25 s
+        monkeypatch.setattr(progress_plain.time, "monotonic", lambda tick=tick: now + 0.25 * tick)
+        progress.update(tick, 0.5, None, None, 0)
+        progress.node(sample(0, 0.25 * tick, network_sent_bytes=100_000 * tick, network_received_bytes=None))
+    lines = stream.getvalue().splitlines()
+    steps = [int(line.split()[1]) for line in lines if line.startswith("step")]
+    assert len(steps) == 12
+    assert all(8 <= later - earlier <= 9 for earlier, later in itertools.pairwise(steps))
+    assert lines[0] == f"step {steps[0]}  epoch 1  loss 0.5000"
+    nodes = [line for line in lines if line.startswith("node")]
+    assert nodes == ["node 0  CPU 1.50 of 2 cores  memory 200 MB  sent 400 kB/s  received -"] * 2
+
+
+class Terminal:
+    """A pseudo terminal; `text` is what was written to it, without control sequences."""
+
+    def __init__(self):
+        self.master, slave = pty.openpty()
+        self.stream = os.fdopen(slave, "w", encoding="utf-8")
+        self.raw = b""
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self):
+        while True:
+            try:
+                chunk = os.read(self.master, 65536)
+            except OSError:  # the other side was closed
+                return
+            self.raw += chunk
+
+    def close(self):
+        self.stream.close()
+        self.reader.join(10)
+        os.close(self.master)
+
+    @property
+    def text(self):
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw.decode()).replace("\r\n", "\n").replace("\r", "\n")
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    screen = Terminal()
+    yield screen
+    if not screen.stream.closed:
+        screen.close()
+
+
+def test_a_terminal_is_drawn_on(screen):
+    progress = make_progress(screen.stream, quiet=False)
+    assert isinstance(progress, RichProgress)
+    play(progress)
+    screen.close()
+    lines = [line.rstrip() for line in screen.text.splitlines() if line]
+    assert lines[0] == "starting 2 nodes"
+    assert "evaluated after step 10  epoch 1  test loss 0.7500  accuracy 0.8750" in lines
+    assert lines[-5:] == [
+        "logreg on digits, tf async, 2 nodes, 2 workers",
+        "step 4,500/4,500  epoch 5  loss 0.2500  5,200 steps/s  0.00 s left",
+        "node              CPU  memory      sent  received",
+        "0     1.50 of 2 cores  200 MB  1.2 MB/s  2.0 GB/s",
+        "1                   -  200 MB         -         -",
+    ]
+
+
+def test_a_terminal_is_drawn_on_at_most_four_times_a_second(screen):
+    progress = RichProgress(screen.stream)
+    progress.start(JOB, 10**6)
+    end = time.monotonic() + 1.0
+    updates, cost = 0, time.process_time()
+    while time.monotonic() < end:
+        progress.update(updates, 0.5, 1000.0, 10.0, 0)
+        updates += 1
+        time.sleep(0.001)
+    cost = time.process_time() - cost
+    progress.close()
+    screen.close()
+    assert 2 <= screen.text.count("logreg on digits") <= 7  # the first, at most five within the second, the last
+    assert cost < 0.25
+
+
+def test_brackets_are_not_taken_for_markup(screen):
+    progress = RichProgress(screen.stream)
+    progress.message("lost [red]worker-1[/red]")
+    progress.close()
+    screen.close()
+    assert "lost [red]worker-1[/red]" in screen.text
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}, {}])
+def test_plain_where_a_terminal_cannot_or_may_not_be_drawn_on(screen, environment):
+    assert terminal(screen.stream, {"TERM": "xterm"})
+    assert not terminal(screen.stream, environment)
+    assert not terminal(io.StringIO(), {"TERM": "xterm"})
+
+
+def test_a_pipe_gets_plain_lines_and_quiet_nothing():
+    assert isinstance(make_progress(io.StringIO(), quiet=False), PlainProgress)
+    stream = io.StringIO()
+    quiet = make_progress(stream, quiet=True)
+    assert isinstance(quiet, QuietProgress)
+    play(quiet)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("kind", [PlainProgress, RichProgress])
+def test_a_call_is_cheap(kind):
+    progress = kind(io.StringIO())
+    best = float("inf")
+    for _ in range(5):
+        start = time.process_time()
+        for step in range(2000):
+            progress.update(step, 0.5, 1000.0, 10.0, 0)
+        best = min(best, time.process_time() - start)
+    assert best / 2000 < 10e-6

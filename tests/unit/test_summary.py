@@ -1,0 +1,232 @@
+"""The summary, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_samples import CLOCK, STEP, a_job, async_run, open_run, sample, summary_of, sync_run
+
+from crosstrain.metrics.nodes import per_node, rise_per_second
+from crosstrain.metrics.records import Clock, EvalRecord
+from crosstrain.metrics.summary import quantile, summarise
+
+PROMISED = re.findall(
+    r"\w+",
+    """state backend mode model data nodes workers batch_size global_batch_size seed precision network_source steps updates_scheduled
+updates_applied examples epochs init_seconds train_seconds eval_seconds checkpoint_seconds run_seconds total_seconds steps_per_second
+examples_per_second step_seconds final_train_loss eval best_eval time_to_target_seconds staleness updates_by_worker per_node""",
+)
+
+PROMISED_PER_NODE = re.findall(
+    r"\w+",
+    """train_seconds cpu_cores_used cpu_fraction memory_rss_bytes memory_pss_bytes network_sent_bytes network_received_bytes
+network_sent_bytes_per_second network_received_bytes_per_second gpus""",
+)
+
+
+@pytest.mark.parametrize("make", [sync_run, async_run])
+def test_every_promised_field_is_there(tmp_path, make):
+    summary = summary_of(make(tmp_path))
+    assert set(PROMISED) <= set(summary)
+    assert len(summary["per_node"]) == 2
+    assert all(set(PROMISED_PER_NODE) <= set(node) for node in summary["per_node"])
+
+
+def test_a_sync_run(tmp_path):
+    summary = summary_of(sync_run(tmp_path))
+    asked = {"run": "one", "backend": "tf", "mode": "sync", "nodes": 2, "workers": 2, "batch_size": 5, "global_batch_size": 10}
+    assert asked.items() <= summary.items()
+    assert (summary["steps"], summary["examples"], summary["epochs"]) == (10, 100, 1.0)
+    assert (summary["updates_scheduled"], summary["updates_applied"]) == (10, 10)
+    assert summary["steps_per_second"] == pytest.approx(10 / 1.6)
+    assert summary["examples_per_second"] == pytest.approx(100 / 1.6)
+    assert summary["step_seconds"] == {"p50": 0.15, "p95": 0.25, "max": 0.25, "group_size": 2}
+    assert summary["final_train_loss"] == pytest.approx((1.0 + 0.95 + 0.9 + 0.85 + 0.8 + 0.75 + 0.7 + 0.65 + 0.6 + 0.55) / 10)
+    assert (summary["eval"]["accuracy"], summary["eval"]["loss"], summary["eval"]["step"]) == (0.9, 0.6, 10)
+    assert (summary["staleness"], summary["updates_by_worker"], summary["parameter_servers"]) == (None, None, None)
+    assert (summary["target"], summary["target_reached"]) == ("accuracy>=0.85", True)
+    assert summary["time_to_target_seconds"] == pytest.approx(10 / 6)
+    assert summary["network_source"] == "interface"
+
+
+def test_an_async_run(tmp_path):
+    summary = summary_of(async_run(tmp_path))
+    assert summary["staleness"] == {"mean": pytest.approx((2 * (0 + 1 + 1 + 2) + 2 * (0 + 0 + 1 + 7)) / 16), "p95": 7, "max": 7}
+    assert summary["updates_by_worker"] == [12, 4]
+    assert (summary["updates_scheduled"], summary["updates_applied"], summary["steps"]) == (17, 16, 16)
+    assert (summary["target_reached"], summary["time_to_target_seconds"], summary["epochs"]) == (None, None, None)
+
+
+def test_nodes_are_measured_from_the_sample_before_the_clock(tmp_path):
+    first, second = summary_of(sync_run(tmp_path))["per_node"]
+    # Samples lie at -1.0, -0.5, 0.0 … 2.0 s, so the clock's 2.0 s are covered exactly, by four intervals of half a second.
+    assert first["samples"] == second["samples"] == 4
+    assert (first["cpu_seconds"], second["cpu_seconds"]) == (pytest.approx(2.0), pytest.approx(4.0))
+    assert first["cpu_cores_used"] == {"mean": pytest.approx(1.0), "max": 1.0}
+    assert second["cpu_fraction"] == {"mean": pytest.approx(1.0), "max": 0.75}
+    assert (first["network_sent_bytes"], first["network_received_bytes"]) == (4_000_000, 8_000_000)
+    assert (first["network_sent_bytes_per_second"], first["network_received_bytes_per_second"]) == (2e6, 4e6)
+    assert first["memory_rss_bytes"] == {"mean": 100_000_002.5, "max": 100_000_004}
+    assert (first["memory_pss_bytes"], first["gpus"]) == (None, None)
+    assert (first["train_seconds"], second["train_seconds"]) == (1.6, 1.5)
+
+
+def test_nothing_observed_is_null_and_never_zero(tmp_path):
+    for node in summary_of(async_run(tmp_path))["per_node"]:
+        observed = {name: value for name, value in node.items() if name not in ("node", "samples", "train_seconds")}
+        assert set(observed.values()) == {None}
+        assert node["samples"] == 0
+
+
+def test_a_run_that_ended_before_its_first_step(tmp_path):
+    writer = open_run(a_job(tmp_path, until="accuracy>=0.9"))
+    clock = Clock(3.0, 0.0, 0.0, 0.0, 0.0, 3.0)
+    summary = summarise(writer.path, clock, state="failed", updates_scheduled=0, updates_applied=None)
+    writer.close()
+    nothing = (
+        "steps_per_second",
+        "examples_per_second",
+        "step_seconds",
+        "final_train_loss",
+        "eval",
+        "best_eval",
+        "updates_applied",
+        "network_source",
+    )
+    assert {summary[name] for name in nothing} == {None}
+    assert (summary["steps"], summary["target_reached"], summary["time_to_target_seconds"]) == (0, False, None)
+
+
+def test_a_loss_that_blew_up_is_seen(tmp_path):
+    writer = open_run(a_job(tmp_path))
+    writer.step(replace(STEP, count=3, losses=(0.5, math.inf, math.nan)))
+    summary = summarise(writer.path, CLOCK, state="failed", updates_scheduled=3, updates_applied=3)
+    writer.write_summary(summary)
+    writer.close()
+    assert summary["non_finite_losses"] == 2
+    assert json.loads((writer.path / "summary.json").read_text())["final_train_loss"] == "NaN"
+
+
+def test_the_final_loss_is_the_mean_of_the_last_twenty_updates(tmp_path):
+    writer = open_run(a_job(tmp_path))
+    for group in range(3):
+        writer.step(replace(STEP, step=15 * group, count=15, losses=(float(group),) * 15))
+    summary = summarise(writer.path, CLOCK, state="succeeded", updates_scheduled=45, updates_applied=45)
+    writer.close()
+    assert summary["final_train_loss"] == (5 * 1.0 + 15 * 2.0) / 20
+
+
+def test_waits_are_summed_where_they_were_measured(tmp_path):
+    writer = open_run(a_job(tmp_path))
+    for wait in (0.25, None, 0.5):
+        writer.step(replace(STEP, data_wait_seconds=wait))
+    summary = summarise(writer.path, CLOCK, state="succeeded", updates_scheduled=6, updates_applied=6)
+    writer.close()
+    assert (summary["data_wait_seconds"], summary["network_wait_seconds"]) == (0.75, None)
+
+
+def test_the_best_evaluation_is_the_earliest_of_the_most_accurate_with_the_lowest_loss(tmp_path):
+    writer = open_run(a_job(tmp_path, until="loss<=0.45"))
+    for step, loss, accuracy in ((1, 0.5, 0.9), (2, 0.4, 0.9), (3, 0.4, 0.9), (4, 0.1, 0.8), (5, math.nan, math.nan)):
+        writer.evaluation(EvalRecord(step, step / 10, float(step), 0.1, "test", 360, loss, accuracy, step))
+    writer.evaluation(EvalRecord(6, 0.6, 6.0, 0.1, "train", 1437, 0.0, 1.0, 6))
+    summary = summarise(writer.path, CLOCK, state="succeeded", updates_scheduled=6, updates_applied=6)
+    writer.close()
+    assert summary["best_eval"]["step"] == 2
+    assert summary["eval"]["step"] == 5
+    assert (summary["time_to_target_seconds"], summary["target_reached"]) == (2.0, True)
+
+
+def test_extra_keys_of_the_job_file_do_no_harm(tmp_path):
+    writer = open_run(a_job(tmp_path))
+    writer.write_job(
+        {**a_job(tmp_path, global_batch_size=7, nodes=3).model_dump(mode="json"), "addresses": ["10.0.0.1"], "versions": {"tf": "2"}}
+    )
+    summary = summarise(writer.path, CLOCK, state="succeeded", updates_scheduled=0, updates_applied=0)
+    writer.close()
+    assert (summary["global_batch_size"], summary["batch_size"], summary["workers"]) == (7, 3, 3)
+
+
+# Nodes ---------------------------------------------------------------------------------------------------------------
+
+
+def figures(*samples, clock=CLOCK):
+    (node,) = per_node(samples, 1, clock)
+    return node
+
+
+def test_the_first_sample_after_the_end_closes_the_run_and_later_ones_are_left_out():
+    ticks = [(-0.2, 100), (0.3, 110), (1.9, 150), (2.3, 160), (2.8, 900)]
+    node = figures(*(sample(0, seconds, network_sent_bytes=count) for seconds, count in ticks))
+    assert (node["network_sent_bytes"], node["samples"]) == (60, 3)
+    assert node["network_sent_bytes_per_second"] == pytest.approx(60 / 2.5)
+
+
+def test_a_run_shorter_than_the_interval_is_measured_all_the_same():
+    clock = replace(CLOCK, run_seconds=0.2)
+    node = figures(sample(0, -0.1, cpu_seconds=1.0), sample(0, 0.4, cpu_seconds=1.6), clock=clock)
+    assert node["cpu_cores_used"]["mean"] == pytest.approx(1.2)
+
+
+def test_without_a_sample_before_the_clock_the_first_one_is_the_baseline():
+    node = figures(sample(0, 0.5, cpu_seconds=1.0), sample(0, 1.5, cpu_seconds=1.5))
+    assert node["cpu_seconds"] == 0.5
+    assert figures(sample(0, 0.5, cpu_seconds=1.0))["cpu_seconds"] is None
+
+
+def test_a_counter_that_begins_anew_loses_only_the_fall():
+    node = figures(*(sample(0, 0.5 * tick, network_sent_bytes=count) for tick, count in enumerate([100, 150, 10, 30])))
+    assert node["network_sent_bytes"] == 50 + 20
+
+
+def test_a_figure_that_was_observed_at_times_is_measured_over_those():
+    node = figures(*(sample(0, 0.5 * tick, network_sent_bytes=count) for tick, count in enumerate([None, 100, None, 160])))
+    assert (node["network_sent_bytes"], node["network_sent_bytes_per_second"]) == (60, 60)
+    assert figures(*(sample(0, 0.5 * tick, cpu_cores_used=None, cpu_seconds=None) for tick in range(4)))["cpu_cores_used"] is None
+
+
+def test_gpus_are_kept_apart():
+    gpus = [
+        ({"name": "A", "utilization": 0.5, "memory_bytes": 10, "power_watts": None}, {"name": "B", "utilization": share})
+        for share in (0.2, 0.4)
+    ]
+    node = figures(*(sample(0, 0.5 + tick, gpus=pair) for tick, pair in enumerate(gpus)))
+    assert [gpu["name"] for gpu in node["gpus"]] == ["A", "B"]
+    assert node["gpus"][1]["utilization"] == {"mean": pytest.approx(0.3), "max": 0.4}
+    assert (node["gpus"][0]["power_watts"], node["gpus"][0]["memory_bytes"]) == (None, {"mean": 10, "max": 10})
+
+
+def test_nodes_that_count_differently_are_said_to(tmp_path):
+    writer = open_run(a_job(tmp_path, nodes=3))
+    for node, source in enumerate(("sockets", "interface", None)):
+        writer.system(sample(node, 0.5, network_source=source))
+    summary = summarise(writer.path, CLOCK, state="succeeded", updates_scheduled=0, updates_applied=0)
+    writer.close()
+    assert summary["network_source"] == ["interface", "sockets"]
+    assert [node["network_source"] for node in summary["per_node"]] == ["sockets", "interface", None]
+
+
+def test_a_rate_needs_two_samples_that_rise():
+    first, later = sample(0, 0.0, network_sent_bytes=100), sample(0, 0.5, network_sent_bytes=200)
+    assert rise_per_second(first, later, "network_sent_bytes") == 200
+    assert rise_per_second(None, later, "network_sent_bytes") is None
+    assert rise_per_second(later, sample(0, 1.0, network_sent_bytes=150), "network_sent_bytes") is None
+    assert rise_per_second(first, later, "memory_pss_bytes") is None
+
+
+# Quantiles -----------------------------------------------------------------------------------------------------------
+
+
+@given(sample=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), min_size=1, max_size=30), percent=st.integers(1, 100))
+def test_quantiles_are_those_of_the_sample_written_out(sample, percent):
+    values, weights = (np.array(column) for column in zip(*sample, strict=True))
+    written_out = sorted(np.repeat(values, weights))
+    rank = math.ceil(percent * len(written_out) / 100)
+    assert quantile(values.astype(float), weights, percent / 100) == written_out[min(max(rank, 1), len(written_out)) - 1]
