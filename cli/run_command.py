@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,9 +21,28 @@ __all__ = ["run"]
 @job_options
 @click.option("--print-config", is_flag=True, help="Show each setting and where it came from, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
+@click.option("--node-rank", type=int, envvar="TRAINER_NODE_RANK", metavar="I", help="This node's number, where you start each node by hand.")
+@click.option("--rendezvous", envvar="TRAINER_RENDEZVOUS", metavar="HOST:PORT", help="Where nodes that are started by hand meet: on node 0.")
+@click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path),
+    envvar="TRAINER_SECRET_FILE",
+    help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
+)
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
 @click.pass_context
-def run(ctx: click.Context, /, config: str | None, print_config: bool, as_json: bool, quiet: bool, **_options: Any) -> int:
+def run(
+    ctx: click.Context,
+    /,
+    config: str | None,
+    print_config: bool,
+    as_json: bool,
+    quiet: bool,
+    node_rank: int | None,
+    rendezvous: str | None,
+    secret_file: Path | None,
+    **_options: Any,
+) -> int:
     """Train one job on one framework and write a run directory.
 
     Without any option: logistic regression on scikit-learn's handwritten digits, in seconds, on the first installed framework.
@@ -38,17 +58,23 @@ def run(ctx: click.Context, /, config: str | None, print_config: bool, as_json: 
             click.echo(note, err=True)
     from ..engine.progress import make_progress
     from ..launch import driver
+    from ..launch.contract import find_place
 
     progress = make_progress(sys.stderr, quiet)
     command = ["trainer", *(ctx.obj or ())]
-    path, summary = driver.run(resolved.job, sources=resolved.sources, progress=progress, command=command)
-    _print_summary(str(path), summary, as_json=as_json)
-    if summary["target"] is not None and not summary["target_reached"]:
-        click.echo(f"The target {summary['target']} was not reached within the budget of {summary['steps']} steps.", err=True)
-    return 0
+    job = resolved.job
+    place = find_place(os.environ, rendezvous, node_rank, job.nodes) if job.launcher == "auto" else None
+    code, path, summary = driver.run(
+        job, sources=resolved.sources, progress=progress, command=command, place=place, secret_file=secret_file
+    )
+    if summary is not None:
+        _print_summary(str(path), summary, as_json=as_json)
+    return code
 
 
 def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None:
+    if summary["target"] is not None and not summary["target_reached"]:
+        click.echo(f"The target {summary['target']} was not reached within the budget of {summary['steps']} steps.", err=True)
     if as_json:
         click.echo(json.dumps({"path": path, **summary}, indent=2))
         return

@@ -70,7 +70,7 @@ class Job(BaseModel):
 
     eval_every: str = Field("1epoch", description="How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
 
-    launcher: Literal["local"] = Field("local", description="What starts the nodes' processes.")
+    launcher: Literal["auto", "local"] = Field("auto", description="local starts all nodes here; auto also follows torchrun, TF_CONFIG and --rendezvous.")
     network: Literal["auto", "isolated", "host"] = Field("auto", description="isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1.")
     bandwidth: str | None = Field(None, description="Limit each virtual node's link, in both directions, such as 100mbit.")
     cores_per_node: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(None, description="Limit each node's CPU: one number, or one a node, such as 2,1,1.")

@@ -26,11 +26,14 @@ class PlainProgress:
         self._stream = stream
         self._state = TrainingState()
         self._nodes = NodeSamples()
-        self._written = self._nodes_written = time.monotonic()
+        self._started = False
+        self._written = self._nodes_written = 0.0
 
     def start(self, job: Job, total_steps: int | None) -> None:
         """Write what will be trained."""
         self._state.begin(job, total_steps)
+        self._started = True
+        self._written = self._nodes_written = time.monotonic()
         total = f", {count_text(total_steps)} steps" if total_steps is not None else ""
         self.message(f"training {self._state.title}{total}")
 
@@ -43,10 +46,10 @@ class PlainProgress:
             self.message(self._state.line())
 
     def node(self, record: SystemRecord) -> None:
-        """Write a line for each node when the last ones are old enough."""
+        """Write a line for each node, once training has begun and when the last ones are old enough."""
         self._nodes.add(record)
         now = time.monotonic()
-        if now - self._nodes_written >= NODES_SECONDS:
+        if self._started and now - self._nodes_written >= NODES_SECONDS:
             self._nodes_written = now
             for row in self._nodes.rows():
                 self.message(

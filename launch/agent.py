@@ -29,6 +29,11 @@ from .supervise import Death, Supervisor, tail
 
 __all__ = ["Agent", "main"]
 
+FOREIGN_VARIABLES = frozenset(
+    {"TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRAINER_SECRET"}
+)
+"""What tasks must not see: where another launcher placed this process, and the secret that only agents and driver need."""
+
 
 class Agent:
     """Serves one driver over `stream` until it says ``finish`` or goes away. `node` is the node's number."""
@@ -104,7 +109,7 @@ class Agent:
             self._sampler.start()
         for fields in message["tasks"]:
             name: str = fields["task"]
-            pid = self._supervisor.start(name, self._log(name), {**os.environ, **message["environment"]})
+            pid = self._supervisor.start(name, self._log(name), _task_environment())
             if self._sampler is not None:
                 self._sampler.watch(name, pid)
             self._supervisor.send(name, Message("open", {**fields, "job": message["job"]}))
@@ -141,6 +146,11 @@ class Agent:
             self._stream.send(message)
         except OSError:
             return
+
+
+def _task_environment() -> dict[str, str]:
+    """Return this process's environment without the contracts of others, which would tell the frameworks of another cluster."""
+    return {key: value for key, value in os.environ.items() if key not in FOREIGN_VARIABLES}
 
 
 def _machine() -> dict[str, str]:

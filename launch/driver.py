@@ -198,7 +198,6 @@ class Driver:
             "sample_interval_seconds": self.job.sample_interval if self.job.monitor else None,
             "isolated": channel.isolated,
             "cores_available": channel.cores,
-            "environment": {},
         }
 
     def _resolved(self, cluster: Cluster, threads: Mapping[int, int]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ and ends when told to or when the owner is gone, however it went: then it waits 
 does not, and removes the CPU groups. Namespaces have no names: they go when the last process in them has gone.
 
 Messages are JSON over a socket that keeps their borders. The owner sends ``{"bits_per_second": …, "cores": […]}`` first, then
-``{"do": "counters"}`` or ``{"do": "close"}``. The holder answers ``{"ready": …}`` with the descriptors, then ``{"counters": …}``; or
-``{"lacking": …}`` or ``{"failed": …}``, and ends.
+``{"do": "counters"}`` or ``{"do": "close"}``. The holder answers ``{"ready": …}`` with the descriptors (of the bridge's namespace, the
+nodes' and, without root, the user namespace), then ``{"counters": …}``; or ``{"lacking": …}`` or ``{"failed": …}``, and ends.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _build(bits_per_second: float | None, groups: Sequence[CpuGroup | None]) -> 
     switchboard = Switchboard(bits_per_second)
     for _ in groups:
         switchboard.add_node()
-    descriptors = ([] if user is None else [user]) + switchboard.nodes
+    descriptors = [switchboard.namespace, *switchboard.nodes] + ([] if user is None else [user])
     return _Held(user is not None, switchboard, descriptors, groups)
 
 

@@ -38,7 +38,8 @@ class Switchboard:
 
     def __init__(self, bits_per_second: float | None) -> None:
         self._bits_per_second = bits_per_second
-        self._namespace = new_network()
+        self.namespace = new_network()
+        """Descriptor of the bridge's network namespace."""
         silence_ipv6()
         self._route = IPRoute()
         self.nodes: list[int] = []
@@ -64,7 +65,7 @@ class Switchboard:
             inside.addr("add", index=inner, address=address(node), prefixlen=PREFIX_BITS)
             inside.link("set", index=inner, state="up")
         self._route.link("set", index=outer, master=self._bridge, state="up")
-        join_network(self._namespace)
+        join_network(self.namespace)
         self.nodes.append(namespace)
 
     def counters(self) -> list[tuple[int, int]]:

@@ -36,10 +36,11 @@ _ENTER = Path(__file__).with_name("enter.py")
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """What exists between `start` and `close`."""
+    """What exists between `start` and `close`; `bridge` is kept open so that the nodes can talk even if the holder is killed."""
 
     holder: subprocess.Popen[bytes]
     control: socket.socket
+    bridge: int
     user: int | None
     networks: tuple[int, ...]
     processes_files: tuple[str | None, ...]
@@ -160,8 +161,9 @@ class VirtualNetwork:
         self._programs.clear()
         for file in filter(None, started.processes_files):  # gone already, unless the holder was killed
             CpuGroup(Path(file).parent).remove(_GROUP_SECONDS)
-        for descriptor in started.networks if started.user is None else (started.user, *started.networks):
-            os.close(descriptor)
+        for descriptor in (started.bridge, started.user, *started.networks):
+            if descriptor is not None:
+                os.close(descriptor)
 
     def __enter__(self) -> Self:
         self.start()
@@ -191,7 +193,7 @@ def _start_holder(theirs: socket.socket) -> subprocess.Popen[bytes]:
 def _ask_for_nodes(holder: subprocess.Popen[bytes], ours: socket.socket, rate: float | None, cores: Sequence[float | None]) -> _Started:
     try:
         ours.send(json.dumps({"bits_per_second": rate, "cores": cores}).encode())
-        message, descriptors, _, _ = socket.recv_fds(ours, MESSAGE_BYTES, MOST_NODES + 1)
+        message, descriptors, _, _ = socket.recv_fds(ours, MESSAGE_BYTES, MOST_NODES + 2)
     except (BrokenPipeError, ConnectionResetError):
         message, descriptors = b"", []
     answer = json.loads(message or b"{}")
@@ -202,8 +204,8 @@ def _ask_for_nodes(holder: subprocess.Popen[bytes], ours: socket.socket, rate: f
         written = holder.stderr.read().decode(errors="replace") if holder.stderr else ""
         raise RuntimeError(f"the holder of the virtual network failed:\n{answer.get('failed', written)}")
     ready = answer["ready"]
-    user = descriptors.pop(0) if ready["rootless"] else None
-    return _Started(holder, ours, user, tuple(descriptors), tuple(ready["processes_files"]))
+    bridge, user = descriptors.pop(0), descriptors.pop() if ready["rootless"] else None
+    return _Started(holder, ours, bridge, user, tuple(descriptors), tuple(ready["processes_files"]))
 
 
 def _kill_if_running(program: subprocess.Popen[Any]) -> None:

@@ -19,7 +19,10 @@ from typing import Any
 from .nodes import rise_per_second
 from .records import EvalRecord, StepRecord, SystemRecord
 
-__all__ = ["TensorBoardWriter"]
+__all__ = ["FOLDER", "TensorBoardWriter"]
+
+FOLDER = "tensorboard"
+"""The folder of a run directory that holds the event file."""
 
 _POINTS_PER_SPACING = 1000
 """After this many points of the training curves their distance in time doubles: a run of any length stays drawable."""
@@ -79,7 +82,7 @@ class _Curve:
 
 
 class TensorBoardWriter:
-    """Writes one run's event file into `path`; methods may be called from several threads.
+    """Writes a run's event file into ``tensorboard/`` of the run directory `path`; methods may be called from several threads.
 
     The step axis counts updates in ``train/`` and ``eval/``, and milliseconds of the run clock in ``system/``.
     """
@@ -89,7 +92,7 @@ class TensorBoardWriter:
         events: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
-        self._file: Any = events.EventFileWriter(str(path), flush_secs=_FLUSH_SECONDS)
+        self._file: Any = events.EventFileWriter(str(path / FOLDER), flush_secs=_FLUSH_SECONDS)
         self._lock = threading.Lock()
         self._curve = _Curve()
         self._updates = 0

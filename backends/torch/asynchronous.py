@@ -70,15 +70,15 @@ class AsyncSession:
 
     def _serve_peer(self, link: Link, hello: Hello) -> None:
         """Serve one worker's connection, in a thread of its own."""
-        if hello.role != "worker" or hello.index >= self._job.workers or hello.index in self._dispenser.present:
-            log.warning("refused %s-%d: it has no place in this run, or is here already", hello.role, hello.index)
+        if hello.role != "worker" or hello.place >= self._job.workers or hello.place in self._dispenser.present:
+            log.warning("refused %s-%d: it has no place in this run, or is here already", hello.role, hello.place)
             return
-        progress = TicketProgress(hello.index, self._examples)
+        progress = TicketProgress(hello.place, self._examples)
         try:
-            self._serve_worker(link, hello.index, progress)
+            self._serve_worker(link, hello.place, progress)
         except OSError as error:
-            log.warning("lost worker-%d: %s", hello.index, error)
-            self._dispenser.lose(hello.index, progress.close())
+            log.warning("lost worker-%d: %s", hello.place, error)
+            self._dispenser.lose(hello.place, progress.close())
         except BaseException as error:
             self._dispenser.fail(error)
             raise
@@ -96,7 +96,7 @@ class AsyncSession:
                     continue
                 self._dispenser.finish_train(worker, progress.close())
             elif frame.kind == Kind.SUMS:
-                self._dispenser.finish_eval(worker, (frame.loss, frame.version, frame.count))
+                self._dispenser.finish_eval(worker, (frame.loss, frame.version, frame.examples))
             elif frame.kind == Kind.PULL:
                 link.send(Kind.PARAMETERS, outgoing, version=self._shard.read(values))
                 continue
@@ -185,7 +185,7 @@ class AsyncSession:
         own, *others = [np.ascontiguousarray(rows[:, start:stop]).ravel() for start, stop in bounds]
         self._shard.replace(own, state.updates)
         for link, part in zip(self._servers, others, strict=True):
-            link.send(Kind.STORE, memoryview(part).cast("B"), version=state.updates)
+            link.send(Kind.STORE, part.data.cast("B"), version=state.updates)
             link.receive()
 
     def _fetch(self, index: int, link: Link) -> Array:
@@ -193,7 +193,7 @@ class AsyncSession:
         start, stop = shard_bounds(self._spec, self._job.ps)[index]
         flat = np.empty((stop - start) * (1 + len(self._slots)), dtype=np.float32)
         link.send(Kind.FETCH)
-        link.receive(memoryview(flat).cast("B"))
+        link.receive(flat.data.cast("B"))
         return flat
 
     def close(self) -> None:

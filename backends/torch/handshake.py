@@ -28,10 +28,10 @@ RETRY_SECONDS = 0.02
 
 
 class Hello(NamedTuple):
-    """Who connects, and the size of the shard (in elements) that it expects to find."""
+    """Who connects (role and index within it), and the size of the shard (in elements) that it expects to find."""
 
     role: Literal["chief", "worker"]
-    index: int
+    place: int
     elements: int
 
 
@@ -51,7 +51,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 def greet(connection: socket.socket, secret: str, hello: Hello) -> None:
     """Prove ourselves to a server and have it prove itself. Raises ConnectionError where it refuses or cannot."""
-    head = _HELLO.pack(_MAGIC, PROTOCOL, _ROLES.index(hello.role), hello.index, hello.elements)
+    head = _HELLO.pack(_MAGIC, PROTOCOL, _ROLES.index(hello.role), hello.place, hello.elements)
     nonce = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(head + nonce)
     answer = _exactly(connection, _NONCE_BYTES + 32)
@@ -67,7 +67,7 @@ def admit(connection: socket.socket, secret: str, elements: int) -> Hello:
     """Check a client. Raises ConnectionError, with the reason, where it must not join; the caller closes the connection."""
     raw = _exactly(connection, _HELLO.size + _NONCE_BYTES)
     head, nonce = raw[: _HELLO.size], raw[_HELLO.size :]
-    magic, protocol, role, index, expected = _HELLO.unpack(head)
+    magic, protocol, role, place, expected = _HELLO.unpack(head)
     if magic != _MAGIC or protocol != PROTOCOL or role >= len(_ROLES):
         raise ConnectionError(f"it does not speak protocol {PROTOCOL} of the parameter server")
     own = secrets.token_bytes(_NONCE_BYTES)
@@ -77,7 +77,7 @@ def admit(connection: socket.socket, secret: str, elements: int) -> Hello:
     if expected != elements:
         raise ConnectionError(f"it expects a shard of {expected} elements, this one has {elements}")
     connection.sendall(_ACCEPTED)
-    return Hello(_ROLES[role], index, expected)
+    return Hello(_ROLES[role], place, expected)
 
 
 def connect(endpoint: tuple[str, int], secret: str, hello: Hello, deadline: float) -> Link:

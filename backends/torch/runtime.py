@@ -43,7 +43,9 @@ def choose_device(wanted: str, task: Task) -> torch.device:
     """Return the CPU, or the GPU that the task's place on its node gives it; a chief or parameter server stays on the CPU."""
     count = torch.cuda.device_count()
     if wanted == "gpu" and not count:
-        raise UsageError("device: got 'gpu', but torch finds no GPU here; allowed: cpu, auto, or gpu with a CUDA or ROCm build of torch and its driver.")
+        raise UsageError(
+            "device: got 'gpu', but torch finds no GPU here; allowed: cpu, auto, or gpu with a CUDA or ROCm build of torch and its driver."
+        )
     if wanted == "cpu" or not count or task.placed.role != "worker":
         return torch.device("cpu")
     device = torch.device("cuda", task.local_index % count)

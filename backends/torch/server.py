@@ -133,7 +133,7 @@ class ShardServer:
             else:
                 self._serve_worker(link)
         except OSError as error:
-            log.warning("lost %s-%d: %s", hello.role, hello.index, error)
+            log.warning("lost %s-%d: %s", hello.role, hello.place, error)
             if hello.role == "chief" and not self._ended.is_set():
                 self._failure = f"lost the chief: {error}"
                 self._ended.set()
@@ -158,7 +158,7 @@ class ShardServer:
             frame = link.receive(bytes_of(state))
             if frame.kind == Kind.FETCH:
                 flat, version = self._shard.export()
-                link.send(Kind.STATE, memoryview(flat).cast("B"), version=version)
+                link.send(Kind.STATE, flat.data.cast("B"), version=version)
                 continue
             if frame.kind == Kind.STORE:
                 self._shard.replace(state.numpy(), frame.version)

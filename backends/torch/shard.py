@@ -26,7 +26,7 @@ class Shard:
     @property
     def elements(self) -> int:
         """Number of parameters in the shard."""
-        return self._values.numel()
+        return int(self._values.numel())
 
     @property
     def state_elements(self) -> int:

@@ -25,7 +25,7 @@ class Kind(IntEnum):
     PUSH = 3
     """Worker to a shard: a gradient. version = version read, lr; to the chief also loss and busy seconds."""
     SUMS = 4
-    """Worker to chief: an evaluation piece. count = examples, version = correct predictions, loss = sum of losses."""
+    """Worker to chief: an evaluation piece. examples, version = correct predictions, loss = sum of losses."""
     FETCH = 5
     """Chief to a shard: send all of the state."""
     STORE = 6
@@ -47,7 +47,7 @@ class Frame(NamedTuple):
     flags: int
     trailer: int
     version: int
-    count: int
+    examples: int
     lr: float
     loss: float
     seconds: float
@@ -86,14 +86,14 @@ class Link:
         *,
         flags: int = 0,
         version: int = 0,
-        count: int = 0,
+        examples: int = 0,
         lr: float = 0.0,
         loss: float = 0.0,
         seconds: float = 0.0,
         trailer: bytes = b"",
     ) -> None:
         """Send one frame. `payload` is a view of bytes. Raises OSError where the peer is gone."""
-        _LAYOUT.pack_into(self._head_out, 0, kind, flags, len(trailer), version, count, lr, loss, seconds)
+        _LAYOUT.pack_into(self._head_out, 0, kind, flags, len(trailer), version, examples, lr, loss, seconds)
         sent = self.connection.sendmsg((self._head_out, payload, trailer))
         total = _LAYOUT.size + len(payload) + len(trailer)
         if sent != total:

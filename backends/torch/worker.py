@@ -178,5 +178,5 @@ class Worker:
         if self._on_device is not self._values:
             self._on_device.copy_(self._values)
         loss_sum, correct, examples = self._model.sums(self._splits[ticket.split], ticket.start, ticket.stop)
-        self._chief.link.send(Kind.SUMS, version=correct, count=examples, loss=loss_sum)
+        self._chief.link.send(Kind.SUMS, version=correct, examples=examples, loss=loss_sum)
         return self._chief.receive()

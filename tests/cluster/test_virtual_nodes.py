@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,11 +14,12 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from crosstrain.core.errors import UsageError
 from crosstrain.launch.cgroups import Hierarchy
 from crosstrain.launch.lacking import LackingError
@@ -112,33 +115,45 @@ def test_bandwidth_holds_in_both_directions(senders: list[int], receiver: int) -
     limit = 100e6
     with VirtualNetwork(3, limit, unlimited) as network:
         sink = start_sink(network, receiver, len(senders))
-        running = [start_sender(network, node, receiver, 0, 2.2) for node in senders]
+        running = [start_sender(network, node, receiver, 0, 2.3) for node in senders]
         time.sleep(0.6)
-        before, start = network.peer_counters(), time.perf_counter()
-        time.sleep(1.2)
-        after, seconds = network.peer_counters(), time.perf_counter() - start
+        readings = []
+        for _ in range(4):
+            readings.append((time.perf_counter(), network.peer_counters()))
+            time.sleep(0.4)
         for process in [*running, sink]:
             process.communicate(timeout=30)
-    into = (after[receiver][1] - before[receiver][1]) * 8 / seconds
-    out_of = [(after[node][0] - before[node][0]) * 8 / seconds for node in senders]
-    assert 0.85 * limit <= into <= 1.05 * limit
+    into = rates(readings, lambda counters: counters[receiver][1])
+    out_of = rates(readings, lambda counters: sum(counters[node][0] for node in senders))
+    assert max(into) <= 1.05 * limit
     assert max(out_of) <= 1.05 * limit
-    assert sum(out_of) >= 0.85 * limit
+    assert max(into) >= 0.85 * limit  # the best of them: other programs may have the processors for a while
+
+
+def rates(readings: list[tuple[float, list[tuple[int, int]]]], of: Callable[[list[tuple[int, int]]], int]) -> list[float]:
+    """Return the bits per second between consecutive readings."""
+    return [(of(after) - of(before)) * 8 / (end - start) for (start, before), (end, after) in itertools.pairwise(readings)]
 
 
 def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:
-    burn = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass"
+    burn = "import time\nend = time.monotonic() + 1.2\nwhile time.monotonic() < end: pass"
     with VirtualNetwork(2, None, lambda node: [0.5, None][node]) as network:
         assert (network.cores(0), network.cores(1)) == (0.5, None)
         where = output(network, 0, "import os; print(open('/proc/self/cgroup').read())")
         (group,) = groups.glob(f"crosstrain-*-{os.getpid()}-*-node0")
         assert group.name in where
         assert group.name not in output(network, 1, "print(open('/proc/self/cgroup').read())")
+        start = time.perf_counter()
         process = network.popen(0, [*PYTHON, "-c", burn])
         _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
+        throttled = re.search(r"nr_throttled (\d+)", (group / "cpu.stat").read_text())
     assert process.returncode == 0
-    assert 0.6 * 0.75 <= usage.ru_utime + usage.ru_stime <= 1.2 * 0.75 + 0.02
+    assert usage.ru_utime + usage.ru_stime <= 1.1 * 0.5 * seconds + 0.02  # a quota of 10 ms may be spent ahead
+    assert throttled is not None
+    if os.getloadavg()[0] < (os.cpu_count() or 1):
+        assert int(throttled[1]) > 5  # on a machine with free cores it is the quota that stops it
     assert not group.exists()
 
 
@@ -165,7 +180,7 @@ def test_closing_takes_everything_away() -> None:
     network.start()
     ended = network.popen(0, ["true"])
     ended.wait(timeout=30)
-    settled = network.popen(0, ["sh", "-c", "sleep 600 & echo started; wait"], stdout=subprocess.PIPE, start_new_session=True)
+    settled = network.popen(0, ["sh", "-c", "(sleep 600 &); echo started; exec sleep 600"], stdout=subprocess.PIPE, start_new_session=True)
     assert settled.stdout is not None
     with settled.stdout:
         settled.stdout.readline()

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from crosstrain.launch.cgroups import CpuGroups, Hierarchy, hands_cpu_down
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,7 @@ MEGABYTE = 1 << 20
 
 RECEIVER = """
 import socket
+import struct
 listener = socket.create_server((sys.argv[1], 0), family=socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
 print(listener.getsockname()[1], flush=True)
 connection, _ = listener.accept()
@@ -34,6 +36,7 @@ say(str(count))
 
 SENDER = """
 import socket
+import struct
 connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 while (megabytes := int(say() or 0)):
     for _ in range(megabytes):
@@ -190,3 +193,25 @@ def test_interface_counters_count_from_their_making():
     assert "lo" in first
     assert without_loopback({"lo": (7, 7), "eth0": (5, 3), "ib0": (1, 2)}) == (6, 5)
     assert all(later >= earlier for name in first for later, earlier in zip(counters.read()[name], first[name], strict=True))
+
+
+def test_more_closings_than_the_kernel_keeps_notices_of_are_told_and_survived():
+    sampler = NodeSampler(0, isolated=False, interval_seconds=60, emit=lambda record: None)
+    with program(RECEIVER, "127.0.0.1") as receiver, program(SENDER, "127.0.0.1", receiver.line()) as sender:
+        sender.line()
+        sampler.watch("sender", sender.pid)
+        before = sampler.sample()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            for _ in range(3000):
+                with socket.create_connection(listener.getsockname()) as ours:
+                    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset: leaves no TIME_WAIT behind
+                    listener.accept()[0].close()
+        sender.go("2")
+        sender.line()
+        records = [sampler.sample() for _ in range(2)]
+        sampler.stop()
+    assert before.problems == ()
+    assert len(records[0].problems) == 1
+    assert "more TCP connections closed" in records[0].problems[0]
+    assert records[1].problems == ()
+    assert records[1].network_sent_bytes == pytest.approx(2 * MEGABYTE, abs=2)

@@ -76,45 +76,40 @@ def test_a_child_that_nobody_waits_for_is_not_lost():
     code = """
     import signal
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    into, out = os.pipe(), os.pipe()
-    if os.fork() == 0:
-        if os.fork() == 0:
-            time.sleep(0.3)
-            burn(0.4)
-            os.write(out[1], b"x")
-            os.read(into[0], 1)
-            os._exit(0)
+    done, child_may_end, orphan_may_end = os.pipe(), os.pipe(), os.pipe()
+
+    def work_until(release):
         burn(0.4)
-        time.sleep(0.3)
+        os.write(done[1], b"x")
+        os.read(release[0], 1)
         os._exit(0)
-    os.read(out[0], 1)
+
+    if (child := os.fork()) == 0:
+        if os.fork() == 0:
+            work_until(orphan_may_end)
+        work_until(child_may_end)
+    for _ in range(2):
+        os.read(done[0], 1)
+    for release in (child_may_end, orphan_may_end):
+        say()
+        os.write(release[1], b"x")
     say()
-    os.write(into[1], b"x")
-    os.close(out[1])
-    os.read(out[0], 1)
-    say("alone")
     """
     with program(code) as task:
         forest = Forest()
         tree = forest.plant("worker-0", task.pid)
-        while not task.has_said_something():
+        seen = []
+        for members in (3, 2, 1):
+            task.line()
+            deadline = time.monotonic() + 5
+            while len(tree.members) != members:
+                assert time.monotonic() < deadline
+                look(forest)
             look(forest)
-            time.sleep(0.02)
-        task.line()
-        look(forest)
-        before = tree.cpu_seconds
-        task.go()
-        assert task.line() == "alone"
-        deadline = time.monotonic() + 5
-        while len(tree.members) > 1:  # the last pipe closes a moment before the orphan is gone
-            assert time.monotonic() < deadline
-            look(forest)
-        after = tree.cpu_seconds
-        task.go()
+            seen.append(tree.cpu_seconds)
+            task.go()
         task.reap()
-    assert before >= 0.8 - 0.05  # each of the two is cut to clock ticks and was last seen up to 20 ms before its end
-    assert after >= before
-    assert after < 0.8 + 0.3
+    assert 0.8 <= seen[0] <= seen[1] <= seen[2] < seen[0] + 0.05
 
 
 def test_resident_and_proportional_memory_of_200_megabytes():

@@ -51,6 +51,8 @@ def test_plain_lines_come_at_their_pace(monkeypatch):
     stream = io.StringIO()
     progress = PlainProgress(stream)
     now = time.monotonic()
+    progress.node(sample(0, -20.0))
+    progress.start(JOB, None)
     for tick in range(100):  # 25 s
         monkeypatch.setattr(progress_plain.time, "monotonic", lambda tick=tick: now + 0.25 * tick)
         progress.update(tick, 0.5, None, None, 0)
@@ -59,7 +61,8 @@ def test_plain_lines_come_at_their_pace(monkeypatch):
     steps = [int(line.split()[1]) for line in lines if line.startswith("step")]
     assert len(steps) == 12
     assert all(8 <= later - earlier <= 9 for earlier, later in itertools.pairwise(steps))
-    assert lines[0] == f"step {steps[0]}  epoch 1  loss 0.5000"
+    assert lines[0] == "training logreg on digits, tf async, 2 nodes, 2 workers"
+    assert lines[1] == f"step {steps[0]}  epoch 1  loss 0.5000"
     nodes = [line for line in lines if line.startswith("node")]
     assert nodes == ["node 0  CPU 1.50 of 2 cores  memory 200 MB  sent 400 kB/s  received -"] * 2
 

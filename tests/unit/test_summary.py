@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from run_samples import CLOCK, STEP, a_job, async_run, open_run, sample, summary_of, sync_run
 
 from crosstrain.metrics.nodes import per_node, rise_per_second
-from crosstrain.metrics.records import Clock, EvalRecord
+from crosstrain.metrics.records import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+from crosstrain.metrics.rundir import RunReader
 from crosstrain.metrics.summary import quantile, summarise
 
 PROMISED = re.findall(
@@ -230,3 +231,14 @@ def test_quantiles_are_those_of_the_sample_written_out(sample, percent):
     written_out = sorted(np.repeat(values, weights))
     rank = math.ceil(percent * len(written_out) / 100)
     assert quantile(values.astype(float), weights, percent / 100) == written_out[min(max(rank, 1), len(written_out)) - 1]
+
+
+# Documentation -------------------------------------------------------------------------------------------------------
+
+
+def test_the_documentation_explains_every_field(tmp_path, repository):
+    text = (repository / "docs" / "run-directory.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"`(\w+)`", text))
+    summary = summary_of(sync_run(tmp_path))
+    names = {field.name for record in (StepRecord, EvalRecord, EventRecord, SystemRecord, TaskSample) for field in fields(record)}
+    assert names | set(summary) | set(summary["per_node"][0]) | set(RunReader(tmp_path / "one").status()) <= explained

@@ -15,7 +15,7 @@ import pytest
 from run_samples import EVALUATION, STEP, sample
 
 from crosstrain.metrics.records import StepRecord
-from crosstrain.metrics.tensorboard import TensorBoardWriter
+from crosstrain.metrics.tensorboard import FOLDER, TensorBoardWriter
 
 
 def write_a_run(path):
@@ -45,7 +45,7 @@ EXPECTED = {
 def read_back(path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(path), size_guidance={"scalars": 0})
+    events = EventAccumulator(str(path / FOLDER), size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
@@ -135,7 +135,7 @@ def test_a_real_tensorboard_shows_the_values(tmp_path):
         "-c",
         SERVE,
         "--logdir",
-        str(tmp_path / "run"),
+        str(tmp_path / "run" / FOLDER),
         "--port",
         "0",
         "--host",

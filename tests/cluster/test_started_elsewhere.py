@@ -1,0 +1,150 @@
+"""Runs whose processes something else starts: a person with TF_CONFIG or --rendezvous, and a real torchrun."""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import MarkedRun, wait_until
+
+pytestmark = pytest.mark.cluster
+
+TOY = Path(__file__).parent.parent / "toy"
+BRIEF = ["--epochs", "2", "--global-batch-size", "64", "--eval-every", "end"]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(**more):
+    path = os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path, "TRAINER_SECRET": secrets.token_hex(16), **more}
+
+
+def start_all(tmp_path, commands):
+    """Start each command of (arguments, environment); wait for all; return the runs in order."""
+    runs = [MarkedRun(arguments, tmp_path, more).__enter__() for arguments, more in commands]
+    try:
+        for run in runs:
+            run.wait(100)
+    finally:
+        for run in runs:
+            run.__exit__()
+    return runs
+
+
+def summary_of(tmp_path, run):
+    assert run.process.returncode == 0, run.stderr()
+    return json.loads((tmp_path / "run/summary.json").read_text())
+
+
+@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("torch", "async"), ("tf", "sync")])
+def test_three_nodes_by_rendezvous(tmp_path, backend, mode):
+    shared = environment()
+    port = free_port()
+    arguments = ["run", "--backend", backend, "--mode", mode, "--nodes", "3", "--out", str(tmp_path), "--name", "run", *BRIEF]
+    commands = [([*arguments, "--rendezvous", f"127.0.0.1:{port}", "--node-rank", str(rank)], shared) for rank in (2, 0, 1)]
+    runs = start_all(tmp_path, commands)
+    summary = summary_of(tmp_path, runs[1])
+    assert [run.process.returncode for run in runs] == [0, 0, 0]
+    assert (summary["nodes"], summary["workers"], summary["state"]) == (3, 3, "succeeded")
+    assert summary["network_source"] == "sockets"
+    assert summary["eval"]["accuracy"] > 0.7
+    assert {path.name for path in (tmp_path / "run/logs").iterdir()} >= {"0", "1", "2"}
+    assert runs[0].stdout() == ""
+
+
+@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async")])
+def test_tf_config(tmp_path, backend, mode):
+    """Three hosts of 127.0.0.0/8, a task or more on each; in async mode the chief and the ps are processes of their own."""
+    ports = iter([free_port() for _ in range(5)])
+    workers = [f"127.0.0.{host}:{next(ports)}" for host in (1, 2, 3)]
+    cluster = {"worker": workers}
+    if mode == "async":
+        cluster |= {"chief": [f"127.0.0.1:{next(ports)}"], "ps": [f"127.0.0.1:{next(ports)}"]}
+    shared = environment()
+    arguments = ["run", "--backend", backend, "--mode", mode, "--out", str(tmp_path), "--name", "run", *BRIEF]
+    commands = [
+        (arguments, {**shared, "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})})
+        for role, addresses in cluster.items()
+        for index in range(len(addresses))
+    ]
+    runs = start_all(tmp_path, commands)
+    assert [run.process.returncode for run in runs] == [0] * len(commands), [run.stderr() for run in runs]
+    summary = summary_of(tmp_path, runs[0])
+    assert (summary["nodes"], summary["workers"]) == (3, 3)
+    job = json.loads((tmp_path / "run/job.json").read_text())
+    assert f"127.0.0.3:{job['cluster']['ports']['worker-2']}" == workers[2]
+
+
+def test_a_real_torchrun(tmp_path):
+    torchrun = Path(sys.executable).parent / "torchrun"
+    assert torchrun.exists(), f"torch is installed without {torchrun}"
+    command = [str(torchrun), "--nnodes", "1", "--nproc-per-node", "3", "--master-port", str(free_port()), "-m", "crosstrain.cli.main"]
+    command += ["run", "--backend", "torch", "--out", str(tmp_path), "--name", "run", *BRIEF]
+    done = subprocess.run(command, env={**os.environ, **environment()}, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["nodes"], summary["workers"], summary["state"]) == (1, 3, "succeeded")
+
+
+def test_a_secret_is_required(tmp_path):
+    without = {key: value for key, value in environment().items() if key != "TRAINER_SECRET"}
+    arguments = ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--node-rank", "0", "--out", str(tmp_path)]
+    (run,) = start_all(tmp_path, [(arguments, without)])
+    assert run.process.returncode == 2
+    assert "TRAINER_SECRET" in run.stderr()
+    assert list(tmp_path.glob("*-toy-*")) == []
+
+
+def test_a_wrong_secret_is_turned_away(tmp_path):
+    """The stranger ends with 2; the run goes on to wait for the right one, and works."""
+    port = free_port()
+    shared = environment()
+    arguments = ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--out", str(tmp_path), "--name", "run", *BRIEF]
+    with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver:
+        with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, environment()) as stranger:
+            assert stranger.wait(30) == 2
+            assert "secret" in stranger.stderr()
+        wait_until(lambda: "turned away" in driver.stderr(), 5, "the driver's note")
+        with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as right:
+            assert right.wait(30) == 0
+        assert driver.wait(30) == 0
+
+
+def test_another_job_is_refused(tmp_path):
+    port = free_port()
+    shared = environment()
+    arguments = ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--out", str(tmp_path), *BRIEF]
+    runs = start_all(tmp_path, [([*arguments, "--node-rank", "0"], shared), ([*arguments, "--node-rank", "1", "--lr", "0.5"], shared)])
+    assert [run.process.returncode for run in runs] == [2, 2]
+    assert all("lr 0.5 instead of 0.05" in run.stderr() for run in runs)
+
+
+def test_a_missing_node_is_named(tmp_path):
+    arguments = ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--node-rank", "0"]
+    (run,) = start_all(tmp_path, [([*arguments, "--start-timeout", "2", "--out", str(tmp_path)], environment())])
+    assert run.process.returncode == 1
+    assert "nodes [1]" in run.stderr()
+
+
+def test_the_remote_agent_ends_with_its_driver(tmp_path):
+    port = free_port()
+    shared = environment()
+    arguments = ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--out", str(tmp_path), "--name", "run"]
+    arguments += ["--epochs", "1000000", "--eval-every", "end"]
+    with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver, MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as other:
+        steps = tmp_path / "run/steps.jsonl"
+        wait_until(lambda: steps.exists() and steps.stat().st_size > 0, 30, "the first step")
+        driver.process.kill()
+        assert other.wait(10) == 1
+        wait_until(lambda: not driver.alive() and not other.alive(), 10, "the end of every process")
+    shutil.rmtree(tmp_path / "run")
