@@ -50,7 +50,7 @@ class Agent:
     def serve(self) -> int:
         """Execute the driver's requests. Returns the run's exit code when it is over, 1 where the driver went; the tasks are gone then."""
         try:
-            greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "machine": _machine(), "host": describe_host()}
+            greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": _identity(), "host": describe_host()}
             self._send(Message("hello", greeting))
             while (message := self._stream.receive()) is not None:
                 if message.kind == "finish":
@@ -153,7 +153,7 @@ def _task_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in FOREIGN_VARIABLES}
 
 
-def _machine() -> dict[str, str]:
+def _identity() -> dict[str, str]:
     """Tell machines and network namespaces apart, so that the driver knows which nodes share cores or interfaces."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     network = Path("/proc/self/ns/net")

@@ -76,7 +76,7 @@ class Control:
                 raise RunFailedError(
                     f"node {node} speaks protocol {message['protocol']}, this driver {PROTOCOL}: install the same version everywhere"
                 )
-            hosts[node] = {**message["host"], "machine": message["machine"]}
+            hosts[node] = {**message["host"], "identity": message["identity"]}
         return [hosts[channel.node] for channel in self.channels]
 
     def reserve_ports(self, counts: Mapping[int, int], timeout_seconds: float) -> dict[int, list[int]]:

@@ -185,8 +185,8 @@ class Driver:
         """
         if self.job.threads is not None:
             return self.job.threads
-        machine = hosts[own.node]["machine"]["boot"]
-        sharing = {channel.node for channel in channels if channel.cores is None and hosts[channel.node]["machine"]["boot"] == machine}
+        machine = hosts[own.node]["identity"]["boot"]
+        sharing = {channel.node for channel in channels if channel.cores is None and hosts[channel.node]["identity"]["boot"] == machine}
         nodes = {own.node} if own.cores is not None else sharing
         cores = own.cores or hosts[own.node]["cores_available"] or os.cpu_count() or 1
         return max(1, int(cores // max(1, sum(task.node in nodes for task in placed))))
@@ -380,7 +380,7 @@ class Driver:
 
 def settle_isolation(channels: Sequence[NodeChannel], hosts: Sequence[Mapping[str, Any]]) -> None:
     """Decide for nodes started elsewhere whether their interfaces are theirs alone: not on loopback, and no other node beside them."""
-    networks = [tuple(sorted(host["machine"].items())) for host in hosts]
+    networks = [tuple(sorted(host["identity"].items())) for host in hosts]
     for channel, network in zip(channels, networks, strict=True):
         if channel.isolated is None:
             channel.isolated = networks.count(network) == 1 and not channel.address.startswith("127.")

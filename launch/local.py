@@ -65,6 +65,7 @@ class LocalLauncher:
     job: Job
     tasks: int
     warn: Callable[[str], None]
+    network: virtual_nodes.VirtualNetwork | None = None
     _cleanup: ExitStack = field(default_factory=ExitStack)
     _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -73,7 +74,7 @@ class LocalLauncher:
         if not self._wants_isolation():
             return [self._host_node(node) for node in range(self.job.nodes)]
         network = virtual_nodes.VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
-        self._cleanup.enter_context(network)
+        self.network = self._cleanup.enter_context(network)
         channels = []
         for node in range(self.job.nodes):
             process = network.popen(node, self._command(node), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)

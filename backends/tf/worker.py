@@ -56,7 +56,8 @@ def training(model: TfModel, shards: Sequence[Shard], info: DataInfo) -> Callabl
         with tf.control_dependencies([data.labels]):
             started = tf.timestamp()
         with tf.control_dependencies([started]):
-            first_pull = [shard.pull() for shard in shards]
+            # A loop's values stay where the first one is made: without the copy each message would travel three times.
+            first_pull = [tf.identity(shard.pull()) for shard in shards]
 
         def body(step: tf.Tensor, messages: list[tf.Tensor], losses: tf.TensorArray, staleness: tf.TensorArray) -> tuple[Any, ...]:
             begin, end = tf.gather(work.offsets, step), tf.gather(work.offsets, step + 1)

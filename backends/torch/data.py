@@ -47,7 +47,7 @@ class ResidentSplit:
         return len(self._y)
 
     def _normalise(self, x_bchw: torch.Tensor) -> torch.Tensor:
-        """Apply (pixel / 255 − mean) / std where the resident images are raw: in float64, rounded once, the same bits as `Dataset.inputs`."""
+        """Apply (pixel / 255 − mean) / std where the images are raw: in float64, rounded once, as `Dataset.inputs`."""
         return x_bchw if self.normalised else x_bchw.to(torch.float64).div_(255.0).sub_(self._mean).div_(self._std).to(torch.float32)
 
     def span(self, start: int, stop: int) -> Batch:

@@ -44,7 +44,7 @@ def choose_device(wanted: str, task: Task) -> torch.device:
     count = torch.cuda.device_count()
     if wanted == "gpu" and not count:
         raise UsageError(
-            "device: got 'gpu', but torch finds no GPU here; allowed: cpu, auto, or gpu with a CUDA or ROCm build of torch and its driver."
+            "device: got 'gpu', but torch finds no GPU here; allowed: cpu, auto, or gpu with a torch built for it and its driver."
         )
     if wanted == "cpu" or not count or task.placed.role != "worker":
         return torch.device("cpu")
@@ -69,7 +69,7 @@ def interface_of(address: str) -> str:
     Raises RunFailedError where no interface does.
     """
     wanted = "127.0.0.1" if ipaddress.ip_address(address).is_loopback and ":" not in address else address
-    held = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    held: dict[str, str] = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
     if wanted not in held:
         raise RunFailedError(f"no network interface of this node has the address {address}; there are: {', '.join(sorted(held))}")
     return held[wanted]

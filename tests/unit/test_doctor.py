@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from crosstrain.backends.base import Availability
 from crosstrain.launch.gpu_hardware import GpuHardware, nvidia_hardware
 from crosstrain.launch.preflight import backend_check, disk_check, gpu_checks, processor_check, virtual_node_checks

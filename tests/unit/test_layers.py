@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+
 from crosstrain.core.errors import MissingPackageError, UsageError
 from crosstrain.core.fields import allowed, environment_name, flag_name
 from crosstrain.core.job import Job

@@ -1,0 +1,119 @@
+"""What the product reports, against truth that it did not make: the other end of the cable, wait4, arithmetic."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crosstrain.conformance.runs import run_job
+from crosstrain.core.layers import resolve
+from crosstrain.engine.progress import make_progress
+from crosstrain.launch.driver import Driver
+from crosstrain.launch.local import LocalLauncher
+from crosstrain.launch.virtual_nodes import VirtualNetwork
+from crosstrain.metrics.rundir import RunReader
+
+pytestmark = pytest.mark.cluster
+
+ASYNC_JOB = {"mode": "async", "nodes": 3, "batch_size": 10, "data": "glyphs28", "eval_every": "end", "tensorboard": False}
+
+
+def last_samples(path):
+    return {record.node: record for record in RunReader(path).system()}
+
+
+class CountingLauncher(LocalLauncher):
+    """The product's launcher; before it ends it reads the counters at the bridge's end of every cable."""
+
+    def close(self):
+        if self.network is not None:
+            self.peers = self.network.peer_counters()
+        super().close()
+
+
+@pytest.mark.parametrize("backend", ["torch", "tf"])
+def test_bytes_equal_those_at_the_other_end_of_the_cable(tmp_path, backend):
+    job = resolve({**ASYNC_JOB, "backend": backend, "steps": 2000, "out": tmp_path}, {}).job
+    driver = Driver(job, {}, make_progress(sys.stderr, True), ["test"])
+    launchers = []
+
+    def launch(placed):
+        launchers.append(CountingLauncher(job, len(placed), lambda text: None))
+        return launchers[0]
+
+    driver.execute(launch)
+    for node, record in last_samples(driver.writer.path).items():
+        from_node, to_node = launchers[0].peers[node]
+        assert record.network_sent_bytes == pytest.approx(from_node, rel=1e-4)
+        assert record.network_received_bytes == pytest.approx(to_node, rel=1e-4)
+        assert record.network_sent_bytes > 1e6
+    first, *others = driver_nodes(driver.writer.path)
+    assert first["network_sent_bytes"] == pytest.approx(sum(node["network_received_bytes"] for node in others), rel=0.02)
+    assert first["network_received_bytes"] == pytest.approx(sum(node["network_sent_bytes"] for node in others), rel=0.02)
+
+
+def driver_nodes(path):
+    return RunReader(path).summary()["per_node"]
+
+
+def test_a_ring_all_reduce_makes_the_traffic_of_the_formula(tmp_path):
+    """Each of n nodes sends and receives 2 (n − 1) / n times the size of the vector."""
+    world, megabytes = 3, 48
+    script = str(Path(__file__).parent / "all_reduce.py")
+    with VirtualNetwork(world, None, lambda node: None) as network:
+        ranks = [
+            network.popen(
+                rank,
+                [sys.executable, script, str(rank), str(world), network.addresses[0], "21777", network.interface, str(megabytes)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        try:
+            assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * world
+            before = network.peer_counters()
+            for rank in ranks:
+                rank.stdin.write("go\n")
+                rank.stdin.flush()
+            assert [rank.stdout.readline() for rank in ranks] == ["done\n"] * world
+            after = network.peer_counters()
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+                rank.stdin.close()
+                rank.stdout.close()
+    expected = 2 * (world - 1) / world * megabytes * 2**20
+    for (sent_before, received_before), (sent, received) in zip(before, after, strict=True):
+        assert sent - sent_before == pytest.approx(expected, rel=0.05)
+        assert received - received_before == pytest.approx(expected, rel=0.05)
+
+
+def test_cpu_seconds_equal_what_wait4_returns(tmp_path):
+    """The last sample before the tasks ended, against the kernel's own account of each task after its end."""
+    run = run_job(tmp_path, backend="torch", nodes=2, batch_size=64, data="glyphs28", epochs=6, tensorboard=False, sample_interval=0.2)
+    ended = [event for event in RunReader(run.path).events() if event.event == "task_ended"]
+    kernel = {event.detail["task"]: event.detail["cpu_seconds"] for event in ended}
+    job = json.loads((run.path / "job.json").read_text())
+    node_of = {f"{task['role']}-{task['index']}": task["node"] for task in job["cluster"]["tasks"]}
+    finish = min(event.time_seconds for event in ended)
+    for node in (0, 1):
+        sampled = [record.cpu_seconds for record in RunReader(run.path).system() if record.node == node and record.time_seconds < finish]
+        truth = sum(seconds for task, seconds in kernel.items() if node_of[task] == node)
+        assert truth > 2.0
+        assert sampled[-1] == pytest.approx(truth, rel=0.02)
+
+
+def test_no_direction_passes_the_bandwidth(tmp_path):
+    """A parameter server sends and receives all it can: close to the limit, and never beyond it by more than 5%."""
+    run = run_job(tmp_path, backend="torch", bandwidth="100mbit", steps=6000, **ASYNC_JOB)
+    limit = 100e6 / 8
+    for node in run.summary["per_node"]:
+        assert node["network_sent_bytes_per_second"] <= 1.05 * limit
+        assert node["network_received_bytes_per_second"] <= 1.05 * limit
+    busiest = max(node["network_sent_bytes_per_second"] for node in run.summary["per_node"])
+    assert busiest >= 0.8 * limit
