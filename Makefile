@@ -13,11 +13,12 @@ LINK   := .dev/crosstrain
 SHELL  := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types format bench install clean distclean
+.PHONY: help demo test conformance lint types format bench install clean distclean
 
 help:
 	@echo 'make demo       train on TensorFlow (async) and on torch (sync), three nodes each, and compare'
 	@echo 'make test       ruff, mypy and every test'
+	@echo 'make conformance  every backend, optimiser and number of workers against the float64 reference'
 	@echo 'make lint       ruff and mypy alone;  make format  puts the sources in shape'
 	@echo 'make bench      the speed of trainer beside hand-written loops and other trainers'
 	@echo 'make clean      remove what was built;  make distclean  also .venv'
@@ -32,7 +33,10 @@ demo: $(VENV)/.all
 
 test: lint
 	@echo '== pytest'
-	@$(BIN)/python -m pytest $(PYTEST)
+	@$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
+
+conformance: $(VENV)/.dev
+	@$(BIN)/python -m pytest -k conformance $(PYTEST)
 
 lint: $(VENV)/.dev $(LINK)
 	@echo '== ruff'

@@ -21,8 +21,10 @@ __all__ = ["run"]
 @job_options
 @click.option("--print-config", is_flag=True, help="Show each setting and where it came from, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
-@click.option("--node-rank", type=int, envvar="TRAINER_NODE_RANK", metavar="I", help="This node's number, where you start each node by hand.")
-@click.option("--rendezvous", envvar="TRAINER_RENDEZVOUS", metavar="HOST:PORT", help="Where nodes that are started by hand meet: on node 0.")
+@click.option(
+    "--node-rank", type=int, envvar="TRAINER_NODE_RANK", metavar="I", help="This node's number, where you start the nodes by hand."
+)
+@click.option("--rendezvous", envvar="TRAINER_RENDEZVOUS", metavar="HOST:PORT", help="Where nodes started by hand meet: on node 0.")
 @click.option(
     "--secret-file",
     type=click.Path(path_type=Path),

@@ -29,9 +29,15 @@ class Job(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False, protected_namespaces=())
 
-    backend: str = Field("auto", description="The framework that trains: a name from `trainer backends`; auto takes the first installed of tf, torch.")
-    mode: Literal["sync", "async"] = Field("sync", description="sync: one update per global batch (all-reduce); async: one update per worker batch (parameter server).")
-    distributed: Literal["auto", "always"] = Field("auto", description="always keeps the framework's distributed wrapper on a single worker, so that its cost can be seen.")
+    backend: str = Field(
+        "auto", description="The framework that trains: a name from `trainer backends`; auto takes the first installed of tf, torch."
+    )
+    mode: Literal["sync", "async"] = Field(
+        "sync", description="sync: one update per global batch (all-reduce); async: one update per worker batch (parameter server)."
+    )
+    distributed: Literal["auto", "always"] = Field(
+        "auto", description="always keeps the framework's distributed wrapper on a single worker, so that its cost can be seen."
+    )
     model: str = Field("logreg", description="A name from `trainer models`, or the path of a Python module that has one.")
     data: str = Field("digits", description="A name from `trainer data list`.")
     data_dir: Path | None = Field(None, description="Folder with the dataset's original files, where you have them.")
@@ -41,7 +47,9 @@ class Job(BaseModel):
     ps: Positive = Field(1, description="Async: number of parameter servers; the first is on node 0.")
 
     batch_size: Positive | None = Field(None, description=f"Examples per worker and step (default {DEFAULT_BATCH_SIZE}).")
-    global_batch_size: Positive | None = Field(None, description="Examples of all workers per step, instead of --batch-size; need not divide evenly.")
+    global_batch_size: Positive | None = Field(
+        None, description="Examples of all workers per step, instead of --batch-size; need not divide evenly."
+    )
     epochs: Positive | None = Field(None, description=f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
     steps: Positive | None = Field(None, description="Stop after this many updates, instead of --epochs.")
     until: str | None = Field(None, description="Stop as soon as an evaluation reaches this, such as 'accuracy>=0.9'.")
@@ -53,29 +61,47 @@ class Job(BaseModel):
     weight_decay: Finite = Field(0.0, description="Weight decay: added to the gradient (sgd, adam), decoupled (adamw).")
     beta1: Fraction = Field(0.9, description="Adam, AdamW: decay of the first moment.")
     beta2: Fraction = Field(0.999, description="Adam, AdamW: decay of the second moment.")
-    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(1e-8, description="Adam, AdamW: added to the root of the second moment.")
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e-8, description="Adam, AdamW: added to the root of the second moment."
+    )
     schedule: Literal["constant", "step", "cosine"] = Field("constant", description="Course of the learning rate over epochs.")
     schedule_step_epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="Schedule step: epochs between two decays.")
     schedule_gamma: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="Schedule step: factor of each decay.")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="Linear warm-up from 0 over this many updates, before any schedule.")
-    scale_lr: Literal["none", "linear", "sqrt"] = Field("none", description="Scale the learning rate with global batch / --base-batch-size.")
+    scale_lr: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="Scale the learning rate with global batch / --base-batch-size."
+    )
     base_batch_size: Positive = Field(DEFAULT_BATCH_SIZE, description="The global batch for which --lr was chosen; used by --scale-lr.")
 
     precision: Literal["fp32"] = Field("fp32", description="Number format of the computation.")
     device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Where to compute; auto takes a GPU where the framework finds one.")
-    threads: Positive | None = Field(None, description="Compute threads per task (default: cores of the node divided by its tasks, at least 1).")
-    steps_per_call: Positive | None = Field(None, description="Most steps fused in one call of the framework (default: the backend's choice); 1 unfuses.")
+    threads: Positive | None = Field(
+        None, description="Compute threads per task (default: cores of the node divided by its tasks, at least 1)."
+    )
+    steps_per_call: Positive | None = Field(
+        None, description="Most steps fused in one call of the framework (default: the backend's choice); 1 unfuses."
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seeds initial weights, data order and dropout.")
     deterministic: bool = Field(False, description="Ask the framework for bitwise repeatable kernels (sync only).")
 
     eval_every: str = Field("1epoch", description="How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
 
-    launcher: Literal["auto", "local"] = Field("auto", description="local starts all nodes here; auto also follows torchrun, TF_CONFIG and --rendezvous.")
-    network: Literal["auto", "isolated", "host"] = Field("auto", description="isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1.")
+    launcher: Literal["auto", "local"] = Field(
+        "auto", description="local starts all nodes here; auto also follows torchrun, TF_CONFIG and --rendezvous."
+    )
+    network: Literal["auto", "isolated", "host"] = Field(
+        "auto", description="isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
+    )
     bandwidth: str | None = Field(None, description="Limit each virtual node's link, in both directions, such as 100mbit.")
-    cores_per_node: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(None, description="Limit each node's CPU: one number, or one a node, such as 2,1,1.")
-    start_timeout: Annotated[float, Field(gt=0)] = Field(120.0, description="Seconds within which the cluster must have formed and warmed up.")
-    stall_timeout: Annotated[float, Field(gt=0)] = Field(120.0, description="Seconds without any progress after which a run is declared stalled.")
+    cores_per_node: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None, description="Limit each node's CPU: one number, or one a node, such as 2,1,1."
+    )
+    start_timeout: Annotated[float, Field(gt=0)] = Field(
+        120.0, description="Seconds within which the cluster must have formed and warmed up."
+    )
+    stall_timeout: Annotated[float, Field(gt=0)] = Field(
+        120.0, description="Seconds without any progress after which a run is declared stalled."
+    )
 
     sample_interval: Annotated[float, Field(ge=0.05)] = Field(0.5, description="Seconds between two resource samples of a node.")
     monitor: bool = Field(True, description="Sample the nodes' resources while training.")

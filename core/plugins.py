@@ -99,7 +99,9 @@ def load(plugin: Plugin, kind: Kind) -> Any:
     Raises MissingPackageError with the command to install it, or UsageError where the plugin itself is broken.
     """
     if not plugin.installed:
-        raise MissingPackageError(f"{kind} {plugin.name!r} needs the package {plugin.requires!r}, which is not installed. Install it with: {plugin.install}")
+        raise MissingPackageError(
+            f"{kind} {plugin.name!r} needs the package {plugin.requires!r}, which is not installed. Install it with: {plugin.install}"
+        )
     module_name, _, attribute = plugin.target.partition(":")
     try:
         module: ModuleType = importlib.import_module(module_name)

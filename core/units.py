@@ -39,7 +39,11 @@ class Cadence:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(epochs?|steps?|s|seconds?)", text)
         if not match or float(match[1]) <= 0:
             raise ValueError(allowed)
-        unit: Literal["epochs", "steps", "seconds"] = "epochs" if match[2].startswith("epoch") else "steps" if match[2].startswith("step") else "seconds"
+        unit: Literal["epochs", "steps", "seconds"] = "seconds"
+        if match[2].startswith("epoch"):
+            unit = "epochs"
+        elif match[2].startswith("step"):
+            unit = "steps"
         amount = float(match[1])
         if unit != "seconds" and amount != int(amount):
             raise ValueError(f"a whole number of {unit}, or {allowed}")

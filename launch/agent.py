@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,6 +45,8 @@ class Agent:
         self._ports = PortBlock()
         self._supervisor = Supervisor(self._from_task, self._on_death)
         self._sampler: NodeSampler | None = None
+        self._watching = threading.Lock()
+        self._dead: set[int] = set()
         self._logs = Path()
         self._ships_logs = False
 
@@ -110,8 +113,9 @@ class Agent:
         for fields in message["tasks"]:
             name: str = fields["task"]
             pid = self._supervisor.start(name, self._log(name), _task_environment())
-            if self._sampler is not None:
-                self._sampler.watch(name, pid)
+            with self._watching:
+                if self._sampler is not None and pid not in self._dead:
+                    self._sampler.watch(name, pid)
             self._supervisor.send(name, Message("open", {**fields, "job": message["job"]}))
 
     def _log(self, task: str) -> Path:
@@ -124,9 +128,11 @@ class Agent:
         self._send(Message("sample", {"record": asdict(record)}))
 
     def _on_death(self, death: Death, usage: resource.struct_rusage) -> None:
-        if self._sampler is not None:
-            self._sampler.final_cpu(death.task, usage)
-            self._sampler.unwatch(death.task)
+        with self._watching:
+            self._dead.add(death.pid)
+            if self._sampler is not None:
+                self._sampler.final_cpu(death.task, usage)
+                self._sampler.unwatch(death.task)
         self._send(Message("death", {**asdict(death), "tail": tail(self._log(death.task))}))
 
     def _stop_sampler(self) -> None:

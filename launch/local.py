@@ -13,8 +13,9 @@ from typing import Protocol
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..engine.messages import Stream
-from . import virtual_nodes
 from .channel import over_stdio
+from .lacking import LackingError
+from .virtual_nodes import VirtualNetwork
 
 __all__ = ["Launcher", "LocalLauncher", "NodeChannel", "close_input"]
 
@@ -65,16 +66,15 @@ class LocalLauncher:
     job: Job
     tasks: int
     warn: Callable[[str], None]
-    network: virtual_nodes.VirtualNetwork | None = None
+    network: VirtualNetwork | None = None
     _cleanup: ExitStack = field(default_factory=ExitStack)
     _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> list[NodeChannel]:
         """Start one agent a node. Raises UsageError where isolation was asked for and is not possible here."""
-        if not self._wants_isolation():
+        network = self._virtual_network()
+        if network is None:
             return [self._host_node(node) for node in range(self.job.nodes)]
-        network = virtual_nodes.VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
-        self.network = self._cleanup.enter_context(network)
         channels = []
         for node in range(self.job.nodes):
             process = network.popen(node, self._command(node), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
@@ -104,23 +104,24 @@ class LocalLauncher:
         for agent in self._agents:
             agent.kill()
 
-    def _wants_isolation(self) -> bool:
+    def _virtual_network(self) -> VirtualNetwork | None:
+        """Start the virtual network, or return None where the nodes are to share, or have to share, the host's."""
         shaped = self.job.bandwidth is not None or self.job.cores_per_node is not None
         if self.job.network == "host":
             if shaped:
                 raise UsageError("network: 'host' cannot limit nodes; --bandwidth and --cores-per-node need 'isolated'")
             self._warn_about_host("as asked by --network host")
-            return False
+            return None
         if self.tasks == 1 and not shaped and self.job.network == "auto":
-            return False
-        possible = virtual_nodes.possible()
-        if possible.ok:
-            return True
-        reason = f"{possible.reason}. {possible.remedy or ''}".strip()
-        if self.job.network == "isolated" or shaped:
-            raise UsageError(f"network: virtual nodes are not possible here: {reason}")
-        self._warn_about_host(f"virtual nodes are not possible here: {reason}")
-        return False
+            return None
+        network = VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
+        try:
+            self.network = self._cleanup.enter_context(network)
+        except LackingError as lack:
+            if lack.part != "namespaces" or self.job.network == "isolated" or shaped:
+                raise
+            self._warn_about_host(str(lack))
+        return self.network
 
     def _warn_about_host(self, why: str) -> None:
         if self.tasks == 1:

@@ -71,7 +71,9 @@ def training(model: TfModel, shards: Sequence[Shard], info: DataInfo) -> Callabl
 
         losses, staleness = (tf.TensorArray(dtype, size=work.count, element_shape=[]) for dtype in (tf.float32, tf.int64))
         start = (tf.constant(0), first_pull, losses, staleness)
+        g=tf.compat.v1.get_default_graph(); was=g._add_control_dependencies; g._add_control_dependencies=False
         _, messages, losses, staleness = tf.while_loop(lambda step, *_: step < work.count, body, start)
+        g._add_control_dependencies=was
         with tf.control_dependencies(messages):
             seconds = tf.timestamp() - started
         return pack_outcome(worker, seconds, losses.stack(), staleness.stack())

@@ -41,12 +41,14 @@ def prepare(task: Task, job: Job) -> torch.device:
 
 def choose_device(wanted: str, task: Task) -> torch.device:
     """Return the CPU, or the GPU that the task's place on its node gives it; a chief or parameter server stays on the CPU."""
+    if task.placed.role != "worker":
+        return torch.device("cpu")
     count = torch.cuda.device_count()
     if wanted == "gpu" and not count:
         raise UsageError(
             "device: got 'gpu', but torch finds no GPU here; allowed: cpu, auto, or gpu with a torch built for it and its driver."
         )
-    if wanted == "cpu" or not count or task.placed.role != "worker":
+    if wanted == "cpu" or not count:
         return torch.device("cpu")
     device = torch.device("cuda", task.local_index % count)
     torch.cuda.set_device(device)

@@ -29,6 +29,10 @@ def environment(**more):
     return {"PYTHONPATH": path, "TRAINER_SECRET": secrets.token_hex(16), **more}
 
 
+def by_rendezvous(tmp_path, port, *more):
+    return ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--out", str(tmp_path), *more]
+
+
 def start_all(tmp_path, commands):
     """Start each command of (arguments, environment); wait for all; return the runs in order."""
     runs = [MarkedRun(arguments, tmp_path, more).__enter__() for arguments, more in commands]
@@ -98,7 +102,7 @@ def test_a_real_torchrun(tmp_path):
 
 def test_a_secret_is_required(tmp_path):
     without = {key: value for key, value in environment().items() if key != "TRAINER_SECRET"}
-    arguments = ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--node-rank", "0", "--out", str(tmp_path)]
+    arguments = by_rendezvous(tmp_path, free_port(), "--node-rank", "0")
     (run,) = start_all(tmp_path, [(arguments, without)])
     assert run.process.returncode == 2
     assert "TRAINER_SECRET" in run.stderr()
@@ -109,7 +113,7 @@ def test_a_wrong_secret_is_turned_away(tmp_path):
     """The stranger ends with 2; the run goes on to wait for the right one, and works."""
     port = free_port()
     shared = environment()
-    arguments = ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--out", str(tmp_path), "--name", "run", *BRIEF]
+    arguments = by_rendezvous(tmp_path, port, "--name", "run", *BRIEF)
     with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver:
         with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, environment()) as stranger:
             assert stranger.wait(30) == 2
@@ -123,15 +127,15 @@ def test_a_wrong_secret_is_turned_away(tmp_path):
 def test_another_job_is_refused(tmp_path):
     port = free_port()
     shared = environment()
-    arguments = ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--out", str(tmp_path), *BRIEF]
+    arguments = by_rendezvous(tmp_path, port, *BRIEF)
     runs = start_all(tmp_path, [([*arguments, "--node-rank", "0"], shared), ([*arguments, "--node-rank", "1", "--lr", "0.5"], shared)])
     assert [run.process.returncode for run in runs] == [2, 2]
     assert all("lr 0.5 instead of 0.05" in run.stderr() for run in runs)
 
 
 def test_a_missing_node_is_named(tmp_path):
-    arguments = ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--node-rank", "0"]
-    (run,) = start_all(tmp_path, [([*arguments, "--start-timeout", "2", "--out", str(tmp_path)], environment())])
+    arguments = by_rendezvous(tmp_path, free_port(), "--node-rank", "0", "--start-timeout", "2")
+    (run,) = start_all(tmp_path, [(arguments, environment())])
     assert run.process.returncode == 1
     assert "nodes [1]" in run.stderr()
 
@@ -139,9 +143,9 @@ def test_a_missing_node_is_named(tmp_path):
 def test_the_remote_agent_ends_with_its_driver(tmp_path):
     port = free_port()
     shared = environment()
-    arguments = ["run", "--backend", "toy", "--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--out", str(tmp_path), "--name", "run"]
-    arguments += ["--epochs", "1000000", "--eval-every", "end"]
-    with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver, MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as other:
+    arguments = by_rendezvous(tmp_path, port, "--name", "run", "--epochs", "1000000", "--eval-every", "end")
+    node_0, node_1 = (MarkedRun([*arguments, "--node-rank", rank], tmp_path, shared) for rank in "01")
+    with node_0 as driver, node_1 as other:
         steps = tmp_path / "run/steps.jsonl"
         wait_until(lambda: steps.exists() and steps.stat().st_size > 0, 30, "the first step")
         driver.process.kill()

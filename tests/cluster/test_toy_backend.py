@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from crosstrain.conformance.suite import BackendConformance
 from crosstrain.core import plugins
 

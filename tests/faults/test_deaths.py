@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 
 def endless(backend, mode, out, *more):
-    return ["run", "--backend", backend, "--mode", mode, "--nodes", "3", "--epochs", "1000000", "--eval-every", "end", "--out", str(out), *more]
+    shape = ["--backend", backend, "--mode", mode, "--nodes", "3"]
+    return ["run", *shape, "--epochs", "1000000", "--eval-every", "end", "--out", str(out), *more]
 
 
 def start(tmp_path, backend="toy", mode="sync", *more):
@@ -41,7 +42,14 @@ def task_pid(run, tmp_path, task):
 
 @pytest.mark.parametrize(
     ("backend", "mode", "victim"),
-    [("toy", "sync", "worker-1"), ("torch", "sync", "worker-1"), ("torch", "async", "worker-2"), ("tf", "sync", "worker-1"), ("tf", "async", "worker-2"), ("tf", "async", "ps-0")],
+    [
+        ("toy", "sync", "worker-1"),
+        ("torch", "sync", "worker-1"),
+        ("torch", "async", "worker-2"),
+        ("tf", "sync", "worker-1"),
+        ("tf", "async", "worker-2"),
+        ("tf", "async", "ps-0"),
+    ],
 )
 def test_a_killed_task_fails_the_run_and_is_named(tmp_path, backend, mode, victim):
     with start(tmp_path, backend, mode) as run:

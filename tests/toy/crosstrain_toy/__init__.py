@@ -167,7 +167,8 @@ class ToySession:
             return {name: self.star.sum(values.get(name, np.zeros(self.values[name].shape))) for name in self.values}
 
         slots = {name: spread(given.slots.get(name, {})) for name in ("momentum", "first_moment", "second_moment")}
-        used = {name: values for name, values in slots.items() if name == "momentum" and self.job.momentum or name != "momentum" and self.job.optimizer != "sgd"}
+        wanted = ["first_moment", "second_moment"] if self.job.optimizer != "sgd" else ["momentum"] if self.job.momentum else []
+        used = {name: slots[name] for name in wanted}
         self.load_values(State(spread(given.parameters), used, int(self.star.sum([given.updates])[0])))
 
     def close(self):

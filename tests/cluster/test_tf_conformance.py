@@ -1,0 +1,7 @@
+"""TensorFlow passes the suite that every backend has to pass."""
+
+from crosstrain.conformance.suite import BackendConformance
+
+
+class TestTensorFlow(BackendConformance):
+    backend = "tf"
