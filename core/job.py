@@ -162,6 +162,8 @@ class Job(BaseModel):
             raise ValueError("deterministic: possible in mode sync only (the order of asynchronous updates is not repeatable)")
         if self.cores_per_node is not None and len(self.cores_per_node) not in (1, self.nodes):
             raise ValueError(f"cores_per_node: give one number or one for each of the {self.nodes} nodes, not {len(self.cores_per_node)}")
+        if self.network == "host" and (self.bandwidth is not None or self.cores_per_node is not None):
+            raise ValueError("network: 'host' cannot limit nodes; bandwidth and cores_per_node need 'isolated'")
         if self.mode == "async" and self.global_batch_size is not None and self.global_batch_size < self.workers:
             raise ValueError(f"global_batch_size: must be at least the number of workers ({self.workers}) in mode async")
         return self

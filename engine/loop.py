@@ -23,7 +23,8 @@ from ..core.units import Cadence, Target
 from ..data.base import DataInfo
 from ..data.sampler import Sampler
 from ..metrics.records import EvalRecord, StepRecord
-from .messages import Message, eval_from_message, plan_to_message, state_from_message, steps_from_message
+from .codec import eval_from_message, plan_to_message, state_from_message, steps_from_message
+from .messages import Message
 from .progress import Progress
 from .schedule import learning_rates
 

@@ -24,7 +24,8 @@ from ..core.job import Job
 from ..core.plugins import find, load
 from ..core.process import die_with_parent
 from ..data.store import open_dataset
-from .messages import Message, Stream, eval_to_message, plan_from_message, state_from_message, state_to_message, steps_to_message
+from .codec import eval_to_message, plan_from_message, state_from_message, state_to_message, steps_to_message
+from .messages import Message, Stream
 
 __all__ = ["main", "task_from_message", "task_to_fields"]
 

@@ -17,11 +17,9 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 from ..core.console import note
 from ..core.process import die_with_parent
-from ..engine.messages import PROTOCOL, Message, Stream
+from ..engine.messages import PROTOCOL, Message, RawArray, Stream
 from ..metrics.records import SystemRecord
 from ..monitor.host import describe_host
 from ..monitor.sampler import NodeSampler
@@ -144,7 +142,8 @@ class Agent:
         if not self._ships_logs:
             return
         for log in sorted(self._logs.glob("*.log")):
-            self._send(Message("log", {"task": log.stem}, {"text": np.frombuffer(log.read_bytes(), dtype=np.uint8)}))
+            text = log.read_bytes()
+            self._send(Message("log", {"task": log.stem}, {"text": RawArray("|u1", [len(text)], text)}))
 
     def _send(self, message: Message) -> None:
         """Send to the driver. Where it is gone the end of the stream ends the agent; a reader thread must not die of it before."""

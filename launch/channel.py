@@ -55,8 +55,9 @@ def over_stdio(process: subprocess.Popen[bytes]) -> Stream:
 
 
 def over_socket(connection: socket.socket) -> Stream:
-    """Return the channel over a connected socket."""
-    return Stream(connection.makefile("rb"), connection.makefile("wb"))
+    """Return the channel over a connected socket, which from now on belongs to it."""
+    with connection:  # the files keep the connection open
+        return Stream(connection.makefile("rb"), connection.makefile("wb"))
 
 
 def accept(connection: socket.socket, secret: bytes) -> Stream:

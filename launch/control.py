@@ -150,7 +150,7 @@ class Control:
         if message.kind == "sample":
             self._on_sample(message["record"])
         elif message.kind == "log":
-            self._on_log(node, message["task"], message.arrays["text"].tobytes())
+            self._on_log(node, message["task"], message.array("text").tobytes())
         elif message.kind == "error":
             self._fallen.errors[message["from"]] = message
         elif message.kind == "death":
@@ -206,7 +206,7 @@ class Control:
             elif message.kind == "sample":
                 self._on_sample(message["record"])
             elif message.kind == "log":
-                self._on_log(node, message["task"], message.arrays["text"].tobytes())
+                self._on_log(node, message["task"], message.array("text").tobytes())
             elif message.kind == "death":
                 self._fallen.deaths.append(message)
 

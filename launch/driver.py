@@ -25,7 +25,7 @@ from ..data.store import open_dataset
 from ..engine.loop import Outcome, TrainingLoop
 from ..engine.progress import Progress
 from ..metrics.records import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
-from ..metrics.rundir import RunState, RunWriter
+from ..metrics.rundir import RunReader, RunState, RunWriter
 from ..metrics.summary import summarise
 from ..metrics.tensorboard import TensorBoardWriter
 from .channel import read_secret
@@ -43,11 +43,16 @@ MOST_START_ATTEMPTS = 3
 class Records:
     """Writes each record to the run directory, to TensorBoard, and onto the screen."""
 
-    def __init__(self, writer: RunWriter, tensorboard: TensorBoardWriter | None, progress: Progress, event: Callable[..., None]) -> None:
+    def __init__(self, writer: RunWriter, progress: Progress, event: Callable[..., None]) -> None:
         self._writer = writer
         self._event = event
-        self._tensorboard = tensorboard
+        self._tensorboard: TensorBoardWriter | None = None
         self._progress = progress
+
+    def add_tensorboard(self) -> None:
+        """Write TensorBoard's events too, from now on. Loading its writer takes a while: call it while the tasks load theirs."""
+        if self._tensorboard is None:
+            self._tensorboard = TensorBoardWriter(self._writer.path)
 
     def step(self, record: StepRecord) -> None:
         """Record a group of updates."""
@@ -109,8 +114,7 @@ class Driver:
         self.launcher = make_launcher(placed)
         self.writer = RunWriter.create(self.job)
         self.writer.write_status("starting")
-        tensorboard = TensorBoardWriter(self.writer.path) if self.job.tensorboard else None
-        self.records = Records(self.writer, tensorboard, self.progress, self._event)
+        self.records = Records(self.writer, self.progress, self._event)
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             summary = self._supervised(placed, data)
@@ -166,6 +170,8 @@ class Driver:
         self.writer.write_job(self._resolved(cluster, threads))
         control.start_tasks(tasks, cluster, lambda node: self._start_request(channels[node]))
         self._event("tasks_started", tasks=[task.name for task in tasks])
+        if self.job.tensorboard:
+            self.records.add_tensorboard()
         control.await_ready(deadline - time.monotonic())
         self._event("cluster_ready")
 
@@ -258,8 +264,8 @@ class Driver:
             launcher.close()
         summary = None
         if self.loop is not None:
-            summary = self._summary(state, run_seconds)
-            self.writer.write_summary(summary)
+            self.writer.write_summary(self._summary(state, run_seconds))
+            summary = RunReader(self.writer.path).summary()
         cause = str(failure) if failure is not None else None
         self.writer.write_status(state, cause=cause, exit_code=code, task=getattr(failure, "task", None))
         self.records.close()

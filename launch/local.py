@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..core.errors import UsageError
 from ..core.job import Job
 from ..engine.messages import Stream
 from .channel import over_stdio
@@ -108,8 +107,6 @@ class LocalLauncher:
         """Start the virtual network, or return None where the nodes are to share, or have to share, the host's."""
         shaped = self.job.bandwidth is not None or self.job.cores_per_node is not None
         if self.job.network == "host":
-            if shaped:
-                raise UsageError("network: 'host' cannot limit nodes; --bandwidth and --cores-per-node need 'isolated'")
             self._warn_about_host("as asked by --network host")
             return None
         if self.tasks == 1 and not shaped and self.job.network == "auto":

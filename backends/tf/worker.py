@@ -12,7 +12,7 @@ from . import handover
 from .data import Resident, held_as_float, resident_from_pixels
 from .model import TfModel, flattened
 from .shards import PULL_EXTRA, Shard, staleness_of
-from .tickets import pack_outcome, unpack
+from .tickets import Work, pack_outcome, unpack
 
 __all__ = ["element_spec", "evaluation", "local_dataset", "training"]
 
@@ -48,37 +48,48 @@ def element_spec(info: DataInfo) -> tuple[tf.TensorSpec, ...]:
 
 
 def training(model: TfModel, shards: Sequence[Shard], info: DataInfo) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
-    """Make the function (iterator of `local_dataset`, ticket) → outcome; see tickets.py for the two vectors."""
+    """Make the function (iterator of `local_dataset`, ticket) → outcome; see tickets.py for the two vectors.
+
+    Its loop is traced by `wrap_function`, which adds no control dependencies of its own. The order of reads and updates is stated op
+    by op, and each further dependency between two tasks would be a message in every update: a quarter of a small model's time.
+    """
+
+    def loop(inputs: tf.Tensor, labels: tf.Tensor, ticket: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return _updates(model, shards, Resident(info, inputs, labels), unpack(ticket))
+
+    _, *specs = element_spec(info)
+    updates = tf.compat.v1.wrap_function(loop, [*specs[:2], tf.TensorSpec([None], tf.int32)])
 
     def train(iterator: Iterator[Any], ticket: tf.Tensor) -> tf.Tensor:
-        worker, data = _resident(info, "train", next(iterator))
-        work = unpack(ticket)
-        with tf.control_dependencies([data.labels]):
-            started = tf.timestamp()
-        with tf.control_dependencies([started]):
-            # A loop's values stay where the first one is made: without the copy each message would travel three times.
-            first_pull = [tf.identity(shard.pull()) for shard in shards]
-
-        def body(step: tf.Tensor, messages: list[tf.Tensor], losses: tf.TensorArray, staleness: tf.TensorArray) -> tuple[Any, ...]:
-            begin, end = tf.gather(work.offsets, step), tf.gather(work.offsets, step + 1)
-            x_bchw, y_b = data.batch(work.indices[begin:end])
-            loss, gradients = model.loss_and_gradients(_parameters(model, messages), x_bchw, y_b, tf.cast(end - begin, tf.float32))
-            gradient, rate = flattened(gradients), tf.gather(work.learning_rates, step)
-            messages = [
-                shard.push(gradient[shard.start : shard.stop], rate, pulled) for shard, pulled in zip(shards, messages, strict=True)
-            ]
-            return step + 1, messages, losses.write(step, loss), staleness.write(step, staleness_of(messages[0]))
-
-        losses, staleness = (tf.TensorArray(dtype, size=work.count, element_shape=[]) for dtype in (tf.float32, tf.int64))
-        start = (tf.constant(0), first_pull, losses, staleness)
-        g=tf.compat.v1.get_default_graph(); was=g._add_control_dependencies; g._add_control_dependencies=False
-        _, messages, losses, staleness = tf.while_loop(lambda step, *_: step < work.count, body, start)
-        g._add_control_dependencies=was
-        with tf.control_dependencies(messages):
-            seconds = tf.timestamp() - started
-        return pack_outcome(worker, seconds, losses.stack(), staleness.stack())
+        worker, inputs, labels, *_ = next(iterator)
+        return pack_outcome(worker, *updates(inputs, labels, ticket))
 
     return train
+
+
+def _updates(model: TfModel, shards: Sequence[Shard], data: Resident, work: Work) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Carry out a ticket: return the seconds it took, float64, each update's loss, float32, and its staleness, int64."""
+    with tf.control_dependencies([work.indices]):
+        started = tf.timestamp()
+    with tf.control_dependencies([started]):
+        # A loop's values stay where the first one is made: without the copy each message would travel three times.
+        first_pull = [tf.identity(shard.pull()) for shard in shards]
+
+    def body(step: tf.Tensor, messages: list[tf.Tensor], losses: tf.TensorArray, staleness: tf.TensorArray) -> tuple[Any, ...]:
+        begin, end = tf.gather(work.offsets, step), tf.gather(work.offsets, step + 1)
+        x_bchw, y_b = data.batch(work.indices[begin:end])
+        loss, gradients = model.loss_and_gradients(_parameters(model, messages), x_bchw, y_b, tf.cast(end - begin, tf.float32))
+        gradient, rate = flattened(gradients), tf.gather(work.learning_rates, step)
+        messages = [shard.push(gradient[shard.start : shard.stop], rate, pulled) for shard, pulled in zip(shards, messages, strict=True)]
+        return step + 1, messages, losses.write(step, loss), staleness.write(step, staleness_of(messages[0]))
+
+    losses, staleness = (tf.TensorArray(dtype, size=work.count, element_shape=[]) for dtype in (tf.float32, tf.int64))
+    _, messages, losses, staleness = tf.while_loop(
+        lambda step, *_: step < work.count, body, (tf.constant(0), first_pull, losses, staleness)
+    )
+    with tf.control_dependencies(messages):
+        seconds = tf.timestamp() - started
+    return seconds, losses.stack(), staleness.stack()
 
 
 def evaluation(model: TfModel, shards: Sequence[Shard], info: DataInfo, split: Split) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:

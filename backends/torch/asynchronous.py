@@ -79,9 +79,8 @@ class AsyncSession:
         except OSError as error:
             log.warning("lost worker-%d: %s", hello.place, error)
             self._dispenser.lose(hello.place, progress.close())
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - handed to the session's thread, which raises it
             self._dispenser.fail(error)
-            raise
 
     def _serve_worker(self, link: Link, worker: int, progress: TicketProgress) -> None:
         """Answer one worker's requests until there are no more tickets."""

@@ -26,7 +26,7 @@ class Dispenser:
         self._present: set[int] = set()
         self._results: list[StepResult] = []
         self._sums: list[EvalSums] = []
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._ended = False
         self.finished = 0
 
@@ -81,7 +81,7 @@ class Dispenser:
                 self._waiting.appendleft(ticket)
             self._changed.notify_all()
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: Exception) -> None:
         """A connection thread met an error of its own: the session's thread raises it."""
         with self._changed:
             self._failure = self._failure or error

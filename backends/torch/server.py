@@ -123,7 +123,7 @@ class ShardServer:
         self._shard = initial_shard(job, model, task.placed.index)
         warm_rule(self._shard, job)
         self._ended = threading.Event()
-        self._failure: str | None = None
+        self._failure: Exception | None = None
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
 
     def _serve_peer(self, link: Link, hello: Hello) -> None:
@@ -135,8 +135,13 @@ class ShardServer:
         except OSError as error:
             log.warning("lost %s-%d: %s", hello.role, hello.place, error)
             if hello.role == "chief" and not self._ended.is_set():
-                self._failure = f"lost the chief: {error}"
-                self._ended.set()
+                self._fail(RunFailedError(f"lost the chief: {error}"))
+        except Exception as error:  # noqa: BLE001 - handed to the main thread, which raises it
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._ended.set()
 
     def _serve_worker(self, link: Link) -> None:
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
@@ -173,4 +178,4 @@ class ShardServer:
             pass
         self._listener.close(1.0 if self._failure is None else 0.0)
         if self._failure is not None and not stop.is_set():
-            raise RunFailedError(self._failure)
+            raise self._failure

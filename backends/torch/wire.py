@@ -58,7 +58,7 @@ FRESH = 1
 
 _LAYOUT = struct.Struct("<BBxxIqqddd")
 _PAYLOAD = frozenset({Kind.PUSH, Kind.STORE, Kind.PARAMETERS, Kind.STATE})
-_EMPTY = memoryview(b"")
+_EMPTY = memoryview(bytearray())
 MAX_TRAILER_BYTES = 1 << 16
 
 

@@ -73,7 +73,7 @@ class Worker:
             remote.pull()
         self._chief, self._others = self._remotes[0], self._remotes[1:]
         self._done = threading.Event()
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._chief.link.send(Kind.READY)
 
     def _connect(self, task: Task, model: ModelSpec) -> list[Remote]:
@@ -129,7 +129,7 @@ class Worker:
                 frame = self._train(ticket) if isinstance(ticket, TrainTicket) else self._evaluate(ticket)
             for remote in self._others:
                 remote.link.send(Kind.END)
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which raises it
+        except Exception as error:  # noqa: BLE001 - handed to the main thread, which raises it
             self._failure = error
         finally:
             self._done.set()

@@ -1,0 +1,123 @@
+"""What every peer has in common: the examples, their order, the initial weights, and one way to time and to report.
+
+Order and weights are those of the product, so that a peer that trains synchronously has to find the same losses; `benchmarks` compares
+them and says where a peer did other work. A batch of everything is drawn before the clock starts, which favours the peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from crosstrain.core.process import die_with_parent
+from crosstrain.data.sampler import permutation
+from crosstrain.data.store import open_dataset
+from crosstrain.models.logreg import build
+
+__all__ = ["Timer", "Workload", "read_workload"]
+
+LOSSES_SHOWN = 500
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The job: `warmup` + `steps` updates of plain SGD on batches of `batch_size` examples a worker; the clock sees the last `steps`.
+
+    `inputs` float32 [n, features], `labels` int64 [n], `weight` float32 [classes, features], `bias` float32 [classes].
+    """
+
+    steps: int
+    warmup: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+    threads: int
+    inputs: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+    @property
+    def updates(self) -> int:
+        """Updates with the warm-up."""
+        return self.warmup + self.steps
+
+    def order(self, workers: int = 1, rank: int = 0) -> NDArray[np.int32]:
+        """Return the examples of each update for one worker, int32 [updates, batch_size]."""
+        needed = self.updates * workers * self.batch_size
+        size = len(self.labels)
+        if size % (workers * self.batch_size):
+            raise SystemExit(f"{size} examples cannot be cut into batches of {self.batch_size} for {workers} workers")
+        epochs = [permutation(self.seed, epoch, size) for epoch in range(-(-needed // size))]
+        return np.concatenate(epochs)[:needed].reshape(self.updates, workers, self.batch_size)[:, rank].copy()
+
+
+class Timer:
+    """Wall time: of the process until the first finished update, and of the updates after the warm-up."""
+
+    def __init__(self) -> None:
+        self.first_step_seconds: float | None = None
+        self._began = self._ended = 0.0
+
+    def first_step(self) -> None:
+        """Call when the result of the first update is there; later calls do nothing."""
+        if self.first_step_seconds is None:
+            self.first_step_seconds = time.time() - psutil.Process().create_time()
+
+    def begin(self) -> None:
+        """The warm-up is over."""
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """The last update is done."""
+        self._ended = time.perf_counter()
+
+    def report(self, workload: Workload, losses: Sequence[float] | NDArray[np.float32] | None, mean_loss: float | None = None) -> None:
+        """Print the one line that `benchmarks` reads. `losses` has one a update; where there are none, give their mean after the warm-up."""
+        shown: list[float] = []
+        if losses is not None:
+            values = np.asarray(losses, dtype=np.float64)
+            shown = values[:LOSSES_SHOWN].tolist()
+            mean_loss = float(values[workload.warmup :].mean())
+        found = {
+            "steps": workload.steps,
+            "warmup": workload.warmup,
+            "seconds": self._ended - self._began,
+            "first_step_seconds": self.first_step_seconds,
+            "losses": shown,
+            "mean_loss": mean_loss,
+        }
+        print("RESULT " + json.dumps(found), flush=True)
+
+
+def read_workload() -> Workload:
+    """Read the command line and open the data. The process ends with the one that started it."""
+    parser = argparse.ArgumentParser()
+    for name, kind in (("steps", int), ("warmup", int), ("batch-size", int), ("lr", float), ("seed", int), ("threads", int), ("parent", int)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--data", required=True)
+    given = parser.parse_args()
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # under torchrun the parent is torchrun
+        die_with_parent(given.parent)
+    data = open_dataset(given.data)
+    initial = build(data.info).initial(given.seed)
+    return Workload(
+        steps=given.steps,
+        warmup=given.warmup,
+        batch_size=given.batch_size,
+        learning_rate=given.lr,
+        seed=given.seed,
+        threads=given.threads,
+        inputs=data.inputs("train").reshape(data.info.sizes["train"], -1),
+        labels=np.array(data.labels("train")),
+        weight=initial["dense.weight"],
+        bias=initial["dense.bias"],
+    )

@@ -1,0 +1,100 @@
+"""Plans, results and states as messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.base import EvalResult, Plan, State, StepResult
+from .messages import Message
+
+__all__ = [
+    "eval_from_message",
+    "eval_to_message",
+    "plan_from_message",
+    "plan_to_message",
+    "state_from_message",
+    "state_to_message",
+    "steps_from_message",
+    "steps_to_message",
+]
+
+
+def plan_to_message(plan: Plan) -> Message:
+    """Encode a plan; a learning rate that is the same throughout travels once."""
+    rates = plan.learning_rates
+    if len(rates) > 1 and np.all(rates == rates[0]):
+        rates = rates[:1]
+    fields = {"first_step": plan.first_step, "count": plan.count, "epoch": plan.epoch, "first_in_epoch": plan.first_in_epoch}
+    return Message("train", fields, {"learning_rates": rates})
+
+
+def plan_from_message(message: Message) -> Plan:
+    """Decode what `plan_to_message` made."""
+    rates = np.broadcast_to(message.array("learning_rates").astype(np.float64), (message["count"],))
+    return Plan(message["first_step"], message["count"], message["epoch"], message["first_in_epoch"], np.ascontiguousarray(rates))
+
+
+def steps_to_message(result: StepResult) -> Message:
+    """Encode a step result."""
+    fields = {
+        "first_step": result.first_step,
+        "examples": result.examples,
+        "seconds": result.seconds,
+        "data_wait_seconds": result.data_wait_seconds,
+        "network_wait_seconds": result.network_wait_seconds,
+        "worker": result.worker,
+    }
+    arrays: dict[str, NDArray[Any]] = {"losses": np.asarray(result.losses, dtype=np.float32)}
+    if result.staleness is not None:
+        arrays["staleness"] = np.asarray(result.staleness, dtype=np.int64)
+    return Message("steps", fields, arrays)
+
+
+def steps_from_message(message: Message) -> StepResult:
+    """Decode what `steps_to_message` made."""
+    return StepResult(
+        first_step=message["first_step"],
+        losses=message.array("losses"),
+        examples=message["examples"],
+        seconds=message["seconds"],
+        data_wait_seconds=message["data_wait_seconds"],
+        network_wait_seconds=message["network_wait_seconds"],
+        worker=message["worker"],
+        staleness=message.array("staleness") if "staleness" in message.arrays else None,
+    )
+
+
+def eval_to_message(result: EvalResult) -> Message:
+    """Encode an evaluation's sums."""
+    return Message("evaluated", {name: getattr(result, name) for name in EvalResult.__dataclass_fields__})
+
+
+def eval_from_message(message: Message) -> EvalResult:
+    """Decode what `eval_to_message` made."""
+    return EvalResult(**{name: message[name] for name in EvalResult.__dataclass_fields__})
+
+
+def state_to_message(state: State, kind: str = "state") -> Message:
+    """Encode a state: parameters as arrays ``parameters/NAME``, slots as ``slots/SLOT/NAME``."""
+    arrays: dict[str, NDArray[Any]] = {f"parameters/{name}": value for name, value in state.parameters.items()}
+    for slot, values in state.slots.items():
+        arrays.update({f"slots/{slot}/{name}": value for name, value in values.items()})
+    return Message(kind, {"updates": state.updates}, arrays)
+
+
+def state_from_message(message: Message) -> State:
+    """Decode what `state_to_message` made."""
+    parameters: dict[str, NDArray[Any]] = {}
+    slots: dict[str, dict[str, NDArray[Any]]] = {}
+    for key in message.arrays:
+        value = message.array(key)
+        kind, _, rest = key.partition("/")
+        if kind == "parameters":
+            parameters[rest] = value
+        else:
+            slot, _, name = rest.partition("/")
+            slots.setdefault(slot, {})[name] = value
+    return State(parameters, slots, message["updates"])

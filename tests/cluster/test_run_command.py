@@ -1,0 +1,169 @@
+"""`trainer run` as a user meets it: cadences, stopping rules, output, weights, and what it refuses."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crosstrain.conformance.runs import read_run, run_job, trainer
+from crosstrain.metrics.rundir import RunReader
+
+pytestmark = pytest.mark.cluster
+
+TOY = Path(__file__).parent.parent / "toy"
+STEPS_PER_EPOCH = 45
+"""1,437 digits in batches of 32."""
+
+
+@pytest.fixture(autouse=True)
+def _toy_installed(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
+
+
+def run(out, **options):
+    return run_job(out, backend="toy", tensorboard=False, **options)
+
+
+def test_evaluates_after_every_epoch_and_at_the_end(tmp_path):
+    done = run(tmp_path, epochs=3)
+    assert [record.step for record in done.evals] == [45, 90, 135]
+    assert [record.epoch for record in done.evals] == [1, 2, 3]
+    assert done.summary["steps"] == 135
+    assert done.summary["examples"] == 3 * 1437
+    assert {record.epoch for record in done.steps} == {0, 1, 2}
+
+
+def test_evaluates_every_so_many_steps_and_at_the_end(tmp_path):
+    done = run(tmp_path, steps=50, eval_every="20steps")
+    assert [record.step for record in done.evals] == [20, 40, 50]
+
+
+def test_evaluates_at_the_end_only(tmp_path):
+    assert [record.step for record in run(tmp_path, steps=50, eval_every="end").evals] == [50]
+
+
+def test_evaluates_by_time(tmp_path):
+    done = run(tmp_path, epochs=700, eval_every="0.5s")
+    assert len(done.evals) >= 2
+    assert done.evals[0].time_seconds >= 0.5
+    assert len(done.evals) <= done.summary["run_seconds"] / 0.5 + 1
+
+
+def test_no_plan_crosses_an_epoch_or_an_evaluation(tmp_path):
+    done = run(tmp_path, epochs=4, eval_every="70steps")
+    borders = {45, 90, 135, 70, 140}
+    for record in done.steps:
+        assert not any(record.step < border < record.step + record.count for border in borders)
+
+
+def test_stops_at_the_target(tmp_path):
+    done = run(tmp_path, until="accuracy>=0.9", epochs=50)
+    assert done.summary["target_reached"] is True
+    assert done.summary["eval"]["accuracy"] >= 0.9
+    assert done.summary["steps"] < 50 * STEPS_PER_EPOCH
+    assert done.summary["steps"] == done.summary["eval"]["step"]
+    assert 0 < done.summary["time_to_target_seconds"] <= done.summary["run_seconds"]
+    assert all(record.accuracy < 0.9 for record in done.evals[:-1])
+
+
+def test_says_plainly_that_the_target_was_not_reached(tmp_path):
+    done = trainer("run", "--backend", "toy", "--until", "accuracy>=0.999", "--steps", "50", "--out", str(tmp_path))
+    assert done.returncode == 0
+    assert "accuracy>=0.999 was not reached" in done.stderr
+    summary = json.loads(next(tmp_path.glob("*/summary.json")).read_text())
+    assert (summary["target_reached"], summary["time_to_target_seconds"]) == (False, None)
+
+
+def test_steps_cross_epochs(tmp_path):
+    done = run(tmp_path, steps=STEPS_PER_EPOCH + 7)
+    assert done.summary["steps"] == STEPS_PER_EPOCH + 7
+    assert done.summary["examples"] == 1437 + 7 * 32
+
+
+def test_standard_output_is_one_json_document(tmp_path):
+    done = trainer("run", "--backend", "toy", "--steps", "20", "--json", "--out", str(tmp_path))
+    document = json.loads(done.stdout)
+    assert document["state"] == "succeeded"
+    assert {key: value for key, value in document.items() if key != "path"} == RunReader(Path(document["path"])).summary()
+    assert "evaluated" in done.stderr
+
+
+def test_the_run_directory_is_private_and_complete(tmp_path):
+    done = run(tmp_path, steps=20, nodes=2, name="mine")
+    assert done.path == tmp_path / "mine"
+    assert stat.S_IMODE(done.path.stat().st_mode) == 0o700
+    documents = {f"{name}.json" for name in ("job", "env", "status", "summary")}
+    lines = {f"{name}.jsonl" for name in ("steps", "evals", "events", "system")}
+    assert {path.name for path in done.path.iterdir()} >= documents | lines | {"logs"}
+    job = json.loads((done.path / "job.json").read_text())
+    assert "secret" not in json.dumps(job)
+    assert job["threads_per_task"] == [1, 1]
+    events = [event.event for event in RunReader(done.path).events()]
+    in_order = ["tasks_started", "cluster_ready", "run_started", "run_ended", "task_ended"]
+    assert sorted(in_order, key=events.index) == in_order
+    again = trainer("run", "--backend", "toy", "--steps", "5", "--name", "mine", "--out", str(tmp_path))
+    assert again.returncode == 2
+    assert "mine" in again.stderr
+    assert read_run(done.path).summary == done.summary
+
+
+def test_weights_are_canonical(tmp_path):
+    done = run(tmp_path, steps=5)
+    assert {name: (value.shape, value.dtype) for name, value in done.weights.items()} == {
+        "dense.weight": ((10, 64), np.float32),
+        "dense.bias": ((10,), np.float32),
+    }
+    assert not (run(tmp_path, steps=5, save_weights=False).path / "weights.npz").exists()
+
+
+def test_cores_per_node_limit_the_threads_and_the_cpu(tmp_path):
+    done = run(tmp_path, nodes=2, epochs=100, cores_per_node="0.5,0.25", eval_every="end")
+    assert [node["cores_available"] for node in done.summary["per_node"]] == [0.5, 0.25]
+    assert done.summary["per_node"][1]["cpu_cores_used"]["mean"] <= 0.3
+
+
+def test_host_network_counts_sockets(tmp_path):
+    done = trainer("run", "--backend", "toy", "--nodes", "2", "--network", "host", "--epochs", "30", "--json", "--out", str(tmp_path))
+    assert "127.0.0.1" in done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["network_source"] == "sockets"
+    first, second = summary["per_node"]
+    assert first["network_sent_bytes"] == pytest.approx(second["network_received_bytes"], rel=0.02)
+    assert first["network_sent_bytes"] > 30 * 22 * 650 * 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "hint"),
+    [
+        (["--batch-size", "0"], "--batch-size", "at least 1"),
+        (["--backend", "jax"], "--backend", "torch"),
+        (["--model", "alexnett"], "--model", "logreg"),
+        (["--mode", "asink"], "--mode", "async"),
+        (["--lr", "fast"], "--lr", "number"),
+        (["--until", "speed>=1"], "--until", "accuracy"),
+        (["--bandwidth", "fast"], "--bandwidth", "mbit"),
+        (["--bandwidth", "1mbit", "--network", "host"], "network", "isolated"),
+        (["--ps", "2"], "ps", "async"),
+        (["--cores-per-node", "1,1,1"], "cores", "one number"),
+    ],
+)
+def test_wrong_requests_end_with_2_and_leave_nothing(tmp_path, arguments, key, hint):
+    done = trainer("run", *(["--backend", "toy"] if "--backend" not in arguments else []), *arguments, "--out", str(tmp_path / "runs"))
+    assert done.returncode == 2
+    assert key in done.stderr
+    assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_gpu_that_is_not_there_is_refused(tmp_path):
+    """The task finds out; the user reads one line, not a traceback."""
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("this machine has a GPU")
+    done = trainer("run", "--backend", "torch", "--device", "gpu", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "gpu" in done.stderr.lower()
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,168 @@
+"""The control protocol: what is sent arrives, and what is no message is refused."""
+
+import os
+import socket
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from crosstrain.backends.base import EvalResult, Plan, State, StepResult
+from crosstrain.engine import codec
+from crosstrain.engine.messages import Message, ProtocolError, RawArray, Stream
+from crosstrain.launch.channel import HandshakeError, accept, connect
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20), lambda inner: st.lists(inner, max_size=3)
+)
+ARRAYS = hnp.arrays(st.sampled_from(["<f4", "<f8", "<i8", "<i4", "|u1"]), hnp.array_shapes(min_dims=0, min_side=0, max_side=5))
+
+
+def through_pipe(message):
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb") as writer:
+        sender = threading.Thread(target=Stream(reader, writer).send, args=(message,))
+        sender.start()
+        received = Stream(reader, writer).receive()
+        sender.join()
+    return received
+
+
+@given(
+    st.dictionaries(st.text(max_size=8).filter(lambda key: key not in ("kind", "arrays")), JSON, max_size=4), st.lists(ARRAYS, max_size=3)
+)
+def test_what_is_sent_arrives(fields, arrays):
+    named = {f"array {number}": array for number, array in enumerate(arrays)}
+    received = through_pipe(Message("anything", fields, named))
+    assert received.kind == "anything"
+    assert received.fields == fields
+    assert list(received.arrays) == list(named)
+    for name, array in named.items():
+        assert received.array(name).dtype == array.dtype
+        assert received.array(name).tobytes() == array.tobytes()
+        assert received.array(name).shape == array.shape
+
+
+def test_what_is_passed_on_is_unchanged():
+    first = through_pipe(Message("steps", {"from": "worker-1"}, {"losses": np.arange(7, dtype=np.float32)}))
+    second = through_pipe(first)
+    np.testing.assert_array_equal(second.array("losses"), np.arange(7, dtype=np.float32))
+
+
+@pytest.mark.parametrize("line", [b"hello\n", b"[]\n", b'{"no":"kind"}\n', b'{"kind":"x","arrays":[["a"]]}\n'])
+def test_what_is_no_message_is_refused(line):
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb") as writer:
+        writer.write(line)
+        writer.flush()
+        with pytest.raises(ProtocolError):
+            Stream(reader, writer).receive()
+
+
+@pytest.mark.parametrize("cut", [1, 30, -1])
+def test_a_torn_message_is_never_half_a_message(cut):
+    """Torn in its header it is the end of the stream; torn in an array it is an error."""
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as reader:
+        data = b'{"kind":"x","arrays":[["a","<f4",[2],8]]}\n' + bytes(8)
+        os.write(write, data[:cut])
+        os.close(write)
+        if data[:cut].count(b"\n"):
+            with pytest.raises(ProtocolError):
+                Stream(reader, reader).receive()
+        else:
+            assert Stream(reader, reader).receive() is None
+
+
+def test_objects_do_not_travel():
+    with pytest.raises(ProtocolError):
+        Message("x", {}, {"a": RawArray("|O", [1], bytes(8))}).array("a")
+
+
+def test_plans_results_and_states_survive():
+    plan = Plan(10, 3, 2, 4, np.array([0.1, 0.1, 0.1]))
+    again = codec.plan_from_message(through_pipe(codec.plan_to_message(plan)))
+    assert (again.first_step, again.count, again.epoch, again.first_in_epoch) == (10, 3, 2, 4)
+    np.testing.assert_array_equal(again.learning_rates, plan.learning_rates)
+    result = StepResult(4, np.array([0.5, 0.25], np.float32), 20, 0.125, None, 0.5, 2, np.array([0, 3]))
+    back = codec.steps_from_message(through_pipe(codec.steps_to_message(result)))
+    assert (back.first_step, back.examples, back.seconds, back.data_wait_seconds, back.network_wait_seconds, back.worker) == (
+        4,
+        20,
+        0.125,
+        None,
+        0.5,
+        2,
+    )
+    np.testing.assert_array_equal(back.staleness, [0, 3])
+    evaluation = EvalResult("test", 360, 12.5, 300, 0.5, 99)
+    assert codec.eval_from_message(through_pipe(codec.eval_to_message(evaluation))) == evaluation
+    state = State({"a/b": np.ones((2, 3), np.float32)}, {"momentum": {"a/b": np.zeros((2, 3), np.float32)}}, 7)
+    restored = codec.state_from_message(through_pipe(codec.state_to_message(state)))
+    assert restored.updates == 7
+    np.testing.assert_array_equal(restored.parameters["a/b"], state.parameters["a/b"])
+    np.testing.assert_array_equal(restored.slots["momentum"]["a/b"], state.slots["momentum"]["a/b"])
+
+
+def shake_hands(driver_secret, agent_secret):
+    """Run both ends of the handshake over a real connection; return what each got."""
+    results = {}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def agent():
+            try:
+                results["agent"] = connect(server.getsockname(), agent_secret, 5.0)
+            except OSError as error:
+                results["agent"] = error
+
+        thread = threading.Thread(target=agent)
+        thread.start()
+        connection, _ = server.accept()
+        try:
+            results["driver"] = accept(connection, driver_secret)
+        except OSError as error:
+            results["driver"] = error
+        thread.join()
+    return results["driver"], results["agent"]
+
+
+def test_the_handshake_lets_equals_talk():
+    driver, agent = shake_hands(b"the same secret for both", b"the same secret for both")
+    driver.send(Message("welcome", {"n": 1}))
+    assert agent.receive() == Message("welcome", {"n": 1})
+    driver.close()
+    agent.close()
+
+
+def test_the_handshake_refuses_another_secret():
+    driver, agent = shake_hands(b"the secret of the driver", b"the secret of a stranger")
+    assert isinstance(driver, HandshakeError)
+    assert isinstance(agent, OSError)
+
+
+def test_a_reflected_proof_is_refused():
+    """A stranger that sends our own challenge and proof back to us must not get in: the roles are part of the proof."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as stranger:
+        ours, _ = server.accept()
+
+        def reflect():
+            stranger.sendall(_read(stranger, 32))
+            stranger.sendall(_read(stranger, 32))
+
+        thread = threading.Thread(target=reflect)
+        thread.start()
+        with pytest.raises(HandshakeError):
+            accept(ours, b"the secret of the driver")
+        thread.join()
+
+
+def _read(connection, count):
+    data = b""
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        assert piece
+        data += piece
+    return data
