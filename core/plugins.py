@@ -121,5 +121,6 @@ def forward_plugin(model: str, backend: str) -> Plugin:
         return known[key]
     if "." in model and module_exists(f"{model}.{backend}"):
         return Plugin(key, f"{model}.{backend}")
-    on = sorted(row.split("/")[1] for row in known if row.split("/")[0] == model)
-    raise UsageError(f"model: {model!r} has no forward function on backend {backend!r}; it has one on: {', '.join(on) or 'none'}.")
+    on = [name for name in available("backend") if f"{model}/{name}" in known or ("." in model and module_exists(f"{model}.{name}"))]
+    choose = f" Choose --backend {on[0]}." if on else ""
+    raise UsageError(f"model: {model!r} has no forward function on backend {backend!r}; it has one on: {', '.join(on) or 'none'}.{choose}")

@@ -32,7 +32,7 @@ __all__ = ["AsyncSession", "open_chief"]
 STEPS_PER_TICKET = 100
 """Most updates in a ticket by default: handing one out costs about as much as two updates of a small model."""
 
-TICKETS_PER_WORKER = 8
+TICKETS_PER_WORKER = 4
 """A plan is cut into at least so many tickets per worker, where it has so many updates, so that workers share it by their speed."""
 
 OUTSTANDING_PER_WORKER = 3

@@ -1,15 +1,41 @@
 """Hugging Face Accelerate on one CPU process: model, optimiser and loader go through `prepare`, as its documentation asks.
 
-The data are tensors in memory; the loader's sampler yields whole batches of indices, so that a batch is one indexing and no collation.
+The data are tensors in memory; the dataset takes a whole batch of indices at once (torch's `__getitems__`), so that a batch is one
+indexing and no collation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from accelerate import Accelerator
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 from workload import Timer, read_workload
+
+Batch = tuple[torch.Tensor, ...]
+
+
+class Resident(TensorDataset):
+    """Tensors in memory that hand out whole batches."""
+
+    def __getitems__(self, indices: torch.Tensor) -> Batch:
+        """Return one batch."""
+        return tuple(tensor[indices] for tensor in self.tensors)
+
+
+class FixedOrder(BatchSampler):
+    """The batches of the workload, in its order; int64 [updates, batch size]."""
+
+    def __init__(self, order: torch.Tensor) -> None:
+        self._order = order
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
 
 
 def main() -> None:
@@ -22,9 +48,9 @@ def main() -> None:
         layer.weight.copy_(torch.from_numpy(work.weight))
         layer.bias.copy_(torch.from_numpy(work.bias))
     optimizer = torch.optim.SGD(layer.parameters(), lr=work.learning_rate)
-    order = torch.from_numpy(work.order()).to(torch.int64)
-    data = TensorDataset(torch.from_numpy(work.inputs), torch.from_numpy(work.labels))
-    loader = DataLoader(data, sampler=order, batch_size=None, num_workers=0)
+    order = FixedOrder(torch.from_numpy(work.order()).to(torch.int64))
+    data = Resident(torch.from_numpy(work.inputs), torch.from_numpy(work.labels))
+    loader = DataLoader(data, batch_sampler=order, collate_fn=lambda batch: batch, num_workers=0)
     model, optimizer, loader = accelerator.prepare(layer, optimizer, loader)
     losses = []
     for inputs, labels in loader:

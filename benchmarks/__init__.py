@@ -1,0 +1,4 @@
+"""How fast is `trainer` beside hand-written loops and other trainers that do the same work, measured side by side in one session?
+
+Run it from the repository: ``python -m benchmarks``; docs/benchmarks.md explains each row.
+"""

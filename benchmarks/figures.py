@@ -1,0 +1,95 @@
+"""What one run is measured by, and what many of them come to: medians, spread, ratios of neighbours, and whether a target is met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Figure", "Measured", "Spread", "differs", "ratios", "window"]
+
+Figure = Literal["steps_per_second", "examples_per_second", "first_step_seconds", "monitor_cores"]
+
+SAME_LOSS = 1e-4
+"""Largest relative difference (norm-wise) between the losses of two programs that do the same updates in float32."""
+
+SAME_LEVEL = 0.1
+"""Largest relative difference between mean losses where the order of updates is not the same: asynchronous runs."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run. Rates are those after the warm-up; `losses` are those of the first updates, `mean_loss` that after the warm-up.
+
+    `monitor_cores` is the busiest node's cost of watching, in cores; None where nothing watched. `threads` are those of each task.
+    """
+
+    steps_per_second: float
+    examples_per_second: float
+    first_step_seconds: float | None
+    monitor_cores: float | None
+    threads: int
+    warmup: int
+    steps: int
+    losses: tuple[float, ...] = field(repr=False)
+    mean_loss: float = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the single losses."""
+        values = asdict(self)
+        del values["losses"]
+        return values
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, smallest and largest of some figures."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Raises ValueError where there are none."""
+        if not values:
+            raise ValueError("no figures to summarise")
+        return cls(median(values), min(values), max(values))
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Return ours ÷ theirs for each repeat: neighbours in time, so that what the machine did meanwhile is in both."""
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+
+
+def window(counts: Sequence[int], seconds: Sequence[float], warmup: int) -> tuple[int, float]:
+    """Return the updates and the seconds between the result that completes the warm-up and the last result.
+
+    `counts` are the updates in each result, `seconds` when it arrived. Raises ValueError where nothing follows the warm-up.
+    """
+    done = np.cumsum(counts)
+    begin = int(np.searchsorted(done, warmup))
+    if begin >= len(done) - 1:
+        raise ValueError(f"{done[-1] if len(done) else 0} updates leave nothing to measure after a warm-up of {warmup}")
+    return int(done[-1] - done[begin]), seconds[-1] - seconds[begin]
+
+
+def differs(ours: Measured, theirs: Measured, ours_mean_loss: float, *, same_order: bool) -> str | None:
+    """Say how a peer's losses show that it did other work, or return None. `ours_mean_loss` is over the peer's updates."""
+    off = abs(theirs.mean_loss - ours_mean_loss) / ours_mean_loss
+    if not off <= (SAME_LOSS if same_order else SAME_LEVEL):
+        return f"mean loss {theirs.mean_loss:.6g} instead of {ours_mean_loss:.6g}"
+    count = min(len(ours.losses), len(theirs.losses)) if same_order else 0
+    mine, other = _array(ours.losses[:count]), _array(theirs.losses[:count])
+    if count and not float(np.linalg.norm(mine - other)) <= SAME_LOSS * float(np.linalg.norm(mine)):
+        worst = int(np.argmax(np.abs(mine - other)))
+        return f"loss {other[worst]:.6g} instead of {mine[worst]:.6g} at update {worst}"
+    return None
+
+
+def _array(values: Sequence[float]) -> NDArray[np.float64]:
+    return np.asarray(values, dtype=np.float64)
