@@ -29,7 +29,9 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready value."""
-        spreads = {key: vars(spread) if spread else None for key, spread in (("ours", self.ours), ("peer", self.peer), ("ratio", self.ratio))}
+        spreads = {
+            key: vars(spread) if spread else None for key, spread in (("ours", self.ours), ("peer", self.peer), ("ratio", self.ratio))
+        }
         return {"name": self.name, **vars(self.row), "repeats": self.repeats, **spreads, "met": self.met}
 
 
@@ -60,7 +62,10 @@ def render(results: Sequence[Result]) -> str:
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADER))]
     left = {0, 1, len(HEADER) - 1}
     lines = [
-        "  ".join(text.ljust(width) if column in left else text.rjust(width) for column, (text, width) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            text.ljust(width) if column in left else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in cells
     ]
     return "\n".join(line.rstrip() for line in lines)

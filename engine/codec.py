@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import EvalResult, Plan, State, StepResult
+from ..metrics.records import StepRecord
 from .messages import Message
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "plan_to_message",
     "state_from_message",
     "state_to_message",
+    "step_record",
     "steps_from_message",
     "steps_to_message",
 ]
@@ -98,3 +100,25 @@ def state_from_message(message: Message) -> State:
             slot, _, name = rest.partition("/")
             slots.setdefault(slot, {})[name] = value
     return State(parameters, slots, message["updates"])
+
+
+def step_record(result: StepResult, epoch: int, now: float, rates: NDArray[np.float64]) -> StepRecord:
+    """Return the record of a step result: `now` on the run clock, the learning rate of each update."""
+    same = len(rates) > 1 and bool(np.all(rates == rates[0]))
+    details: dict[str, Any] = {}
+    if result.staleness is not None:
+        details["staleness"] = tuple(result.staleness.tolist())
+    return StepRecord(
+        step=result.first_step,
+        count=result.count,
+        epoch=epoch,
+        time_seconds=now,
+        seconds=result.seconds,
+        examples=result.examples,
+        losses=tuple(result.losses.tolist()),
+        learning_rates=(float(rates[0]),) if same else tuple(rates.tolist()),
+        data_wait_seconds=result.data_wait_seconds,
+        network_wait_seconds=result.network_wait_seconds,
+        worker=result.worker,
+        **details,
+    )

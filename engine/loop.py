@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..backends.base import EvalResult, Plan, State, StepResult
 from ..core.errors import RunFailedError, StalledRunError
-from ..core.job import DEFAULT_EPOCHS, Job
-from ..core.units import Cadence, Target
+from ..core.job import Job
+from ..core.units import Target
 from ..data.base import DataInfo
 from ..data.sampler import Sampler
 from ..metrics.records import EvalRecord, StepRecord
-from .codec import eval_from_message, plan_to_message, state_from_message, steps_from_message
+from .budget import Budget
+from .codec import eval_from_message, plan_to_message, state_from_message, step_record, steps_from_message
 from .messages import Message
 from .progress import Progress
 from .schedule import learning_rates
@@ -110,25 +110,6 @@ class _Pending:
     missing: int
 
 
-class _Stop:
-    """How many updates a run may take, and where within them an evaluation is due."""
-
-    def __init__(self, job: Job, steps_per_epoch: int) -> None:
-        self.steps_per_epoch = steps_per_epoch
-        self.total = job.steps if job.steps is not None else (job.epochs or DEFAULT_EPOCHS) * steps_per_epoch
-        self.cadence = Cadence.parse(job.eval_every)
-
-    def next_evaluation(self, step: int) -> int:
-        """Return the first step after `step` at which a cadence by epochs or steps asks for an evaluation, or the last step."""
-        if self.cadence.unit == "epochs":
-            every = int(self.cadence.amount) * self.steps_per_epoch
-        elif self.cadence.unit == "steps":
-            every = int(self.cadence.amount)
-        else:
-            return self.total
-        return min((step // every + 1) * every, self.total)
-
-
 class TrainingLoop:
     """Trains one job to its end. `clock` returns seconds on the run clock."""
 
@@ -149,7 +130,7 @@ class TrainingLoop:
         self.recorder = recorder
         self.progress = progress
         self.clock = clock
-        self.stop = _Stop(job, sampler.steps_per_epoch)
+        self.stop = Budget(job, sampler.steps_per_epoch)
         self.target = Target.parse(job.until) if job.until else None
         self.outcome = Outcome(train_seconds_by_leader=[0.0] * len(leaders))
         self._queued: deque[_Command] = deque()
@@ -286,7 +267,7 @@ class TrainingLoop:
         rates = plan.learning_rates[offset : offset + result.count]
         if result.worker is not None:
             self.outcome.seconds_by_worker[result.worker] = self.outcome.seconds_by_worker.get(result.worker, 0.0) + result.seconds
-        self.recorder.step(_step_record(result, plan.epoch, now, rates))
+        self.recorder.step(step_record(result, plan.epoch, now, rates))
         if self.outcome.updates_reported >= (self._epochs_ended + 1) * self.sampler.steps_per_epoch:
             self._epochs_ended = self.outcome.updates_reported // self.sampler.steps_per_epoch
             self.recorder.event("epoch_ended", epoch=self._epochs_ended)
@@ -335,24 +316,3 @@ class TrainingLoop:
             self.outcome.time_to_target_seconds = now
             self._stopping = True
             self.recorder.event("target_reached", target=self.job.until, step=step)
-
-
-def _step_record(result: StepResult, epoch: int, now: float, rates: NDArray[np.float64]) -> StepRecord:
-    same = len(rates) > 1 and bool(np.all(rates == rates[0]))
-    details: dict[str, Any] = {}
-    if result.staleness is not None:
-        details["staleness"] = tuple(result.staleness.tolist())
-    return StepRecord(
-        step=result.first_step,
-        count=result.count,
-        epoch=epoch,
-        time_seconds=now,
-        seconds=result.seconds,
-        examples=result.examples,
-        losses=tuple(result.losses.tolist()),
-        learning_rates=(float(rates[0]),) if same else tuple(rates.tolist()),
-        data_wait_seconds=result.data_wait_seconds,
-        network_wait_seconds=result.network_wait_seconds,
-        worker=result.worker,
-        **details,
-    )

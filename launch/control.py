@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.cluster import Cluster, Task
+from ..core.cluster import Task
 from ..core.errors import InterruptedRunError, RunFailedError, TrainerError, UsageError
 from ..engine.messages import PROTOCOL, Message
 from ..engine.task import task_to_fields
@@ -40,7 +40,7 @@ class Control:
     def __init__(
         self,
         channels: Sequence[NodeChannel],
-        on_sample: Callable[[dict[str, Any]], None],
+        on_sample: Callable[[Mapping[str, Any]], None],
         on_log: Callable[[int, str, bytes], None],
     ) -> None:
         self.channels = channels
@@ -90,7 +90,7 @@ class Control:
             ports[node] = message["ports"]
         return ports
 
-    def start_tasks(self, tasks: Sequence[Task], cluster: Cluster, request: Callable[[int], dict[str, Any]]) -> None:
+    def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], dict[str, Any]]) -> None:
         """Have every node start its tasks. `request` gives the fields of a node's ``start`` message beside its tasks."""
         self._fallen = _Fallen()
         self._node_of = {task.name: task.placed.node for task in tasks}

@@ -116,9 +116,8 @@ class ExternalLauncher:
                 return socket.create_server((host, port), backlog=64)
             except OSError as error:
                 problem = error
-        raise UsageError(
-            f"cannot listen for the other nodes on {host}, port {ports[0]}{f' to {ports[-1]}' if len(ports) > 1 else ''}: {problem.strerror}"
-        )
+        tried = f"{ports[0]} to {ports[-1]}" if len(ports) > 1 else str(ports[0])
+        raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}")
 
     def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[Stream, str, Message]:
         """Return the next process that knows the secret; those that do not are named on standard error and turned away."""

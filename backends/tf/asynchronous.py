@@ -143,7 +143,8 @@ class AsyncSession:
 
     def _traced(self, function: Callable[..., tf.Tensor], signature: tf.TensorSpec) -> tf.types.experimental.ConcreteFunction:
         """Trace once, for vectors of any length."""
-        return tf.function(function, input_signature=[tf.data.IteratorSpec(element_spec(self._info)), signature], autograph=False).get_concrete_function()
+        iterator = tf.data.IteratorSpec(element_spec(self._info))
+        return tf.function(function, input_signature=[iterator, signature], autograph=False).get_concrete_function()
 
     def _schedule(self, plan: Plan, begin: int, count: int) -> None:
         batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count)

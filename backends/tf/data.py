@@ -67,4 +67,3 @@ def _table(info: DataInfo) -> NDArray[np.float32]:
     mean, std = np.array(info.mean)[:, None], np.array(info.std)[:, None]
     table: NDArray[np.float32] = ((pixels[None, :] - mean) / std).astype(np.float32)
     return table
-

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
+from typing import IO, Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from ...data.base import DataInfo, Dataset, Split
 
@@ -48,7 +49,7 @@ def _descriptor(split: Split, kind: str) -> int:
     return _FIRST_DESCRIPTOR + 2 * _SPLITS.index(split) + (kind == "labels")
 
 
-def _put(number: int, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
+def _put(number: int, array: NDArray[Any]) -> None:
     """Write an array's bytes to an anonymous file and give it the number."""
     try:
         fcntl.fcntl(number, fcntl.F_GETFD)
@@ -57,13 +58,14 @@ def _put(number: int, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) 
     else:
         raise RuntimeError(f"file descriptor {number} is in use, so the dataset cannot be handed to TensorFlow's worker")
     with _anonymous_file() as file:
+        file.write(np.ascontiguousarray(array).data)
+        file.flush()
         os.dup2(file.fileno(), number, inheritable=False)
-        array.tofile(file)
 
 
-def _anonymous_file():  # type: ignore[no-untyped-def]  # noqa: ANN202
-    """Open a file without a name: in memory on Linux, on disk elsewhere."""
-    if sys.platform == "linux":
+def _anonymous_file() -> IO[bytes]:
+    """Open a file without a name: in memory where the system can (Linux), on disk elsewhere."""
+    if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("dataset"), "wb")
     return tempfile.TemporaryFile()
 

@@ -57,11 +57,11 @@ class Alone:
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
         """Trace for TensorFlow's sequential executor, unless a GPU needs ops in parallel to the host's."""
 
-        @tf.function(input_signature=signature, autograph=False)
-        def graph(*arguments: tf.Tensor) -> tf.Tensor:
+        def placed(*arguments: tf.Tensor) -> tf.Tensor:
             with tf.device(self._device):
                 return function(*arguments)
 
+        graph: Traced = tf.function(placed, input_signature=signature, autograph=False)
         if self._device.startswith("GPU"):
             return graph
 

@@ -18,7 +18,16 @@ from ...core.cluster import Cluster, Task
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
 
-__all__ = ["SERVER_INTER_OP_THREADS", "cluster_tasks", "environment", "prepare", "set_tf_config", "single_threaded_executor", "translated_errors", "within"]
+__all__ = [
+    "SERVER_INTER_OP_THREADS",
+    "cluster_tasks",
+    "environment",
+    "prepare",
+    "set_tf_config",
+    "single_threaded_executor",
+    "translated_errors",
+    "within",
+]
 
 Result = TypeVar("Result")
 
@@ -27,8 +36,10 @@ SERVER_INTER_OP_THREADS = 2
 
 
 def environment(deterministic: bool) -> dict[str, str]:
-    """Return the variables that TensorFlow reads at import. oneDNN changes the order of summation with the batch, so it is off with
-    `deterministic`."""
+    """Return the variables that TensorFlow reads at import.
+
+    oneDNN changes the order of summation with the shape of a batch, so it is off with `deterministic`.
+    """
     variables = {"TF_CPP_MIN_LOG_LEVEL": "1"}
     if deterministic:
         variables["TF_ENABLE_ONEDNN_OPTS"] = "0"
@@ -57,7 +68,7 @@ def _choose_device(task: Task, job: Job) -> str:
 
     gpus = tf.config.list_physical_devices("GPU")
     if job.device == "gpu" and not gpus:
-        raise UsageError("device: got 'gpu', but TensorFlow finds no GPU on this node; allowed here: auto, cpu. `trainer doctor` says more.")
+        raise UsageError("device: got 'gpu', but TensorFlow finds no GPU on this node; allowed here: auto, cpu. See: trainer doctor")
     if job.device == "cpu" or not gpus or task.placed.role != "worker":
         tf.config.set_visible_devices([], "GPU")
         return "CPU:0"
@@ -103,7 +114,7 @@ def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
     if failure:
         raise failure[0]
     if not outcome:
-        raise RunFailedError(f"start_timeout: {what} took more than {seconds:g} s. Is every task running, and can the nodes reach each other?")
+        raise RunFailedError(f"start_timeout: {what} took more than {seconds:g} s; does every task run, and do the nodes reach each other?")
     return outcome[0]
 
 

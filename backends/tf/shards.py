@@ -42,8 +42,10 @@ class Shard:
     optimizer: Optimizer
 
     def pull(self, staleness: tf.Tensor | None = None) -> tf.Tensor:
-        """In ops: return the message float32 [stop − start + PULL_EXTRA]. The version is read before the values, so that an update
-        that slips in between makes staleness larger, never smaller."""
+        """In ops: return the message float32 [stop − start + PULL_EXTRA].
+
+        The version is read before the values, so that an update that slips in between makes staleness larger, never smaller.
+        """
         with tf.device(self.device):
             version = tf.raw_ops.ReadVariableOp(resource=self.version.handle, dtype=tf.int64)
             with tf.control_dependencies([version]):

@@ -32,6 +32,7 @@ STEPS_PER_CALL = 500
 EVALUATION_BATCH = 1024
 """Examples evaluated at once: bounds the memory that activations take."""
 
+
 def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> SyncSession:
     """Join the other ranks, put data and parameters in place and warm up."""
     session = SyncSession(task, job, spec, data, device, form(task, job, device))
@@ -99,9 +100,7 @@ class SyncSession:
         """Return a copy of the state; every rank has the same."""
         names = [parameter.name for parameter in self._spec.parameters]
         parameters = {name: variable.numpy() for name, variable in zip(names, self._variables, strict=True)}
-        slots = {
-            slot: {name: of[slot].numpy() for name, of in zip(names, self._slots, strict=True)} for slot in self._optimizer.slots
-        }
+        slots = {slot: {name: of[slot].numpy() for name, of in zip(names, self._slots, strict=True)} for slot in self._optimizer.slots}
         return State(parameters, slots, self._updates)
 
     def load(self, state: State | None) -> None:

@@ -19,6 +19,8 @@ __all__ = ["element_spec", "evaluation", "local_dataset", "training"]
 EVALUATION_BATCH = 1024
 """Examples evaluated at once: bounds the memory that activations take."""
 
+_SPLITS: tuple[Split, ...] = ("train", "test")
+
 
 def local_dataset(info: DataInfo) -> tf.data.Dataset:
     """Return a dataset whose every element is (worker's index, train inputs, train labels, test inputs, test labels).
@@ -94,9 +96,11 @@ def _updates(model: TfModel, shards: Sequence[Shard], data: Resident, work: Work
 
 def evaluation(model: TfModel, shards: Sequence[Shard], info: DataInfo, split: Split) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
     """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [3], as `TfModel.sums` of these examples."""
+    position = 1 + 2 * _SPLITS.index(split)
 
     def evaluate(iterator: Iterator[Any], bounds: tf.Tensor) -> tf.Tensor:
-        _, data = _resident(info, split, next(iterator))
+        element = next(iterator)
+        data = Resident(info, element[position], element[position + 1])
         parameters = _parameters(model, [shard.pull() for shard in shards])
 
         def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -107,15 +111,6 @@ def evaluation(model: TfModel, shards: Sequence[Shard], info: DataInfo, split: S
         return sums
 
     return evaluate
-
-
-_SPLITS: tuple[Split, ...] = ("train", "test")
-
-
-def _resident(info: DataInfo, split: Split, element: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Resident]:
-    """Return the worker's index and one split of an element of `local_dataset`."""
-    position = 1 + 2 * _SPLITS.index(split)
-    return element[0], Resident(info, element[position], element[position + 1])
 
 
 def _parameters(model: TfModel, messages: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:

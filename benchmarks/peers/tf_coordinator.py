@@ -10,11 +10,8 @@ import os
 import threading
 
 import numpy as np
+import tensorflow as tf
 from workload import Timer, Workload, read_workload
-
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
-
-import tensorflow as tf  # noqa: E402 — the log level is read at import
 
 
 def serve(work: Workload, contract: dict) -> None:
@@ -66,7 +63,7 @@ def coordinate(work: Workload, arrays: dict[str, str]) -> None:
     coordinator.join()
     timer.end()
     values = np.array([loss.fetch() for loss in losses[work.warmup :]])
-    timer.report(work, None, float(values.mean()))
+    timer.report_mean(work, float(values.mean()), work.steps)
 
 
 def main() -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
+import tensorflow as tf
 from workload import Timer, read_workload
-
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
-
-import tensorflow as tf  # noqa: E402 — the log level is read at import
 
 STEPS_PER_CALL = 500
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-import numpy as np
+import tensorflow as tf
 from workload import Timer, read_workload
-
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
-
-import tensorflow as tf  # noqa: E402 — the log level is read at import
 
 
 def main() -> None:
@@ -40,9 +36,12 @@ def main() -> None:
     def step(batch: tf.Tensor) -> tf.Tensor:
         return strategy.run(replica_step, args=(batch,))
 
+    def replica_mean(values: tf.Tensor) -> tf.Tensor:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, tf.identity(values))
+
     @tf.function
     def mean(values: tf.Tensor) -> tf.Tensor:
-        return strategy.run(lambda local: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, local), args=(values,))
+        return strategy.run(replica_mean, args=(values,))
 
     batches = [tf.constant(batch) for batch in work.order(workers, rank)]
     losses = [step(batches[0])]
@@ -57,7 +56,7 @@ def main() -> None:
     means = mean(tf.stack(losses)).numpy()
     mean(tf.zeros(1)).numpy()  # nobody leaves before everybody is here
     if rank == 0:
-        timer.report(work, np.asarray(means))
+        timer.report(work, means)
 
 
 main()

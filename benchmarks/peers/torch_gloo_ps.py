@@ -74,7 +74,7 @@ def serve(work: Workload, workers: int) -> None:
     for worker in range(workers):
         dist.recv(losses[worker], worker + 1)
     after = torch.cat([values[work.warmup // workers :] for values in losses])
-    timer.report(work, None, float(after.mean()))
+    timer.report_mean(work, float(after.mean()), work.steps)
 
 
 def compute(work: Workload, worker: int, workers: int) -> None:

@@ -80,20 +80,21 @@ class Timer:
         """The last update is done."""
         self._ended = time.perf_counter()
 
-    def report(self, workload: Workload, losses: Sequence[float] | NDArray[np.float32] | None, mean_loss: float | None = None) -> None:
-        """Print the one line that `benchmarks` reads. `losses` has one a update; where there are none, give their mean after the warm-up."""
-        shown: list[float] = []
-        if losses is not None:
-            values = np.asarray(losses, dtype=np.float64)
-            shown = values[:LOSSES_SHOWN].tolist()
-            mean_loss = float(values[workload.warmup :].mean())
+    def report(self, workload: Workload, losses: NDArray[np.float32]) -> None:
+        """Print what was measured, with the loss of every update."""
+        values = losses.astype(np.float64)
+        self.report_mean(workload, float(values[workload.warmup :].mean()), workload.steps, values[:LOSSES_SHOWN].tolist())
+
+    def report_mean(self, workload: Workload, mean_loss: float, mean_over: int, losses: Sequence[float] = ()) -> None:
+        """Print the one line that `benchmarks` reads. `mean_loss` is that of the first `mean_over` updates after the warm-up."""
         found = {
             "steps": workload.steps,
             "warmup": workload.warmup,
             "seconds": self._ended - self._began,
             "first_step_seconds": self.first_step_seconds,
-            "losses": shown,
+            "losses": list(losses),
             "mean_loss": mean_loss,
+            "mean_over": mean_over,
         }
         print("RESULT " + json.dumps(found), flush=True)
 
@@ -101,7 +102,15 @@ class Timer:
 def read_workload() -> Workload:
     """Read the command line and open the data. The process ends with the one that started it."""
     parser = argparse.ArgumentParser()
-    for name, kind in (("steps", int), ("warmup", int), ("batch-size", int), ("lr", float), ("seed", int), ("threads", int), ("parent", int)):
+    for name, kind in (
+        ("steps", int),
+        ("warmup", int),
+        ("batch-size", int),
+        ("lr", float),
+        ("seed", int),
+        ("threads", int),
+        ("parent", int),
+    ):
         parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--data", required=True)
     given = parser.parse_args()

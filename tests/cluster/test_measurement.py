@@ -44,12 +44,12 @@ def test_bytes_equal_those_at_the_other_end_of_the_cable(tmp_path, backend):
         return launchers[0]
 
     driver.execute(launch)
-    for node, record in last_samples(driver.writer.path).items():
+    for node, record in last_samples(driver.path).items():
         from_node, to_node = launchers[0].peers[node]
         assert record.network_sent_bytes == pytest.approx(from_node, rel=1e-4)
         assert record.network_received_bytes == pytest.approx(to_node, rel=1e-4)
         assert record.network_sent_bytes > 1e6
-    first, *others = driver_nodes(driver.writer.path)
+    first, *others = driver_nodes(driver.path)
     assert first["network_sent_bytes"] == pytest.approx(sum(node["network_received_bytes"] for node in others), rel=0.02)
     assert first["network_received_bytes"] == pytest.approx(sum(node["network_sent_bytes"] for node in others), rel=0.02)
 

@@ -1,0 +1,92 @@
+"""The command: ``python -m benchmarks [--only ROW …] [--repeats N] [--quick] [--json FILE] [--network isolated|host]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from crosstrain.core.errors import TrainerError, nearest
+from crosstrain.data.store import open_dataset
+
+from . import machine
+from .rows import ROWS
+from .session import Session, needed
+from .table import Result, compute, render
+from .workload import DATA
+
+__all__ = ["main"]
+
+QUICK_DIVISOR = 10
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print the table, and return the exit code: 0, or 1 where a run failed. A target that is missed is no failure."""
+    given = _parse(arguments)
+    rows = given.only or list(ROWS)
+    open_dataset(DATA)  # so that no run has to make it
+    facts = machine.describe(given.network)
+    print(machine.sentence(facts), flush=True)
+    session = Session(given.repeats, QUICK_DIVISOR if given.quick else 1, given.network, given.timeout, _say)
+    try:
+        session.run(needed(rows))
+    except TrainerError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return error.exit_code
+    results = [compute(name, ROWS[name], session.runs) for name in rows]
+    print(f"medians [smallest–largest] of {given.repeats} interleaved repeats" + (", SHORT RUNS (--quick)" if given.quick else ""))
+    print()
+    print(render(results))
+    for problem in session.problems:
+        print(f"\nfailed: {problem}")
+    if given.json is not None:
+        given.json.write_text(_to_json(facts, given, session, results) + "\n", encoding="utf-8")
+    return 1 if session.problems else 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="The speed of trainer beside its peers; see docs/benchmarks.md."
+    )
+    parser.add_argument("--only", nargs="+", type=_row, metavar="ROW", help=f"these rows: {', '.join(ROWS)}")
+    parser.add_argument("--repeats", type=_positive, default=5, metavar="N", help="interleaved repeats (default 5)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps: to see that everything works, not to quote")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run's figures as well")
+    parser.add_argument("--network", choices=("isolated", "host"), default="isolated", help="three nodes: virtual nodes, or loopback")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="most that one run may take (default 300)")
+    return parser.parse_args(arguments)
+
+
+def _row(name: str) -> str:
+    if name in ROWS:
+        return name
+    near = nearest(name, ROWS)
+    raise argparse.ArgumentTypeError(f"no row {name!r}; " + (f"did you mean {near!r}?" if near else f"rows: {', '.join(ROWS)}"))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _to_json(facts: dict[str, object], given: argparse.Namespace, session: Session, results: list[Result]) -> str:
+    runs = {name: [run and run.to_json() for run in repeats] for name, repeats in session.runs.items()}
+    document = {
+        "machine": facts,
+        "repeats": given.repeats,
+        "quick": given.quick,
+        "rows": [result.to_json() for result in results],
+        "runs": runs,
+        "problems": session.problems,
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""One run of a peer: its processes on one or three nodes, told about each other in the way that the framework documents."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from crosstrain.launch.ports import PortBlock
+from crosstrain.launch.virtual_nodes import VirtualNetwork
+
+from .figures import Measured
+from .processes import Group, MeasurementError, Start, environment
+from .rows import BATCH_SIZE, Peer
+from .workload import DATA, LEARNING_RATE, SEED
+
+__all__ = ["Place", "places", "run_peer"]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where processes run: an address a node, the interface that leads to the others, and how to start a process there."""
+
+    addresses: tuple[str, ...]
+    interface: str
+    ports: tuple[int, ...]
+    start: Callable[[int], Start]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process to be: its name, node, command before the script, and variables. The first one of a run reports."""
+
+    name: str
+    node: int
+    before: tuple[str, ...]
+    variables: dict[str, str]
+
+
+def run_peer(peer: Peer, steps: int, warmup: int, threads: int, network: str, folder: Path, timeout_seconds: float) -> Measured:
+    """Run a peer and return what it reports. Raises MeasurementError where it fails."""
+    arguments = {
+        "--steps": steps,
+        "--warmup": warmup,
+        "--batch-size": BATCH_SIZE,
+        "--lr": LEARNING_RATE,
+        "--seed": SEED,
+        "--threads": threads,
+        "--data": DATA,
+        "--parent": os.getpid(),
+    }
+    script = [str(peer.path), *(str(word) for pair in arguments.items() for word in pair)]
+    with _nodes(peer.workers, network) as nodes, Group(folder) as group:
+        found = places(peer, nodes)
+        for place in found:
+            variables = environment({**place.variables, "BENCHMARK_FOLDER": str(folder)})
+            group.start(place.name, [*place.before, *script], variables, nodes.start(place.node))
+        output = group.wait_for(found[0].name, timeout_seconds)
+        group.wait_for_rest([place.name for place in found[1:]] if not _stays(peer) else [])
+    return _read(output, peer, threads)
+
+
+def _stays(peer: Peer) -> bool:
+    """Whether the others are servers that nobody tells to end."""
+    return peer.start == "tf_config" and bool(peer.servers)
+
+
+def _read(output: str, peer: Peer, threads: int) -> Measured:
+    lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
+    if len(lines) != 1:
+        raise MeasurementError(f"{peer.script} printed {len(lines)} results")
+    found = json.loads(lines[0].removeprefix("RESULT "))
+    rate = found["steps"] / found["seconds"]
+    return Measured(
+        steps_per_second=rate,
+        examples_per_second=rate * BATCH_SIZE * (1 if peer.servers else peer.workers),
+        first_step_seconds=found["first_step_seconds"],
+        monitor_cores=None,
+        threads=threads,
+        warmup=found["warmup"],
+        steps=found["steps"],
+        losses=tuple(found["losses"]),
+        mean_loss=found["mean_loss"],
+        mean_over=found["mean_over"],
+    )
+
+
+@contextmanager
+def _nodes(count: int, network: str) -> Iterator[Nodes]:
+    """Make the nodes; a single one is this machine itself, as for the product."""
+    if count == 1 or network == "host":
+        block = PortBlock()
+        try:
+            yield Nodes(("127.0.0.1",) * count, "lo", tuple(block.take(8)), lambda node: subprocess.Popen)
+        finally:
+            block.release()
+        return
+    with VirtualNetwork(count, None, lambda node: None) as virtual:
+
+        def start(node: int) -> Start:
+            return lambda argv, **options: virtual.popen(node, argv, **options)
+
+        yield Nodes(virtual.addresses, virtual.interface, tuple(range(29500, 29508)), start)
+
+
+def places(peer: Peer, nodes: Nodes) -> list[Place]:
+    """Return the processes of a run; worker i is on node i, and servers are on node 0."""
+    if peer.start == "alone":
+        return [Place("peer", 0, (sys.executable,), {})]
+    if peer.start == "tf_config":
+        return _tf_config(peer, nodes)
+    variables = {"GLOO_SOCKET_IFNAME": nodes.interface}
+    if peer.start == "torchrun":
+        return [_torchrun(node, nodes, variables) for node in range(peer.workers)]
+    owners = [0] * len(peer.servers) + list(range(peer.workers))
+    world = {"WORLD_SIZE": str(len(owners)), "MASTER_ADDR": nodes.addresses[0], "MASTER_PORT": str(nodes.ports[0])}
+    return [
+        Place(f"rank-{rank}", node, (sys.executable,), {**variables, **world, "RANK": str(rank), "LOCAL_RANK": "0"})
+        for rank, node in enumerate(owners)
+    ]
+
+
+def _torchrun(node: int, nodes: Nodes, variables: dict[str, str]) -> Place:
+    options: dict[str, object] = {"--nnodes": len(nodes.addresses), "--node-rank": node, "--nproc-per-node": 1}
+    options |= {"--master-addr": nodes.addresses[0], "--master-port": nodes.ports[0]}
+    command = [str(Path(sys.executable).with_name("torchrun")), *(str(word) for pair in options.items() for word in pair)]
+    return Place(f"node-{node}", node, tuple(command), variables)
+
+
+def _tf_config(peer: Peer, nodes: Nodes) -> list[Place]:
+    tasks = [(role, 0, 0) for role in peer.servers] + [("worker", index, index) for index in range(peer.workers)]
+    cluster: dict[str, list[str]] = {}
+    for position, (role, _, node) in enumerate(tasks):
+        cluster.setdefault(role, []).append(f"{nodes.addresses[node]}:{nodes.ports[position]}")
+    return [
+        Place(
+            f"{role}-{index}",
+            node,
+            (sys.executable,),
+            {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})},
+        )
+        for role, index, node in tasks
+    ]

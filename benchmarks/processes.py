@@ -1,0 +1,106 @@
+"""Processes that are measured: started with the same environment on both sides, watched, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["Group", "MeasurementError", "environment"]
+
+LAST_LINES = 15
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 20.0
+"""For those that have nothing more to do, after the first one has ended."""
+
+Start = Callable[..., "subprocess.Popen[Any]"]
+
+
+class MeasurementError(Exception):
+    """A run that gave no figures, and why."""
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment without what would steer either side, and without GPUs; plus `extra`."""
+    steering = ("TRAINER_", "TF_", "OMP_", "MKL_", "KMP_", "GLOO_", "SLURM_", "TORCHELASTIC_")
+    contract = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if (not name.startswith(steering) and name not in contract) or name == "TRAINER_DATA_CACHE"
+    }
+    return {**kept, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "1", "KERAS_BACKEND": "tensorflow", **extra}
+
+
+class Group:
+    """Processes of one run. Leaving the block kills those that are left, with all that they started."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[tuple[str, subprocess.Popen[Any]]] = []
+
+    def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], popen: Start = subprocess.Popen) -> None:
+        """Start a process whose output goes to files; `popen` may put it into a virtual node."""
+        with open(self._folder / f"{name}.out", "wb") as out, open(self._folder / f"{name}.err", "wb") as err:
+            process = popen(
+                list(argv),
+                env=dict(environment),
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        self._processes.append((name, process))
+
+    def wait_for(self, leader: str, timeout_seconds: float) -> str:
+        """Wait until the leader has ended; return its standard output. Raises MeasurementError where any process fails, or in time."""
+        deadline = time.monotonic() + timeout_seconds
+        process = dict(self._processes)[leader]
+        while process.poll() is None:
+            for name, other in self._processes:
+                if other.poll() not in (None, 0):
+                    raise MeasurementError(self._failure(name, f"ended with code {other.returncode}"))
+            if time.monotonic() > deadline:
+                raise MeasurementError(self._failure(leader, f"has not ended after {timeout_seconds:.0f} s"))
+            time.sleep(POLL_SECONDS)
+        if process.returncode != 0:
+            raise MeasurementError(self._failure(leader, f"ended with code {process.returncode}"))
+        return (self._folder / f"{leader}.out").read_text(errors="replace")
+
+    def wait_for_rest(self, names: Sequence[str]) -> None:
+        """Give others the time to leave in good order. Raises MeasurementError where one fails or stays."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        for name in names:
+            try:
+                code = dict(self._processes)[name].wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise MeasurementError(self._failure(name, "does not end")) from None
+            if code != 0:
+                raise MeasurementError(self._failure(name, f"ended with code {code}"))
+
+    def _failure(self, name: str, what: str) -> str:
+        written = "\n".join((self._folder / f"{name}.{kind}").read_text(errors="replace") for kind in ("out", "err"))
+        lines = [line[:500] for line in written.splitlines() if line.strip() and not line.startswith("RESULT ")]
+        return "\n    ".join([f"{name} {what}", *lines[-LAST_LINES:]])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Ask politely where `trainer` or torchrun has children of its own to end, then kill."""
+        running = [process for _, process in self._processes if process.poll() is None]
+        for process in running:
+            os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + (5.0 if running else 0.0)
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

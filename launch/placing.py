@@ -1,0 +1,63 @@
+"""From nodes that have answered to a cluster: who listens where, with how many threads, and whose interfaces are whose."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.cluster import Cluster, Placed, Task
+from ..core.job import Job
+from .local import NodeChannel
+
+__all__ = ["make_cluster", "make_tasks", "settle_isolation", "threads_per_task"]
+
+Hosts = Sequence[Mapping[str, Any]]
+
+
+def settle_isolation(channels: Sequence[NodeChannel], hosts: Hosts) -> None:
+    """Decide for nodes started elsewhere whether their interfaces are theirs alone: not on loopback, and no other node beside them."""
+    networks = [tuple(sorted(host["identity"].items())) for host in hosts]
+    for channel, network in zip(channels, networks, strict=True):
+        if channel.isolated is None:
+            channel.isolated = networks.count(network) == 1 and not channel.address.startswith("127.")
+
+
+def threads_per_task(job: Job, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> list[int]:
+    """Return each node's threads per task: cores ÷ all tasks that share them, at least 1; or what the job says.
+
+    Nodes on one machine share its cores, unless they are limited.
+    """
+    if job.threads is not None:
+        return [job.threads] * len(channels)
+    return [_threads(own, channels, hosts, placed) for own in channels]
+
+
+def _threads(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> int:
+    machine = hosts[own.node]["identity"]["boot"]
+    sharing = {channel.node for channel in channels if channel.cores is None and hosts[channel.node]["identity"]["boot"] == machine}
+    nodes = {own.node} if own.cores is not None else sharing
+    cores = own.cores or hosts[own.node]["cores_available"] or os.cpu_count() or 1
+    return max(1, int(cores // max(1, sum(task.node in nodes for task in placed))))
+
+
+def make_cluster(placed: Sequence[Placed], channels: Sequence[NodeChannel], reserved: Mapping[int, Sequence[int]]) -> Cluster:
+    """Give every task an address: a port that its node has reserved, or the one that a contract assigns to it; and a new secret."""
+    ports: dict[str, int] = {}
+    for channel in channels:
+        own = [task.name for task in placed if task.node == channel.node]
+        ports |= dict(zip(own, reserved[channel.node], strict=True))
+        ports |= {name: port for name, port in channel.ports.items() if name in own}
+    return Cluster(tuple(placed), tuple(channel.address for channel in channels), ports, secrets.token_hex(32))
+
+
+def make_tasks(cluster: Cluster, threads: Sequence[int]) -> list[Task]:
+    """Return every task as it will see itself."""
+    tasks = []
+    seen: dict[tuple[str, int], int] = {}
+    for placed in cluster.tasks:
+        local = seen.get((placed.role, placed.node), 0)
+        seen[placed.role, placed.node] = local + 1
+        tasks.append(Task(placed, cluster, threads[placed.node], local))
+    return tasks

@@ -1,0 +1,220 @@
+"""The TensorFlow backend with real processes: sync against a float64 reference, async counted update by update."""
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tf_tasks
+from logreg_reference import Reference, distance
+from torch_tasks import TinyData, plans
+
+from crosstrain.backends.base import make_sampler
+from crosstrain.backends.tf import BACKEND
+from crosstrain.core.job import Job
+from crosstrain.models.logreg import build
+
+pytestmark = pytest.mark.cluster
+
+SCRIPT = Path(tf_tasks.__file__)
+OPTIMISERS = {
+    "sgd": {},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "momentum": {"momentum": 0.8},
+    "adam": {"optimizer": "adam", "weight_decay": 0.02, "lr": 0.01},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1, "lr": 0.01},
+}
+THREE = {"nodes": 3, "global_batch_size": 11, **OPTIMISERS["nesterov"]}
+"""Slices of 4, 4 and 3; the last batch of an epoch has two examples, so that the third rank has none."""
+
+
+def free_ports(count):
+    """The first of `count` consecutive free ports."""
+    while True:
+        first = random.randrange(21000, 29999 - count)
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return first
+
+
+@contextmanager
+def process(*arguments, **options):
+    """A process that does not outlive the test."""
+    with subprocess.Popen([sys.executable, str(SCRIPT), *arguments], **options) as started:
+        try:
+            yield started
+        finally:
+            if started.poll() is None:
+                started.kill()
+
+
+def scenario(folder, **fields):
+    path = folder / "scenario.json"
+    path.write_text(json.dumps({"port": free_ports(20), **fields}))
+    return str(path)
+
+
+def reference_run(options, chosen):
+    """The same plans in float64; returns (losses, reference at the end)."""
+    job, data = Job(backend="tf", **options), TinyData()
+    reference, sampler = Reference(build(data.info).initial(job.seed), job), make_sampler(job, data)
+    x, y = data.inputs("train").reshape(200, -1), data.labels("train")
+    losses = []
+    for plan in chosen:
+        whole = sampler.whole(plan.epoch, 0, plan.count)
+        losses += [reference.step(x[whole.batch(i)], y[whole.batch(i)], plan.learning_rates[i]) for i in range(plan.count)]
+    return np.array(losses), reference
+
+
+def check_run(found, options, chosen, name):
+    """Hold a run's arrays against the formulas, and the epoch that was trained twice against itself."""
+    losses, reference = reference_run(options, chosen)
+    tolerance = 1e-5 if name.startswith("sgd") else 1e-4
+    assert found["updates"].tolist() == [len(losses)] * 2, name
+    np.testing.assert_allclose(found["losses"], losses, rtol=tolerance, err_msg=name)
+    assert distance({key: found[f"end/{key}"] for key in reference.w}, reference.w) < tolerance, name
+    loss_sum, correct = reference.evaluate(TinyData().inputs("test").reshape(90, -1), TinyData().labels("test"))
+    np.testing.assert_allclose(found["evaluated"], [90, loss_sum, correct, len(losses)], rtol=1e-4, err_msg=name)
+    assert np.array_equal(found["again"], found["losses"][-len(found["again"]) :]), name
+    assert all(np.array_equal(found[f"repeated/{key}"], found[f"end/{key}"]) for key in reference.w), name
+
+
+def test_every_optimiser_follows_its_formula_and_fusing_changes_no_bit(tmp_path):
+    jobs = {name: {"global_batch_size": 10, **options} for name, options in OPTIMISERS.items()}
+    jobs["adam-unfused"] = {**jobs["adam"], "steps_per_call": 1}
+    with process("alone", scenario(tmp_path, jobs=jobs)) as started:
+        assert started.wait(200) == 0
+    found = {name: np.load(tmp_path / f"{name}.npz") for name in jobs}
+    for name, options in jobs.items():
+        check_run(found[name], options, list(plans(Job(backend="tf", **options), TinyData(), 3)), name)
+    for key in found["adam"].files:
+        assert np.array_equal(found["adam"][key], found["adam-unfused"][key]), key
+
+
+def test_three_ranks_share_uneven_batches_and_notice_a_death(tmp_path):
+    path = scenario(tmp_path, options=THREE)
+    with ExitStack() as stack:
+        started = [stack.enter_context(process("rank", str(rank), path)) for rank in range(3)]
+        assert [each.wait(200) for each in started] == [0, 0, -signal.SIGKILL]
+    for rank in range(3):
+        chosen = tf_tasks.whole_epochs(Job(backend="tf", **THREE), TinyData(), 3)
+        check_run(np.load(tmp_path / f"rank-{rank}.npz"), THREE, chosen, f"nesterov on rank {rank}")
+    for rank in range(2):
+        assert json.loads((tmp_path / f"death-{rank}.json").read_text()) < 10
+
+
+def test_a_taken_port_and_a_missing_peer_are_said(tmp_path):
+    with process("late", scenario(tmp_path)) as started:
+        assert started.wait(100) == 0
+
+
+class Cluster:
+    """An async cluster; the chief is commanded over its standard input."""
+
+    def __init__(self, stack, folder, options):
+        path = scenario(folder, options=options)
+        self.tasks = {}
+        for placed in BACKEND.placement(Job(backend="tf", mode="async", **options)):
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1} if placed.leading else {}
+            self.tasks[placed.name] = stack.enter_context(process("task", placed.name, path, **pipes))
+        self.chief = self.tasks["chief-0"]
+        assert self.read() == "open"
+
+    def read(self):
+        line = self.chief.stdout.readline()
+        assert line, "the chief is gone"
+        return json.loads(line)
+
+    def ask(self, do, **command):
+        self.chief.stdin.write(json.dumps({"do": do, **command}) + "\n")
+        return self.read()
+
+    def train(self, plan):
+        fields = [plan.first_step, plan.count, plan.epoch, plan.first_in_epoch]
+        return self.ask("train", plan=fields, rates=plan.learning_rates.tolist())
+
+
+def test_async_with_one_worker_is_sync(tmp_path):
+    """Nobody's updates come between, so that losses and weights are those of the formulas; the vector lies on two servers."""
+    options = {"batch_size": 10, "ps": 2, **OPTIMISERS["adamw"]}
+    with ExitStack() as stack:
+        cluster = Cluster(stack, tmp_path, options)
+        chosen = list(plans(Job(backend="tf", mode="async", **options), TinyData(), 3))
+        results = []
+        for plan in chosen[:2]:
+            results += cluster.train(plan)
+        results += cluster.ask("drain")
+        middle = cluster.ask("state")
+        assert middle["updates"] == 40
+        last = cluster.train(chosen[2]) + cluster.ask("drain")
+        evaluated, end = cluster.ask("evaluate", split="test"), cluster.ask("state")
+        cluster.ask("load", which=0)
+        again = cluster.train(chosen[2]) + cluster.ask("drain")
+        repeated = cluster.ask("state")
+        cluster.ask("close")
+        assert cluster.chief.wait(10) == 0
+    found = {"updates": np.array([end["updates"], repeated["updates"]]), "evaluated": np.array(evaluated)}
+    found["losses"], found["again"] = (np.concatenate([result["losses"] for result in part]) for part in (results + last, again))
+    for prefix, state in ("end", end), ("repeated", repeated):
+        found |= {f"{prefix}/{name}": np.array(value, np.float32) for name, value in state["parameters"].items()}
+    check_run(found, options, chosen, "adamw on one worker")
+    assert {value for result in results + last for value in result["staleness"]} == {0}
+    assert sum(result["examples"] for result in results + last) == 600
+
+
+def test_async_counts_every_update_and_its_staleness(tmp_path):
+    """A worker is stopped with an update in hand while the other goes on: that update is as stale as the others counted meanwhile."""
+    options = {"nodes": 2, "batch_size": 10, "momentum": 0.5, "steps_per_call": 5}
+    job, data = Job(backend="tf", mode="async", **options), TinyData()
+    with ExitStack() as stack:
+        cluster = Cluster(stack, tmp_path, options)
+        worker = cluster.tasks["worker-1"]
+        results, epoch = [], 0
+
+        def train_epochs(count):
+            nonlocal epoch
+            for plan in tf_tasks.whole_epochs(job, data, epoch + count)[epoch:]:
+                results.extend(cluster.train(plan))
+            epoch += count
+
+        train_epochs(20)
+        by_worker = [sum(len(result["losses"]) for result in results if result["worker"] == index) for index in range(2)]
+        assert min(by_worker) >= 0.5 * sum(by_worker) / 2
+
+        # The chief is busy, so stop the worker from outside; one that is stopped between two tickets holds no update: try again.
+        for _ in range(4):
+            train_epochs(1)
+            worker.send_signal(signal.SIGSTOP)
+            time.sleep(0.1)  # what had left the worker arrives
+            before = cluster.ask("version")
+            held = len(results)
+            train_epochs(10)
+            time.sleep(0.3)  # what is outstanding at the other worker is applied
+            meanwhile = cluster.ask("version") - before
+            worker.send_signal(signal.SIGCONT)
+            results.extend(cluster.ask("drain"))
+            staleness = [value for result in results[held:] if result["worker"] == 1 for value in result["staleness"]]
+            if max(staleness, default=0) >= meanwhile:
+                break
+        assert meanwhile > 100
+        # Between the worker's read and its stop, and between its waking and its push, the other may apply a few more.
+        assert meanwhile <= max(staleness) <= meanwhile + 20
+        assert sorted(staleness)[-2] < 20  # only the update in hand was stale
+
+        steps = [result["step"] + i for result in results for i in range(len(result["losses"]))]
+        assert sorted(steps) == list(range(20 * epoch))
+        examples, _, _, applied = cluster.ask("evaluate", split="test")
+        assert (examples, applied) == (90, 20 * epoch)
+        assert cluster.ask("state")["updates"] == 20 * epoch
+        cluster.ask("close")
+        assert cluster.chief.wait(10) == 0
