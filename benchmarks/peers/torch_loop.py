@@ -19,11 +19,12 @@ def main() -> None:
 
     def run(begin: int, end: int) -> None:
         for batch in batches[begin:end]:
-            loss = cross_entropy(linear(inputs[batch], weight, bias), labels[batch])
-            weight_gradient, bias_gradient = torch.autograd.grad(loss, (weight, bias))
+            weight.grad = bias.grad = None
+            loss = cross_entropy(linear(inputs.index_select(0, batch), weight, bias), labels.index_select(0, batch))
+            loss.backward()
             with torch.no_grad():
-                weight.sub_(weight_gradient, alpha=rate)
-                bias.sub_(bias_gradient, alpha=rate)
+                weight.sub_(weight.grad, alpha=rate)
+                bias.sub_(bias.grad, alpha=rate)
             losses.append(loss.detach())
 
     run(0, 1)

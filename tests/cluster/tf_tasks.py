@@ -2,7 +2,7 @@
 
 ``python tf_tasks.py alone SCENARIO.json``: every sync job of the scenario, on one rank; results go to files beside it.
 ``python tf_tasks.py rank RANK SCENARIO.json``: a rank of three, of which the last dies in the end.
-``python tf_tasks.py late SCENARIO.json``: a rank whose peer never comes, and a port that is taken.
+``python tf_tasks.py late SCENARIO.json``: a rank whose peer never comes; ``taken``: tasks whose ports are taken.
 ``python tf_tasks.py task NAME SCENARIO.json``: an async task; the chief takes commands as JSON lines and answers each with one.
 """
 
@@ -106,7 +106,7 @@ def rank_main(rank, scenario, folder):
     (folder / f"death-{rank}.json").write_text(json.dumps(time.monotonic() - began))
 
 
-def late_main(scenario):
+def taken_main(scenario):
     port = scenario["port"]
     for role in "ps-0", "chief-0":
         job = Job(backend="tf", mode="async")
@@ -114,9 +114,12 @@ def late_main(scenario):
         with socket.create_server(("127.0.0.1", taken)), pytest.raises(OSError, match=role) as caught:
             open_task(role, job, port)
         assert caught.value.errno == errno.EADDRINUSE
+
+
+def late_main(scenario):
     began = time.monotonic()
     with pytest.raises(RunFailedError, match="start_timeout"):
-        open_task("worker-0", Job(backend="tf", nodes=2, start_timeout=2), port + 10)
+        open_task("worker-0", Job(backend="tf", nodes=2, start_timeout=2), scenario["port"] + 10)
     assert time.monotonic() - began < 10
 
 
@@ -145,6 +148,8 @@ def main(kind, *rest):
         rank_main(int(rest[0]), scenario, path.parent)
     elif kind == "late":
         late_main(scenario)
+    elif kind == "taken":
+        taken_main(scenario)
     else:
         async_main(rest[0], scenario)
 

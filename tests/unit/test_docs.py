@@ -1,30 +1,196 @@
-"""What the documents name exists."""
+"""What the documents name exists, and what they show works."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import re
+import subprocess
+import sys
 
+import click
 import pytest
+from documents import DOCUMENTS, blocks, entry_points, mentioned_commands, shown_commands, write_package
+from run_samples import async_run, sync_run
 
-DOCUMENTS = ["docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+from crosstrain.cli.main import COMMANDS
+from crosstrain.cli.options import given_options
+from crosstrain.cli.run_command import run
+from crosstrain.core import plugins
+from crosstrain.core.layers import RESERVED_VARIABLES, resolve
+from crosstrain.metrics import records
+from crosstrain.metrics.rundir import RunReader
+from crosstrain.report.tables import ACROSS_MODES, side_by_side, to_text
+
+FOLDERS = "core|metrics|monitor|data|models|backends|engine|launch|report|conformance|cli|configs|tests|docs"
+OPTIONS_OF_OTHERS = {"--logdir", "--nproc-per-node", "--no-python"}
+
+
+def options(command: click.Command) -> set[str]:
+    """Every option of a command and its subcommands."""
+    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")}
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    return own.union(*map(options, below))
+
+
+@pytest.fixture(scope="module")
+def every_option():
+    return {"--help", "--version"}.union(*(options(command.load()) for command in COMMANDS.values()))
+
+
+@pytest.fixture(scope="module")
+def benchmark_options(repository):
+    sources = [path.read_text(encoding="utf-8") for path in repository.glob("benchmarks/*.py")]
+    return {name for source in sources for name in re.findall(r'"(--[a-z][a-z-]+)"', source)}
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Put a folder on the path of this process and of those it starts, and return it; what was imported from it is forgotten."""
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in {path.stem for path in folder.iterdir()}:
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_and_paths_lead_somewhere(repository, document):
     path = repository / document
     text = path.read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    missing = [link for link in links if not (path.parent / link).exists()]
-    named = re.findall(
-        r"`((?:core|metrics|monitor|data|models|backends|engine|launch|report|conformance|cli|tests)/[\w/.]+\.(?:py|md))`", text
-    )
+    headings = {re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    missing = [link for link in links if not (link[1:] in headings if link.startswith("#") else (path.parent / link).exists())]
+    named = re.findall(rf"`((?:{FOLDERS})/[\w/.-]+\.(?:py|md|toml))`", text)
     missing += [name for name in named if not (repository / name).exists()]
     assert missing == []
 
 
-def test_every_command_of_the_documents_exists(repository):
-    from crosstrain.cli.main import COMMANDS
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_option_variable_and_command_exists(repository, document, every_option, benchmark_options):
+    text = (repository / document).read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+    known = every_option | OPTIONS_OF_OTHERS | (benchmark_options if "python -m benchmarks" in text else set())
+    assert named - known == set()
+    variables = set(re.findall(r"\bTRAINER_[A-Z_]*[A-Z]\b", text))
+    assert {
+        name for name in variables if name not in RESERVED_VARIABLES and f"--{name[8:].lower().replace('_', '-')}" not in every_option
+    } == set()
+    words = [*shown_commands(repository / document), *mentioned_commands(repository / document)]
+    assert {command for command, *_ in words if not command.startswith("-")} <= set(COMMANDS)
+    targets = set(re.findall(r"^([a-z]+):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)) <= targets
 
-    for document in DOCUMENTS:
-        for command in re.findall(r"`trainer (\w+)", (repository / document).read_text(encoding="utf-8")):
-            assert command in COMMANDS, f"{document}: trainer {command}"
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_run_that_is_shown_is_a_valid_job(repository, document, installed):
+    """Each `trainer run …` of a block is resolved as when it is typed; the packages of the page are there."""
+    write_package(repository / document, installed)
+    for command, *arguments in shown_commands(repository / document):
+        if command != "run":
+            continue
+        with run.make_context("run", list(arguments)) as context:
+            resolve(given_options(context), {}, context.params["config"])
+
+
+def test_the_readme_shows_runs(repository):
+    assert len([arguments for arguments in shown_commands(repository / "README.md") if arguments[0] == "run"]) >= 8
+
+
+def test_the_output_in_the_readme_is_what_is_printed_today(repository, tmp_path):
+    """The same lines in the same order, and a value in each column."""
+    (shown,) = (body for body in blocks(repository / "README.md", "") if "state  " in body)
+    summaries = [RunReader(make(tmp_path)).summary() for make in (sync_run, async_run)]
+    printed = to_text(side_by_side(summaries))
+
+    def labels(text):
+        lines = [re.split(r"\s{2,}", line.strip()) for line in text.split(ACROSS_MODES.split("\n")[0])[0].splitlines() if line.strip()]
+        return [re.sub(r"^node \d", "node", cells[0]) for cells in lines if len(cells) == 3]
+
+    assert labels(shown)
+    assert list(dict.fromkeys(labels(shown))) == list(dict.fromkeys(labels(printed)))
+    assert shown.endswith(ACROSS_MODES + "\n")
+
+
+def test_the_run_directory_page_knows_every_field(repository, tmp_path):
+    text = (repository / "docs/run-directory.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`(\w+)`", text)) | {"schema"}
+    kinds = (records.StepRecord, records.EvalRecord, records.EventRecord, records.SystemRecord, records.TaskSample)
+    fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    for make in (sync_run, async_run):
+        path = make(tmp_path)
+        fields |= set(json.loads((path / "status.json").read_text())) | set(json.loads((path / "summary.json").read_text()))
+        fields |= {key for node in RunReader(path).summary()["per_node"] for key in node}
+    assert fields - documented == set()
+
+
+def test_the_code_of_the_run_directory_page_runs(repository, tmp_path, monkeypatch, capsys):
+    (code,) = blocks(repository / "docs/run-directory.md", "python")
+    (path,) = re.findall(r'"(runs/[^"]+)"', code)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    sync_run(tmp_path).rename(tmp_path / path)
+    names: dict[str, object] = {}
+    exec(code, names)
+    summary = RunReader(tmp_path / path).summary()
+    assert str(summary["examples_per_second"]) in capsys.readouterr().out
+    assert len(names["losses"]) == summary["steps"]
+
+
+class TestAddingADataset:
+    def test_the_source_can_be_prepared_and_verified(self, repository, installed, tmp_path):
+        assert write_package(repository / "docs/adding-a-dataset.md", installed)
+        environment = {**os.environ, "TRAINER_DATA_CACHE": str(tmp_path / "cache")}
+        for arguments in (["prepare", "stripes"], ["verify", "stripes"], ["list"]):
+            command = [sys.executable, "-m", "crosstrain.cli.main", "data", *arguments]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+        assert re.search(r"^stripes +yes +5,000 +1,000 .*horizontal and vertical stripes", done.stdout, re.MULTILINE)
+
+    def test_the_arrays_repeat(self, repository, installed):
+        write_package(repository / "docs/adding-a-dataset.md", installed)
+        source = plugins.load(plugins.find("dataset", "stripes"), "dataset")
+        first, second = source.load(None), source.load(None)
+        assert (first.images["train"] == second.images["train"]).all()
+        assert (first.mean, first.std) == (second.mean, second.std)
+
+
+class TestAddingAModel:
+    def test_its_entry_points_make_it_known(self, repository, installed):
+        write_package(repository / "docs/adding-a-model.md", installed)
+        assert plugins.available("model")["perceptron"].target == "my_models.perceptron:build"
+        done = subprocess.run([sys.executable, "-m", "crosstrain.cli.main", "models"], capture_output=True, text=True, timeout=60)
+        assert re.search(
+            r"^perceptron +A perceptron with one hidden layer\. 2,410 parameters on digits; backends: tf, torch$", done.stdout, re.MULTILINE
+        )
+
+    def test_a_model_for_one_backend_says_which(self, repository, installed):
+        write_package(repository / "docs/adding-a-model.md", installed)
+        (installed / "my_models/perceptron/tf.py").unlink()
+        with pytest.raises(plugins.UsageError, match=r"it has one on: torch\. Choose --backend torch"):
+            plugins.forward_plugin("my_models.perceptron", "tf")
+
+
+class TestAddingABackend:
+    def test_what_it_quotes_is_in_the_toy(self, repository):
+        toy = "".join(path.read_text(encoding="utf-8") for path in sorted((repository / "tests/toy/crosstrain_toy").glob("*.py")))
+        quoted = [body for body in blocks(repository / "docs/adding-a-backend.md", "python") if not body.startswith("# ")]
+        assert len(quoted) >= 3
+        assert [body for body in quoted if body not in toy] == []
+
+    def test_its_entry_points_are_the_toys(self, repository, monkeypatch):
+        monkeypatch.syspath_prepend(str(repository / "tests/toy"))
+        for group, rows in entry_points(repository / "docs/adding-a-backend.md").items():
+            kind = next(kind for kind, name in plugins.GROUPS.items() if name == group)
+            assert {name: plugins.available(kind)[name].target for name in rows} == rows
+
+    def test_its_suite_is_the_one_that_the_toy_passes(self, repository):
+        (suite,) = (body for body in blocks(repository / "docs/adding-a-backend.md", "python") if "BackendConformance" in body)
+        _, test_case = suite.split("\n\n\n")
+        assert test_case.startswith("class ")
+        assert test_case in (repository / "tests/cluster/test_toy_backend.py").read_text(encoding="utf-8")

@@ -1,0 +1,21 @@
+"""The model of docs/adding-a-model.md trains on both frameworks, and the test that the page shows passes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from documents import write_package
+
+pytestmark = pytest.mark.cluster
+
+
+def test_the_pages_own_test_passes(repository, tmp_path):
+    package = tmp_path / "package"
+    written = write_package(repository / "docs/adding-a-model.md", package)
+    (test,) = (path for path in written if path.name.startswith("test_"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "runs"), str(test)]
+    done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
