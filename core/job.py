@@ -93,7 +93,7 @@ class Job(BaseModel):
         "auto", description="isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
     )
     bandwidth: str | None = Field(None, description="Limit each virtual node's link, in both directions, such as 100mbit.")
-    cores_per_node: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+    cores_per_node: tuple[Annotated[float, Field(ge=0.05, allow_inf_nan=False)], ...] | None = Field(
         None, description="Limit each node's CPU: one number, or one a node, such as 2,1,1."
     )
     start_timeout: Annotated[float, Field(gt=0)] = Field(

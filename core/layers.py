@@ -134,6 +134,8 @@ def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, Given]) -
     except UsageError:
         names = (["auto"] if field == "backend" else []) + list(available(kind))
         listed = f"{', '.join(names)} (`trainer {'data list' if field == 'data' else f'{field}s'}` shows them)"
+        if kind == "model":
+            listed += ", or the dotted path of your own module, such as my_package.my_model"
         raise UsageError.of(value.key, name, listed, names, value.place) from None
     if kind == "model" and name not in available(kind) and not module_exists(name):
         raise UsageError(f"{value.key}: got {name!r}, but there is no such module; it has to be installed or to lie on PYTHONPATH.")

@@ -73,11 +73,16 @@ def available(kind: Kind) -> dict[str, Plugin]:
 
 
 def module_exists(name: str) -> bool:
-    """Whether a module can be found by its dotted path; its parents are imported, the module itself is not."""
+    """Whether a module can be found by its dotted path; its parents are imported, the module itself is not.
+
+    Raises UsageError where a parent is there but cannot be imported.
+    """
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
+    except Exception as error:  # somebody else's module may raise anything while it is imported
+        raise UsageError(f"{name.rpartition('.')[0]!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def find(kind: Kind, name: str) -> Plugin:
@@ -106,8 +111,8 @@ def load(plugin: Plugin, kind: Kind) -> Any:
     try:
         module: ModuleType = importlib.import_module(module_name)
         return getattr(module, attribute) if attribute else module
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"{kind} {plugin.name!r} could not be loaded from {plugin.target!r}: {error}") from error
+    except Exception as error:  # a plugin may raise anything while it is imported
+        raise UsageError(f"{kind} {plugin.name!r} could not be loaded from {plugin.target!r}: {type(error).__name__}: {error}") from error
 
 
 def forward_plugin(model: str, backend: str) -> Plugin:

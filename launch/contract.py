@@ -11,7 +11,7 @@ stand by, so that whoever started them sees the run's end and its exit code.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ..core.errors import UsageError
@@ -113,12 +113,13 @@ def _tf_config(text: str) -> Place:
     ports |= {f"{role}-{index}": port for role, index, _, port in everyone if role == "ps" or (role == "chief" and "ps" in cluster)}
     node = hosts.index(own[2])
     here = [entry for entry in everyone if entry[2] == own[2]]
+    used = {port for _, _, _, port in everyone}
     control = max(port for _, _, host, port in everyone if host == hosts[0])
     shape = {"nodes": len(hosts), "procs_per_node": counts.pop()}
     if "ps" in cluster:
         shape["ps"] = len(cluster["ps"])
     return Place(
-        "TF_CONFIG", node, here.index(own), (hosts[0], _ports_above(control)), shape, len(everyone) - len(hosts), tuple(hosts), ports
+        "TF_CONFIG", node, here.index(own), (hosts[0], _ports_above(control, used)), shape, len(everyone) - len(hosts), tuple(hosts), ports
     )
 
 
@@ -139,5 +140,6 @@ def _host_and_port(key: str, text: str) -> tuple[str, tuple[int, ...]]:
     return host, (port,)
 
 
-def _ports_above(port: int) -> tuple[int, ...]:
-    return tuple(range(port + 1, port + 1 + CONTROL_PORTS))
+def _ports_above(port: int, used: Collection[int] = ()) -> tuple[int, ...]:
+    """Return ports for the control channel; none of those that tasks will listen on, which may be on every address of the machine."""
+    return tuple(candidate for candidate in range(port + 1, port + 1 + CONTROL_PORTS + len(used)) if candidate not in used)[:CONTROL_PORTS]

@@ -28,7 +28,7 @@ from .contract import Place
 from .control import AddressInUseError, Control
 from .external import ExternalLauncher, apply_contract, join
 from .local import Launcher, LocalLauncher, NodeChannel
-from .placing import Hosts, make_cluster, make_tasks, settle_isolation, threads_per_task
+from .placing import Hosts, make_cluster, make_tasks, nodes_sharing_cores, settle_isolation, threads_per_task
 from .recording import Recording
 
 __all__ = ["Driver", "run"]
@@ -51,6 +51,7 @@ class Driver:
         self._signals = 0
         self._loop: TrainingLoop | None = None
         self._run_seconds: float | None = None
+        self._nodes_sharing_cores: int | None = None
         self._control: Control | None = None
         self._recording: Recording
         self._launcher: Launcher
@@ -107,6 +108,7 @@ class Driver:
             raise InterruptedRunError("interrupted by the user")
         hosts = control.hello(deadline - time.monotonic())
         settle_isolation(channels, hosts)
+        self._nodes_sharing_cores = nodes_sharing_cores(channels, hosts)
         self._recording.writer.write_env(hosts)
         for attempt in range(1, MOST_START_ATTEMPTS + 1):
             try:
@@ -221,6 +223,7 @@ class Driver:
             updates_scheduled=outcome.updates_scheduled,
             updates_applied=outcome.updates_applied,
             examples_per_epoch=self._data.sizes["train"],
+            nodes_sharing_cores=self._nodes_sharing_cores,
         )
 
     # Signals --------------------------------------------------------------------------------------------------------

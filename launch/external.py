@@ -77,7 +77,7 @@ class ExternalLauncher:
                 raise UsageError(f"process {local_rank} of node {node} ({peer}): {problem}")
             stream.send(Message("welcome", {}))
             if local_rank == 0:
-                channels[node] = self._channel(node, stream, self.place.addresses[node] if self.place.addresses else peer, None)
+                channels[node] = self._channel(node, stream, _resolved(self.place.addresses[node]) if self.place.addresses else peer, None)
             else:
                 standbys.add((node, local_rank))
                 self._standbys.append(stream)
@@ -160,7 +160,15 @@ class ExternalLauncher:
 
     def _own_address(self) -> str:
         """Return node 0's address: what the contract says, else what the rendezvous stands for; names are resolved for the tasks."""
-        return self.place.addresses[0] if self.place.addresses else socket.gethostbyname(self.place.rendezvous[0])
+        return _resolved(self.place.addresses[0] if self.place.addresses else self.place.rendezvous[0])
+
+
+def _resolved(host: str) -> str:
+    """Return a host's address: inside a node names may not resolve. Raises UsageError where it does not resolve here either."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise UsageError(f"the host {host!r} has no address: {error.strerror}") from error
 
 
 def join(job: Job, place: Place, secret: bytes) -> int:

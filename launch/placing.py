@@ -11,7 +11,7 @@ from ..core.cluster import Cluster, Placed, Task
 from ..core.job import Job
 from .local import NodeChannel
 
-__all__ = ["make_cluster", "make_tasks", "settle_isolation", "threads_per_task"]
+__all__ = ["make_cluster", "make_tasks", "nodes_sharing_cores", "settle_isolation", "threads_per_task"]
 
 Hosts = Sequence[Mapping[str, Any]]
 
@@ -34,10 +34,21 @@ def threads_per_task(job: Job, channels: Sequence[NodeChannel], hosts: Hosts, pl
     return [_threads(own, channels, hosts, placed) for own in channels]
 
 
-def _threads(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> int:
+def nodes_sharing_cores(channels: Sequence[NodeChannel], hosts: Hosts) -> int:
+    """Return the size of the largest group of nodes that compute on the same cores, fighting for them; 1 where none share."""
+    return max(len(_sharing(own, channels, hosts)) for own in channels)
+
+
+def _sharing(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts) -> set[int]:
+    """Return the nodes, with `own`, that compute on the same cores: those of one machine that are not limited."""
+    if own.cores is not None:
+        return {own.node}
     machine = hosts[own.node]["identity"]["boot"]
-    sharing = {channel.node for channel in channels if channel.cores is None and hosts[channel.node]["identity"]["boot"] == machine}
-    nodes = {own.node} if own.cores is not None else sharing
+    return {channel.node for channel in channels if channel.cores is None and hosts[channel.node]["identity"]["boot"] == machine}
+
+
+def _threads(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> int:
+    nodes = _sharing(own, channels, hosts)
     cores = own.cores or hosts[own.node]["cores_available"] or os.cpu_count() or 1
     return max(1, int(cores // max(1, sum(task.node in nodes for task in placed))))
 

@@ -150,11 +150,13 @@ def summarise(
     updates_scheduled: int,
     updates_applied: int | None,
     examples_per_epoch: int | None = None,
+    nodes_sharing_cores: int | None = None,
 ) -> dict[str, Any]:
     """Return what goes into ``summary.json`` (docs/run-directory.md explains each field).
 
     `updates_scheduled` were handed out, `updates_applied` counted where updates are applied (None where the run ended before they
-    could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null.
+    could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null. `nodes_sharing_cores` is the
+    size of the largest group of nodes that compute on the same cores.
     """
     reader = run if isinstance(run, RunReader) else RunReader(run)
     job = _read_job(reader.job())
@@ -167,6 +169,7 @@ def summarise(
         "state": state,
         **_asked(job, reader.name),
         "network_source": network_source(nodes),
+        "nodes_sharing_cores": nodes_sharing_cores,
         "steps": steps.steps,
         "updates_scheduled": updates_scheduled,
         "updates_applied": updates_applied,

@@ -25,6 +25,7 @@ _PLAIN = (
     "global_batch_size",
     "seed",
     "network_source",
+    "nodes_sharing_cores",
     "steps",
     "updates_applied",
     "examples",

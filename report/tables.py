@@ -96,6 +96,8 @@ def one_run(summary: Mapping[str, Any]) -> RenderableType:
             main.add_row(label, show(figures[key]))
     if figures["target"] is not None:
         main.add_row("target", f"{figures['target']} {'reached' if figures['target_reached'] else 'NOT reached within the budget'}")
+    if (figures["nodes_sharing_cores"] or 1) > 1:
+        main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (--cores-per-node)")
     if figures["network_source"] is not None:
         main.add_row("network counted at", _source(figures["network_source"]))
     return Group(main, "", _nodes(figures))
@@ -125,6 +127,8 @@ def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
         table.add_row(label, *(_shown(figures, key, show) for figures in all_figures))
         if key == "examples_per_second":
             table.add_row("  relative to the first", *_relative([figures[key] for figures in all_figures]))
+    if any((figures["nodes_sharing_cores"] or 1) > 1 for figures in all_figures):
+        table.add_row("nodes sharing cores", *(count_text(figures["nodes_sharing_cores"]) for figures in all_figures))
     table.add_section()
     for node in range(max(figures["nodes"] for figures in all_figures)):
         for label, key, show in _NODE:

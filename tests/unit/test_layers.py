@@ -101,7 +101,7 @@ def test_no_framework_at_all_says_what_to_install(monkeypatch, tmp_path):
         (
             {"cores_per_node": "2,x"},
             {},
-            "--cores-per-node: got '2,x'; allowed: one value or several with commas between, each a number greater than 0.",
+            "--cores-per-node: got '2,x'; allowed: one value or several with commas between, each a number of at least 0.05.",
         ),
         ({"bandwidth": "100"}, {}, "--bandwidth: got '100'; allowed: a positive number with kbit, mbit or gbit, such as 100mbit."),
         ({"name": "../x"}, {}, "--name: got '../x'; allowed: a folder name without slashes that does not start with a dot."),
