@@ -22,15 +22,18 @@ QUICK_DIVISOR = 10
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table, and return the exit code: 0, or 1 where a run failed. A target that is missed is no failure."""
+    """Measure, print the table, and return the exit code: 0, 1 where a run failed, 130 after Ctrl-C. A missed target is no failure."""
     given = _parse(arguments)
     rows = given.only or list(ROWS)
     open_dataset(DATA)  # so that no run has to make it
-    facts = machine.describe(given.network)
+    facts = machine.describe(given.network, given.threads)
     print(machine.sentence(facts), flush=True)
-    session = Session(given.repeats, QUICK_DIVISOR if given.quick else 1, given.network, given.timeout, _say)
+    session = Session(given.repeats, QUICK_DIVISOR if given.quick else 1, given.network, given.threads, given.timeout, _say)
     try:
         session.run(needed(rows))
+    except KeyboardInterrupt:
+        print("benchmarks: interrupted", file=sys.stderr)
+        return 130
     except TrainerError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return error.exit_code
@@ -54,6 +57,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps: to see that everything works, not to quote")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run's figures as well")
     parser.add_argument("--network", choices=("isolated", "host"), default="isolated", help="three nodes: virtual nodes, or loopback")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="compute threads a task, on both sides (default: trainer's choice)")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="most that one run may take (default 300)")
     return parser.parse_args(arguments)
 

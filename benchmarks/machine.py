@@ -15,11 +15,17 @@ BUSY_LOAD = 0.5
 """More runnable processes than this before the first run, and somebody else uses the machine."""
 
 
-def describe(network: str) -> dict[str, Any]:
+def describe(network: str, threads: int | None) -> dict[str, Any]:
     """Return the machine, the versions and the network of the runs of three nodes."""
     host = describe_host()
     facts = {key: host[key] for key in ("cpu_model", "cores_available", "memory_total_bytes", "kernel", "python")}
-    return {**facts, "versions": {name: _version(name) for name in PACKAGES}, "network": network, "load_before": os.getloadavg()[0]}
+    return {
+        **facts,
+        "versions": {name: _version(name) for name in PACKAGES},
+        "network": network,
+        "threads": threads,
+        "load_before": os.getloadavg()[0],
+    }
 
 
 def _version(name: str) -> str | None:
@@ -33,11 +39,12 @@ def sentence(machine: dict[str, Any]) -> str:
     """Return the first lines of the report."""
     versions = ", ".join(f"{name} {found or 'missing'}" for name, found in machine["versions"].items())
     network = {"isolated": "virtual nodes (namespaces joined by a bridge), both sides", "host": "loopback, both sides"}[machine["network"]]
+    threads = "as many a task as trainer chooses, the same for its peers" if machine["threads"] is None else f"{machine['threads']} a task"
     memory = machine["memory_total_bytes"] / 2**30
     lines = [
         f"machine: {machine['cores_available']:g} cores, {machine['cpu_model']}, {memory:.0f} GiB, Linux {machine['kernel']}",
         f"versions: Python {machine['python']}, {versions}",
-        f"network of three nodes: {network}; CPU only; threads: as many a task as trainer chooses, the same for its peers",
+        f"network of three nodes: {network}; CPU only; threads: {threads}",
     ]
     if machine["load_before"] > BUSY_LOAD:
         lines.append(f"WARNING: load {machine['load_before']:.1f} before the first run: others use this machine, so figures are unreliable")

@@ -16,8 +16,11 @@ from .workload import DATA, LEARNING_RATE, SEED
 __all__ = ["read_run", "run_ours"]
 
 
-def run_ours(run: Ours, steps: int, warmup: int, network: str, folder: Path, timeout_seconds: float) -> Measured:
-    """Run `trainer run` and read its run directory. Raises MeasurementError where it fails."""
+def run_ours(run: Ours, steps: int, warmup: int, network: str, threads: int | None, folder: Path, timeout_seconds: float) -> Measured:
+    """Run `trainer run` and read its run directory. Raises MeasurementError where it fails.
+
+    `threads` a task, or None for what it chooses.
+    """
     arguments = {
         "--backend": run.backend,
         "--mode": run.mode,
@@ -34,6 +37,7 @@ def run_ours(run: Ours, steps: int, warmup: int, network: str, folder: Path, tim
     command = [str(Path(sys.executable).with_name("trainer")), "run", "--json"]
     command += [str(word) for pair in arguments.items() for word in pair]
     command += ["--network", network] if run.nodes > 1 else []
+    command += ["--threads", str(threads)] if threads is not None else []
     with Group(folder) as group:
         group.start("trainer", [*command, *run.options], environment({}))
         group.wait_for("trainer", timeout_seconds)

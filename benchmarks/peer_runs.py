@@ -52,6 +52,7 @@ def run_peer(peer: Peer, steps: int, warmup: int, threads: int, network: str, fo
         "--seed": SEED,
         "--threads": threads,
         "--data": DATA,
+        "--variant": peer.variant,
         "--parent": os.getpid(),
     }
     script = [str(peer.path), *(str(word) for pair in arguments.items() for word in pair)]

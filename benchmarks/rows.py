@@ -36,8 +36,8 @@ class Peer:
 
     `alone`: as it is; `tf_config`: a process a task, told by TF_CONFIG; `torchrun`: a torchrun a node; `variables`: a process a rank,
     told by torchrun's variables (torchrun cannot give one node two ranks and the others one). `servers` counts the processes on node 0
-    besides the workers: a coordinator, a parameter server. `like` is the contestant whose threads it gets and whose losses it has to
-    find; `same_order` says whether update by update, or only as a level.
+    besides the workers: a coordinator, a parameter server. `variant` is handed to the script. `like` is the contestant whose threads it
+    gets and whose losses it has to find; `same_order` says whether update by update, or only as a level.
     """
 
     scene: str
@@ -48,6 +48,7 @@ class Peer:
     workers: int = 1
     servers: tuple[str, ...] = ()
     same_order: bool = True
+    variant: str = ""
 
     @property
     def path(self) -> Path:
@@ -72,6 +73,7 @@ class Row:
 CONTESTANTS: dict[str, Contestant] = {
     "tf": Ours("tf, one process", "tf", "sync", 1, 60_000),
     "tf fused loop": Peer("tf, one process", "tf_fused.py", "tf", 60_000),
+    "tf fused loop, XLA": Peer("tf, one process", "tf_fused.py", "tf", 60_000, variant="xla"),
     "model.fit": Peer("tf, one process", "tf_fit.py", "tf", 24_000),
     "torch": Ours("torch, one process", "torch", "sync", 1, 60_000),
     "torch loop": Peer("torch, one process", "torch_loop.py", "torch", 36_000),
@@ -86,7 +88,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "torch sync ×3": Ours("torch, three workers", "torch", "sync", 3, 4_000),
     "DDP loop": Peer("torch, three workers", "torch_ddp.py", "torch sync ×3", 4_000, "torchrun", 3),
     "torch sync ×3, unwatched": Ours("torch, three workers", "torch", "sync", 3, 4_000, ("--no-monitor",)),
-    "torch async ×3": Ours("torch, three workers", "torch", "async", 3, 18_000),
+    "torch async ×3": Ours("torch, three workers", "torch", "async", 3, 48_000),
     "gloo parameter server": Peer(
         "torch, three workers", "torch_gloo_ps.py", "torch async ×3", 6_000, "variables", 3, ("ps",), same_order=False
     ),
@@ -97,6 +99,7 @@ CONTESTANTS: dict[str, Contestant] = {
 ROWS: dict[str, Row] = {
     "tf-fit": Row("tf", "model.fit", "steps_per_second", 3.0),
     "tf-fused": Row("tf", "tf fused loop", "steps_per_second", 0.97),
+    "tf-fused-xla": Row("tf", "tf fused loop, XLA", "steps_per_second"),
     "torch-loop": Row("torch", "torch loop", "steps_per_second", 0.97),
     "torch-lightning": Row("torch", "Lightning", "steps_per_second", 3.0),
     "torch-accelerate": Row("torch", "Accelerate", "steps_per_second", 2.5),

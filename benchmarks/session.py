@@ -36,6 +36,7 @@ class Session:
     repeats: int
     shorter: int
     network: str
+    threads: int | None
     timeout_seconds: float
     say: Callable[[str], None]
     runs: dict[str, list[Measured | None]] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class Session:
         with tempfile.TemporaryDirectory(prefix="trainer-benchmark-") as name:
             folder = Path(name)
             if isinstance(contestant, Ours):
-                return run_ours(contestant, steps, WARMUP, self.network, folder, self.timeout_seconds)
+                return run_ours(contestant, steps, WARMUP, self.network, self.threads, folder, self.timeout_seconds)
             ours = self.runs[contestant.like][repeat]
             if ours is None:
                 raise MeasurementError(f"{contestant.like!r} gave no figures to compare with")

@@ -31,7 +31,8 @@ LOSSES_SHOWN = 500
 class Workload:
     """The job: `warmup` + `steps` updates of plain SGD on batches of `batch_size` examples a worker; the clock sees the last `steps`.
 
-    `inputs` float32 [n, features], `labels` int64 [n], `weight` float32 [classes, features], `bias` float32 [classes].
+    `variant` chooses among settings of a script that has several. `inputs` float32 [n, features], `labels` int64 [n], `weight` float32
+    [classes, features], `bias` float32 [classes].
     """
 
     steps: int
@@ -40,6 +41,7 @@ class Workload:
     learning_rate: float
     seed: int
     threads: int
+    variant: str
     inputs: NDArray[np.float32]
     labels: NDArray[np.int64]
     weight: NDArray[np.float32]
@@ -113,6 +115,7 @@ def read_workload() -> Workload:
     ):
         parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--data", required=True)
+    parser.add_argument("--variant", default="")
     given = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # under torchrun the parent is torchrun
         die_with_parent(given.parent)
@@ -125,6 +128,7 @@ def read_workload() -> Workload:
         learning_rate=given.lr,
         seed=given.seed,
         threads=given.threads,
+        variant=given.variant,
         inputs=data.inputs("train").reshape(data.info.sizes["train"], -1),
         labels=np.array(data.labels("train")),
         weight=initial["dense.weight"],
