@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ..core.console import note
+from ..core.job import Job
 from ..core.layers import Resolved, resolve
+from ..launch.contract import find_place
+from ..launch.local import Launcher, LocalLauncher
 from .options import given_options, job_options
 
 __all__ = ["run"]
@@ -56,22 +61,37 @@ def run(
         click.echo(_as_json(resolved) if as_json else _as_text(resolved))
         return 0
     if not quiet:
-        for note in resolved.notes:
-            click.echo(note, err=True)
-    from ..engine.progress import make_progress
-    from ..launch import driver
-    from ..launch.contract import find_place
-
-    progress = make_progress(sys.stderr, quiet)
+        for text in resolved.notes:
+            note(text)
     command = ["trainer", *(ctx.obj or ())]
     job = resolved.job
     place = find_place(os.environ, rendezvous, node_rank, job.nodes) if job.launcher == "auto" else None
-    code, path, summary = driver.run(
-        job, sources=resolved.sources, progress=progress, command=command, place=place, secret_file=secret_file
-    )
-    if summary is not None:
-        _print_summary(str(path), summary, as_json=as_json)
-    return code
+    if place is None:
+        launcher: Launcher = LocalLauncher(job, note)
+        return _drive(job, resolved.sources, command, launcher, quiet=quiet, as_json=as_json)
+    from ..launch.channel import read_secret
+    from ..launch.external import ExternalLauncher, apply_contract, join
+
+    secret = read_secret(secret_file)
+    job, sources = apply_contract(job, resolved.sources, place)
+    if not place.is_driver:
+        return join(job, place, secret)
+    return _drive(job, sources, command, ExternalLauncher(job, place, secret), quiet=quiet, as_json=as_json)
+
+
+def _drive(job: Job, sources: Mapping[str, str], command: Sequence[str], launcher: Launcher, *, quiet: bool, as_json: bool) -> int:
+    """Start the nodes, load the driver while they load, run, and print the summary."""
+    try:
+        if isinstance(launcher, LocalLauncher):
+            launcher.start()
+        from ..engine.progress import make_progress
+        from ..launch import driver
+
+        path, summary = driver.run(job, sources=sources, progress=make_progress(sys.stderr, quiet), command=command, launcher=launcher)
+    finally:
+        launcher.close()
+    _print_summary(str(path), summary, as_json=as_json)
+    return 0
 
 
 def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None:

@@ -76,7 +76,7 @@ class Job(BaseModel):
     precision: Literal["fp32"] = Field("fp32", description="Number format of the computation.")
     device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Where to compute; auto takes a GPU where the framework finds one.")
     threads: Positive | None = Field(
-        None, description="Compute threads per task (default: cores of the node divided by its tasks, at least 1)."
+        None, description="Compute threads per task (default: cores of the node divided by its tasks, at least 1; 1 for very small steps)."
     )
     steps_per_call: Positive | None = Field(
         None, description="Most steps fused in one call of the framework (default: the backend's choice); 1 unfuses."

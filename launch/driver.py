@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,11 +23,9 @@ from ..engine.progress import Progress
 from ..metrics.records import Clock
 from ..metrics.rundir import RunReader, RunState
 from ..metrics.summary import summarise
-from .channel import read_secret
-from .contract import Place
+from ..models.base import ModelSpec
 from .control import AddressInUseError, Control
-from .external import ExternalLauncher, apply_contract, join
-from .local import Launcher, LocalLauncher, NodeChannel
+from .local import Launcher, NodeChannel
 from .placing import Hosts, make_cluster, make_tasks, nodes_sharing_cores, settle_isolation, threads_per_task
 from .recording import Recording
 
@@ -62,15 +60,16 @@ class Driver:
         """The run directory, once `execute` has been called."""
         return self._recording.path
 
-    def execute(self, make_launcher: Callable[[Sequence[Placed]], Launcher]) -> dict[str, Any]:
+    def execute(self, launcher: Launcher) -> dict[str, Any]:
         """Run the job; return the summary. Raises what ended the run, after everything has been written and every process ended."""
+        self._launcher = launcher
         self._data = open_dataset(self.job.data, self.job.data_dir).info
+        self._spec: ModelSpec = load(find("model", self.job.model), "model")(self._data)
         forward_plugin(self.job.model, self.job.backend)
         backend: Backend = load(find("backend", self.job.backend), "backend")
         if self.job.mode not in backend.modes:
             raise UsageError.of("mode", self.job.mode, f"on backend {backend.name}: {', '.join(sorted(backend.modes))}")
         placed = backend.placement(self.job)
-        self._launcher = make_launcher(placed)
         self._recording = Recording(self.job, self._progress)
         self._recording.writer.write_job(self._described())
         self._recording.writer.write_status("starting")
@@ -125,7 +124,7 @@ class Driver:
     def _start_tasks(self, control: Control, placed: Sequence[Placed], hosts: Hosts, deadline: float) -> None:
         counts = {channel.node: sum(task.node == channel.node for task in placed) for channel in control.channels}
         cluster = make_cluster(placed, control.channels, control.reserve_ports(counts, deadline - time.monotonic()))
-        threads = threads_per_task(self.job, control.channels, hosts, placed)
+        threads = threads_per_task(self.job, self._spec, control.channels, hosts, placed)
         tasks = make_tasks(cluster, threads)
         self._recording.writer.write_job({**self._described(), **_described_cluster(cluster, threads)})
         control.start_tasks(tasks, lambda node: self._start_request(control.channels[node]))
@@ -278,22 +277,12 @@ def run(
     sources: Mapping[str, str],
     progress: Progress,
     command: Sequence[str],
-    place: Place | None = None,
-    secret_file: Path | None = None,
-) -> tuple[int, Path | None, dict[str, Any] | None]:
-    """Run a job: on this machine's own nodes, or at this process's `place` among processes that somebody else started.
+    launcher: Launcher,
+) -> tuple[Path, dict[str, Any]]:
+    """Run a job on the launcher's nodes; return the run directory and the summary.
 
-    Returns the exit code and, where this process is the driver, the run directory and the summary. What fails is raised, after it
-    has been recorded.
+    What fails is raised, after it has been recorded.
     """
-    if place is None:
-        driver = Driver(job, sources, progress, command)
-        summary = driver.execute(lambda placed: LocalLauncher(job, len(placed), progress.message))
-        return 0, driver.path, summary
-    secret = read_secret(secret_file)
-    job, sources = apply_contract(job, sources, place)
-    if not place.is_driver:
-        return join(job, place, secret), None, None
     driver = Driver(job, sources, progress, command)
-    summary = driver.execute(lambda placed: ExternalLauncher(job, place, secret))
-    return 0, driver.path, summary
+    summary = driver.execute(launcher)
+    return driver.path, summary

@@ -57,11 +57,17 @@ class ExternalLauncher:
     secret: bytes
     _server: socket.socket | None = None
     _own: subprocess.Popen[bytes] | None = None
+    _channels: list[NodeChannel] = field(default_factory=list)
     _standbys: list[Stream] = field(default_factory=list)
     _exit_code: int = 1
 
     def start(self) -> list[NodeChannel]:
         """Listen, start the own agent, and await everybody. Raises RunFailedError, naming who is missing, after the start time-out."""
+        if not self._channels:
+            self._channels = self._await_everybody()
+        return self._channels
+
+    def _await_everybody(self) -> list[NodeChannel]:
         self._server = self._listen()
         command = [sys.executable, "-m", "crosstrain.launch.agent", "--node", "0", "--parent", str(os.getpid())]
         self._own = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)

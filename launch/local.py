@@ -42,7 +42,7 @@ class Launcher(Protocol):
     """Brings the nodes' agents to life."""
 
     def start(self) -> Sequence[NodeChannel]:
-        """Start or await one agent a node; return their channels in node order."""
+        """Start or await one agent a node; return their channels in node order. A second call returns the same ones."""
         ...
 
     def close(self) -> None:
@@ -60,25 +60,28 @@ class Launcher(Protocol):
 
 @dataclass
 class LocalLauncher:
-    """Starts agents as children. `warn` is called with a sentence for the user."""
+    """Starts agents as children. `warn` is called with a sentence for the user.
+
+    Depends on the job alone, so that agents can load while their driver does.
+    """
 
     job: Job
-    tasks: int
     warn: Callable[[str], None]
     network: VirtualNetwork | None = None
     _cleanup: ExitStack = field(default_factory=ExitStack)
+    _channels: list[NodeChannel] = field(default_factory=list)
     _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> list[NodeChannel]:
-        """Start one agent a node. Raises UsageError where isolation was asked for and is not possible here."""
-        network = self._virtual_network()
-        if network is None:
-            return [self._host_node(node) for node in range(self.job.nodes)]
-        channels = []
-        for node in range(self.job.nodes):
-            process = network.popen(node, self._command(node), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-            channels.append(self._channel(node, process, network.addresses[node], isolated=True, cores=network.cores(node)))
-        return channels
+        """Start one agent a node; a second call returns the same ones.
+
+        Raises UsageError where isolation was asked for and is not possible here.
+        """
+        if not self._channels:
+            network = self._virtual_network()
+            for node in range(self.job.nodes):
+                self._channels.append(self._isolated_node(network, node) if network else self._host_node(node))
+        return self._channels
 
     def close(self) -> None:
         """End the agents (they kill their tasks when their input closes), then the virtual network."""
@@ -109,7 +112,7 @@ class LocalLauncher:
         if self.job.network == "host":
             self._warn_about_host("as asked by --network host")
             return None
-        if self.tasks == 1 and not shaped and self.job.network == "auto":
+        if self._alone and not shaped and self.job.network == "auto":
             return None
         network = VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
         try:
@@ -120,8 +123,13 @@ class LocalLauncher:
             self._warn_about_host(str(lack))
         return self.network
 
+    @property
+    def _alone(self) -> bool:
+        """Whether a single task does it all, and needs no network."""
+        return self.job.workers == 1 and self.job.mode == "sync"
+
     def _warn_about_host(self, why: str) -> None:
-        if self.tasks == 1:
+        if self._alone:
             return
         text = f"all nodes share 127.0.0.1 ({why}); traffic is counted per task from its sockets"
         if self.job.backend == "tf":
@@ -130,6 +138,10 @@ class LocalLauncher:
                 "run this on a trusted network only"
             )
         self.warn(text)
+
+    def _isolated_node(self, network: VirtualNetwork, node: int) -> NodeChannel:
+        process = network.popen(node, self._command(node), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        return self._channel(node, process, network.addresses[node], isolated=True, cores=network.cores(node))
 
     def _host_node(self, node: int) -> NodeChannel:
         process = subprocess.Popen(self._command(node), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.cluster import Cluster, Placed, Task
 from ..core.job import Job
+from ..models.base import ModelSpec
 from .local import NodeChannel
 
 __all__ = ["make_cluster", "make_tasks", "nodes_sharing_cores", "settle_isolation", "threads_per_task"]
@@ -24,13 +25,21 @@ def settle_isolation(channels: Sequence[NodeChannel], hosts: Hosts) -> None:
             channel.isolated = networks.count(network) == 1 and not channel.address.startswith("127.")
 
 
-def threads_per_task(job: Job, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> list[int]:
-    """Return each node's threads per task: cores ÷ all tasks that share them, at least 1; or what the job says.
+LEAST_FLOPS_TO_SHARE = 50e6
+"""Below this a step stays on one thread. Measured on two cores with torch: at 24 million operations a step two threads were slower than
+one even on an idle machine, and tens of times slower beside another process, because the threads spin for each other; at 190 million
+they were faster in both cases."""
 
-    Nodes on one machine share its cores, unless they are limited.
+
+def threads_per_task(job: Job, spec: ModelSpec, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> list[int]:
+    """Return each node's threads per task: cores ÷ all tasks that share them, at least 1; one for tiny steps; or what the job says.
+
+    Nodes on one machine share its cores, unless they are limited. The same number holds for every backend.
     """
     if job.threads is not None:
         return [job.threads] * len(channels)
+    if spec.training_flops * job.per_worker_batch < LEAST_FLOPS_TO_SHARE:
+        return [1] * len(channels)
     return [_threads(own, channels, hosts, placed) for own in channels]
 
 

@@ -39,7 +39,8 @@ class ParameterSpec:
 class ModelSpec:
     """A model as numpy sees it. `loss` names the loss function; `classes` is the number of logits of a classifier.
 
-    `input_shape` is the shape of one example, channels first.
+    `input_shape` is the shape of one example, channels first. `multiply_adds` is the number of multiplications with a weight that one
+    example's forward pass takes; a model that uses its weights more than once (a convolution) says so, else each counts once.
     """
 
     name: str
@@ -47,11 +48,17 @@ class ModelSpec:
     input_shape: tuple[int, ...]
     classes: int
     loss: str = "cross_entropy"
+    multiply_adds: int | None = None
 
     @property
     def size(self) -> int:
         """Number of trained numbers."""
         return sum(parameter.size for parameter in self.parameters)
+
+    @property
+    def training_flops(self) -> int:
+        """Floating-point operations of one example's training: two a multiply-add, and the backward pass costs two forward passes."""
+        return 6 * (self.size if self.multiply_adds is None else self.multiply_adds)
 
     def initial(self, seed: int) -> dict[str, Array]:
         """Return the initial values by canonical name; the same for every backend, mode and number of workers."""

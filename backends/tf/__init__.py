@@ -59,7 +59,7 @@ class TfBackend:
             return open_chief(task, job, model, data)
         from .server import open_server
 
-        return open_server(task, job, data)
+        return open_server(task, data, device)
 
 
 BACKEND = TfBackend()

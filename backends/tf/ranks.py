@@ -14,6 +14,7 @@ import tensorflow as tf
 from ...core.cluster import Task
 from ...core.job import Job
 from ...models.base import Array
+from .rendezvous import meet
 from .runtime import set_tf_config, single_threaded_executor, translated_errors, within
 
 __all__ = ["Alone", "Ranks", "Together", "form"]
@@ -136,6 +137,8 @@ def form(task: Task, job: Job, device: str) -> Ranks:
         return Alone(device)
     set_tf_config(task)
     options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES, timeout_seconds=job.stall_timeout)
+
+    meet(task, job.start_timeout)
 
     def connect() -> Any:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)

@@ -7,7 +7,6 @@ import threading
 import tensorflow as tf
 
 from ...core.cluster import Task
-from ...core.job import Job
 from ...data.base import Dataset
 from . import handover
 from .runtime import SERVER_INTER_OP_THREADS, cluster_tasks, translated_errors
@@ -15,13 +14,18 @@ from .runtime import SERVER_INTER_OP_THREADS, cluster_tasks, translated_errors
 __all__ = ["TfServer", "open_server"]
 
 
-def open_server(task: Task, job: Job, data: Dataset) -> TfServer:
+def open_server(task: Task, data: Dataset, device: str) -> TfServer:
     """Start serving; a worker first lays its dataset out for the ops. Raises OSError(EADDRINUSE) where the port was taken."""
     if task.placed.role == "worker":
         handover.offer(data)
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=task.threads, inter_op_parallelism_threads=max(SERVER_INTER_OP_THREADS, task.threads)
     )
+    if device.startswith("GPU"):
+        config.gpu_options.visible_device_list = str(task.local_index % len(tf.config.list_physical_devices("GPU")))
+        config.gpu_options.allow_growth = True
+    else:
+        config.device_count["GPU"] = 0
     with translated_errors(task):
         server = tf.distribute.Server(
             cluster_tasks(task.cluster), job_name=task.placed.role, task_index=task.placed.index, protocol="grpc", config=config

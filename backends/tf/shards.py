@@ -63,9 +63,11 @@ class Shard:
         message = tf.concat([gradient, tf.reshape(learning_rate, [1]), pulled[size : size + 2]], axis=0)
         with tf.device(self.device):
             gradient, rate, read = tf.split(message, [size, 1, 2])
-            update = _fetch_and_add(self.begun) + 1 if self.optimizer.needs_count else None
-            scalars = self.optimizer.scalars(tf.reshape(rate, []), update)
-            with tf.control_dependencies([self.optimizer.apply(self.values, self.slots, gradient, scalars)]):
+            with tf.control_dependencies([gradient]):  # nothing is read or counted before the message is here
+                update = _fetch_and_add(self.begun) + 1 if self.optimizer.needs_count else None
+                scalars = self.optimizer.scalars(tf.reshape(rate, []), update)
+                applied = self.optimizer.apply(self.values, self.slots, gradient, scalars)
+            with tf.control_dependencies([applied]):
                 before = _fetch_and_add(self.version)
             with tf.control_dependencies([before]):
                 return self.pull(before - tf.bitcast(read, tf.int64))

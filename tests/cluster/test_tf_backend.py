@@ -225,8 +225,8 @@ def test_async_counts_every_update_and_its_staleness(tmp_path):
 def stop_a_worker(cluster, chosen):
     """Stop worker 1 in the middle of a plan, let the other train the rest, and wake it.
 
-    Returns all results, and the least and the most updates that were counted while it was stopped. None where the stop hit the moment in which
-    TensorFlow's coordinator expects the worker to confirm that it forgot a value: it then waits, and the other worker with it.
+    Returns all results, and the least and the most updates that were counted while it was stopped. None where the stop hit the moment
+    in which TensorFlow's coordinator expects the worker to confirm that it forgot a value: it then waits, and the other worker with it.
     """
     worker = cluster.tasks["worker-1"]
     results = cluster.train(chosen[0])
