@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ..core.console import note
+from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.layers import Resolved, resolve
 from ..launch.contract import find_place
@@ -65,6 +66,8 @@ def run(
             note(text)
     command = ["trainer", *(ctx.obj or ())]
     job = resolved.job
+    if job.launcher == "local" and (rendezvous is not None or node_rank is not None):
+        raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")
     place = find_place(os.environ, rendezvous, node_rank, job.nodes) if job.launcher == "auto" else None
     if place is None:
         launcher: Launcher = LocalLauncher(job, note)

@@ -126,8 +126,13 @@ class Job(BaseModel):
     @field_validator("until")
     @classmethod
     def _target(cls, value: str | None) -> str | None:
-        if value is not None and Target.parse(value).metric not in ("accuracy", "loss"):
+        if value is None:
+            return value
+        target = Target.parse(value)
+        if target.metric not in ("accuracy", "loss"):
             raise ValueError("a figure of the evaluation: accuracy or loss, such as accuracy>=0.9")
+        if target.metric == "accuracy" and not 0 <= target.value <= 1:
+            raise ValueError("an accuracy is a share from 0 to 1, such as accuracy>=0.9")
         return value
 
     @field_validator("name")

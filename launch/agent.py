@@ -14,11 +14,11 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 
 from ..core.console import note
-from ..core.process import die_with_parent
 from ..engine.messages import PROTOCOL, Message, RawArray, Stream
 from ..metrics.records import SystemRecord
 from ..monitor.host import describe_host
@@ -26,7 +26,11 @@ from ..monitor.sampler import NodeSampler
 from .ports import PortBlock
 from .supervise import Death, Supervisor, tail
 
-__all__ = ["Agent", "main"]
+__all__ = ["Agent", "main", "remove_scratch"]
+
+ORPHAN_CHECK_SECONDS = 0.5
+ORPHAN_PATIENCE_SECONDS = 4.0
+"""The end of the control stream ends an agent at once; this is how long it may take before it is ended the hard way."""
 
 FOREIGN_VARIABLES = frozenset(
     {"TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRAINER_SECRET"}
@@ -45,13 +49,15 @@ class Agent:
         self._sampler: NodeSampler | None = None
         self._watching = threading.Lock()
         self._dead: set[int] = set()
-        self._logs = Path()
+        self._scratch = Path(tempfile.mkdtemp(prefix="crosstrain-"))
+        self._logs = self._scratch
         self._ships_logs = False
 
     def serve(self) -> int:
         """Execute the driver's requests. Returns the run's exit code when it is over, 1 where the driver went; the tasks are gone then."""
         try:
             greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": _identity(), "host": describe_host()}
+            greeting["scratch"] = str(self._scratch)
             self._send(Message("hello", greeting))
             while (message := self._stream.receive()) is not None:
                 if message.kind == "finish":
@@ -65,9 +71,14 @@ class Agent:
             self._supervisor.kill()
             self._supervisor.stop(grace_seconds=0.0)
             self._stop_sampler()
-            if self._ships_logs:
-                shutil.rmtree(self._logs)
+            remove_scratch(self._scratch)
             self._ports.release()
+
+    def abandon(self) -> None:
+        """Kill the tasks, remove the temporary files and end this process at once; for when `serve` does not come to its end."""
+        self._supervisor.kill()
+        remove_scratch(self._scratch)
+        os._exit(1)
 
     def _handle(self, message: Message) -> None:
         to = message.get("to")
@@ -94,9 +105,7 @@ class Agent:
 
     def _start(self, message: Message) -> None:
         if message["log_folder"] is None:
-            if not self._ships_logs:
-                self._logs = Path(tempfile.mkdtemp(prefix="crosstrain-logs-"))
-                self._ships_logs = True
+            self._ships_logs = True
         else:
             self._logs = Path(message["log_folder"])
         if message["sample_interval_seconds"] is not None and self._sampler is None:
@@ -110,7 +119,7 @@ class Agent:
             self._sampler.start()
         for fields in message["tasks"]:
             name: str = fields["task"]
-            pid = self._supervisor.start(name, self._log(name), _task_environment())
+            pid = self._supervisor.start(name, self._log(name), _task_environment(self._scratch))
             with self._watching:
                 if self._sampler is not None and pid not in self._dead:
                     self._sampler.watch(name, pid)
@@ -153,9 +162,26 @@ class Agent:
             return
 
 
-def _task_environment() -> dict[str, str]:
-    """Return this process's environment without the contracts of others, which would tell the frameworks of another cluster."""
-    return {key: value for key, value in os.environ.items() if key not in FOREIGN_VARIABLES}
+def _task_environment(scratch: Path) -> dict[str, str]:
+    """Return this process's environment without the contracts of others, which would tell the frameworks of another cluster.
+
+    Temporary files go to a folder of the run's own: both frameworks leave some behind.
+    """
+    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN_VARIABLES}
+    return {**kept, "TMPDIR": str(scratch)}
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove a node's folder of temporary files; one that is gone already is fine."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _watch_parent(agent: Agent, parent: int) -> None:
+    """End an agent that outlives its driver although its input has ended: something in it hangs."""
+    while os.getppid() == parent:
+        time.sleep(ORPHAN_CHECK_SECONDS)
+    time.sleep(ORPHAN_PATIENCE_SECONDS)
+    agent.abandon()
 
 
 def _identity() -> dict[str, str]:
@@ -174,10 +200,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args(arguments)
-    die_with_parent(options.parent)
     writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    Agent(Stream(sys.stdin.buffer, writer), options.node).serve()
+    agent = Agent(Stream(sys.stdin.buffer, writer), options.node)
+    threading.Thread(target=_watch_parent, args=(agent, options.parent), name="parent", daemon=True).start()
+    agent.serve()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..core.cluster import Task
@@ -77,6 +78,8 @@ class Control:
                     f"node {node} speaks protocol {message['protocol']}, this driver {PROTOCOL}: install the same version everywhere"
                 )
             hosts[node] = {**message["host"], "identity": message["identity"]}
+            if self.channels[node].process is not None:
+                self.channels[node].scratch = Path(message["scratch"])
         return [hosts[channel.node] for channel in self.channels]
 
     def reserve_ports(self, counts: Mapping[int, int], timeout_seconds: float) -> dict[int, list[int]]:

@@ -198,8 +198,8 @@ class Driver:
         writer = self._recording.writer
         cause = None
         if failure is not None:
-            cause = str(failure) or type(failure).__name__
-            self._recording.event("run_failed" if state == "failed" else "run_interrupted", cause=cause.splitlines()[0])
+            cause = (str(failure) or type(failure).__name__).splitlines()[0]  # the log's last lines are in the log
+            self._recording.event("run_failed" if state == "failed" else "run_interrupted", cause=cause)
         if self._loop is not None:
             writer.write_summary(self._summary(self._loop.outcome, state))
         writer.write_status(state, cause=cause, exit_code=code, task=getattr(failure, "task", None))

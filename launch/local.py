@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from ..core.job import Job
@@ -25,7 +27,7 @@ class NodeChannel:
 
     `isolated`: the node has interfaces of its own, so that their counters are the node's; None where the agent has to find out.
     `cores` is the node's CPU limit, where it has one. `shares_files`: the agent sees the driver's files. `ports` are those that a
-    contract assigns to tasks.
+    contract assigns to tasks. `scratch` is the folder of temporary files of an agent that is our child.
     """
 
     node: int
@@ -36,6 +38,7 @@ class NodeChannel:
     shares_files: bool
     process: subprocess.Popen[bytes] | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
+    scratch: Path | None = None
 
 
 class Launcher(Protocol):
@@ -96,6 +99,9 @@ class LocalLauncher:
             if agent.stdout is not None:
                 agent.stdout.close()
         self._agents.clear()
+        for channel in self._channels:
+            if channel.scratch is not None:
+                shutil.rmtree(channel.scratch, ignore_errors=True)  # there only where the agent was killed
         self._cleanup.close()
 
     def ended(self, exit_code: int) -> None:

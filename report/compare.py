@@ -68,6 +68,9 @@ def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
     return [_summary(RunReader(path), path) for path in paths]
 
 
+_STATES = {"died": "it was killed before it could write one"}
+
+
 def _summary(reader: RunReader, path: Path | str) -> dict[str, Any]:
     summary = reader.summary()
     if summary is not None:
@@ -76,7 +79,7 @@ def _summary(reader: RunReader, path: Path | str) -> dict[str, Any]:
     cause = f" ({status['cause']})" if status["cause"] else ""
     state = reader.state()
     advice = "Wait until it has ended." if state in ("starting", "running") else "Run it again, or leave it out."
-    raise UsageError(f"run: {str(path)!r} has no summary.json; its state is {state}{cause}. {advice}")
+    raise UsageError(f"run: {str(path)!r} has no summary.json; {_STATES.get(state, f'it is {state}')}{cause}. {advice}")
 
 
 def row(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,8 @@ class AsyncSession:
         self._slots = optimizer.slots
         bounds = split_evenly(spec.size, job.ps)
         self._shards = [make_shard(index, start, stop, optimizer) for index, (start, stop) in enumerate(bounds)]
-        self._datasets = iter(self._coordinator.create_per_worker_dataset(lambda: local_dataset(data.info)))
+        make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(data.info))
+        self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
         self._train = self._traced(training(model, self._shards, data.info), tf.TensorSpec([None], tf.int32))
         self._evaluate = {
             split: self._traced(evaluation(model, self._shards, data.info, split), tf.TensorSpec([2], tf.int32)) for split in self._sizes

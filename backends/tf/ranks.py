@@ -136,7 +136,9 @@ def form(task: Task, job: Job, device: str) -> Ranks:
     if not job.wrapped:
         return Alone(device)
     set_tf_config(task)
-    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES, timeout_seconds=job.stall_timeout)
+    # No timeout_seconds: TensorFlow starts a thread for each collective that has one, and keeps it until the time is over: some thousand
+    # steps later the process can start no more. A rank that hangs is what the driver's stall time-out is for.
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES)
 
     meet(task, job.start_timeout)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import glob
 import json
 import os
 import threading
@@ -40,7 +41,9 @@ def environment(deterministic: bool) -> dict[str, str]:
 
     oneDNN changes the order of summation with the shape of a batch, so it is off with `deterministic`.
     """
-    variables = {"TF_CPP_MIN_LOG_LEVEL": "1"}
+    variables = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    if not glob.glob("/dev/nvidia[0-9]*") and not os.path.exists("/dev/dxg"):
+        variables["CUDA_VISIBLE_DEVICES"] = "-1"  # without a GPU, looking for one ends in an error message in every log
     if deterministic:
         variables["TF_ENABLE_ONEDNN_OPTS"] = "0"
     return variables

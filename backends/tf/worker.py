@@ -33,7 +33,7 @@ def local_dataset(info: DataInfo) -> tf.data.Dataset:
         return (worker, *(tensor for split in _SPLITS for tensor in (held[split].inputs, held[split].labels)))
 
     worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-    return tf.data.Dataset.from_tensors(worker).map(load).cache().repeat()
+    return tf.data.Dataset.from_tensors(worker).map(tf.autograph.experimental.do_not_convert(load)).cache().repeat()
 
 
 def element_spec(info: DataInfo) -> tuple[tf.TensorSpec, ...]:
