@@ -114,7 +114,7 @@ class BackendConformance:
         A backend without async mode has to say so.
         """
         backend = load(find("backend", self.backend), "backend")
-        options: dict[str, Any] = {"nodes": 3, "batch_size": 10, "epochs": 8, "lr": 0.02}
+        options: dict[str, Any] = {"nodes": 3, "batch_size": 10, "epochs": 16, "lr": 0.02}
         if "async" not in backend.modes:
             refused = trainer("run", "--backend", self.backend, "--mode", "async", "--out", str(tmp_path))
             assert refused.returncode == 2

@@ -26,6 +26,7 @@ _PLAIN = (
     "seed",
     "network_source",
     "nodes_sharing_cores",
+    "updates_by_worker",
     "steps",
     "updates_applied",
     "examples",

@@ -96,6 +96,8 @@ def one_run(summary: Mapping[str, Any]) -> RenderableType:
             main.add_row(label, show(figures[key]))
     if figures["target"] is not None:
         main.add_row("target", f"{figures['target']} {'reached' if figures['target_reached'] else 'NOT reached within the budget'}")
+    if figures["updates_by_worker"] is not None:
+        main.add_row("updates by worker", ", ".join(count_text(count) for count in figures["updates_by_worker"]))
     if (figures["nodes_sharing_cores"] or 1) > 1:
         main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (--cores-per-node)")
     if figures["network_source"] is not None:

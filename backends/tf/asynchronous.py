@@ -38,6 +38,9 @@ TICKETS_PER_WORKER = 4
 OUTSTANDING_PER_WORKER = 3
 """One that is being computed, and two so that a worker which finishes early never waits for the chief."""
 
+WARM_SPLIT: Split = "test"
+"""The split that runs are evaluated on; warm-up does it once."""
+
 EVALUATIONS_PER_WORKER = 2
 """Pieces that a split is evaluated in."""
 
@@ -67,9 +70,8 @@ class AsyncSession:
         make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(data.info))
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
         self._train = self._traced(training(model, self._shards, data.info), tf.TensorSpec([None], tf.int32))
-        self._evaluate = {
-            split: self._traced(evaluation(model, self._shards, data.info, split), tf.TensorSpec([2], tf.int32)) for split in self._sizes
-        }
+        self._evaluations: dict[Split, tf.types.experimental.ConcreteFunction] = {}
+        self._model = model
         self._window = OUTSTANDING_PER_WORKER * job.workers
         self._tickets: Fetcher[Ticket] = Fetcher(self._window)
         self.scheduled = 0
@@ -88,8 +90,7 @@ class AsyncSession:
             for _ in range(self._job.workers):
                 self._schedule(plan, 0, count)
             seen.update(result.worker for result in self.drain())
-        for split in self._sizes:
-            self.evaluate(split)
+        self.evaluate(WARM_SPLIT)
         self.load(initial)
         self.scheduled = 0
 
@@ -113,7 +114,7 @@ class AsyncSession:
         pieces: Fetcher[None] = Fetcher(self._job.workers)
         for start, stop in split_evenly(self._sizes[split], EVALUATIONS_PER_WORKER * self._job.workers):
             arguments = (self._datasets, tf.constant([start, stop], tf.int32))
-            pieces.expect(None, self._coordinator.schedule(self._evaluate[split], args=arguments))
+            pieces.expect(None, self._coordinator.schedule(self._evaluation(split), args=arguments))
         sums = np.zeros(3)
         while pieces.outstanding:
             sums += pieces.next()[1]
@@ -141,6 +142,12 @@ class AsyncSession:
 
     def close(self) -> None:
         """Nothing is waited for: servers end with their processes, and TensorFlow's coordinator would wait for a dead worker for ever."""
+
+    def _evaluation(self, split: Split) -> tf.types.experimental.ConcreteFunction:
+        """Return the function that evaluates a range of a split, traced when it is first asked for."""
+        if split not in self._evaluations:
+            self._evaluations[split] = self._traced(evaluation(self._model, self._shards, self._info, split), tf.TensorSpec([2], tf.int32))
+        return self._evaluations[split]
 
     def _traced(self, function: Callable[..., tf.Tensor], signature: tf.TensorSpec) -> tf.types.experimental.ConcreteFunction:
         """Trace once, for vectors of any length."""

@@ -26,8 +26,11 @@ from .runtime import within
 
 __all__ = ["SyncSession", "open_sync"]
 
-STEPS_PER_CALL = 500
-"""Most steps fused by default. Measured: the gain is complete at 100, and 500 are still short beside the half second of a command."""
+STEPS_PER_CALL = 2000
+"""Most steps fused by default. A call costs about half a millisecond besides its steps: at 45,000 steps/s that is 4% of 500 steps."""
+
+WARM_SPLIT: Split = "test"
+"""The split that runs are evaluated on; the evaluation of another one is traced when it is first asked for."""
 
 EVALUATION_BATCH = 1024
 """Examples evaluated at once: bounds the memory that activations take."""
@@ -69,8 +72,7 @@ class SyncSession:
             np.concatenate([whole.indices] * 2), np.append(whole.offsets, 2 * whole.offsets[-1]), np.repeat(whole.global_sizes, 2)
         )
         self._call(twice, np.zeros(2))
-        for split in self._data:
-            self.evaluate(split)
+        self.evaluate(WARM_SPLIT)
         self.load(initial if self._task.rank == 0 else None)
 
     def train(self, plan: Plan) -> Iterator[StepResult]:

@@ -129,7 +129,7 @@ def test_a_run_that_is_none_or_has_not_finished_is_refused(tmp_path):
     with pytest.raises(UsageError, match="nowhere' is not a run directory"):
         rows([sync_run(tmp_path), tmp_path / "nowhere"])
     writer = open_run(a_job(tmp_path, name="going"))
-    with pytest.raises(UsageError, match=r"going' has no summary.json; its state is running\. Wait until it has ended\."):
+    with pytest.raises(UsageError, match=r"going' has no summary.json; it is running\. Wait until it has ended\."):
         rows([writer.path])
     writer.write_status("failed", cause="worker-1 was killed by signal 9")
     with pytest.raises(UsageError, match=r"its state is failed \(worker-1 was killed by signal 9\)\. Run it again, or leave it out\."):
