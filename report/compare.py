@@ -69,7 +69,7 @@ def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
     return [_summary(RunReader(path), path) for path in paths]
 
 
-_STATES = {"died": "it was killed before it could write one"}
+_STATES = {"died": "it was killed before it could write one", "failed": "it failed", "interrupted": "it was interrupted"}
 
 
 def _summary(reader: RunReader, path: Path | str) -> dict[str, Any]:

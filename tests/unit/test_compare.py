@@ -132,7 +132,7 @@ def test_a_run_that_is_none_or_has_not_finished_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"going' has no summary.json; it is running\. Wait until it has ended\."):
         rows([writer.path])
     writer.write_status("failed", cause="worker-1 was killed by signal 9")
-    with pytest.raises(UsageError, match=r"its state is failed \(worker-1 was killed by signal 9\)\. Run it again, or leave it out\."):
+    with pytest.raises(UsageError, match=r"it failed \(worker-1 was killed by signal 9\)\. Run it again, or leave it out\."):
         rows([writer.path])
     writer.close()
 
