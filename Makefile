@@ -33,10 +33,10 @@ demo: $(VENV)/.all
 
 test: lint
 	@echo '== pytest'
-	@$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
+	@$(BIN)/python -m pytest $(PYTEST)
 
 conformance: $(VENV)/.dev
-	@$(BIN)/python -m pytest -k conformance $(PYTEST)
+	@$(BIN)/python -m pytest -k 'conformance or toy' $(PYTEST)
 
 lint: $(VENV)/.dev $(LINK)
 	@echo '== ruff'

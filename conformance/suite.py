@@ -43,13 +43,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 }
 """Every update rule, with every schedule among them."""
 
-EVERY_OPTIMIZER = [
-    pytest.param(
-        name, 64, workers, id=f"{name}-{workers}w", marks=[pytest.mark.slow] if workers == 2 and name not in ("sgd", "adam") else []
-    )
-    for name in OPTIMIZERS
-    for workers in (1, 2, 3)
-]
+EVERY_OPTIMIZER = [pytest.param(name, 64, workers, id=f"{name}-{workers}w") for name in OPTIMIZERS for workers in (1, 2, 3)]
 """A global batch of 64 examples: 64, 32 + 32, 22 + 21 + 21."""
 
 UNEVEN_BATCHES = [
