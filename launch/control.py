@@ -150,6 +150,14 @@ class Control:
             if self._ending:
                 return None
             raise self._lost_node(node)
+        if not self._absorbed(node, message):
+            return node, message
+        if message.kind == "death" and not self._ending:
+            raise self._cause()
+        return None
+
+    def _absorbed(self, node: int, message: Message) -> bool:
+        """Keep what the agents report on the side; return whether the message was of that sort."""
         if message.kind == "sample":
             self._on_sample(message["record"])
         elif message.kind == "log":
@@ -158,11 +166,9 @@ class Control:
             self._fallen.errors[message["from"]] = message
         elif message.kind == "death":
             self._fallen.deaths.append(message)
-            if not self._ending:
-                raise self._cause()
         else:
-            return node, message
-        return None
+            return False
+        return True
 
     def sample_now(self, timeout_seconds: float = 5.0) -> None:
         """Have every node take a sample now and await it, so that figures of the run clock begin and end with it."""
@@ -206,12 +212,8 @@ class Control:
                 continue
             if message is None or message.kind == "stopped":
                 stopped += 1
-            elif message.kind == "sample":
-                self._on_sample(message["record"])
-            elif message.kind == "log":
-                self._on_log(node, message["task"], message.array("text").tobytes())
-            elif message.kind == "death":
-                self._fallen.deaths.append(message)
+            else:
+                self._absorbed(node, message)
 
     @property
     def deaths(self) -> list[Message]:
@@ -236,13 +238,11 @@ class Control:
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
         while (remaining := deadline - time.monotonic()) > 0:
             try:
-                _, message = self._queue.get(timeout=remaining)
+                node, message = self._queue.get(timeout=remaining)
             except queue.Empty:
                 break
-            if message is not None and message.kind == "death":
-                self._fallen.deaths.append(message)
-            elif message is not None and message.kind == "error":
-                self._fallen.errors[message["from"]] = message
+            if message is not None:
+                self._absorbed(node, message)
         asked = next((error for error in self._fallen.errors.values() if error["exit_code"] == UsageError.exit_code), None)
         if asked is not None:
             return UsageError(asked["message"])
