@@ -47,8 +47,10 @@ def prepare_command(names: Sequence[str], data_dir: Path | None, again: bool) ->
     for name in names:
         store.prepare(name, data_dir, again)
         opened = store.open_dataset(name, data_dir)
-        sizes = opened.info.sizes
-        click.echo(f"{name}: {sizes['train']:,} + {sizes['test']:,} examples in {opened.path}")
+        sizes, synthetic = opened.info.sizes, " (synthetic)" if opened.info.synthetic else ""
+        click.echo(f"{name}: {sizes['train']:,} + {sizes['test']:,} examples{synthetic} in {opened.path}")
+        for line in opened.left_out:
+            click.echo(f"  left out: {line}")
 
 
 @data.command("verify")
@@ -59,7 +61,7 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
 
     Exits with 1 where a file is damaged, and names it.
     """
-    chosen = names or list(dict.fromkeys(row.name for row in store.list_datasets() if row.prepared))
+    chosen = names or list(dict.fromkeys(row.name.partition(":")[0] for row in store.list_datasets() if row.prepared))
     reports = [report for name in chosen for report in store.verify(name)]
     if as_json:
         documents = [
@@ -94,8 +96,10 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 
 def _description(row: store.DatasetStatus) -> str:
     origin = f" [from {row.data_dir}]" if row.data_dir else ""
+    synthetic = " [synthetic]" if row.synthetic else ""
+    left_out = f" [{len(row.left_out)} damaged files left out]" if row.left_out else ""
     problem = f" [problem: {row.problem}]" if row.problem else ""
-    return f"{row.description}{origin}{problem}"
+    return f"{row.description}{origin}{synthetic}{left_out}{problem}"
 
 
 def _count(value: int | None) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DataInfo", "Dataset", "DatasetSource", "PreparedArrays", "Split"]
+__all__ = ["Block", "DataInfo", "Dataset", "DatasetSource", "HasFolder", "PreparedArrays", "PreparedBlocks", "Split", "TakesArguments"]
 
 Split = Literal["train", "test"]
+
+Block = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Some examples: images [k, c, h, w] and labels [k]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,8 @@ class DataInfo:
     """The shape of a dataset: what a model has to know before it sees an example.
 
     `input_shape` is (channels, height, width). `mean` and `std` (a number a channel, of pixels scaled to 0…1) define the
-    normalisation (pixel / 255 − mean) / std for every backend.
+    normalisation (pixel / 255 − mean) / std for every backend. `synthetic`: images and labels are random, there is nothing to learn,
+    and reports say so. `flippable`: a mirrored image still belongs to its class (not so with digits and letters).
     """
 
     name: str
@@ -30,11 +34,12 @@ class DataInfo:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     synthetic: bool = False
+    flippable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedArrays:
-    """What a source hands to the store: per split uint8 images [n, c, h, w] and int64 labels [n]."""
+    """What a source hands to the store: per split uint8 images [n, c, h, w] and int64 labels [n]; the rest as in `DataInfo`."""
 
     images: Mapping[Split, NDArray[np.uint8]]
     labels: Mapping[Split, NDArray[np.int64]]
@@ -42,21 +47,73 @@ class PreparedArrays:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     synthetic: bool = False
+    flippable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBlocks:
+    """What a source hands to the store that does not hold its examples in memory all at once.
+
+    `blocks` has a function a split, each called once, train first; its blocks are written as they come. Mean and standard deviation
+    are those of the train images. `left_out`, called at the end, names the original files that were left out, each with the reason, or
+    raises UsageError where that is not allowed. `class_names` are in the order of the labels, empty where classes are numbers.
+    """
+
+    input_shape: tuple[int, int, int]
+    classes: int
+    blocks: Mapping[Split, Callable[[], Iterator[Block]]]
+    synthetic: bool = False
+    flippable: bool = True
+    class_names: tuple[str, ...] = ()
+    left_out: Callable[[], Sequence[str]] = tuple
 
 
 class DatasetSource(Protocol):
     """Where a dataset comes from; the plugin object of the group ``crosstrain.datasets``."""
 
-    name: str
-    description: str
-    version: int
-    """Raised when the prepared arrays would change; a store of another version is made again."""
+    @property
+    def name(self) -> str:
+        """The dataset's name."""
+        ...
 
-    def load(self, data_dir: Path | None) -> PreparedArrays:
+    @property
+    def description(self) -> str:
+        """What it is, in a line."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Raised when the prepared arrays would change; a store of another version is made again."""
+        ...
+
+    def load(self, data_dir: Path | None) -> PreparedArrays | PreparedBlocks:
         """Make or read the arrays. `data_dir` holds original files where the user has them.
 
         Raises UsageError where the originals are needed and missing (and says how to get them).
         """
+        ...
+
+
+@runtime_checkable
+class TakesArguments(Protocol):
+    """A source whose name may be followed by a colon and arguments, such as ``synthetic-images:size=64``."""
+
+    def with_arguments(self, text: str) -> DatasetSource:
+        """Return the source that NAME:`text` stands for; it reads no file yet.
+
+        Its `name` is the same however the same arguments are written: NAME alone where all have their default values. Raises UsageError
+        for arguments that are not allowed.
+        """
+        ...
+
+
+@runtime_checkable
+class HasFolder(Protocol):
+    """A source whose arguments may name the folder of its original files, which then stands for ``data_dir``."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, None where the arguments name none."""
         ...
 
 

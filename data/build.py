@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ..core.errors import TrainerError, UsageError
-from .base import DatasetSource, PreparedArrays
+from .base import DatasetSource, PreparedArrays, PreparedBlocks, Split
 from .location import CACHE_VARIABLE, locked
-from .manifest import FILES, SPLITS, FileEntry, Manifest, file_sha256, write_manifest
+from .manifest import SPLITS, FileEntry, Manifest, write_manifest
+from .statistics import PixelCounts
+from .write import BrokenSourceError, SplitWriter
 
 __all__ = ["build_store"]
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None, *, again: bool) -> None:
@@ -35,14 +40,18 @@ def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir
 
 def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None) -> None:
     """Write a draft beside the final place, then rename: only whole stores ever carry the final name."""
-    arrays = source.load(data_dir)
-    _check(name, arrays)
+    loaded = source.load(data_dir)
     draft = Path(tempfile.mkdtemp(prefix=f".{key}.draft-", dir=root))
     try:
-        _write(draft, name, source.version, data_dir, arrays)
+        if isinstance(loaded, PreparedArrays):
+            _write(draft, name, source.version, data_dir, _as_blocks(loaded), (loaded.mean, loaded.std))
+        else:
+            _write(draft, name, source.version, data_dir, loaded, None)
         _put_in_place(draft, root / key)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(draft)
+        if isinstance(error, BrokenSourceError):
+            raise UsageError(f"data: the source of {name!r} is broken: {error}.") from error
         raise
 
 
@@ -65,29 +74,33 @@ def _remove_leftovers(root: Path, key: str) -> None:
             shutil.rmtree(folder)
 
 
-def _write(folder: Path, name: str, version: int, data_dir: Path | None, arrays: PreparedArrays) -> None:
+def _write(folder: Path, name: str, version: int, data_dir: Path | None, prepared: PreparedBlocks, given: Statistics | None) -> None:
     folder.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
     entries: dict[str, FileEntry] = {}
-    for (split, kind), file_name in FILES.items():
-        array = np.ascontiguousarray(arrays.images[split] if kind == "images" else arrays.labels[split])
-        path = folder / file_name
-        with open(path, "wb") as handle:
-            np.save(handle, array, allow_pickle=False)
-            handle.flush()
-            os.fsync(handle.fileno())
-        path.chmod(0o444)
-        entries[file_name] = FileEntry(sha256=file_sha256(path), bytes=path.stat().st_size, dtype=str(array.dtype), shape=array.shape)
-    channels, height, width = arrays.images["train"].shape[1:]
+    sizes: dict[Split, int] = {}
+    pixels = PixelCounts(prepared.input_shape[0])
+    for split in SPLITS:
+        counted = pixels if split == "train" and given is None else None
+        with SplitWriter(folder, split, prepared.input_shape, prepared.classes, counted) as writer:
+            for block in prepared.blocks[split]():
+                writer.add(block)
+            entries |= writer.finish()
+            sizes[split] = writer.count
+    left_out = tuple(prepared.left_out())
+    mean, std = _sound(given or pixels.statistics(), prepared.input_shape[0])
     manifest = Manifest(
         name=name,
         version=version,
         data_dir=str(data_dir.resolve()) if data_dir else None,
-        input_shape=(channels, height, width),
-        classes=arrays.classes,
-        sizes={split: len(arrays.labels[split]) for split in SPLITS},
-        mean=arrays.mean,
-        std=arrays.std,
-        synthetic=arrays.synthetic,
+        input_shape=prepared.input_shape,
+        classes=prepared.classes,
+        sizes=sizes,
+        mean=mean,
+        std=std,
+        synthetic=prepared.synthetic,
+        flippable=prepared.flippable,
+        class_names=prepared.class_names,
+        left_out=left_out,
         files=entries,
     )
     write_manifest(folder, manifest)
@@ -103,29 +116,23 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _check(name: str, arrays: PreparedArrays) -> None:
-    """Hold the source to what `PreparedArrays` promises. Raises UsageError."""
-    problem = _problem(arrays)
-    if problem:
-        raise UsageError(f"data: the source of {name!r} is broken: {problem}.")
-
-
-def _problem(arrays: PreparedArrays) -> str | None:
+def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
+    """Turn whole arrays into one block a split. Raises BrokenSourceError where they are not what `PreparedArrays` promises."""
     if set(arrays.images) != set(SPLITS) or set(arrays.labels) != set(SPLITS):
-        return f"it has the splits {sorted(arrays.images)} and {sorted(arrays.labels)}, not train and test"
-    channels = arrays.images["train"].shape[1] if arrays.images["train"].ndim == 4 else 0
-    for split in SPLITS:
-        images, labels = arrays.images[split], arrays.labels[split]
-        if images.dtype != np.uint8 or images.ndim != 4 or images.size == 0:
-            return f"{split} images are {images.dtype} {list(images.shape)}, not uint8 [n, channels, height, width]"
-        if labels.dtype != np.int64 or labels.shape != (len(images),):
-            return f"{split} labels are {labels.dtype} {list(labels.shape)}, not int64 [{len(images)}]"
-        if labels.min() < 0 or labels.max() >= arrays.classes:
-            return f"{split} labels lie in {labels.min()}…{labels.max()}, not in 0…{arrays.classes - 1}"
-        if images.shape[1:] != arrays.images["train"].shape[1:]:
-            return f"test images have the shape {list(images.shape[1:])}, train images {list(arrays.images['train'].shape[1:])}"
-    if len(arrays.mean) != channels or len(arrays.std) != channels:
-        return f"mean and std have {len(arrays.mean)} and {len(arrays.std)} numbers for {channels} channels"
-    if not np.isfinite([*arrays.mean, *arrays.std]).all() or min(arrays.std) <= 0:
-        return f"mean {arrays.mean} and std {arrays.std} must be finite, std greater than 0"
-    return None
+        raise BrokenSourceError(f"it has the splits {sorted(arrays.images)} and {sorted(arrays.labels)}, not train and test")
+    images = arrays.images["train"]
+    if images.ndim != 4:
+        raise BrokenSourceError(f"train images are {images.dtype} {list(images.shape)}, not uint8 [n, channels, height, width]")
+    blocks = {split: partial(iter, [(arrays.images[split], arrays.labels[split])]) for split in SPLITS}
+    _, channels, height, width = images.shape
+    return PreparedBlocks((channels, height, width), arrays.classes, blocks, arrays.synthetic, arrays.flippable)
+
+
+def _sound(statistics: Statistics, channels: int) -> Statistics:
+    """Return mean and std. Raises BrokenSourceError where they are not a usable number a channel."""
+    mean, std = statistics
+    if len(mean) != channels or len(std) != channels:
+        raise BrokenSourceError(f"mean and std have {len(mean)} and {len(std)} numbers for {channels} channels")
+    if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
+        raise BrokenSourceError(f"mean {mean} and std {std} must be finite, std greater than 0")
+    return mean, std

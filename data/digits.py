@@ -24,7 +24,7 @@ class DigitsSource:
 
     name = "digits"
     description = "handwritten digits, 8×8, real data that ships with scikit-learn"
-    version = 1
+    version = 2
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
         """Refuse: there are no original files."""
@@ -46,6 +46,7 @@ class DigitsSource:
             classes=10,
             mean=mean,
             std=std,
+            flippable=False,
         )
 
 

@@ -9,6 +9,8 @@ Shapes: n examples of a block, c channels, h = w = size.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +24,8 @@ __all__ = ["BLOCK", "GlyphStyle", "render_block", "render_split"]
 BLOCK = 500
 """Examples in a block: small enough for the processor's cache, large enough for numpy."""
 
+_MOST_THREADS = 8  # beyond this the threads wait for memory and for each other
+
 _STREAMS: dict[Split, int] = {"train": 0, "test": 1}
 
 Real = NDArray[np.float32]
@@ -32,7 +36,8 @@ class GlyphStyle:
     """How examples look. Lengths in pixels of the image, brightness from 0 to 1, angles as the tangent of half the angle.
 
     `height` is the height of a digit at scale 1; `noise` the largest change of a pixel (the distribution is a triangle).
-    `clutter` digits lie around the middle, `clutter_distance` away, at up to `clutter_strength` of full brightness.
+    `clutter` digits lie around the middle, `clutter_distance` away, at up to `clutter_strength` of full brightness. With `inverted`,
+    each channel of half the images is turned to its negative, so that neither brightness nor colour tells ink from background.
     """
 
     size: int
@@ -48,6 +53,7 @@ class GlyphStyle:
     clutter: int
     clutter_distance: tuple[float, float]
     clutter_strength: float
+    inverted: bool = False
 
 
 class _Draws:
@@ -78,11 +84,16 @@ def render_split(
     """Return `count` examples: images uint8 [count, c, h, w] and labels int64 [count]."""
     images = np.empty((count, style.channels, style.size, style.size), dtype=np.uint8)
     labels = np.empty(count, dtype=np.int64)
-    for block, start in enumerate(range(0, count, BLOCK)):
-        length = min(BLOCK, count - start)
+
+    def render(block: int) -> None:
+        part = slice(block * BLOCK, min((block + 1) * BLOCK, count))
         block_images, block_labels = render_block(style, tiles, seed, split, block)
-        images[start : start + length] = block_images[:length]
-        labels[start : start + length] = block_labels[:length]
+        images[part] = block_images[: part.stop - part.start]
+        labels[part] = block_labels[: part.stop - part.start]
+
+    with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:  # numpy works outside the interpreter's lock
+        for done in [threads.submit(render, block) for block in range(-(-count // BLOCK))]:
+            done.result()
     return images, labels
 
 
@@ -96,6 +107,9 @@ def render_block(
     for _ in range(style.clutter):
         _paint(canvas, _clutter_mask(style, tiles, draws), _colour(draws, style, (0.0, style.clutter_strength)))
     _paint(canvas, _digit_mask(style, tiles, labels, draws), _colour(draws, style, style.ink))
+    if style.inverted:
+        negative_nc11 = (draws.below(2, BLOCK * style.channels) == 1).reshape(BLOCK, style.channels, 1, 1)
+        np.subtract(np.float32(1), canvas, out=canvas, where=negative_nc11)
     canvas += np.float32(style.noise) * draws.triangle(*canvas.shape)
     return np.rint(np.clip(canvas, 0, 1) * np.float32(255)).astype(np.uint8), labels
 

@@ -1,4 +1,4 @@
-"""glyphs28: digits rendered from fonts in the shape of MNIST, so that runs of that size need neither download nor original files."""
+"""glyphs and glyphs28: digits rendered from fonts in the shapes of SVHN and MNIST, so that such runs need no original files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .glyph_renderer import GlyphStyle, render_split
 from .glyph_tiles import glyph_tiles
 from .statistics import channel_statistics
 
-__all__ = ["GLYPHS28", "GlyphSource"]
+__all__ = ["GLYPHS", "GLYPHS28", "GlyphSource"]
 
 _SEED = 28  # fixed, so that the examples belong to the dataset and not to a job
 
@@ -45,14 +45,37 @@ class GlyphSource:
             classes=10,
             mean=mean,
             std=std,
-            synthetic=True,
+            flippable=False,
         )
 
+
+GLYPHS = GlyphSource(
+    name="glyphs",
+    description="digits rendered in 20 typefaces in colour with clutter and noise, 32×32×3, in the shape of SVHN",
+    version=1,
+    style=GlyphStyle(
+        size=32,
+        channels=3,
+        height=18.0,
+        scale=(0.7, 1.2),
+        shift=3.0,
+        half_turn=0.13,
+        background=(0.0, 0.4),
+        slope=0.15,
+        ink=(0.5, 1.0),
+        noise=0.25,
+        clutter=3,
+        clutter_distance=(13.0, 19.0),
+        clutter_strength=0.9,
+        inverted=True,
+    ),
+    sizes={"train": 60_000, "test": 10_000},
+)
 
 GLYPHS28 = GlyphSource(
     name="glyphs28",
     description="digits rendered in 20 typefaces with clutter and noise, 28×28, in the size of MNIST",
-    version=1,
+    version=2,
     style=GlyphStyle(
         size=28,
         channels=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import os
 import re
@@ -14,9 +15,11 @@ from typing import Protocol, runtime_checkable
 from ..core.errors import UsageError
 from .base import DatasetSource
 
-__all__ = ["CACHE_VARIABLE", "HasOriginals", "cache_root", "locked", "store_key"]
+__all__ = ["CACHE_VARIABLE", "HasOriginals", "cache_root", "key_without_originals", "locked", "store_key", "stores_of"]
 
 CACHE_VARIABLE = "TRAINER_DATA_CACHE"
+_PLAIN_ARGUMENTS = re.compile(r"[\w=,.]{1,80}", re.ASCII)
+_FINGERPRINT_LENGTH = 16
 
 
 @runtime_checkable
@@ -47,13 +50,11 @@ def cache_root() -> Path:
 
 
 def store_key(name: str, source: DatasetSource, data_dir: Path | None) -> str:
-    """Return the folder name of a store: dataset, source version, and a fingerprint of the originals where the user gave some.
+    """Return the folder name of a store: dataset, source version, arguments, and a fingerprint of the originals where the user gave some.
 
     Raises UsageError where `data_dir` is no folder or lacks what the source needs.
     """
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise UsageError(f"data: {name!r} cannot name a store; a dataset's name has letters, digits, dot, dash and underscore.")
-    key = f"{name}-v{source.version}"
+    key = key_without_originals(name, source)
     if data_dir is None:
         return key
     if not data_dir.is_dir():
@@ -62,13 +63,32 @@ def store_key(name: str, source: DatasetSource, data_dir: Path | None) -> str:
     return f"{key}-{_fingerprint(data_dir, files)}"
 
 
+def key_without_originals(name: str, source: DatasetSource) -> str:
+    """Return NAME-vVERSION, with +ARGUMENTS (or their digest, where they cannot stand in a file name) for a name that has some."""
+    base, _, arguments = name.partition(":")
+    if not re.fullmatch(r"\w[\w.-]*", base):
+        raise UsageError(f"data: {base!r} cannot name a store; a dataset's name has letters, digits, dot, dash and underscore.")
+    key = f"{base}-v{source.version}"
+    if not arguments:
+        return key
+    return f"{key}+{arguments if _PLAIN_ARGUMENTS.fullmatch(arguments) else hashlib.sha256(arguments.encode()).hexdigest()[:16]}"
+
+
+def stores_of(name: str, source: DatasetSource) -> list[Path]:
+    """Return the stores of a dataset in the cache, those made without originals first; for a name without arguments, with any."""
+    key = key_without_originals(name, source)
+    arguments = "" if ":" in name else r"(\+[^/]*)?"
+    pattern = re.compile(f"{re.escape(key)}{arguments}(-[0-9a-f]{{{_FINGERPRINT_LENGTH}}})?")
+    return sorted(folder for folder in cache_root().glob(f"{glob.escape(key)}*") if pattern.fullmatch(folder.name) and folder.is_dir())
+
+
 def _fingerprint(data_dir: Path, files: Sequence[Path]) -> str:
     """Tell one set of originals from another by folder, names, sizes and times of change; contents would be too slow for large sets."""
     digest = hashlib.sha256(os.fsencode(data_dir.resolve()))
     for file in sorted(files):
         status = file.stat()
         digest.update(b"\0" + os.fsencode(file.relative_to(data_dir)) + f"\0{status.st_size}\0{status.st_mtime_ns}".encode())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:_FINGERPRINT_LENGTH]
 
 
 @contextmanager

@@ -33,7 +33,10 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The whole description of a store. `mean` and `std` as in `DataInfo`; `data_dir` is where the originals came from."""
+    """The whole description of a store. `mean`, `std`, `synthetic` and `flippable` as in `DataInfo`.
+
+    `data_dir` is where the originals came from; `left_out` names those of them that are not in the store, each with the reason.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -47,11 +50,14 @@ class Manifest(BaseModel):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     synthetic: bool
+    flippable: bool = True
+    class_names: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     files: dict[str, FileEntry]
 
     def info(self) -> DataInfo:
         """Return the part that models and backends need."""
-        return DataInfo(self.name, self.input_shape, self.classes, dict(self.sizes), self.mean, self.std, self.synthetic)
+        return DataInfo(self.name, self.input_shape, self.classes, dict(self.sizes), self.mean, self.std, self.synthetic, self.flippable)
 
     @property
     def total_bytes(self) -> int:

@@ -5,10 +5,6 @@ Once prepared, reading it needs no framework.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import MissingPackageError, UsageError
+from ..core.errors import UsageError
 from .base import PreparedArrays, Split
+from .download import download
 from .idx import read_idx
 from .statistics import channel_statistics
 
@@ -36,7 +33,7 @@ class MnistSource:
 
     name = "mnist"
     description = "handwritten digits, 28×28; downloaded through torchvision, or idx files from --data-dir"
-    version = 1
+    version = 2
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
         """Return the four files, images before labels, train before test. Raises UsageError naming the first that is missing."""
@@ -47,7 +44,7 @@ class MnistSource:
         if data_dir is not None:
             return self._read(data_dir)
         with tempfile.TemporaryDirectory(prefix="crosstrain-mnist-") as folder:
-            _download(Path(folder))
+            download("mnist", Path(folder), _DOWNLOAD_SECONDS, _FILES_HINT)
             return self._read(Path(folder))
 
     def _read(self, folder: Path) -> PreparedArrays:
@@ -58,7 +55,7 @@ class MnistSource:
             "test": _labels(test_labels, len(images["test"])),
         }
         mean, std = channel_statistics(images["train"])
-        return PreparedArrays(images, labels, classes=10, mean=mean, std=std)
+        return PreparedArrays(images, labels, classes=10, mean=mean, std=std, flippable=False)
 
 
 def _names(stems: tuple[str, str]) -> list[tuple[str, str, str]]:
@@ -92,35 +89,6 @@ def _labels(path: Path, images: int) -> NDArray[np.int64]:
     if labels.max() > 9:
         raise UsageError(f"data_dir: {str(path)!r} has the label {labels.max()}; mnist has 0 to 9.")
     return labels
-
-
-def _download(folder: Path) -> None:
-    """Let torchvision download into `folder`, in a process of its own so that no framework enters this one. Raises UsageError."""
-    if not all(importlib.util.find_spec(package) for package in ("torch", "torchvision")):
-        raise MissingPackageError(
-            f"data: 'mnist' is not prepared, and downloading it needs torchvision, which is not installed. Either {_FILES_HINT}, "
-            "or install it with: pip install 'crosstrain[torch]'"
-        )
-    command = [sys.executable, "-m", "crosstrain.data.mnist_download", str(folder)]
-    environment = {**os.environ, "TMPDIR": str(folder)}  # torch leaves folders of its own in the temporary folder
-    with tempfile.TemporaryFile() as output:
-        # The child ends when its standard input does, so that it cannot outlive this process, not even after a kill -9.
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment) as child:
-            try:
-                code = child.wait(_DOWNLOAD_SECONDS)
-            except subprocess.TimeoutExpired as error:
-                child.kill()
-                raise UsageError(
-                    f"data: 'mnist' was not downloaded within {_DOWNLOAD_SECONDS} s. Try again later, or {_FILES_HINT}."
-                ) from error
-            except BaseException:
-                child.kill()
-                raise
-        output.seek(0)
-        lines = output.read().decode(errors="replace").strip().splitlines()
-    if code:
-        cause = lines[-1] if lines else f"the download ended with exit code {code}"
-        raise UsageError(f"data: 'mnist' could not be downloaded: {cause}. Try again with a network, or {_FILES_HINT}.")
 
 
 DATASET = MnistSource()

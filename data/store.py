@@ -20,8 +20,9 @@ from ..core.errors import DamagedStoreError, TrainerError, UsageError
 from .base import DataInfo, DatasetSource, Split
 from .build import build_store
 from .integrity import FileCheck, check_digests, check_sizes, identity, remember, vouched
-from .location import cache_root, store_key
+from .location import cache_root, store_key, stores_of
 from .manifest import FILES, MANIFEST, Manifest, file_sha256, read_manifest
+from .resolve import resolve
 
 __all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify"]
 
@@ -30,11 +31,15 @@ _CHUNK = 512  # images normalised at once: the work area (numpy indexes with 8 b
 
 @dataclass(frozen=True, slots=True)
 class StoredDataset:
-    """An opened store; implements `Dataset`. `digest` tells two stores of different content apart (sha256 of the manifest)."""
+    """An opened store; implements `Dataset`. `digest` tells two stores of different content apart (sha256 of the manifest).
+
+    `left_out` names the original files that are not in it, each with the reason.
+    """
 
     info: DataInfo
     path: Path
     digest: str
+    left_out: tuple[str, ...]
     _arrays: Mapping[tuple[Split, str], NDArray[np.generic]]
 
     def images(self, split: Split) -> NDArray[np.uint8]:
@@ -64,7 +69,8 @@ class StoredDataset:
 class DatasetStatus:
     """A row of ``trainer data list``: a dataset, and one store of it where there is one (`data_dir` where made from the user's files).
 
-    `problem` says why the source cannot be used, or what is wrong with the store at first sight.
+    `left_out` names the originals that are not in the store. `problem` says why the source cannot be used, or what is wrong with the
+    store at first sight.
     """
 
     name: str
@@ -79,6 +85,7 @@ class DatasetStatus:
     bytes: int | None = None
     path: str | None = None
     data_dir: str | None = None
+    left_out: tuple[str, ...] = ()
     problem: str | None = None
 
 
@@ -107,28 +114,32 @@ def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["ch
     Sizes, shapes and the manifest are checked at every open; digests where a file changed since they were last found right, or
     ``always``. Raises UsageError for an unknown name or missing originals, DamagedStoreError naming the damaged file.
     """
-    source = _source(name)
-    key = store_key(name, source, data_dir)
+    found = resolve(name, data_dir)
+    key = store_key(found.name, found.source, found.data_dir)
     folder = cache_root() / key
     if not folder.exists():
-        build_store(cache_root(), key, name, source, data_dir, again=False)
+        build_store(cache_root(), key, found.name, found.source, found.data_dir, again=False)
     return _open(folder, name, data_dir, always=verify == "always")
 
 
 def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Path:
     """Make a dataset's store where there is none, or in any case with `again`, and return its folder. Errors as in `open_dataset`."""
-    source = _source(name)
-    key = store_key(name, source, data_dir)
-    build_store(cache_root(), key, name, source, data_dir, again=again)
+    found = resolve(name, data_dir)
+    key = store_key(found.name, found.source, found.data_dir)
+    build_store(cache_root(), key, found.name, found.source, found.data_dir, again=again)
     return cache_root() / key
 
 
 def verify(name: str) -> list[StoreReport]:
-    """Compute the digests of every store of a dataset and compare. Raises UsageError where there is none yet."""
-    folders = _stores(name, _source(name))
+    """Compute the digests of every store of a dataset and compare; for a name without arguments, of those with any arguments.
+
+    Raises UsageError where there is none yet.
+    """
+    found = resolve(name)
+    folders = stores_of(found.name, found.source)
     if not folders:
         raise UsageError(f"data: {name!r} is not prepared yet, so there is nothing to verify. Prepare it with: trainer data prepare {name}")
-    return [_verify_store(name, folder) for folder in folders]
+    return [_verify_store(found.name, folder) for folder in folders]
 
 
 def list_datasets() -> list[DatasetStatus]:
@@ -136,24 +147,13 @@ def list_datasets() -> list[DatasetStatus]:
     rows: list[DatasetStatus] = []
     for name in plugins.available("dataset"):
         try:
-            source = _source(name)
+            source = resolve(name).source
         except TrainerError as error:
             rows.append(DatasetStatus(name, "", prepared=False, problem=str(error)))
             continue
-        stores = [_status(name, source, folder) for folder in _stores(name, source)]
+        stores = [_status(name, source, folder) for folder in stores_of(name, source)]
         rows += stores or [DatasetStatus(name, source.description, prepared=False, version=source.version)]
     return rows
-
-
-def _source(name: str) -> DatasetSource:
-    source: DatasetSource = plugins.load(plugins.find("dataset", name), "dataset")
-    return source
-
-
-def _stores(name: str, source: DatasetSource) -> list[Path]:
-    """Return the stores of the source's present version: the one made without originals first."""
-    key = store_key(name, source, None)
-    return [folder for folder in (cache_root() / key, *sorted(cache_root().glob(f"{key}-*"))) if folder.is_dir()]
 
 
 def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> StoredDataset:
@@ -167,7 +167,7 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
         remember(folder, before)
     arrays = {(split, kind): _map(folder, file, manifest, name, data_dir) for (split, kind), file in FILES.items()}
-    return StoredDataset(manifest.info(), folder, file_sha256(folder / MANIFEST), arrays)
+    return StoredDataset(manifest.info(), folder, file_sha256(folder / MANIFEST), manifest.left_out, arrays)
 
 
 def _map(folder: Path, file: str, manifest: Manifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:
@@ -189,7 +189,7 @@ def _verify_store(name: str, folder: Path) -> StoreReport:
     except ValueError as error:
         return StoreReport(name, str(folder), (FileCheck(MANIFEST, None, str(error)),))
     manifest_check = FileCheck(MANIFEST, (folder / MANIFEST).stat().st_size, None)
-    return StoreReport(name, str(folder), (manifest_check, *check_digests(folder, manifest)))
+    return StoreReport(manifest.name, str(folder), (manifest_check, *check_digests(folder, manifest)))
 
 
 def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
@@ -201,7 +201,7 @@ def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
         )
     problems = [f"{check.name} {check.problem}" for check in check_sizes(folder, manifest) if check.problem]
     return DatasetStatus(
-        name,
+        manifest.name,
         source.description,
         prepared=True,
         version=manifest.version,
@@ -213,6 +213,7 @@ def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
         bytes=manifest.total_bytes,
         path=str(folder),
         data_dir=manifest.data_dir,
+        left_out=manifest.left_out,
         problem="; ".join(problems) or None,
     )
 
@@ -231,13 +232,14 @@ def _damaged(folder: Path, name: str, data_dir: Path | None, checks: Sequence[Fi
 
 def _remedy(name: str, data_dir: Path | None) -> str:
     originals = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else ""
-    return f"trainer data prepare {name}{originals} --again"
+    return f"trainer data prepare {shlex.quote(name)}{originals} --again"
 
 
 def _data_dir_of(folder: Path) -> Path | None:
-    """Return where the originals of a store came from, None where there were none or the manifest cannot say."""
+    """Return the folder of a store's originals, None where there were none, its name has it, or the manifest cannot say."""
     try:
-        found = read_manifest(folder).data_dir
+        manifest = read_manifest(folder)
     except ValueError:
         return None
-    return Path(found) if found else None
+    in_name = resolve(manifest.name).folder_in_name
+    return Path(manifest.data_dir) if manifest.data_dir and not in_name else None

@@ -243,7 +243,7 @@ class TestMnistDownload:
             store.open_dataset("mnist")
         assert caught.value.exit_code == 2
         assert "\n" not in str(caught.value)
-        assert [path.name for path in cache.iterdir()] == [".mnist-v1.lock"]
+        assert [path.name for path in cache.iterdir()] == [".mnist-v2.lock"]
         assert not list((tmp_path / "temporary").iterdir())
         assert "torch" not in sys.modules
 
@@ -253,14 +253,14 @@ class TestMnistDownload:
         raw.mkdir(parents=True)
         for name, array in idx_files[1].items():
             write_idx(raw / name.removesuffix(".gz"), array)  # the loader takes files that are there for downloaded
-        command = [sys.executable, "-m", "crosstrain.data.mnist_download", str(tmp_path / "folder")]
+        command = [sys.executable, "-m", "crosstrain.data.torchvision_download", str(tmp_path / "folder"), "mnist"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
             assert child.wait(60) == 0
         assert len(MNIST.load(tmp_path / "folder").labels["train"]) == 30
 
     def test_ends_with_the_process_that_wanted_it(self, tmp_path):
         (tmp_path / "folder").mkdir()
-        command = [sys.executable, "-m", "crosstrain.data.mnist_download", str(tmp_path / "folder")]
+        command = [sys.executable, "-m", "crosstrain.data.torchvision_download", str(tmp_path / "folder"), "mnist"]
         child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
         assert child.returncode == 1
         assert not (tmp_path / "folder").exists()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstrain.data.sampler import Sampler, permutation
+from crosstrain.data.sampler import Sampler, permutation, stable_order
 
 # The same examples in every run, and no limit on the time of one: other processes share the machine.
 CALM = settings(deadline=None, derandomize=True, database=None)
@@ -36,6 +36,14 @@ def cut(total, data):
     """Cut range(total) into (first, count) plans at arbitrary places."""
     edges = sorted({0, total, *data.draw(st.lists(st.integers(0, total), max_size=4))})
     return [(first, last - first) for first, last in itertools.pairwise(edges)]
+
+
+@CALM
+@given(st.integers(0, 2000), SEEDS, st.sampled_from([2, 1000, 2**64 - 1]))
+def test_equal_keys_keep_their_order(size, seed, largest):
+    keys = np.random.default_rng(seed).integers(0, largest, size, dtype=np.uint64, endpoint=True)
+    expected = sorted(range(size), key=keys.tolist().__getitem__)
+    np.testing.assert_array_equal(stable_order(keys), expected)
 
 
 @CALM

@@ -45,7 +45,7 @@ def cache(tmp_path, monkeypatch):
 def digits(cache, prepared):
     """A cache of the test's own that has digits; returns the store's folder."""
     shutil.copytree(prepared, cache)
-    return cache / "digits-v1"
+    return cache / "digits-v2"
 
 
 def overwrite(path, change):
@@ -69,8 +69,8 @@ def settle(folder):
 class TestOpening:
     def test_prepares_at_first_use_and_leaves_nothing_else(self, cache):
         opened = store.open_dataset("digits")
-        assert opened.path == cache / "digits-v1"
-        assert sorted(path.name for path in cache.iterdir()) == [".digits-v1.lock", "digits-v1"]
+        assert opened.path == cache / "digits-v2"
+        assert sorted(path.name for path in cache.iterdir()) == [".digits-v2.lock", "digits-v2"]
         assert sorted(path.name for path in opened.path.iterdir() if path.name != STAMP) == ["manifest.json", *ARRAYS]
 
     def test_arrays_are_maps_that_nobody_can_write(self, digits):
@@ -203,10 +203,10 @@ class TestMaking:
         outputs = [child.communicate(timeout=60)[0] for child in children]
         assert [child.returncode for child in children] == [0, 0, 0]
         assert len(set(outputs)) == 1
-        assert sorted(path.name for path in cache.iterdir()) == [".digits-v1.lock", "digits-v1"]
+        assert sorted(path.name for path in cache.iterdir()) == [".digits-v2.lock", "digits-v2"]
 
     def test_what_a_killed_process_left_is_removed(self, cache):
-        leftovers = [cache / ".digits-v1.draft-abc", cache / ".digits-v1.old-def"]
+        leftovers = [cache / ".digits-v2.draft-abc", cache / ".digits-v2.old-def"]
         for folder in leftovers:
             folder.mkdir(parents=True)
             (folder / "train_images.npy").write_bytes(b"half")
@@ -341,7 +341,7 @@ class TestCommand:
         assert caught.value.exit_code == 1
         assert "test_images.npy differs" in str(caught.value)
         assert "test_labels.npy is missing" in str(caught.value)
-        assert "digits-v1/train" not in str(caught.value)
+        assert "digits-v2/train" not in str(caught.value)
         self.run("prepare", "digits", "--again")
         assert "5 files as they should be" in self.run("verify", "digits")
 

@@ -1,5 +1,6 @@
-"""Download MNIST into a folder: ``python -m crosstrain.data.mnist_download FOLDER``; the files end up in ``FOLDER/MNIST/raw``.
+"""Download a dataset into a folder: ``python -m crosstrain.data.torchvision_download FOLDER NAME [PART…]``.
 
+The files end up where torchvision's class puts them (mnist: ``FOLDER/MNIST/raw``).
 Runs as a process of its own, because torchvision brings torch with it. It is started with a pipe as standard input and removes the
 folder and ends when that closes: then whoever asked for the download is gone. On failure the last line of output is the cause.
 """
@@ -18,14 +19,18 @@ __all__ = ["main"]
 _SILENCE_SECONDS = 30.0  # torchvision sets no time-out of its own: a server that says nothing for so long is given up
 
 
-def main(folder: Path) -> int:
-    """Download and return the exit code."""
+def main(folder: Path, name: str, *parts: str) -> int:
+    """Download and return the exit code. `parts` are the splits of svhn."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     socket.setdefaulttimeout(_SILENCE_SECONDS)
     try:
-        from torchvision.datasets import MNIST
+        from torchvision import datasets
 
-        MNIST(str(folder), train=True, download=True)
+        if name == "svhn":
+            for part in parts:
+                datasets.SVHN(str(folder), split=part, download=True)
+        else:
+            {"mnist": datasets.MNIST, "cifar10": datasets.CIFAR10}[name](str(folder), train=True, download=True)
     except (ImportError, RuntimeError, OSError) as error:
         sys.stdout.flush()
         sys.stderr.write("\n" + " ".join(str(error).split()) + "\n")
@@ -41,4 +46,4 @@ def _end_with_parent(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

@@ -1,0 +1,474 @@
+"""The image datasets: glyphs in colour, random images, CIFAR-10 and SVHN from files, folders of pictures."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import io
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from crosstrain.core.errors import UsageError
+from crosstrain.data import store
+from crosstrain.data.build import build_store
+from crosstrain.data.cifar10 import DATASET as CIFAR10
+from crosstrain.data.cifar10 import Cifar10Source
+from crosstrain.data.glyph_renderer import BLOCK, render_block, render_split
+from crosstrain.data.glyph_tiles import glyph_tiles
+from crosstrain.data.glyphs import GLYPHS
+from crosstrain.data.picture import decode
+from crosstrain.data.statistics import channel_statistics
+from crosstrain.data.svhn import DATASET as SVHN
+from crosstrain.data.svhn import SvhnSource
+from crosstrain.data.synthetic import DATASET as SYNTHETIC
+
+HAS_TORCHVISION = all(importlib.util.find_spec(package) for package in ("torch", "torchvision"))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def md5(path):
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def stored(cache, source, data_dir):
+    """Make a store from a source that is no plugin, and return images and labels by split."""
+    build_store(cache, "made", source.name, source, data_dir, again=True)
+    return {split: tuple(np.load(cache / "made" / f"{split}_{kind}.npy") for kind in ("images", "labels")) for split in ("train", "test")}
+
+
+class TestGlyphs:
+    def test_do_not_depend_on_the_threads_that_render_them(self):
+        tiles = glyph_tiles()
+        images, labels = render_split(GLYPHS.style, tiles, 28, "train", 5 * BLOCK + 7)
+        assert (images.shape, images.dtype) == ((5 * BLOCK + 7, 3, 32, 32), np.uint8)
+        assert sorted(set(labels)) == list(range(10))
+        for block in (5, 2, 0):
+            alone, alone_labels = render_block(GLYPHS.style, tiles, 28, "train", block)
+            assert np.array_equal(images[block * BLOCK :][:BLOCK], alone[: len(images) - block * BLOCK])
+            assert np.array_equal(labels[block * BLOCK :][:BLOCK], alone_labels[: len(images) - block * BLOCK])
+
+    def test_are_in_colour_and_tell_nothing_by_brightness(self):
+        images, labels = render_split(GLYPHS.style, glyph_tiles(), 28, "train", 20 * BLOCK)
+        means_nc = images.mean((2, 3)) / 255
+        assert np.abs(np.corrcoef(means_nc.T)[np.triu_indices(3, 1)]).max() < 0.1  # channels vary on their own
+        brightness = [means_nc[labels == digit].mean() for digit in range(10)]
+        assert np.ptp(brightness) < 0.03
+
+    def test_a_linear_model_learns_nothing(self):
+        tiles = glyph_tiles()
+        (x, y), (v, w) = (render_split(GLYPHS.style, tiles, 28, split, count) for split, count in (("train", 12_000), ("test", 2_000)))
+        x, v = ((images.reshape(len(images), -1) / np.float32(255) - 0.5) for images in (x, v))
+        gram = x.T @ x + 100 * np.eye(x.shape[1], dtype=np.float32)  # ridge regression on the classes as 0 and 1
+        weights = np.linalg.solve(gram, x.T @ np.eye(10, dtype=np.float32)[y])
+        assert ((v @ weights).argmax(1) == w).mean() < 0.2
+
+    def test_are_not_called_synthetic(self):
+        arrays = replace(GLYPHS, sizes={"train": 20, "test": 10}).load(None)
+        assert (arrays.synthetic, arrays.flippable, len(arrays.labels["test"])) == (False, False, 10)
+
+
+class TestSyntheticImages:
+    def test_have_the_size_and_number_that_is_asked_for(self, cache):
+        opened = store.open_dataset("synthetic-images:size=20,classes=7,train=300,test=5")
+        assert opened.info.input_shape == (3, 20, 20)
+        assert (opened.info.classes, dict(opened.info.sizes)) == (7, {"train": 300, "test": 5})
+        assert opened.info.synthetic
+        assert opened.info.name == "synthetic-images:size=20,classes=7,train=300,test=5"
+        assert sorted(set(opened.labels("train"))) == list(range(7))
+        assert (opened.info.mean, opened.info.std) == channel_statistics(opened.images("train"))
+        assert abs(opened.images("train").mean() - 127.5) < 1
+        assert len({image.tobytes() for split in ("train", "test") for image in opened.images(split)}) == 305
+
+    def test_have_defaults(self):
+        assert SYNTHETIC.name == "synthetic-images"
+        assert (SYNTHETIC.size, SYNTHETIC.classes, SYNTHETIC.train, SYNTHETIC.test) == (224, 1000, 512, 128)
+
+    def test_one_meaning_has_one_name(self):
+        named = [SYNTHETIC.with_arguments(text).name for text in ("64", "size=64", "train=512,size=64", "size=64,channels=3")]
+        assert named == ["synthetic-images:size=64"] * 4
+        assert SYNTHETIC.with_arguments("224").name == SYNTHETIC.with_arguments("").name == "synthetic-images"
+
+    def test_more_begin_with_fewer(self):
+        few, many = (SYNTHETIC.with_arguments(f"size=300,train={count}").load(None).blocks["train"] for count in (70, 140))
+        first, second = (np.concatenate([images for images, _ in blocks()]) for blocks in (few, many))
+        assert np.array_equal(first, second[:70])
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("clases=10", r"got 'clases=10'; allowed: size=…, classes=….*Did you mean 'classes'"),
+            ("size=64,size=32", "got 'size' twice"),
+            ("size=", "'size' has no value"),
+            ("0", "size of 'synthetic-images': got '0'; allowed: a whole number from 1 to 4096"),
+            ("size=6.5", "size of 'synthetic-images': got '6.5'"),
+            ("classes=1", "classes of 'synthetic-images': got '1'"),
+            ("size=64,10", "got '10'"),
+        ],
+    )
+    def test_wrong_arguments_are_named(self, text, says):
+        with pytest.raises(UsageError, match=says):
+            store.open_dataset(f"synthetic-images:{text}")
+
+    def test_a_large_set_is_never_held_in_memory(self, tmp_path):
+        script = "import resource; from crosstrain.data import store\n"
+        script += "store.prepare('digits'); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        script += "store.prepare('synthetic-images:size=224,train=2000,test=1')\n"
+        script += "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
+        environment = {"TRAINER_DATA_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        output = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True).stdout
+        assert float(output) < 150  # MiB, of 287 MiB of pixels
+
+
+class TestNamesWithArguments:
+    def test_lead_to_stores_of_their_own(self, cache):
+        names = ["synthetic-images:size=8,classes=3,train=9,test=9", "synthetic-images:size=9,classes=3,train=9,test=9"]
+        paths = [store.prepare(name) for name in names]
+        assert len(set(paths)) == 2
+        rows = [row for row in store.list_datasets() if row.name.startswith("synthetic-images")]
+        assert sorted(row.name for row in rows) == names
+        assert all(row.prepared and row.synthetic for row in rows)
+        assert [report.name for report in store.verify(names[1])] == [names[1]]
+        assert sorted(report.name for report in store.verify("synthetic-images")) == names
+        (paths[0] / "train_labels.npy").unlink()
+        (report,) = store.verify(names[0])
+        assert report.damaged
+        assert report.remedy == f"trainer data prepare {names[0]} --again"
+        store.prepare(names[0], again=True)
+        assert not store.verify(names[0])[0].damaged
+
+    def test_are_refused_where_a_dataset_has_none(self):
+        with pytest.raises(UsageError, match=r"'digits' takes no arguments. Leave ':3' out"):
+            store.open_dataset("digits:3")
+
+    def test_the_base_name_is_looked_up(self):
+        with pytest.raises(UsageError, match=r"'synthetic-image'.*Did you mean 'synthetic-images'"):
+            store.open_dataset("synthetic-image:64")
+
+
+def write_mat(path, count, labels=None, seed=0, **variables):
+    images = np.random.default_rng(seed).integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
+    labels = np.arange(count, dtype=np.uint8) % 10 + 1 if labels is None else np.array(labels, np.uint8)
+    savemat(path, {"X": images, "y": labels[:, None], **variables}, do_compression=True)
+    return images, labels
+
+
+@pytest.fixture
+def svhn_files(tmp_path):
+    folder = tmp_path / "svhn"
+    folder.mkdir()
+    parts = {
+        part: write_mat(folder / f"{part}_32x32.mat", count, seed=count) for part, count in (("train", 40), ("test", 20), ("extra", 30))
+    }
+    return folder, parts, {part: md5(folder / f"{part}_32x32.mat") for part in parts}
+
+
+class TestSvhn:
+    def test_is_read_as_it_is_and_ten_is_zero(self, svhn_files, cache):
+        folder, parts, checksums = svhn_files
+        found = stored(cache, SvhnSource(md5=checksums), folder)
+        images, labels = found["train"]
+        assert images.shape == (40, 3, 32, 32)
+        assert images[7, 2, 5, 30] == parts["train"][0][5, 30, 2, 7]
+        assert np.array_equal(images, parts["train"][0].transpose(3, 2, 0, 1))
+        assert labels[:11].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+        assert np.array_equal(found["test"][0], parts["test"][0].transpose(3, 2, 0, 1))
+
+    def test_extra_follows_the_train_part(self, svhn_files, cache):
+        folder, parts, checksums = svhn_files
+        source = SvhnSource(md5=checksums).with_arguments("extra")
+        images, labels = stored(cache, source, folder)["train"]
+        assert (source.name, images.shape[0], len(labels)) == ("svhn:extra", 70, 70)
+        assert np.array_equal(images[40:], parts["extra"][0].transpose(3, 2, 0, 1))
+
+    def test_the_published_checksums_hold(self, svhn_files, cache):
+        folder, _, checksums = svhn_files
+        with pytest.raises(UsageError, match=rf"train_32x32.mat' is not the published file: its md5 is {checksums['train']}, not e26dedcc"):
+            store.open_dataset("svhn", folder)
+        assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+    def test_a_missing_file_is_named(self, svhn_files):
+        folder = svhn_files[0]
+        (folder / "extra_32x32.mat").unlink()
+        assert len(SVHN.originals(folder)) == 2
+        with pytest.raises(UsageError, match=r"no file 'extra_32x32.mat'; give --data-dir"):
+            store.open_dataset("svhn:extra", folder)
+        with pytest.raises(UsageError, match=r"got 'extr'; allowed: extra. Did you mean 'extra'"):
+            store.open_dataset("svhn:extr", folder)
+
+    @pytest.mark.parametrize(
+        ("make", "says"),
+        [
+            (lambda path: path.write_bytes(path.read_bytes()[:-700]), "cannot be read from it"),
+            (lambda path: path.write_bytes(b"<html>not found</html>" * 20), "cannot be read from it"),
+            (lambda path: savemat(path, {"y": np.ones((2, 1))}), "X cannot be read from it"),
+            (lambda path: savemat(path, {"X": np.zeros((2, 32, 32, 3), np.uint8), "y": np.ones((2, 1))}), r"X is uint8 \[2, 32, 32, 3\]"),
+            (lambda path: write_mat(path, 3, [1, 10, 11]), "its labels lie in 1…11, not in 1…10"),
+            (lambda path: write_mat(path, 3, [0, 1, 2]), "its labels lie in 0…2"),
+        ],
+    )
+    def test_an_unusable_file_is_named_and_nothing_is_kept(self, svhn_files, cache, make, says):
+        folder, _, checksums = svhn_files
+        make(folder / "test_32x32.mat")
+        cache.mkdir()
+        with pytest.raises(UsageError, match=says) as caught:
+            stored(cache, SvhnSource(md5={**checksums, "test": md5(folder / "test_32x32.mat")}), folder)
+        assert "test_32x32.mat" in str(caught.value)
+        assert [path.name for path in cache.iterdir()] == [".made.lock"]
+
+
+NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+
+
+def cifar_batches():
+    generator = np.random.default_rng(0)
+    return {name: (generator.integers(0, 256, (6, 3072), dtype=np.uint8), generator.integers(0, 10, 6).tolist()) for name in NAMES}
+
+
+def write_archive(path, contents):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+class Python2Pickler(pickle._Pickler):
+    """Writes what Python 2 wrote: byte strings as such, and numpy's functions under the names of that time."""
+
+    def save_string(self, value):
+        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
+
+    dispatch = {**pickle._Pickler.dispatch, bytes: save_string}  # noqa: RUF012 — as the class that it extends has it
+
+
+def pickled(data, labels):
+    stream = io.BytesIO()
+    Python2Pickler(stream, protocol=2).dump({b"data": data, b"labels": labels, b"batch_label": b"a batch"})
+    return stream.getvalue().replace(b"cnumpy._core.", b"cnumpy.core.")
+
+
+@pytest.fixture
+def cifar(tmp_path):
+    """Writers of the three forms; each returns the source that accepts the files as published."""
+    batches = cifar_batches()
+
+    def write(form, contents=None):
+        suffix = ".bin" if form == "binary" else ""
+        if contents is None:
+            encode = pickled if form != "binary" else lambda data, labels: np.c_[np.array(labels, np.uint8), data].tobytes()
+            contents = {f"cifar-10-batches/{name}{suffix}": encode(*batch) for name, batch in batches.items()}
+        if form == "folder":
+            (tmp_path / "cifar-10-batches-py").mkdir()
+            for name, content in contents.items():
+                (tmp_path / "cifar-10-batches-py" / name.rpartition("/")[2]).write_bytes(content)
+        else:
+            write_archive(tmp_path / f"cifar-10-{form}.tar.gz", {"cifar-10-batches/readme.html": b"hello", **contents})
+        return Cifar10Source({path.name: md5(path) for path in CIFAR10.originals(tmp_path)})
+
+    return tmp_path, batches, write
+
+
+class TestCifar10:
+    @pytest.mark.parametrize("form", ["python", "binary", "folder"])
+    def test_every_form_holds_the_same(self, cifar, cache, form):
+        folder, batches, write = cifar
+        found = stored(cache, write(form), folder)
+        expected = np.concatenate([batches[name][0] for name in NAMES[:5]]).reshape(30, 3, 32, 32)
+        assert np.array_equal(found["train"][0], expected)
+        assert found["train"][1].tolist() == [label for name in NAMES[:5] for label in batches[name][1]]
+        assert np.array_equal(found["test"][0].reshape(6, 3072), batches["test_batch"][0])
+        assert found["test"][1].tolist() == batches["test_batch"][1]
+
+    @pytest.mark.parametrize(
+        ("form", "published"), [("python", "c58f30108f718f92"), ("binary", "c32a1d4ab5d03f12"), ("folder", "c99cafc15224")]
+    )
+    def test_the_published_checksums_hold(self, cifar, cache, form, published):
+        folder, _, write = cifar
+        write(form)
+        with pytest.raises(UsageError, match=f"is not the published file: its md5 is [0-9a-f]+, not {published}"):
+            store.open_dataset("cifar10", folder)
+
+    def test_a_pickle_runs_nothing(self, cifar, cache):
+        folder, _, write = cifar
+        harmful = b"cos\nsystem\n(S'touch " + str(folder / "harm").encode() + b"'\ntR."
+        source = write("python", dict.fromkeys(NAMES, harmful))
+        with pytest.raises(UsageError, match=r"data_batch_1 cannot be read.*os.system does not belong there"):
+            source.load(folder)
+        assert not (folder / "harm").exists()
+
+    @pytest.mark.parametrize(
+        ("form", "contents", "says"),
+        [
+            ("python", dict.fromkeys(NAMES[:4], pickled(np.zeros((1, 3072), np.uint8), [0])), "it lacks data_batch_5, test_batch"),
+            ("python", dict.fromkeys(NAMES, pickled(np.zeros((1, 3071), np.uint8), [0])), r"data_batch_1 holds uint8 \[1, 3071\]"),
+            ("python", dict.fromkeys(NAMES, pickled(np.zeros((1, 3072), np.uint8), [10])), "labels beyond 0…9"),
+            ("python", dict.fromkeys(NAMES, pickle.dumps({b"labels": [1]})), "data_batch_1 cannot be read"),
+            ("binary", {f"{name}.bin": bytes(3000) for name in NAMES}, "data_batch_1 cannot be read"),
+        ],
+    )
+    def test_other_content_is_named(self, cifar, form, contents, says):
+        folder, _, write = cifar
+        source = write(form, contents)
+        with pytest.raises(UsageError, match=says):
+            source.load(folder)
+
+    def test_a_torn_archive_is_named(self, cifar):
+        folder, _, write = cifar
+        write("binary")
+        path = folder / "cifar-10-binary.tar.gz"
+        path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:40_000]))
+        with pytest.raises(UsageError, match=r"it is no whole archive|it lacks"):
+            Cifar10Source({path.name: md5(path)}).load(folder)
+
+    def test_missing_files_are_told(self, tmp_path):
+        with pytest.raises(UsageError, match=r"has no files of cifar10; give --data-dir.*cifar-10-python.tar.gz"):
+            store.open_dataset("cifar10", tmp_path)
+
+
+@pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
+@pytest.mark.parametrize("name", ["cifar10", "svhn", "svhn:extra"])
+def test_a_download_that_fails_is_one_clear_error_and_leaves_nothing(cache, tmp_path, monkeypatch, name):
+    for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there: no test reaches the internet
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "temporary").mkdir()
+    with pytest.raises(UsageError, match=rf"'{name[:4]}.*' could not be downloaded: .*Connection refused.*give --data-dir"):
+        store.open_dataset(name)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+    assert not list((tmp_path / "temporary").iterdir())
+    assert "torch" not in sys.modules
+
+
+def picture(path, colour, size=(40, 30), **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path, **options)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two classes, five pictures in several formats and depths."""
+    root = tmp_path / "my pictures"
+    picture(root / "train" / "cats" / "a.png", (200, 0, 0))
+    picture(root / "train" / "cats" / "deep" / "er" / "b.bmp", (0, 200, 0), size=(20, 50))
+    picture(root / "train" / "dogs" / "c.jpg", (0, 0, 200), quality=95)
+    picture(root / "val" / "cats" / "d.webp", (9, 9, 9), lossless=True)
+    picture(root / "val" / "dogs" / "e.gif", (90, 90, 90))
+    (root / "train" / "cats" / ".DS_Store").write_bytes(b"no picture, and hidden")
+    return root
+
+
+class TestImageFolder:
+    def test_is_decoded_to_one_size_and_labelled_by_folder(self, pictures, cache):
+        opened = store.open_dataset(f"image-folder:{pictures}?size=16")
+        assert opened.info.input_shape == (3, 16, 16)
+        assert (opened.info.classes, dict(opened.info.sizes), opened.info.flippable) == (2, {"train": 3, "test": 2}, True)
+        assert opened.images("train")[:, :, 3, 9].tolist()[:2] == [[200, 0, 0], [0, 200, 0]]
+        assert np.abs(opened.images("train")[2, :, 5, 5].astype(int) - [0, 0, 200]).max() <= 3  # JPEG rounds
+        assert (opened.labels("train").tolist(), opened.labels("test").tolist()) == ([0, 0, 1], [0, 1])
+        assert opened.info.name == f"image-folder:{pictures}?size=16"
+        assert store.open_dataset("image-folder:?size=16", pictures).images("test").shape == (2, 3, 16, 16)
+
+    def test_sizes_and_folders_have_stores_of_their_own(self, pictures, cache):
+        paths = {store.prepare(f"image-folder:{pictures}{size}") for size in ("", "?size=224", "?size=8")}
+        assert len(paths) == 2
+        assert sorted(row.input_shape for row in store.list_datasets() if row.name.startswith("image-folder")) == [(3, 8, 8), (3, 224, 224)]
+        assert {report.name for report in store.verify(f"image-folder:{pictures}?size=8")} == {f"image-folder:{pictures}?size=8"}
+
+    def test_a_changed_folder_leads_to_a_new_store(self, pictures, cache):
+        name = f"image-folder:{pictures}?size=8"
+        first = store.open_dataset(name)
+        assert store.open_dataset(name).path == first.path
+        picture(pictures / "train" / "dogs" / "new.png", (1, 2, 3))
+        assert store.open_dataset(name).info.sizes["train"] == 4
+        time.sleep(0.02)
+        picture(pictures / "train" / "dogs" / "new.png", (3, 2, 1))  # as many bytes as before
+        assert store.open_dataset(name).images("train")[3, :, 0, 0].tolist() == [3, 2, 1]
+
+    def test_every_damaged_file_is_named(self, pictures, cache):
+        torn = pictures / "train" / "cats" / "torn.png"
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(torn)
+        torn.write_bytes(torn.read_bytes()[:5000])
+        (pictures / "train" / "dogs" / "notes.txt").write_text("no picture")
+        (pictures / "val" / "cats" / "empty.jpg").write_bytes(b"")
+        (pictures / "train" / "stray.png").write_bytes(b"")
+        name = f"image-folder:{pictures}?size=8"
+        with pytest.raises(UsageError, match=r"4 files are no usable pictures.*skip-damaged=yes") as caught:
+            store.open_dataset(name)
+        named = ["torn.png", "notes.txt", "empty.jpg", "stray.png"]
+        assert all(file in str(caught.value) for file in named)
+        assert [path.suffix for path in cache.iterdir()] == [".lock"]
+        opened = store.open_dataset(f"{name},skip-damaged=yes")
+        assert dict(opened.info.sizes) == {"train": 3, "test": 2}
+        assert len(opened.left_out) == 4
+        assert all(any(file in line for line in opened.left_out) for file in named)
+        (row,) = [row for row in store.list_datasets() if row.name == f"{name},skip-damaged=yes"]
+        assert row.left_out == opened.left_out
+
+    @pytest.mark.parametrize(
+        ("spoil", "says"),
+        [
+            (lambda root: (root / "val").rename(root / "valid"), "has no folder 'test' or 'val'"),
+            (lambda root: (root / "train").rename(root / "training"), "has no folder 'train'"),
+            (lambda root: (root / "train" / "birds").mkdir(), "class folders without a file: birds"),
+            (lambda root: picture(root / "val" / "birds" / "x.png", (1, 1, 1)), "classes that the train folder lacks: birds"),
+        ],
+    )
+    def test_another_layout_is_told(self, pictures, spoil, says):
+        spoil(pictures)
+        with pytest.raises(UsageError, match=says):
+            store.open_dataset(f"image-folder:{pictures}")
+
+    def test_a_folder_is_needed_once(self, pictures, tmp_path):
+        with pytest.raises(UsageError, match="needs a folder; write image-folder:PATH"):
+            store.open_dataset("image-folder")
+        with pytest.raises(UsageError, match="is no folder"):
+            store.open_dataset(f"image-folder:{tmp_path / 'nowhere'}")
+        with pytest.raises(UsageError, match="names a folder too"):
+            store.open_dataset(f"image-folder:{pictures}", pictures)
+        with pytest.raises(UsageError, match="skip-damaged of 'image-folder': got 'perhaps'; allowed: yes, no"):
+            store.open_dataset(f"image-folder:{pictures}?skip-damaged=perhaps")
+
+
+class TestPictures:
+    def test_the_middle_of_the_shorter_side_is_kept(self, tmp_path):
+        columns = np.repeat(np.arange(0, 240, 2, dtype=np.uint8)[None, :, None], 40, 0).repeat(3, 2)  # 40 high, 120 wide
+        Image.fromarray(columns).save(tmp_path / "wide.png")
+        assert decode(tmp_path / "wide.png", 40)[0, 0].tolist() == list(range(80, 160, 2))
+        Image.fromarray(columns.transpose(1, 0, 2)).save(tmp_path / "high.png")
+        assert decode(tmp_path / "high.png", 40)[0, :, 0].tolist() == list(range(80, 160, 2))
+
+    def test_depths_and_palettes_become_colours(self, tmp_path):
+        Image.fromarray(np.full((4, 4), 0x8000, np.uint16)).save(tmp_path / "deep.png")
+        Image.new("L", (4, 4), 77).save(tmp_path / "grey.png")
+        Image.new("RGBA", (4, 4), (1, 2, 3, 128)).save(tmp_path / "clear.png")
+        Image.new("P", (4, 4), 0).save(tmp_path / "palette.png")
+        assert decode(tmp_path / "deep.png", 4)[:, 0, 0].tolist() == [128, 128, 128]
+        assert decode(tmp_path / "grey.png", 2)[:, 0, 0].tolist() == [77, 77, 77]
+        assert decode(tmp_path / "clear.png", 4)[:, 0, 0].tolist() == [1, 2, 3]
+        assert decode(tmp_path / "palette.png", 4).shape == (3, 4, 4)
+
+    def test_are_turned_as_the_camera_noted(self, tmp_path):
+        upright = np.zeros((8, 4, 3), np.uint8)
+        upright[:4] = 255
+        turned = Image.fromarray(np.rot90(upright, 1).copy())
+        exif = Image.Exif()
+        exif[0x0112] = 6  # turn by 90° clockwise to show
+        turned.save(tmp_path / "turned.png", exif=exif)
+        assert decode(tmp_path / "turned.png", 4)[0, :, 0].tolist() == [255, 255, 0, 0]
