@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint import find_checkpoint, list_checkpoints
 from ..metrics.records import EvalRecord, StepRecord
 from ..metrics.rundir import RunReader
 
@@ -65,8 +66,7 @@ def read_run(path: Path) -> FinishedRun:
     steps = tuple(reader.steps())
     ordered = sorted(steps, key=lambda record: record.step)
     losses = np.array([loss for record in ordered for loss in record.losses], dtype=np.float64)
-    weights_file = path / "weights.npz"
-    weights = dict(np.load(weights_file)) if weights_file.exists() else {}
+    weights = find_checkpoint(path)[0].parameters if list_checkpoints(path) else {}
     return FinishedRun(path, reader.summary() or {}, losses, weights, steps, tuple(reader.evals()))
 
 

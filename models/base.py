@@ -1,33 +1,41 @@
 """What a model is, apart from any framework: parameters with names, shapes and initial values, a loss and its metrics.
 
 Canonical layouts: dense weights ``[out, in]``, convolutions ``OIHW``, images ``NCHW``. A backend converts at its border.
+
+A model's forward function, one a framework (``models/<name>/<backend>.py``), is ``forward(parameters, x_bchw, context) -> logits_bk``:
+`parameters` by canonical name in canonical layout, `x_bchw` float32 normalised, `context` a `ForwardContext`, logits float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..data.base import DataInfo
 
-__all__ = ["Array", "BuildModel", "ModelSpec", "ParameterSpec", "initial_values"]
+__all__ = ["Array", "BuildModel", "ForwardContext", "ModelSpec", "ParameterSpec", "initial_values"]
 
 Array = NDArray[np.float32]
+
+Tensor = TypeVar("Tensor")
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """One parameter: canonical name, shape in canonical layout, and how its initial values are drawn.
+    """One parameter (or buffer): canonical name, shape in canonical layout, and how its initial values are drawn.
 
-    Initial values are uniform in ±`bound`; a bound of 0 means zeros.
+    Initial values are uniform in ±`bound`, or normal with the standard deviation `deviation`, or else all `constant`.
     """
 
     name: str
     shape: tuple[int, ...]
     bound: float = 0.0
+    deviation: float = 0.0
+    constant: float = 0.0
 
     @property
     def size(self) -> int:
@@ -41,6 +49,8 @@ class ModelSpec:
 
     `input_shape` is the shape of one example, channels first. `multiply_adds` is the number of multiplications with a weight that one
     example's forward pass takes; a model that uses its weights more than once (a convolution) says so, else each counts once.
+    `buffers` are numbers that training changes without a gradient (running statistics of batch normalisation). `dropout` says whether
+    the forward function draws at random while training.
     """
 
     name: str
@@ -49,11 +59,18 @@ class ModelSpec:
     classes: int
     loss: str = "cross_entropy"
     multiply_adds: int | None = None
+    buffers: tuple[ParameterSpec, ...] = ()
+    dropout: bool = False
 
     @property
     def size(self) -> int:
         """Number of trained numbers."""
         return sum(parameter.size for parameter in self.parameters)
+
+    @property
+    def buffers_size(self) -> int:
+        """Number of numbers in all buffers."""
+        return sum(buffer.size for buffer in self.buffers)
 
     @property
     def training_flops(self) -> int:
@@ -63,6 +80,29 @@ class ModelSpec:
     def initial(self, seed: int) -> dict[str, Array]:
         """Return the initial values by canonical name; the same for every backend, mode and number of workers."""
         return initial_values(self.parameters, seed)
+
+    def initial_buffers(self) -> dict[str, Array]:
+        """Return the buffers' initial values by canonical name."""
+        return {buffer.name: np.full(buffer.shape, buffer.constant, np.float32) for buffer in self.buffers}
+
+
+@dataclass(slots=True)
+class ForwardContext(Generic[Tensor]):
+    """What a forward function needs beside parameters and examples. A backend makes one for each pass.
+
+    - `training`: whether this pass trains; otherwise dropout is off and batch normalisation uses the running statistics.
+    - `buffers`: current values by canonical name. A training pass puts new values of those it changes into `updated`.
+    - `compute`: the framework's number format for convolutions and matrix products (None: float32). Normalisation, softmax, losses
+      and reductions stay float32 (docs/architecture.md).
+    - `dropout(x_bf, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers
+      the model's dropout layers from 0. The identity where `training` is false.
+    """
+
+    training: bool
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    compute: Any = None
+    dropout: Callable[[Tensor, float, int], Tensor] = lambda x_bf, rate, layer: x_bf
+    updated: dict[str, Tensor] = field(default_factory=dict)
 
 
 BuildModel = Callable[[DataInfo], ModelSpec]
@@ -74,6 +114,11 @@ def initial_values(parameters: tuple[ParameterSpec, ...], seed: int) -> dict[str
     values: dict[str, Array] = {}
     for position, parameter in enumerate(parameters):
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, position])))
-        uniform = generator.random(parameter.shape, dtype=np.float64)
-        values[parameter.name] = ((2.0 * uniform - 1.0) * parameter.bound).astype(np.float32)
+        if parameter.bound:
+            drawn = (2.0 * generator.random(parameter.shape, dtype=np.float64) - 1.0) * parameter.bound
+        elif parameter.deviation:
+            drawn = generator.standard_normal(parameter.shape, dtype=np.float64) * parameter.deviation
+        else:
+            drawn = np.full(parameter.shape, parameter.constant)
+        values[parameter.name] = drawn.astype(np.float32)
     return values

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from ..base import ForwardContext
+
 __all__ = ["forward"]
 
 
-def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, *, training: bool) -> tf.Tensor:
+def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
     """Return logits_bk. The weight keeps its canonical layout [out, in]; the product transposes it on the fly."""
     weight_ki = parameters["dense.weight"]
     x_bi = tf.reshape(x_bchw, [-1, weight_ki.shape[1]])

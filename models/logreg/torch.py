@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
+from ..base import ForwardContext
+
 __all__ = ["forward"]
 
 
-def forward(parameters: Mapping[str, torch.Tensor], x_bchw: torch.Tensor, *, training: bool) -> torch.Tensor:
+def forward(parameters: Mapping[str, torch.Tensor], x_bchw: torch.Tensor, context: ForwardContext[torch.Tensor]) -> torch.Tensor:
     """Return logits_bk."""
     return torch.nn.functional.linear(x_bchw.flatten(1), parameters["dense.weight"], parameters["dense.bias"])

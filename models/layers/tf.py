@@ -1,0 +1,143 @@
+"""The layers on TensorFlow. Shapes: x_bhwc [batch, height, width, channels], or x_bi [batch, features].
+
+Images are worked on channels last, which TensorFlow's CPU kernels require; `images` and `flatten` are the border to the canonical order.
+Heights, widths and channels must be known when the function is traced; the batch may have any size. Of an empty one every layer gives an
+empty result, and gradients of zero. Convolutions and dense products take inputs and weights in `context.compute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ..base import ForwardContext
+
+__all__ = ["Layers"]
+
+MOMENTUM, EPSILON = 0.1, 1e-5
+"""Batch normalisation: the share of a new batch in the running statistics, and what is added to the variance."""
+
+PERMUTED_WEIGHT = 1 << 18
+"""Most elements of a dense weight that are put in the order of the activations at each step, instead of the activations in its order."""
+
+
+class Layers:
+    """The layers of one forward pass; each takes the name under which its parameters are found."""
+
+    def __init__(self, parameters: Mapping[str, tf.Tensor], context: ForwardContext[tf.Tensor]) -> None:
+        self._parameters = parameters
+        self._context = context
+        self._batch: tf.Tensor | None = None
+
+    def images(self, x_bchw: tf.Tensor) -> tf.Tensor:
+        """Return canonical images [b, c, h, w] in the layout that the other layers work in.
+
+        TensorFlow's oneDNN convolution gives an empty batch a wrong shape. One blank image stands for it up to `logits`, which drops it.
+        The transposition comes first: next to one that undoes it, TensorFlow leaves out both.
+        """
+        x_bhwc = tf.transpose(x_bchw, [0, 2, 3, 1])
+        if not x_bhwc.shape[0]:
+            image_hwc = x_bhwc.shape[1:]
+            self._batch = tf.shape(x_bchw)[0]
+            x_bhwc = tf.cond(self._batch > 0, lambda: x_bhwc, lambda: tf.zeros([1, *image_hwc], x_bhwc.dtype))
+            x_bhwc = tf.ensure_shape(x_bhwc, [None, *image_hwc])
+        return x_bhwc
+
+    def enlarge(self, x_bhwc: tf.Tensor, height: int, width: int) -> tf.Tensor:
+        """Resize bilinearly, with half-pixel centres."""
+        if tuple(x_bhwc.shape[1:3]) == (height, width):
+            return x_bhwc
+        return tf.image.resize(x_bhwc, (height, width), method="bilinear", antialias=False)
+
+    def conv(self, x_bhwc: tf.Tensor, name: str, stride: int = 1, padding: int = 0) -> tf.Tensor:
+        """Cross-correlate with ``<name>.weight`` [out, in, h, w], zeros around the image; add ``<name>.bias`` where there is one."""
+        kernel_hwio = tf.transpose(self._low(self._parameters[f"{name}.weight"]), [2, 3, 1, 0])
+        same = stride == 1 and all(2 * padding + 1 == side for side in kernel_hwio.shape[:2])
+        if padding and not same:
+            x_bhwc = tf.pad(x_bhwc, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
+        y_bhwc = tf.nn.conv2d(self._low(x_bhwc), kernel_hwio, stride, "SAME" if same and padding else "VALID")
+        bias = self._parameters.get(f"{name}.bias")
+        return y_bhwc if bias is None else tf.nn.bias_add(y_bhwc, self._low(bias))
+
+    def relu(self, x: tf.Tensor) -> tf.Tensor:
+        """Return max(x, 0)."""
+        return tf.nn.relu(x)
+
+    def max_pool(self, x_bhwc: tf.Tensor, kernel: int, stride: int, padding: int = 0) -> tf.Tensor:
+        """Take the maximum of each window; windows that would reach beyond the padding are left out."""
+        around = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
+        return tf.nn.max_pool2d(x_bhwc, kernel, stride, around if padding else "VALID")
+
+    def average_pool(self, x_bhwc: tf.Tensor, side: int) -> tf.Tensor:
+        """Average to `side` × `side` pixels; output i of a side of n covers the pixels ⌊i·n/side⌋ … ⌈(i+1)·n/side⌉ − 1."""
+        height, width = x_bhwc.shape[1:3]
+        if (height, width) == (side, side):
+            return x_bhwc
+        x_bhwc = tf.cast(x_bhwc, tf.float32)
+        if side == 1:
+            return tf.reduce_mean(x_bhwc, axis=[1, 2], keepdims=True)
+        rows, columns = tf.constant(_windows(height, side)), tf.constant(_windows(width, side))
+        return tf.einsum("bhwc,ih,jw->bijc", x_bhwc, rows, columns)
+
+    def flatten(self, x_bhwc: tf.Tensor) -> tf.Tensor:
+        """Return [b, c·h·w], in canonical order."""
+        _, height, width, channels = x_bhwc.shape
+        return tf.reshape(tf.transpose(x_bhwc, [0, 3, 1, 2]) if height * width > 1 else x_bhwc, [-1, channels * height * width])
+
+    def dense(self, x_bi: tf.Tensor, name: str) -> tf.Tensor:
+        """Multiply by ``<name>.weight`` [out, in] and add ``<name>.bias``. An image [b, h, w, c] is taken in canonical order."""
+        weight_oi = self._parameters[f"{name}.weight"]
+        if x_bi.shape.rank == 4:
+            x_bi, weight_oi = self._flat_with(x_bi, weight_oi)
+        y_bo = tf.linalg.matmul(self._low(x_bi), self._low(weight_oi), transpose_b=True)
+        return tf.nn.bias_add(y_bo, self._low(self._parameters[f"{name}.bias"]))
+
+    def dropout(self, x_bi: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+        """Drop at random while training; `layer` numbers the model's dropout layers."""
+        return self._context.dropout(x_bi, rate, layer)
+
+    def batch_norm(self, x_bhwc: tf.Tensor, name: str) -> tf.Tensor:
+        """Normalise each channel: by the batch while training (which moves the running statistics), else by the running statistics.
+
+        The running variance takes up the unbiased variance; of a single value that is taken as 0. An empty batch moves nothing.
+        """
+        weight, bias = self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]
+        mean, variance = self._context.buffers[f"{name}.running_mean"], self._context.buffers[f"{name}.running_var"]
+        if not self._context.training:
+            normal, _, _ = tf.compat.v1.nn.fused_batch_norm(x_bhwc, weight, bias, mean, variance, EPSILON, is_training=False)
+            return normal
+        normal, seen_mean, seen_variance = tf.compat.v1.nn.fused_batch_norm(x_bhwc, weight, bias, epsilon=EPSILON, is_training=True)
+        for old, seen, buffer in ((mean, seen_mean, "running_mean"), (variance, seen_variance, "running_var")):
+            moved = old + MOMENTUM * (tf.stop_gradient(seen) - old)
+            self._context.updated[f"{name}.{buffer}"] = moved if self._batch is None else tf.where(self._batch > 0, moved, old)
+        return normal
+
+    def logits(self, x_bk: tf.Tensor) -> tf.Tensor:
+        """Return the last layer's result as float32."""
+        x_bk = tf.cast(x_bk, tf.float32)
+        return x_bk if self._batch is None else x_bk[: self._batch]
+
+    def _flat_with(self, x_bhwc: tf.Tensor, weight_oi: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return x as [b, features], and the weight with its features in the same order; a small weight is brought to the order of x."""
+        _, height, width, channels = x_bhwc.shape
+        features = height * width * channels
+        if height * width > 1 and weight_oi.shape.num_elements() > PERMUTED_WEIGHT:
+            return self.flatten(x_bhwc), weight_oi
+        weight_ochw = tf.reshape(weight_oi, [-1, channels, height, width])
+        return tf.reshape(x_bhwc, [-1, features]), tf.reshape(tf.transpose(weight_ochw, [0, 2, 3, 1]), [-1, features])
+
+    def _low(self, x: tf.Tensor) -> tf.Tensor:
+        """Return x in the number format of convolutions and products."""
+        return x if self._context.compute is None else tf.cast(x, self._context.compute)
+
+
+def _windows(inputs: int, outputs: int) -> NDArray[np.float32]:
+    """Return the matrix [outputs, inputs] that averages the windows of an adaptive pool along one side."""
+    matrix = np.zeros((outputs, inputs), np.float32)
+    for i in range(outputs):
+        begin, end = i * inputs // outputs, -(-(i + 1) * inputs // outputs)
+        matrix[i, begin:end] = 1.0 / (end - begin)
+    return matrix

@@ -1,0 +1,95 @@
+"""The layers on torch. Shapes: x_bchw [batch, channels, height, width], or x_bi [batch, features].
+
+Number formats are autocast's business, which the backend puts around the forward function; nothing is cast here, save the logits.
+A batch may be empty: every layer then gives an empty result, and gradients of zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn import functional
+
+from ..base import ForwardContext
+
+__all__ = ["Layers"]
+
+MOMENTUM, EPSILON = 0.1, 1e-5
+"""Batch normalisation: the share of a new batch in the running statistics, and what is added to the variance."""
+
+
+class Layers:
+    """The layers of one forward pass; each takes the name under which its parameters are found."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], context: ForwardContext[torch.Tensor]) -> None:
+        self._parameters = parameters
+        self._context = context
+
+    def images(self, x_bchw: torch.Tensor) -> torch.Tensor:
+        """Return canonical images [b, c, h, w] in the layout that the other layers work in."""
+        return x_bchw
+
+    def enlarge(self, x_bchw: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """Resize bilinearly, with half-pixel centres."""
+        if x_bchw.shape[2:] == (height, width):
+            return x_bchw
+        return functional.interpolate(x_bchw, size=(height, width), mode="bilinear", align_corners=False)
+
+    def conv(self, x_bchw: torch.Tensor, name: str, stride: int = 1, padding: int = 0) -> torch.Tensor:
+        """Cross-correlate with ``<name>.weight`` [out, in, h, w], zeros around the image; add ``<name>.bias`` where there is one."""
+        return functional.conv2d(
+            x_bchw, self._parameters[f"{name}.weight"], self._parameters.get(f"{name}.bias"), stride=stride, padding=padding
+        )
+
+    def relu(self, x: torch.Tensor) -> torch.Tensor:
+        """Return max(x, 0), in the memory of x: fresh memory would cost AlexNet's step 2%."""
+        return functional.relu(x, inplace=True)
+
+    def max_pool(self, x_bchw: torch.Tensor, kernel: int, stride: int, padding: int = 0) -> torch.Tensor:
+        """Take the maximum of each window; windows that would reach beyond the padding are left out."""
+        return functional.max_pool2d(x_bchw, kernel, stride, padding)
+
+    def average_pool(self, x_bchw: torch.Tensor, side: int) -> torch.Tensor:
+        """Average to `side` × `side` pixels; output i of a side of n covers the pixels ⌊i·n/side⌋ … ⌈(i+1)·n/side⌉ − 1."""
+        return functional.adaptive_avg_pool2d(x_bchw, side)
+
+    def flatten(self, x_bchw: torch.Tensor) -> torch.Tensor:
+        """Return [b, c·h·w], in canonical order."""
+        return x_bchw.flatten(1)
+
+    def dense(self, x_bi: torch.Tensor, name: str) -> torch.Tensor:
+        """Multiply by ``<name>.weight`` [out, in] and add ``<name>.bias``. An image [b, c, h, w] is taken in canonical order."""
+        return functional.linear(x_bi.flatten(1), self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"])
+
+    def dropout(self, x_bi: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
+        """Drop at random while training; `layer` numbers the model's dropout layers."""
+        return self._context.dropout(x_bi, rate, layer)
+
+    def batch_norm(self, x_bchw: torch.Tensor, name: str) -> torch.Tensor:
+        """Normalise each channel: by the batch while training (which moves the running statistics), else by the running statistics.
+
+        The running variance takes up the unbiased variance; of a single value that is taken as 0. An empty batch moves nothing.
+        """
+        weight, bias = self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]
+        mean, variance = self._context.buffers[f"{name}.running_mean"], self._context.buffers[f"{name}.running_var"]
+        if not self._context.training or not x_bchw.numel():
+            return functional.batch_norm(x_bchw, mean, variance, weight, bias, eps=EPSILON)
+        if x_bchw.numel() == x_bchw.shape[1]:
+            return self._batch_norm_of_one(x_bchw, name)
+        new_mean, new_variance = mean.clone(), variance.clone()
+        normal = functional.batch_norm(x_bchw, new_mean, new_variance, weight, bias, training=True, momentum=MOMENTUM, eps=EPSILON)
+        self._context.updated |= {f"{name}.running_mean": new_mean, f"{name}.running_var": new_variance}
+        return normal
+
+    def _batch_norm_of_one(self, x_1c11: torch.Tensor, name: str) -> torch.Tensor:
+        """Normalise one value a channel, which torch refuses: it is its own mean, so that only the shift is left, and no gradient for x."""
+        mean, variance = self._context.buffers[f"{name}.running_mean"], self._context.buffers[f"{name}.running_var"]
+        seen_c = x_1c11.detach().flatten().to(mean.dtype)
+        self._context.updated |= {f"{name}.running_mean": mean.lerp(seen_c, MOMENTUM), f"{name}.running_var": variance * (1 - MOMENTUM)}
+        weight_c11, bias_c11 = (self._parameters[f"{name}.{part}"].view(-1, 1, 1) for part in ("weight", "bias"))
+        return (x_1c11 * 0 * weight_c11 + bias_c11).to(x_1c11.dtype)
+
+    def logits(self, x_bk: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's result as float32."""
+        return x_bk.float()
