@@ -1,0 +1,94 @@
+"""A run's folder of checkpoints: which there are, the newest that is sound, which to keep."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Literal
+
+from ..core.errors import UsageError
+from .hidden import final_name, remove
+from .manifest import MANIFEST
+from .meta import META, peek_meta
+from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
+
+__all__ = ["CHECKPOINTS", "find_checkpoint", "is_checkpoint", "list_checkpoints", "newest_sound", "prune"]
+
+CHECKPOINTS = "checkpoints"
+"""Name of the folder within the run directory."""
+
+_NAME = re.compile(r"step-\d{9,}")
+
+
+def list_checkpoints(run_path: Path) -> list[Path]:
+    """Return a run's checkpoints, sound or not, newest (most updates) first.
+
+    One that stepped aside for a successor that never came, because its writer was killed just then, counts still.
+    """
+    parent = run_path / CHECKPOINTS
+    found = {path.name: path for path in parent.glob(".step-*.old-*") if _NAME.fullmatch(final_name(path)) and any(path.iterdir())}
+    found = {final_name(path): path for path in found.values()}
+    found |= {path.name: path for path in parent.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()}
+    return [found[name] for name in sorted(found, key=_step, reverse=True)]
+
+
+def _step(name: str) -> int:
+    return int(name.removeprefix("step-"))
+
+
+def newest_sound(run_path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
+    """Return a run's newest sound checkpoint, and the damage of each newer one.
+
+    Raises UsageError where the run has none, naming what is wrong with each where all are damaged.
+    """
+    damaged: list[DamagedCheckpointError] = []
+    for path in list_checkpoints(run_path):
+        try:
+            return read_checkpoint(path), damaged
+        except DamagedCheckpointError as error:
+            damaged.append(error)
+    if damaged:
+        raise UsageError("\n".join([f"run: {str(run_path)!r} has no sound checkpoint.", *map(str, damaged)]))
+    raise UsageError(f"run: {str(run_path)!r} has no checkpoint. A run saves its last state, and more often with --checkpoint-every.")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a folder is meant as a checkpoint, sound or not."""
+    return (path / META).is_file() or (path / MANIFEST).is_file()
+
+
+def find_checkpoint(path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
+    """Return the checkpoint at `path`, or the newest sound one of the run at `path` with the damage of each newer one.
+
+    Raises DamagedCheckpointError where `path` is a checkpoint itself and damaged, UsageError where nothing is there.
+    """
+    if is_checkpoint(path):
+        return read_checkpoint(path), []
+    if not path.is_dir():
+        raise UsageError(f"run: there is no folder {str(path)!r}. Give a run directory or a checkpoint.")
+    return newest_sound(path)
+
+
+def prune(run_path: Path, keep: int, keep_best: Literal["accuracy", "loss"] | None = None) -> list[Path]:
+    """Remove all checkpoints of a run but the `keep` newest and the one that was best by the evaluation figure `keep_best`.
+
+    Return what was removed. Among equals the earliest is the best. Raises OSError.
+    """
+    paths = list_checkpoints(run_path)
+    kept = set(paths[:keep])
+    if keep_best is not None:
+        figures = {path: figure for path in reversed(paths) if (figure := _figure(path, keep_best)) is not None}
+        if figures:
+            kept.add(max(figures, key=figures.__getitem__) if keep_best == "accuracy" else min(figures, key=figures.__getitem__))
+    removed = [path for path in paths if path not in kept]
+    for path in removed:
+        remove(path)
+    return removed
+
+
+def _figure(path: Path, name: str) -> float | None:
+    """Return a figure of the evaluation that a checkpoint knows of, None where there is none or it is not a number."""
+    meta = peek_meta(path)
+    value = None if meta is None or meta.metrics is None else meta.metrics.get(name)
+    return None if value is None or math.isnan(value) else value

@@ -1,0 +1,97 @@
+"""Reading a checkpoint, with every digest compared first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..core.errors import TrainerError
+from .entries import OPTIMIZER, PARAMETERS
+from .manifest import MANIFEST, digest_of, read_manifest
+from .meta import META, Meta, read_meta
+from .safetensors_file import map_arrays
+
+__all__ = ["Checkpoint", "DamagedCheckpointError", "read_checkpoint"]
+
+
+class DamagedCheckpointError(TrainerError):
+    """A checkpoint is not what was written; the message names the file and what is wrong with it."""
+
+    def __init__(self, path: Path, file: str, problem: str) -> None:
+        super().__init__(f"checkpoint {str(path)!r} is damaged: {file} {problem}.")
+        self.path = path
+        self.file = file
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found sound. `arrays` by key (see `ArrayEntry`) are read-only maps of its files."""
+
+    path: Path
+    meta: Meta
+    arrays: Mapping[str, NDArray[Any]]
+
+    @property
+    def parameters(self) -> dict[str, NDArray[Any]]:
+        """The parameters by canonical name."""
+        return self._of("parameters/")
+
+    @property
+    def buffers(self) -> dict[str, NDArray[Any]]:
+        """The buffers by canonical name."""
+        return self._of("buffers/")
+
+    def _of(self, prefix: str) -> dict[str, NDArray[Any]]:
+        return {key.removeprefix(prefix): array for key, array in self.arrays.items() if key.startswith(prefix)}
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and verify a checkpoint's folder; files that its manifest does not list are none of its business.
+
+    Raises DamagedCheckpointError for the first file that is missing or not as it was written, or that this release cannot read.
+    """
+    try:
+        files = read_manifest(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpointError(path, MANIFEST, str(error)) from error
+    for name, expected in files.items():
+        try:
+            size = (path / name).stat().st_size
+            if size != expected.bytes:
+                raise DamagedCheckpointError(path, name, f"has {size} bytes instead of {expected.bytes}")
+            if digest_of(path / name) != expected:
+                raise DamagedCheckpointError(path, name, "differs from its sha256")
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(path, name, "is missing") from error
+        except OSError as error:
+            raise DamagedCheckpointError(path, name, f"cannot be read ({error.strerror})") from error
+    return _verified(path, listed=frozenset(files))
+
+
+def _verified(path: Path, listed: frozenset[str]) -> Checkpoint:
+    for name in (META, PARAMETERS):
+        if name not in listed:
+            raise DamagedCheckpointError(path, MANIFEST, f"does not list {name}")
+    try:
+        meta = read_meta(path)
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpointError(path, META, str(error)) from error
+    buffers = {name for name, _ in meta.model["buffers"]}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, array in _map(path, PARAMETERS).items():
+        arrays[f"{'buffers' if name in buffers else 'parameters'}/{name}"] = array
+    if OPTIMIZER in listed:
+        arrays.update({f"slots/{name}": array for name, array in _map(path, OPTIMIZER).items()})
+    return Checkpoint(path, meta, arrays)
+
+
+def _map(path: Path, file: str) -> dict[str, NDArray[Any]]:
+    try:
+        return map_arrays(path / file)
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpointError(path, file, str(error)) from error

@@ -1,0 +1,158 @@
+"""Writing a checkpoint as its arrays arrive: a folder that appears whole under its name, or not at all.
+
+Order: temporary folder beside → files, each synced → manifest, synced → the folder's names synced → rename → the parent's names synced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from .entries import PARAMETERS, ArrayEntry
+from .hidden import hide, lock, new_draft, remove_leftovers, sync_folder
+from .manifest import MANIFEST, FileDigest, digest_of, write_manifest
+from .meta import META, Meta, write_meta
+from .safetensors_file import header
+
+__all__ = ["CheckpointWriter", "checkpoint_name"]
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of the folder of a checkpoint taken after `step` updates."""
+    return f"step-{step:09d}"
+
+
+class CheckpointWriter:
+    """Writes one checkpoint into `parent`, a run's folder of checkpoints, which is made where it does not exist.
+
+    `entries` are the arrays in the order in which their bytes will come. Leftovers of writers that were killed are removed first. An
+    OSError (a full disk) passes through, from whichever call met it, and nothing of the checkpoint is left behind.
+    """
+
+    def __init__(self, parent: Path, meta: Meta, entries: Sequence[ArrayEntry]) -> None:
+        self._parent = parent
+        self._meta = meta
+        self._entries = list(entries)
+        self._position = 0
+        self._filled = 0
+        self._files: dict[str, _HashedFile] = {}
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_leftovers(parent)
+        self._draft: Path | None = new_draft(parent, checkpoint_name(meta.step))
+        self._lock = lock(self._draft)
+        try:
+            self._begin_files(self._draft)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _begin_files(self, draft: Path) -> None:
+        for name in dict.fromkeys([PARAMETERS, *(entry.file for entry in self._entries)]):
+            file = self._files[name] = _HashedFile(draft / name)
+            own = [(entry.name, entry.dtype, entry.shape, entry.bytes) for entry in self._entries if entry.file == name]
+            file.write(header(own, {"format": "np", "step": str(self._meta.step)}))
+
+    def write(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes of the arrays, any number of them. Raises ValueError where there are more than the entries hold."""
+        rest = memoryview(chunk).cast("B")
+        try:
+            while rest:
+                entry = self._next_entry()
+                part = rest[: entry.bytes - self._filled]
+                self._files[entry.file].write(part)
+                self._filled += len(part)
+                rest = rest[len(part) :]
+        except BaseException:
+            self.abort()
+            raise
+
+    def _next_entry(self) -> ArrayEntry:
+        """Return the array that the next byte belongs to."""
+        while self._position < len(self._entries) and self._filled == self._entries[self._position].bytes:
+            self._position += 1
+            self._filled = 0
+        if self._draft is None or self._position == len(self._entries):
+            raise ValueError("more bytes than the arrays of the checkpoint hold")
+        return self._entries[self._position]
+
+    def finish(self) -> Path:
+        """Make the checkpoint last and give it its name; return where it is. Raises ValueError where bytes are missing."""
+        if self._draft is None:
+            raise ValueError("the checkpoint was given up or finished before")
+        try:
+            path = self._finish(self._draft)
+        except BaseException:
+            self.abort()
+            raise
+        self._release()
+        return path
+
+    def _finish(self, draft: Path) -> Path:
+        missing = sum(entry.bytes for entry in self._entries[self._position :]) - self._filled
+        if missing:
+            raise ValueError(f"{missing} bytes of the checkpoint's arrays are missing")
+        digests = {name: file.finish() for name, file in self._files.items()}
+        write_meta(draft, self._meta)
+        write_manifest(draft, {**digests, META: digest_of(draft / META)})
+        for name in (META, MANIFEST):
+            _sync_file(draft / name)
+        sync_folder(draft)
+        final = self._parent / checkpoint_name(self._meta.step)
+        old = hide(final, "old") if final.exists() else None
+        draft.rename(final)
+        sync_folder(self._parent)
+        if old is not None:
+            shutil.rmtree(old)
+        return final
+
+    def abort(self) -> None:
+        """Give the checkpoint up and remove what was written; does nothing after `finish` or a second time."""
+        if self._draft is None:
+            return
+        for file in self._files.values():
+            file.close()
+        shutil.rmtree(self._draft, ignore_errors=True)
+        self._release()
+
+    def _release(self) -> None:
+        self._draft = None
+        self._files.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+class _HashedFile:
+    """A file that is hashed while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 — closed by finish or close
+        self._sha256 = hashlib.sha256()
+
+    def write(self, part: bytes | memoryview) -> None:
+        self._sha256.update(part)
+        self._file.write(part)
+
+    def finish(self) -> FileDigest:
+        """Have the content on the disk and return what it is."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        digest = FileDigest(self._file.tell(), self._sha256.hexdigest())
+        self._file.close()
+        return digest
+
+    def close(self) -> None:
+        """Close without caring for the content, which is about to be removed."""
+        try:
+            self._file.close()
+        except OSError:  # the buffer could not be written: the disk is full
+            return
+
+
+def _sync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,300 @@
+"""A checkpoint comes back as it was written, in a format that others read; damage is named, and the one before is used."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from checkpoint_tools import arrays, entries, meta, save, save_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.checkpoint import (
+    ArrayEntry,
+    CheckpointWriter,
+    DamagedCheckpointError,
+    find_checkpoint,
+    list_checkpoints,
+    newest_sound,
+    prune,
+    read_checkpoint,
+)
+from crosstrain.core.errors import UsageError
+
+FILES = ("parameters.safetensors", "optimizer.safetensors", "checkpoint.json", "manifest.json")
+
+
+def same(found, expected):
+    return list(found) == list(expected) and all(
+        np.array_equal(found[key], value) and found[key].dtype == value.dtype for key, value in expected.items()
+    )
+
+
+def by_file(values):
+    return {key: values[key] for key in sorted(values, key=lambda key: key.startswith("slots/"))}
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("chunk", [1, 7, 4096, 10**6])
+    def test_what_was_written_is_read(self, tmp_path, chunk):
+        path = save(tmp_path, chunk=chunk)
+        assert path == tmp_path / "checkpoints" / "step-000000500"
+        assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
+        found = read_checkpoint(path)
+        assert found.meta == meta(500)
+        assert same(found.arrays, by_file(arrays(500)))
+        assert sorted(found.parameters) == ["dense.bias", "dense.weight"]
+        assert list(found.buffers) == ["norm.running_mean"]
+
+    def test_the_library_of_the_format_reads_it(self, tmp_path):
+        path, values = save(tmp_path), arrays(500)
+        parameters = safetensors.numpy.load_file(path / "parameters.safetensors")
+        expected = {key.partition("/")[2]: value for key, value in values.items() if not key.startswith("slots/")}
+        assert same(dict(sorted(parameters.items())), dict(sorted(expected.items())))
+        slots = safetensors.numpy.load_file(path / "optimizer.safetensors")
+        assert np.array_equal(slots["momentum/dense.weight"], values["slots/momentum/dense.weight"])
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        shapes=st.lists(st.lists(st.integers(0, 5), max_size=4).map(tuple), min_size=1, max_size=6),
+        dtypes=st.lists(st.sampled_from(["<f4", "<f8", "<f2", "|u1", "<i8", "|b1"]), min_size=6, max_size=6),
+        chunk=st.integers(1, 300),
+    )
+    def test_any_shape_and_type(self, tmp_path_factory, shapes, dtypes, chunk):
+        values = {f"parameters/p{n}": np.ones(shape, dtypes[n]) * (n % 2) for n, shape in enumerate(shapes)}
+        values = {key: value.astype(dtypes[n]) for n, (key, value) in enumerate(values.items())}
+        path = save(tmp_path_factory.mktemp("run"), values=values, chunk=chunk, model={"buffers": []})
+        assert same(read_checkpoint(path).arrays, values)
+        library = safetensors.numpy.load_file(path / "parameters.safetensors")
+        assert {name: value.shape for name, value in library.items()} == {key[11:]: value.shape for key, value in values.items()}
+
+    def test_the_values_begin_aligned(self, tmp_path):
+        raw = (save(tmp_path) / "parameters.safetensors").read_bytes()
+        assert (8 + int.from_bytes(raw[:8], "little")) % 8 == 0
+
+    def test_figures_that_json_does_not_know(self, tmp_path):
+        path = save(tmp_path, metrics={"loss": math.inf, "accuracy": math.nan}, scalars={"loss_scale": 65536.0})
+        found = read_checkpoint(path).meta
+        assert found.metrics["loss"] == math.inf
+        assert math.isnan(found.metrics["accuracy"])
+        assert found.scalars == {"loss_scale": 65536.0}
+        json.loads((path / "checkpoint.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+
+    def test_a_state_without_slots_has_no_file_for_them(self, tmp_path):
+        path = save(tmp_path, values={"parameters/p": np.ones(3, np.float32)})
+        assert not (path / "optimizer.safetensors").exists()
+        assert list(read_checkpoint(path).arrays) == ["parameters/p"]
+
+    def test_the_arrays_are_read_only(self, tmp_path):
+        with pytest.raises(ValueError, match="read-only"):
+            read_checkpoint(save(tmp_path)).arrays["parameters/dense.bias"][0] = 1
+
+    def test_only_the_owner_reads_it(self, tmp_path):
+        path = save(tmp_path)
+        assert path.stat().st_mode & 0o077 == 0
+        assert path.parent.stat().st_mode & 0o077 == 0
+
+
+class TestWrongUse:
+    def test_missing_bytes(self, tmp_path):
+        writer = CheckpointWriter(tmp_path / "checkpoints", meta(), entries(arrays()))
+        writer.write(b"\0" * 100)
+        with pytest.raises(ValueError, match=r"\d+ bytes of the checkpoint's arrays are missing"):
+            writer.finish()
+        assert list((tmp_path / "checkpoints").iterdir()) == []
+
+    def test_too_many_bytes(self, tmp_path):
+        writer = CheckpointWriter(tmp_path / "checkpoints", meta(), [ArrayEntry("parameters/p", "<f4", (2,))])
+        with pytest.raises(ValueError, match="more bytes"):
+            writer.write(b"\0" * 9)
+        assert list((tmp_path / "checkpoints").iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("key", "dtype"), [("weights/p", "<f4"), ("parameters/", "<f4"), ("parameters/p", ">f4"), ("parameters/p", "<c8")]
+    )
+    def test_an_array_that_cannot_be_kept(self, tmp_path, key, dtype):
+        with pytest.raises(ValueError, match=r"no key|no type"):
+            CheckpointWriter(tmp_path / "checkpoints", meta(), [ArrayEntry(key, dtype, (2,))])
+        assert list((tmp_path / "checkpoints").iterdir()) == []
+
+    def test_giving_up_leaves_nothing(self, tmp_path):
+        save(tmp_path, 1)
+        writer = CheckpointWriter(tmp_path / "checkpoints", meta(2), entries(arrays()))
+        writer.write(b"\0" * 5000)
+        writer.abort()
+        writer.abort()
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000001"]
+        with pytest.raises(ValueError, match="given up"):
+            writer.finish()
+
+
+def flip(path, position):
+    raw = bytearray(path.read_bytes())
+    raw[position] ^= 0x01
+    path.write_bytes(raw)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("file", FILES)
+    @pytest.mark.parametrize("where", [0.0, 0.1, 0.5, 0.9, 1.0])
+    def test_a_flipped_bit_anywhere(self, tmp_path, file, where):
+        path = save(tmp_path)
+        flip(path / file, int(where * ((path / file).stat().st_size - 2)))
+        with pytest.raises(DamagedCheckpointError) as caught:
+            read_checkpoint(path)
+        assert caught.value.file == file
+        assert file in str(caught.value)
+        assert str(path) in str(caught.value)
+
+    @pytest.mark.parametrize("file", FILES)
+    @pytest.mark.parametrize("left", [0, 10, -1])
+    def test_a_truncated_file(self, tmp_path, file, left):
+        path = save(tmp_path)
+        size = (path / file).stat().st_size
+        os.truncate(path / file, left if left >= 0 else size - 3)
+        with pytest.raises(DamagedCheckpointError, match=rf"{file} .*(bytes instead of|JSON)"):
+            read_checkpoint(path)
+
+    @pytest.mark.parametrize("file", FILES)
+    def test_a_missing_file(self, tmp_path, file):
+        path = save(tmp_path)
+        (path / file).unlink()
+        with pytest.raises(DamagedCheckpointError, match=f"{file} is missing"):
+            read_checkpoint(path)
+
+    def test_a_file_of_somebody_elses_changes_nothing(self, tmp_path):
+        path = save(tmp_path)
+        (path / "notes.txt").write_text("mine")
+        (path / "extra.safetensors").write_bytes(b"\xff" * 64)
+        assert same(read_checkpoint(path).arrays, by_file(arrays(500)))
+
+    def test_an_exchanged_manifest_of_another_checkpoint(self, tmp_path):
+        first, second = save(tmp_path, 1), save(tmp_path, 2)
+        (second / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
+        with pytest.raises(DamagedCheckpointError, match="differs from its sha256"):
+            read_checkpoint(second)
+
+    def test_the_one_before_is_used_and_the_damage_named(self, tmp_path):
+        for step in (100, 200, 300):
+            save(tmp_path, step)
+        flip(tmp_path / "checkpoints/step-000000300/parameters.safetensors", 2000)
+        (tmp_path / "checkpoints/step-000000200/manifest.json").unlink()
+        found, damaged = newest_sound(tmp_path)
+        assert found.meta.step == 100
+        assert [(error.path.name, error.file) for error in damaged] == [
+            ("step-000000300", "parameters.safetensors"),
+            ("step-000000200", "manifest.json"),
+        ]
+
+    def test_none_is_sound(self, tmp_path):
+        for step in (100, 200):
+            flip(save(tmp_path, step) / "checkpoint.json", 20)
+        with pytest.raises(UsageError, match=r"no sound checkpoint(?s:.*)step-000000200.*checkpoint.json(?s:.*)step-000000100"):
+            find_checkpoint(tmp_path)
+
+    def test_there_is_none(self, tmp_path):
+        with pytest.raises(UsageError, match="has no checkpoint"):
+            find_checkpoint(tmp_path)
+        with pytest.raises(UsageError, match="there is no folder"):
+            find_checkpoint(tmp_path / "nowhere")
+
+    def test_a_checkpoints_own_folder_is_taken_as_it_is(self, tmp_path):
+        older = save(tmp_path, 100)
+        save(tmp_path, 200)
+        assert find_checkpoint(older)[0].meta.step == 100
+        flip(older / "optimizer.safetensors", 900)
+        with pytest.raises(DamagedCheckpointError, match=r"optimizer\.safetensors"):
+            find_checkpoint(older)
+
+    def test_a_schema_of_a_later_release(self, tmp_path):
+        path = save(tmp_path, schema_number=2)
+        with pytest.raises(DamagedCheckpointError, match=r"checkpoint\.json has no schema 1"):
+            read_checkpoint(path)
+
+
+class TestKeeping:
+    def test_the_newest_and_the_best(self, tmp_path):
+        for step, accuracy in ((1, 0.5), (2, 0.9), (3, 0.9), (4, math.nan), (10, 0.7), (1_000_000_000, 0.6)):
+            save(tmp_path, step, metrics={"accuracy": accuracy, "loss": 1 - accuracy})
+        removed = prune(tmp_path, 2, "accuracy")
+        assert [path.name for path in removed] == ["step-000000004", "step-000000003", "step-000000001"]
+        assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000000", "step-000000010", "step-000000002"]
+        assert [path.name for path in prune(tmp_path, 1, "loss")] == ["step-000000010"]
+        assert [path.name for path in prune(tmp_path, 1)] == ["step-000000002"]
+        assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-1000000000"]
+
+    def test_without_evaluations_none_is_the_best(self, tmp_path):
+        for step in (1, 2):
+            save(tmp_path, step)
+        assert [path.name for path in prune(tmp_path, 1, "loss")] == ["step-000000001"]
+
+    def test_a_step_that_is_saved_again(self, tmp_path):
+        save(tmp_path, 5, arrays(1))
+        path = save(tmp_path, 5, arrays(2))
+        assert same(read_checkpoint(path).arrays, by_file(arrays(2)))
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000005"]
+
+    def test_what_is_being_written_is_no_leftover(self, tmp_path):
+        first = CheckpointWriter(tmp_path / "checkpoints", meta(1), entries(arrays(1)))
+        save(tmp_path, 2)
+        first.write(b"".join(value.tobytes() for value in arrays(1).values()))
+        assert same(read_checkpoint(first.finish()).arrays, by_file(arrays(1)))
+
+
+class TestSuddenDeath:
+    @pytest.mark.parametrize("step", [200, 100], ids=["new", "again"])
+    def test_between_any_two_steps(self, tmp_path, step):
+        """Killed before each thing that the writer asks of the file system: the run has a sound newest checkpoint all the time."""
+        before = save(tmp_path / "first", 100)
+        shutil.copytree(before.parent, tmp_path / "whole" / "checkpoints")
+        ended, asked = save_until(tmp_path / "whole", step, deadly=0)
+        assert ended == 0
+        assert asked >= 10
+        found_steps = set()
+        for deadly in range(1, asked + 1):
+            run = tmp_path / str(deadly)
+            shutil.copytree(before.parent, run / "checkpoints")
+            assert save_until(run, step, deadly) == (signal.SIGKILL, deadly - 1)
+            found, damaged = newest_sound(run)
+            assert damaged == []
+            assert same(found.arrays, by_file(arrays(found.meta.step)))
+            found_steps.add(found.meta.step)
+            save(run, 300)
+            assert [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".")] == []
+            assert newest_sound(run)[0].meta.step == 300
+            assert newest_sound(run)[1] == []
+            assert read_checkpoint(run / "checkpoints/step-000000100").meta.step == 100
+        assert found_steps == {100, step}
+
+    def test_one_that_stepped_aside_gets_its_name_back(self, tmp_path):
+        path = save(tmp_path, 100)
+        path.rename(tmp_path / "checkpoints/.step-000000100.old-abc")
+        assert newest_sound(tmp_path)[0].meta.step == 100
+        save(tmp_path, 200)
+        assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000000100", "step-000000200"]
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize("limit", [0, 100, 1000, 2600, 2800])
+    def test_the_error_passes_and_nothing_stays(self, tmp_path, limit):
+        """No file may become longer than `limit` bytes, which the system refuses as it refuses to fill a disk."""
+        save(tmp_path, 100)
+        script = (
+            "import resource, signal, sys\nfrom pathlib import Path\nfrom checkpoint_tools import save\n"
+            f"signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+            "try:\n    save(Path(sys.argv[1]), 200)\nexcept OSError as error:\n    sys.exit(error.errno)\nsys.exit(0)\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=60)
+        assert done.returncode == 27, done.stderr  # EFBIG
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000100"]
+        assert newest_sound(tmp_path)[0].meta.step == 100
