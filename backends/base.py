@@ -1,6 +1,6 @@
 """The interface of a backend: the whole of what the engine asks of a framework.
 
-A backend module is imported by the driver too, which runs no framework: import the framework inside `probe` and `open` only.
+A backend module is imported by the driver too, which runs no framework: import the framework inside `probe`, `preload` and `open` only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..core.cluster import Placed, Task
 from ..core.job import Job
+from ..data.augment import augmentation
 from ..data.base import Dataset, Split
 from ..data.sampler import Sampler
 from ..models.base import Array, ModelSpec
@@ -52,7 +53,8 @@ class Plan:
     """A number of consecutive updates within one epoch, sent as one command.
 
     `first_step` counts updates from the start of the run, `first_in_epoch` those of the epoch, both from 0.
-    `learning_rates` has one value an update, float64 [count].
+    `learning_rates` has one value an update, float64 [count]. `skip` is how many examples of the epoch a run that is resumed here had
+    consumed before; `first_in_epoch` counts the updates after them.
     """
 
     first_step: int
@@ -60,6 +62,7 @@ class Plan:
     epoch: int
     first_in_epoch: int
     learning_rates: NDArray[np.float64]
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +114,16 @@ class EvalResult:
 class State:
     """All that training changes: canonical names, canonical layouts, numpy, nothing of the framework.
 
-    `slots` maps slot name (``momentum``; ``first_moment``, ``second_moment``) to values by parameter name.
-    `updates` is the number of updates applied (Adam's t).
+    `slots` maps slot name (``momentum``; ``first_moment``, ``second_moment``) to values by parameter name. `buffers` are the model's
+    (averaged over workers in sync mode). `updates` is the number of updates applied (Adam's t). `scalars` are further numbers that
+    training changes (``loss_scale``, ``clean_steps`` with fp16).
     """
 
     parameters: Mapping[str, Array]
     slots: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
     updates: int = 0
+    buffers: Mapping[str, Array] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
 
 
 class Session(Protocol):
@@ -141,11 +147,21 @@ class Session(Protocol):
         ...
 
     def state(self) -> State:
-        """Return a copy of the state (complete on the first leading task; others may return it too)."""
+        """Return a copy of the state (complete on the first leading task; others may return it too).
+
+        The copy lies in memory that the session keeps for it: the next call overwrites it, and training goes on meanwhile.
+        """
+        ...
+
+    def predict(self, split: Split, start: int, stop: int) -> Array:
+        """Return the logits of examples start … stop − 1, float32 [stop − start, classes]. Called on a single sync worker only."""
         ...
 
     def load(self, state: State | None) -> None:
-        """Replace the state. Given on the first leading task, None on the others; the backend spreads it."""
+        """Replace the state; slots that are absent become zeros.
+
+        Given on the first leading task, None on the others; the backend spreads it.
+        """
         ...
 
     def close(self) -> None:
@@ -173,6 +189,10 @@ class Backend(Protocol):
 
     def placement(self, job: Job) -> list[Placed]:
         """Return every task of the job: role, index, node. Imports no framework."""
+        ...
+
+    def preload(self, job: Job) -> None:
+        """Import the framework, with what has to be set before; called once, before `open`, as early as a task's process exists."""
         ...
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
@@ -203,5 +223,8 @@ def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[Pla
 
 
 def make_sampler(job: Job, data: Dataset) -> Sampler:
-    """Return the run's data order; every task derives the same one."""
-    return Sampler(data.info.sizes["train"], job.seed, job.global_batch, job.workers, job.mode)
+    """Return the run's data order, with the changes of its images; every task derives the same one.
+
+    Raises UsageError where the job asks for changes that the data does not allow.
+    """
+    return Sampler(data.info.sizes["train"], job.seed, job.global_batch, job.workers, job.mode, augmentation(job.augment, data.info))

@@ -1,6 +1,6 @@
 """TensorFlow as a backend: MultiWorkerMirroredStrategy in sync mode, ParameterServerStrategy in async mode, no Keras.
 
-TensorFlow is imported inside `probe` and `open` only, so that the driver can ask for the placement without it.
+TensorFlow is imported inside `probe`, `preload` and `open` only, so that the driver can ask for the placement without it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from ...core.job import Job
 from ...data.base import Dataset
 from ...models.base import ModelSpec
 from ..base import Availability, Mode, Server, Session, parameter_server_placement, ranks_placement
+from ..exporting import Export
+from .export_formats import EXPORT_FORMATS
 
 __all__ = ["BACKEND", "TfBackend"]
 
@@ -23,6 +25,7 @@ class TfBackend:
 
     name: str = "tf"
     modes: frozenset[Mode] = frozenset(("sync", "async"))
+    export_formats = EXPORT_FORMATS
 
     def probe(self) -> Availability:
         """Import TensorFlow and list its devices."""
@@ -44,6 +47,16 @@ class TfBackend:
             return ranks_placement(job)
         return parameter_server_placement(job, chief_is_first_ps=False)
 
+    def preload(self, job: Job) -> None:
+        """Import TensorFlow in the environment that it reads at import, and the part of this package that the job's workers need."""
+        from .runtime import environment
+
+        os.environ.update(environment(job.deterministic))
+        if job.mode == "sync":
+            from . import sync  # noqa: F401
+        else:
+            from . import server  # noqa: F401
+
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
         """Join the cluster and warm up; see `Backend.open`."""
         from .runtime import prepare
@@ -59,7 +72,13 @@ class TfBackend:
             return open_chief(task, job, model, data)
         from .server import open_server
 
-        return open_server(task, data, device)
+        return open_server(task, job, model, data, device)
+
+    def export(self, request: Export) -> None:
+        """Write a trained model in one of the formats; see `Exporter`."""
+        from .export import export
+
+        export(request)
 
 
 BACKEND = TfBackend()

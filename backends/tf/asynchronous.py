@@ -7,24 +7,27 @@ to whichever worker is free, so that a slow one only takes fewer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from ...core.cluster import Task, split_evenly
 from ...core.errors import RunFailedError
 from ...core.job import Job
 from ...data.base import Dataset, Split
-from ...models.base import Array, ModelSpec
+from ...models.base import Array, ModelSpec, ParameterSpec
 from ..base import EvalResult, Plan, State, StepResult, make_sampler
+from .data import layout_for
 from .fetcher import Fetcher
 from .model import build_model
 from .optimizers import build_optimizer
+from .passes import Passes
 from .runtime import set_tf_config, translated_errors, within
 from .shards import make_shard
+from .state import StateMemory, check_fits
 from .tickets import Ticket, cut, pack, read_outcome
+from .tracing import make_tracer
 from .worker import element_spec, evaluation, local_dataset, training
 
 __all__ = ["AsyncSession", "open_chief"]
@@ -60,52 +63,68 @@ class AsyncSession:
     """The chief at work; implements `Session`. It computes nothing itself."""
 
     def __init__(self, job: Job, spec: ModelSpec, data: Dataset, strategy: tf.distribute.ParameterServerStrategy) -> None:
-        self._job, self._spec, self._info, self._sizes = job, spec, data.info, dict(data.info.sizes)
+        self._job, self._spec, self._sizes = job, spec, dict(data.info.sizes)
+        self.precision_used = job.precision
         self._sampler = make_sampler(job, data)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        optimizer, model = build_optimizer(job), build_model(job.model, spec)
+        optimizer, self._model, self._passes = build_optimizer(job), build_model(job.model, spec), Passes(job, spec, 0)
         self._slots = optimizer.slots
-        bounds = split_evenly(spec.size, job.ps)
-        self._shards = [make_shard(index, start, stop, optimizer) for index, (start, stop) in enumerate(bounds)]
-        make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(data.info))
+        bounds = split_evenly(spec.size + spec.buffers_size, job.ps)
+        self._shards = [make_shard(index, start, stop, spec.size, optimizer) for index, (start, stop) in enumerate(bounds)]
+        layout = self._layout = layout_for(job, spec, data.info)
+        make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
-        self._train = self._traced(training(model, self._shards, data.info), tf.TensorSpec([None], tf.int32))
+        self._train = self._traced(training(self._model, self._passes, self._shards, layout), tf.TensorSpec([None], tf.int32))
         self._evaluations: dict[Split, tf.types.experimental.ConcreteFunction] = {}
-        self._model = model
+        self._memory: StateMemory | None = None
         self._window = OUTSTANDING_PER_WORKER * job.workers
         self._tickets: Fetcher[Ticket] = Fetcher(self._window)
+        self._tracer = make_tracer(job.profile, first=True)
         self.scheduled = 0
-        self.load(State(spec.initial(job.seed), {slot: self._zeros() for slot in self._slots}))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Load the initial state."""
+        self.load(State(self._spec.initial(self._job.seed), buffers=self._spec.initial_buffers()))
 
     def warm_up(self, seconds: float) -> None:
         """Have every worker carry out every function, then go back to the initial state."""
-        initial = self.state()
         deadline = time.monotonic() + seconds
-        count = min(2, self._sampler.steps_per_epoch)
-        plan = Plan(0, count, 0, 0, np.zeros(count))
+        plan = Plan(0, 1, 0, 0, np.zeros(1))
         seen: set[int | None] = set()
         while len(seen) < self._job.workers:
             if time.monotonic() > deadline:
                 raise RunFailedError(f"start_timeout: only workers {sorted(map(str, seen))} of {self._job.workers} became ready")
             for _ in range(self._job.workers):
-                self._schedule(plan, 0, count)
+                self._schedule(plan, 0, 1)
             seen.update(result.worker for result in self.drain())
         self.evaluate(WARM_SPLIT)
-        self.load(initial)
+        self._begin()
         self.scheduled = 0
+        if self._job.checkpoint_every is not None:
+            self.state()
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Hand the plan out; ends when its last ticket is in the queue. Yields tickets of this and earlier plans as they are done."""
+        if self._tracer is not None:
+            self._tracer.begin()
         parts = TICKETS_PER_WORKER * self._job.workers
         for begin, count in cut(plan, self._job.steps_per_call or STEPS_PER_TICKET, parts):
             while self._tickets.outstanding >= self._window:
-                yield read_outcome(*self._tickets.next())
+                yield self._finished()
             self._schedule(plan, begin, count)
 
     def drain(self) -> Iterator[StepResult]:
         """Wait for all outstanding tickets and yield them."""
         while self._tickets.outstanding:
-            yield read_outcome(*self._tickets.next())
+            yield self._finished()
+
+    def _finished(self) -> StepResult:
+        """Wait for the next ticket that is done."""
+        result = read_outcome(*self._tickets.next())
+        if self._tracer is not None:
+            self._tracer.done(result.count)
+        return result
 
     def evaluate(self, split: Split) -> EvalResult:
         """Have the workers evaluate ranges of the split and add their sums up; the number of examples is checked."""
@@ -123,20 +142,28 @@ class AsyncSession:
             raise RuntimeError(f"evaluation covered {count:g} examples of split {split!r} instead of {self._sizes[split]}")
         return EvalResult(split, int(count), loss_sum, int(correct), time.perf_counter() - started, self._updates_applied())
 
+    def predict(self, split: Split, start: int, stop: int) -> Array:
+        """Raise RuntimeError: only a single sync worker predicts; see `Session.predict`."""
+        raise RuntimeError("predict: needs a single worker in mode sync, and this run is async")
+
     def state(self) -> State:
         """Return a copy of the state from the parameter servers."""
         self._require_quiescence("state")
-        parameters = self._named(np.concatenate([shard.values.numpy() for shard in self._shards]))
-        slots = {slot: self._named(np.concatenate([shard.slots[slot].numpy() for shard in self._shards])) for slot in self._slots}
-        return State(parameters, slots, self._updates_applied())
+        if self._memory is None:
+            self._memory = StateMemory(self._spec, self._slots)
+        memory = self._memory
+        for shard in self._shards:
+            shard.copy_to(memory.parameters, memory.slots, memory.buffers)
+        return memory.state(self._updates_applied())
 
     def load(self, state: State | None) -> None:
-        """Replace the state on the parameter servers."""
+        """Replace the state on the parameter servers. Raises ValueError where it does not fit the model or the optimiser."""
         if state is None:
             raise RuntimeError("the chief is the only leading task, so it has to be given the state")
         self._require_quiescence("load")
-        values = self._flat(state.parameters)
-        slots = {slot: self._flat(state.slots[slot]) for slot in self._slots}
+        check_fits(self._spec, self._slots, state)
+        values = _flat([*self._spec.parameters, *self._spec.buffers], {**state.parameters, **state.buffers})
+        slots = {slot: _flat(self._spec.parameters, of) for slot, of in state.slots.items()}
         for shard in self._shards:
             shard.load(values, slots, state.updates)
 
@@ -146,17 +173,18 @@ class AsyncSession:
     def _evaluation(self, split: Split) -> tf.types.experimental.ConcreteFunction:
         """Return the function that evaluates a range of a split, traced when it is first asked for."""
         if split not in self._evaluations:
-            self._evaluations[split] = self._traced(evaluation(self._model, self._shards, self._info, split), tf.TensorSpec([2], tf.int32))
+            function = evaluation(self._model, self._passes, self._shards, self._layout, split)
+            self._evaluations[split] = self._traced(function, tf.TensorSpec([2], tf.int32))
         return self._evaluations[split]
 
     def _traced(self, function: Callable[..., tf.Tensor], signature: tf.TensorSpec) -> tf.types.experimental.ConcreteFunction:
         """Trace once, for vectors of any length."""
-        iterator = tf.data.IteratorSpec(element_spec(self._info))
+        iterator = tf.data.IteratorSpec(element_spec(self._layout))
         return tf.function(function, input_signature=[iterator, signature], autograph=False).get_concrete_function()
 
     def _schedule(self, plan: Plan, begin: int, count: int) -> None:
-        batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count)
-        vector = pack(batches, plan.learning_rates[begin : begin + count])
+        batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count, plan.skip)
+        vector = pack(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin)
         remote = self._coordinator.schedule(self._train, args=(self._datasets, tf.constant(vector)))
         self._tickets.expect(Ticket(plan.first_step + begin, count, len(batches.indices)), remote)
         self.scheduled += count
@@ -168,14 +196,6 @@ class AsyncSession:
         if self._tickets.outstanding:
             raise RuntimeError(f"{what} was called with {self._tickets.outstanding} tickets outstanding; drain first")
 
-    def _zeros(self) -> dict[str, Array]:
-        return {parameter.name: np.zeros(parameter.shape, np.float32) for parameter in self._spec.parameters}
 
-    def _flat(self, values: Mapping[str, Array]) -> Array:
-        return np.concatenate([values[parameter.name].ravel() for parameter in self._spec.parameters])
-
-    def _named(self, flat: NDArray[np.float32]) -> dict[str, Array]:
-        """Cut the flat vector into parameters, in the spec's order."""
-        ends = np.cumsum([parameter.size for parameter in self._spec.parameters])
-        parts = np.split(flat, ends[:-1])
-        return {parameter.name: part.reshape(parameter.shape) for parameter, part in zip(self._spec.parameters, parts, strict=True)}
+def _flat(specs: Sequence[ParameterSpec], values: Mapping[str, Array]) -> Array:
+    return np.concatenate([values[spec.name].ravel() for spec in specs])

@@ -5,65 +5,92 @@ Shapes: x_bchw [batch, channels, height, width] float32; y_b [batch] int32.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from ...core.job import Job
 from ...data.base import DataInfo, Dataset, Split
+from ...models.base import ModelSpec
+from .pixels import changed, normalised, normalised_in_blocks
 
-__all__ = ["RESIDENT_FLOAT_BYTES", "Resident", "held_as_float", "normalised", "resident", "resident_from_pixels"]
+__all__ = ["RESIDENT_FLOAT_BYTES", "SMALL_ELEMENTS", "Layout", "Resident", "layout_for", "resident", "resident_from_pixels"]
 
 RESIDENT_FLOAT_BYTES = 1 << 30
 """Up to this size a split is held as float32; beyond it as stored (uint8), and each batch is normalised when it is taken."""
 
+SMALL_ELEMENTS = 1 << 15
+"""Images of more pixels than this (three channels of 104 × 104) stay uint8 in any case: their normalisation is half a percent of a step
+of AlexNet, and they would take four times the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How images lie in memory. `channels_last`: [n, h, w, c] instead of [n, c, h, w]. `changing`: training images are augmented."""
+
+    info: DataInfo
+    channels_last: bool
+    changing: bool
+
+    def normalised(self, split: Split) -> bool:
+        """Return whether a split is held as float32, normalised."""
+        elements = math.prod(self.info.input_shape)
+        small = elements <= SMALL_ELEMENTS and self.info.sizes[split] * elements * 4 <= RESIDENT_FLOAT_BYTES
+        return small and not (self.changing and split == "train")
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """The shape of an image as it lies in memory."""
+        channels, height, width = self.info.input_shape
+        return (height, width, channels) if self.channels_last else self.info.input_shape
+
+    def laid(self, images_nchw: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return stored images as they are to lie in memory."""
+        return np.ascontiguousarray(images_nchw.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images_nchw)
+
+    def inputs_spec(self, split: Split) -> tf.TensorSpec:
+        """Return shape and type of a split's images."""
+        return tf.TensorSpec([self.info.sizes[split], *self.image_shape], tf.float32 if self.normalised(split) else tf.uint8)
+
+
+def layout_for(job: Job, spec: ModelSpec, info: DataInfo) -> Layout:
+    """Return the layout that suits a model: TensorFlow's convolutions work channels last, and so does the change of images."""
+    changing = job.augment != "none"
+    convolves = any(len(parameter.shape) == 4 for parameter in spec.parameters)
+    return Layout(info, channels_last=convolves or changing, changing=changing)
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """One split on the device: `inputs` float32 (normalised) or uint8 (as stored) [n, c, h, w], `labels` int32 [n]."""
+    """One split on the device: `inputs` float32 (normalised) or uint8 (as stored), as the layout says; `labels` int32 [n]."""
 
-    info: DataInfo
+    layout: Layout
     inputs: tf.Tensor
     labels: tf.Tensor
 
-    def batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return (x_bchw, y_b) of the examples at `indices`, int32 [batch]."""
-        x_bchw = tf.gather(self.inputs, indices)
-        if x_bchw.dtype == tf.uint8:
-            x_bchw = normalised(x_bchw, self.info)
-        return x_bchw, tf.gather(self.labels, indices)
+    def batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return (x_bchw, y_b) of the examples at `indices`, int32 [batch], with `changes` int32 [batch, 3] where there are any."""
+        images = tf.gather(self.inputs, indices)
+        if changes is not None:
+            images = changed(images, changes)
+        if images.dtype == tf.uint8:
+            images = normalised(images, self.layout.info, channels_last=self.layout.channels_last)
+        if self.layout.channels_last:
+            # A model that works channels last begins with the inverse, and TensorFlow's optimiser leaves out both.
+            images = tf.transpose(images, [0, 3, 1, 2])
+        return images, tf.gather(self.labels, indices)
 
 
-def resident(data: Dataset, split: Split) -> Resident:
+def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
     """Put a split on the current device."""
-    labels = tf.constant(data.labels(split).astype(np.int32))
-    if held_as_float(data.info, split):
-        return Resident(data.info, tf.constant(data.inputs(split)), labels)
-    return Resident(data.info, tf.constant(np.asarray(data.images(split))), labels)
+    return resident_from_pixels(layout, split, tf.constant(layout.laid(data.images(split))), tf.constant(data.labels(split)))
 
 
-def resident_from_pixels(info: DataInfo, split: Split, pixels_nchw: tf.Tensor, labels_n: tf.Tensor) -> Resident:
-    """Make the same from uint8 pixels [n, c, h, w] and int64 labels [n], in ops, for a process that TensorFlow runs remotely."""
-    inputs = normalised(pixels_nchw, info) if held_as_float(info, split) else pixels_nchw
-    return Resident(info, inputs, tf.cast(labels_n, tf.int32))
-
-
-def held_as_float(info: DataInfo, split: Split) -> bool:
-    """Return whether a split is held as float32."""
-    return info.sizes[split] * int(np.prod(info.input_shape)) * 4 <= RESIDENT_FLOAT_BYTES
-
-
-def normalised(pixels_bchw: tf.Tensor, info: DataInfo) -> tf.Tensor:
-    """Return (pixel / 255 − mean) / std, float32, by looking up the 256 values of each channel, so that the bits are numpy's."""
-    table = tf.constant(_table(info).ravel())
-    offsets_c11 = tf.constant(256 * np.arange(info.input_shape[0], dtype=np.int32)[:, None, None])
-    return tf.gather(table, tf.cast(pixels_bchw, tf.int32) + offsets_c11)
-
-
-def _table(info: DataInfo) -> NDArray[np.float32]:
-    """Return the normalised value of every pixel value, float32 [channels, 256], computed in float64."""
-    pixels = np.arange(256, dtype=np.float64) / 255.0
-    mean, std = np.array(info.mean)[:, None], np.array(info.std)[:, None]
-    table: NDArray[np.float32] = ((pixels[None, :] - mean) / std).astype(np.float32)
-    return table
+def resident_from_pixels(layout: Layout, split: Split, pixels: tf.Tensor, labels_n: tf.Tensor) -> Resident:
+    """Make the same from uint8 pixels as the layout lays them and labels [n], in ops, also for a process that TensorFlow runs remotely."""
+    if layout.normalised(split):
+        pixels = normalised_in_blocks(pixels, layout.info, channels_last=layout.channels_last)
+    return Resident(layout, pixels, tf.cast(labels_n, tf.int32))

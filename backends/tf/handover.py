@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ...data.base import DataInfo, Dataset, Split
+from ...data.base import Dataset, Split
+from .data import Layout
 
 __all__ = ["offer", "take"]
 
@@ -25,22 +26,22 @@ _FIRST_DESCRIPTOR = 200
 _SPLITS: tuple[Split, ...] = ("train", "test")
 
 
-def offer(data: Dataset) -> None:
+def offer(data: Dataset, layout: Layout) -> None:
     """Worker: lay out uint8 images and int32 labels of every split. Raises RuntimeError where a number is taken already."""
     for split in _SPLITS:
-        _put(_descriptor(split, "images"), np.asarray(data.images(split)))
+        _put(_descriptor(split, "images"), layout.laid(data.images(split)))
         _put(_descriptor(split, "labels"), data.labels(split).astype(np.int32))
 
 
-def take(info: DataInfo) -> Mapping[Split, tuple[tf.Tensor, tf.Tensor]]:
+def take(layout: Layout) -> Mapping[Split, tuple[tf.Tensor, tf.Tensor]]:
     """In ops that run on a worker: read what it offers, once; the files are empty afterwards.
 
-    Returns per split uint8 images [n, c, h, w] and int32 labels [n]. The ops fail where the worker's dataset has another size.
+    Returns per split uint8 images, as the layout lays them, and int32 labels [n]. The ops fail where the worker's dataset has another size.
     """
     found: dict[Split, tuple[tf.Tensor, tf.Tensor]] = {}
     for split in _SPLITS:
-        size = info.sizes[split]
-        images = tf.reshape(_read(_descriptor(split, "images"), tf.uint8), [size, *info.input_shape])
+        size = layout.info.sizes[split]
+        images = tf.reshape(_read(_descriptor(split, "images"), tf.uint8), [size, *layout.image_shape])
         found[split] = images, tf.reshape(_read(_descriptor(split, "labels"), tf.int32), [size])
     return found
 

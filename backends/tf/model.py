@@ -5,6 +5,7 @@ Shapes: x_bchw [batch, channels, height, width]; y_b [batch] int32; logits_bk [b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,46 +14,63 @@ import tensorflow as tf
 from ...core import plugins
 from ...core.errors import UsageError
 from ...models.base import ModelSpec
+from .passes import Context
 
-__all__ = ["TfModel", "build_model"]
+__all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened"]
+
+EVALUATION_BATCH = 1024
+"""Examples evaluated at once, at most."""
+
+EVALUATION_BYTES = 1 << 25
+"""Bytes of images evaluated at once. What a convolutional network computes from them takes some ten times as much: for AlexNet with
+images of 224 × 224 (55 at once) less than training on 64 needs."""
 
 Forward = Callable[..., tf.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class TfModel:
-    """A model's functions over parameters given as tensors by canonical name."""
+    """A model's functions over parameters given as tensors by canonical name; `Passes` makes the contexts."""
 
     spec: ModelSpec
     forward: Forward
 
     def loss_and_gradients(
-        self, parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, y_b: tf.Tensor, global_size: tf.Tensor
+        self, parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, y_b: tf.Tensor, weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return Σ example losses / `global_size` and its gradients in the order of the spec's parameters.
+        """Return Σ example losses, and the gradients of `weight` · Σ example losses in the order of the spec's parameters.
 
-        `global_size` counts the examples of all workers, so both add up over workers, whatever the slices (an empty one gives zeros).
+        With a weight of 1 / (examples of all workers) the gradients add up over workers to those of the mean, whatever the slices (an
+        empty one gives zeros). The sum is left as it is: a caller divides many of them at once. `context` takes new values of buffers.
         """
         order = [parameters[parameter.name] for parameter in self.spec.parameters]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(order)
-            losses_b = _cross_entropy(self.forward(parameters, x_bchw, training=True), y_b)
-        # The gradient of the division and the sum, written out: a third fewer ops in a small model's step.
-        weights_b = tf.fill(tf.shape(losses_b), 1.0 / global_size)
-        gradients = tape.gradient(losses_b, order, weights_b, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return tf.reduce_sum(losses_b) / global_size, gradients
+            logits_bk = self.forward(parameters, x_bchw, context)
+        # The tape ends at the logits: the loss comes with its own gradient, and each op less counts in a small model's step.
+        losses_b, slopes_bk = _cross_entropy(logits_bk, y_b)
+        gradients = tape.gradient(logits_bk, order, weight * slopes_bk, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return tf.reduce_sum(losses_b), gradients
 
-    def sums(self, parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, y_b: tf.Tensor) -> tf.Tensor:
+    def sums(self, parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, y_b: tf.Tensor, context: Context) -> tf.Tensor:
         """Return float64 [3]: the sum of the example losses, the number of correct predictions, the number of examples."""
-        logits_bk = self.forward(parameters, x_bchw, training=False)
-        losses_b = tf.cast(_cross_entropy(logits_bk, y_b), tf.float64)
+        logits_bk = self.forward(parameters, x_bchw, context)
+        losses_b = tf.cast(_cross_entropy(logits_bk, y_b)[0], tf.float64)
         correct_b = tf.cast(tf.argmax(logits_bk, axis=1, output_type=tf.int32) == y_b, tf.float64)
         return tf.stack([tf.reduce_sum(losses_b), tf.reduce_sum(correct_b), tf.cast(tf.size(y_b), tf.float64)])
 
-    def unflattened(self, flat: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Cut a flat vector [spec.size] into the parameters, in the spec's order."""
-        parts = tf.split(flat, [parameter.size for parameter in self.spec.parameters])
-        return {parameter.name: tf.reshape(part, parameter.shape) for parameter, part in zip(self.spec.parameters, parts, strict=True)}
+    def unflattened(self, flat: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """Cut a flat vector [spec.size + spec.buffers_size] into parameters and buffers, in the spec's order."""
+        every = (*self.spec.parameters, *self.spec.buffers)
+        pieces = [tf.reshape(part, one.shape) for part, one in zip(tf.split(flat, [one.size for one in every]), every, strict=True)]
+        count = len(self.spec.parameters)
+        names = [one.name for one in every]
+        return dict(zip(names[:count], pieces[:count], strict=True)), dict(zip(names[count:], pieces[count:], strict=True))
+
+
+def evaluation_batch(spec: ModelSpec) -> int:
+    """Return how many examples an evaluation takes at once."""
+    return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
 
 
 def flattened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -68,7 +86,10 @@ def build_model(name: str, spec: ModelSpec) -> TfModel:
     return TfModel(spec, module.forward)
 
 
-def _cross_entropy(logits_bk: tf.Tensor, y_b: tf.Tensor) -> tf.Tensor:
-    """Return each example's −log softmax(logits)[label]. The raw op: the public function adds checks of shapes that are right here."""
-    losses_b, _ = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits_bk, labels=y_b)
-    return losses_b
+def _cross_entropy(logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return each example's −log softmax(logits)[label], [batch], and its gradient with respect to the logits, [batch, classes].
+
+    The raw op: the public function adds checks of shapes that are right here.
+    """
+    losses_b, slopes_bk = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits_bk, labels=y_b)
+    return losses_b, slopes_bk

@@ -50,20 +50,24 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """A single rank without a strategy."""
+    """A single rank without a strategy.
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    `sequential` asks for TensorFlow's sequential executor, which suits small ops. It does without the rewriting of a loop's ops for
+    oneDNN: a step of a small convolutional network then takes fifteen times as long.
+    """
+
+    def __init__(self, device: str, *, sequential: bool) -> None:
+        self._device, self._sequential = device, sequential
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
-        """Trace for TensorFlow's sequential executor, unless a GPU needs ops in parallel to the host's."""
+        """Trace for the executor that is asked for; a GPU needs ops in parallel to the host's in any case."""
 
         def placed(*arguments: tf.Tensor) -> tf.Tensor:
             with tf.device(self._device):
                 return function(*arguments)
 
         graph: Traced = tf.function(placed, input_signature=signature, autograph=False)
-        if self._device.startswith("GPU"):
+        if self._device.startswith("GPU") or not self._sequential:
             return graph
 
         def run(*arguments: tf.Tensor) -> tf.Tensor:
@@ -113,8 +117,8 @@ class Together:
         return summed
 
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
-        """Add rank 0's array to everybody else's zeros: exact in floating point, except that −0 becomes 0."""
-        given = np.zeros(shape, np.float32) if array is None else array
+        """Add rank 0's array to everybody else's −0, which changes no number: not even a −0, as adding 0 would."""
+        given = np.full(shape, -0.0, np.float32) if array is None else array
         result: Array = self._sum(tf.constant(given.ravel())).numpy().reshape(shape)
         return result
 
@@ -131,10 +135,13 @@ class Together:
             tf.get_logger().info("A peer left between the two closing barriers: %s", error)
 
 
-def form(task: Task, job: Job, device: str) -> Ranks:
-    """Connect the job's ranks. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) where the port was taken."""
+def form(task: Task, job: Job, device: str, *, sequential: bool) -> Ranks:
+    """Connect the job's ranks; a single one is `sequential` or not.
+
+    Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) where the port was taken.
+    """
     if not job.wrapped:
-        return Alone(device)
+        return Alone(device, sequential=sequential)
     set_tf_config(task)
     # No timeout_seconds: TensorFlow starts a thread for each collective that has one, and keeps it until the time is over: some thousand
     # steps later the process can start no more. A rank that hangs is what the driver's stall time-out is for.

@@ -52,18 +52,25 @@ def environment(deterministic: bool) -> dict[str, str]:
 def prepare(task: Task, job: Job) -> str:
     """Import and configure TensorFlow; return the device that computes, such as ``CPU:0``.
 
-    `task.threads` compute threads; the executor's own threads only hand out work. Raises UsageError where a GPU is asked for and
-    none is found. With a GPU, the task takes the one of its local index and lets memory grow (not tested on a real GPU).
+    `task.threads` compute threads; the executor's own threads only hand out work. Raises UsageError where a GPU is asked for, or the
+    precision needs one, and none is found. With a GPU, the task takes the one of its local index and lets memory grow (not tested on a
+    real GPU).
     """
     os.environ.update(environment(job.deterministic))
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(task.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(max(SERVER_INTER_OP_THREADS, task.threads))
+    alone = job.mode == "sync" and not job.wrapped
+    tf.config.threading.set_inter_op_parallelism_threads(1 if alone else max(SERVER_INTER_OP_THREADS, task.threads))
     if job.deterministic:
         tf.config.experimental.enable_op_determinism()
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    return _choose_device(task, job)
+    device = _choose_device(task, job)
+    if task.placed.role == "worker":
+        from .precision import check_precision
+
+        check_precision(job, device)
+    return device
 
 
 def _choose_device(task: Task, job: Job) -> str:

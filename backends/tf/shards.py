@@ -1,5 +1,8 @@
 """The parameters of an async run on the parameter servers: one flat vector, cut into equal shards, each with its optimiser's slots.
 
+After the parameters the vector has the model's buffers (running statistics). What is pushed for those is by how much they are to become
+smaller, whatever the update rule: a worker's old values less its new ones.
+
 A shard is read, and updated, by one message each way, whatever the number of parameters in it. Shard 0 counts the updates; the
 staleness of an update is counted there: how many updates were applied to the shard between the read and the application.
 
@@ -27,7 +30,9 @@ _NO_LIMIT = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One parameter server's part of the flat vector: elements `start` to `stop`. `version` counts completed updates.
+    """One parameter server's part of the flat vector: elements `start` to `stop`, of which `tail` are buffers, None where none are.
+
+    `version` counts completed updates.
 
     `begun` counts updates whose application has begun: each takes its own number t for Adam, also where two are applied at once.
     """
@@ -36,6 +41,7 @@ class Shard:
     start: int
     stop: int
     values: tf.Variable
+    tail: tf.Variable | None
     slots: Mapping[str, tf.Variable]
     version: tf.Variable
     begun: tf.Variable
@@ -49,9 +55,9 @@ class Shard:
         with tf.device(self.device):
             version = tf.raw_ops.ReadVariableOp(resource=self.version.handle, dtype=tf.int64)
             with tf.control_dependencies([version]):
-                values = tf.raw_ops.ReadVariableOp(resource=self.values.handle, dtype=tf.float32)
+                values = [tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=tf.float32) for part in self._parts]
             before = tf.constant(0, tf.int64) if staleness is None else staleness
-            return tf.concat([values, _as_bits(version), _as_bits(before)], axis=0)
+            return tf.concat([*values, _as_bits(version), _as_bits(before)], axis=0)
 
     def push(self, gradient: tf.Tensor, learning_rate: tf.Tensor, pulled: tf.Tensor) -> tf.Tensor:
         """In ops: apply one update to the shard and return the next `pull`.
@@ -62,23 +68,45 @@ class Shard:
         size = self.stop - self.start
         message = tf.concat([gradient, tf.reshape(learning_rate, [1]), pulled[size : size + 2]], axis=0)
         with tf.device(self.device):
-            gradient, rate, read = tf.split(message, [size, 1, 2])
+            gradient, *fall, rate, read = tf.split(message, [*(part.shape[0] for part in self._parts), 1, 2])
             with tf.control_dependencies([gradient]):  # nothing is read or counted before the message is here
                 update = _fetch_and_add(self.begun) + 1 if self.optimizer.needs_count else None
                 scalars = self.optimizer.scalars(tf.reshape(rate, []), update)
-                applied = self.optimizer.apply(self.values, self.slots, gradient, scalars)
-            with tf.control_dependencies([applied]):
+                applied = [self.optimizer.apply(self.values, self.slots, gradient, scalars)]
+                if self.tail is not None:
+                    applied.append(tf.raw_ops.AssignSubVariableOp(resource=self.tail.handle, value=fall[0]))
+            with tf.control_dependencies(applied):
                 before = _fetch_and_add(self.version)
             with tf.control_dependencies([before]):
                 return self.pull(before - tf.bitcast(read, tf.int64))
 
     def load(self, values: Array, slots: Mapping[str, Array], updates: int) -> None:
-        """Replace everything; arrays are the whole flat vectors."""
-        self.values.assign(values[self.start : self.stop])
+        """Replace everything. `values` is the whole flat vector; each of `slots` that of the parameters, absent where it is all zero."""
+        middle = self.start + int(self.values.shape[0])
+        self.values.assign(values[self.start : middle])
+        if self.tail is not None:
+            self.tail.assign(values[middle : self.stop])
         for slot, variable in self.slots.items():
-            variable.assign(slots[slot][self.start : self.stop])
+            if slot in slots:
+                variable.assign(slots[slot][self.start : middle])
+            else:
+                with tf.device(self.device):
+                    variable.assign(tf.zeros(variable.shape))
         self.version.assign(updates)
         self.begun.assign(updates)
+
+    def copy_to(self, values: Array, slots: Mapping[str, Array], buffers: Array) -> None:
+        """Copy everything into whole flat vectors: of parameters, each slot's, and of buffers."""
+        middle = self.start + int(self.values.shape[0])
+        values[self.start : middle] = self.values.numpy()
+        for slot, variable in self.slots.items():
+            slots[slot][self.start : middle] = variable.numpy()
+        if self.tail is not None:
+            buffers[middle - len(values) : self.stop - len(values)] = self.tail.numpy()
+
+    @property
+    def _parts(self) -> list[tf.Variable]:
+        return [self.values] if self.tail is None else [self.values, self.tail]
 
 
 def staleness_of(message: tf.Tensor) -> tf.Tensor:
@@ -86,13 +114,15 @@ def staleness_of(message: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(message[-2:], tf.int64)
 
 
-def make_shard(index: int, start: int, stop: int, optimizer: Optimizer) -> Shard:
-    """Create a shard's variables on parameter server `index`, all zeros."""
+def make_shard(index: int, start: int, stop: int, parameters: int, optimizer: Optimizer) -> Shard:
+    """Create a shard's variables on parameter server `index`, all zeros. The first `parameters` elements of the vector have slots."""
     device = f"/job:ps/task:{index}/device:CPU:0"
+    own = max(0, min(stop, parameters) - start)
     with tf.device(device):
-        slots = {slot: tf.Variable(tf.zeros([stop - start])) for slot in optimizer.slots}
+        slots = {slot: tf.Variable(tf.zeros([own])) for slot in optimizer.slots}
         counters = [tf.Variable(0, dtype=tf.int64) for _ in range(2)]
-        return Shard(device, start, stop, tf.Variable(tf.zeros([stop - start])), slots, counters[0], counters[1], optimizer)
+        tail = tf.Variable(tf.zeros([stop - start - own])) if own < stop - start else None
+        return Shard(device, start, stop, tf.Variable(tf.zeros([own])), tail, slots, counters[0], counters[1], optimizer)
 
 
 def _fetch_and_add(counter: tf.Variable) -> tf.Tensor:

@@ -17,6 +17,10 @@ from ..base import Plan, StepResult
 __all__ = ["Ticket", "Work", "cut", "pack", "pack_outcome", "read_outcome", "unpack"]
 
 
+_HEAD = 3
+"""Integers before the offsets."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """What the chief remembers of a ticket: the steps, from `first_step`, and the number of examples in them."""
@@ -28,12 +32,18 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A ticket in ops: `count` updates; batch i is indices[offsets[i]:offsets[i + 1]]; one learning rate an update, float32."""
+    """A ticket in ops: `count` updates; batch i is indices[offsets[i]:offsets[i + 1]]; one learning rate an update, float32.
+
+    `first_step` int64 counts updates from the start of the run. `changes` int32 [examples, 3] is aligned with `indices`; None where
+    images are used as they are.
+    """
 
     count: tf.Tensor
+    first_step: tf.Tensor
     offsets: tf.Tensor
     learning_rates: tf.Tensor
     indices: tf.Tensor
+    changes: tf.Tensor | None
 
 
 def cut(plan: Plan, most: int, parts: int) -> list[tuple[int, int]]:
@@ -42,19 +52,33 @@ def cut(plan: Plan, most: int, parts: int) -> list[tuple[int, int]]:
     return [(begin, min(size, plan.count - begin)) for begin in range(0, plan.count, size)]
 
 
-def pack(batches: Batches, learning_rates: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Return the ticket's vector, int32: count, offsets [count + 1], learning rates as the bits of float32 [count], indices."""
+def pack(batches: Batches, learning_rates: NDArray[np.float64], first_step: int) -> NDArray[np.int32]:
+    """Return the ticket's vector, int32.
+
+    It has the count, the first step as the bits of an int64, offsets [count + 1], learning rates as the bits of float32 [count], indices
+    [n], and changes [3 · n] where there are any.
+    """
+    head = np.array([len(batches)], np.int32), np.array([first_step], np.int64).view(np.int32)
     rates = learning_rates.astype(np.float32).view(np.int32)
-    return np.concatenate([np.array([len(batches)], np.int32), batches.offsets, rates, batches.indices])
+    changes = [] if batches.changes is None else [batches.changes.ravel()]
+    return np.concatenate([*head, batches.offsets, rates, batches.indices, *changes])
 
 
-def unpack(vector: tf.Tensor) -> Work:
-    """In ops: read the vector that `pack` made."""
+def unpack(vector: tf.Tensor, *, changing: bool) -> Work:
+    """In ops: read the vector that `pack` made. `changing`: it holds changes."""
     count = vector[0]
-    offsets_end = count + 2
+    offsets_end = _HEAD + count + 1
     rates_end = offsets_end + count
-    rates = tf.bitcast(vector[offsets_end:rates_end], tf.float32)
-    return Work(count, vector[1:offsets_end], rates, vector[rates_end:])
+    indices_end = rates_end + vector[offsets_end - 1]
+    changes = tf.reshape(vector[indices_end:], [-1, 3]) if changing else None
+    return Work(
+        count,
+        tf.bitcast(vector[1:_HEAD], tf.int64),
+        vector[_HEAD:offsets_end],
+        tf.bitcast(vector[offsets_end:rates_end], tf.float32),
+        vector[rates_end:indices_end],
+        changes,
+    )
 
 
 def pack_outcome(worker: tf.Tensor, seconds: tf.Tensor, losses: tf.Tensor, staleness: tf.Tensor) -> tf.Tensor:

@@ -7,49 +7,41 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...data.base import DataInfo, Split
+from ...data.base import Split
 from . import handover
-from .data import Resident, held_as_float, resident_from_pixels
+from .data import Layout, Resident, resident_from_pixels
+from .evaluating import summed
 from .model import TfModel, flattened
+from .passes import Passes
 from .shards import PULL_EXTRA, Shard, staleness_of
 from .tickets import Work, pack_outcome, unpack
 
 __all__ = ["element_spec", "evaluation", "local_dataset", "training"]
 
-EVALUATION_BATCH = 1024
-"""Examples evaluated at once: bounds the memory that activations take."""
-
 _SPLITS: tuple[Split, ...] = ("train", "test")
 
 
-def local_dataset(info: DataInfo) -> tf.data.Dataset:
+def local_dataset(layout: Layout) -> tf.data.Dataset:
     """Return a dataset whose every element is (worker's index, train inputs, train labels, test inputs, test labels).
 
     The arrays are made once, from what the worker offers; each later element is the same memory.
     """
 
     def load(worker: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        held = {split: resident_from_pixels(info, split, *arrays) for split, arrays in handover.take(info).items()}
+        held = {split: resident_from_pixels(layout, split, *arrays) for split, arrays in handover.take(layout).items()}
         return (worker, *(tensor for split in _SPLITS for tensor in (held[split].inputs, held[split].labels)))
 
     worker = tf.distribute.coordinator.experimental_get_current_worker_index()
     return tf.data.Dataset.from_tensors(worker).map(tf.autograph.experimental.do_not_convert(load)).cache().repeat()
 
 
-def element_spec(info: DataInfo) -> tuple[tf.TensorSpec, ...]:
+def element_spec(layout: Layout) -> tuple[tf.TensorSpec, ...]:
     """Return the types of an element of `local_dataset`."""
-    arrays = [
-        spec
-        for split in _SPLITS
-        for spec in (
-            tf.TensorSpec([info.sizes[split], *info.input_shape], tf.float32 if held_as_float(info, split) else tf.uint8),
-            tf.TensorSpec([info.sizes[split]], tf.int32),
-        )
-    ]
+    arrays = [spec for split in _SPLITS for spec in (layout.inputs_spec(split), tf.TensorSpec([layout.info.sizes[split]], tf.int32))]
     return tf.TensorSpec([], tf.int64), *arrays
 
 
-def training(model: TfModel, shards: Sequence[Shard], info: DataInfo) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
+def training(model: TfModel, passes: Passes, shards: Sequence[Shard], layout: Layout) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
     """Make the function (iterator of `local_dataset`, ticket) → outcome; see tickets.py for the two vectors.
 
     Its loop is traced by `wrap_function`, which adds no control dependencies of its own. The order of reads and updates is stated op
@@ -57,9 +49,10 @@ def training(model: TfModel, shards: Sequence[Shard], info: DataInfo) -> Callabl
     """
 
     def loop(inputs: tf.Tensor, labels: tf.Tensor, ticket: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return _updates(model, shards, Resident(info, inputs, labels), unpack(ticket))
+        work = unpack(ticket, changing=layout.changing)
+        return _updates(model, passes, shards, Resident(layout, inputs, labels), work)
 
-    _, *specs = element_spec(info)
+    _, *specs = element_spec(layout)
     updates = tf.compat.v1.wrap_function(loop, [*specs[:2], tf.TensorSpec([None], tf.int32)])
 
     def train(iterator: Iterator[Any], ticket: tf.Tensor) -> tf.Tensor:
@@ -69,7 +62,7 @@ def training(model: TfModel, shards: Sequence[Shard], info: DataInfo) -> Callabl
     return train
 
 
-def _updates(model: TfModel, shards: Sequence[Shard], data: Resident, work: Work) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _updates(model: TfModel, passes: Passes, shards: Sequence[Shard], data: Resident, work: Work) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Carry out a ticket: return the seconds it took, float64, each update's loss, float32, and its staleness, int64."""
     with tf.control_dependencies([work.indices]):
         started = tf.timestamp()
@@ -79,11 +72,17 @@ def _updates(model: TfModel, shards: Sequence[Shard], data: Resident, work: Work
 
     def body(step: tf.Tensor, messages: list[tf.Tensor], losses: tf.TensorArray, staleness: tf.TensorArray) -> tuple[Any, ...]:
         begin, end = tf.gather(work.offsets, step), tf.gather(work.offsets, step + 1)
-        x_bchw, y_b = data.batch(work.indices[begin:end])
-        loss, gradients = model.loss_and_gradients(_parameters(model, messages), x_bchw, y_b, tf.cast(end - begin, tf.float32))
-        gradient, rate = flattened(gradients), tf.gather(work.learning_rates, step)
+        indices = work.indices[begin:end]
+        x_bchw, y_b = data.batch(indices, None if work.changes is None else work.changes[begin:end])
+        size = tf.cast(end - begin, tf.float32)
+        parameters, buffers = _pulled(model, messages)
+        number = work.first_step + tf.cast(step, tf.int64) if passes.dropout else None
+        context = passes.training(buffers, number, indices)
+        loss_sum, gradients = model.loss_and_gradients(parameters, x_bchw, y_b, 1.0 / size, context)
+        falls = [value - context.updated.get(name, value) for name, value in buffers.items()]
+        gradient, rate = flattened([*gradients, *falls]), tf.gather(work.learning_rates, step)
         messages = [shard.push(gradient[shard.start : shard.stop], rate, pulled) for shard, pulled in zip(shards, messages, strict=True)]
-        return step + 1, messages, losses.write(step, loss), staleness.write(step, staleness_of(messages[0]))
+        return step + 1, messages, losses.write(step, loss_sum / size), staleness.write(step, staleness_of(messages[0]))
 
     losses, staleness = (tf.TensorArray(dtype, size=work.count, element_shape=[]) for dtype in (tf.float32, tf.int64))
     _, messages, losses, staleness = tf.while_loop(
@@ -94,25 +93,21 @@ def _updates(model: TfModel, shards: Sequence[Shard], data: Resident, work: Work
     return seconds, losses.stack(), staleness.stack()
 
 
-def evaluation(model: TfModel, shards: Sequence[Shard], info: DataInfo, split: Split) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
+def evaluation(
+    model: TfModel, passes: Passes, shards: Sequence[Shard], layout: Layout, split: Split
+) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
     """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [3], as `TfModel.sums` of these examples."""
     position = 1 + 2 * _SPLITS.index(split)
 
     def evaluate(iterator: Iterator[Any], bounds: tf.Tensor) -> tf.Tensor:
         element = next(iterator)
-        data = Resident(info, element[position], element[position + 1])
-        parameters = _parameters(model, [shard.pull() for shard in shards])
-
-        def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            end = tf.minimum(begin + EVALUATION_BATCH, bounds[1])
-            return end, sums + model.sums(parameters, *data.batch(tf.range(begin, end)))
-
-        _, sums = tf.while_loop(lambda begin, _: begin < bounds[1], body, (bounds[0], tf.zeros([3], tf.float64)))
-        return sums
+        data = Resident(layout, element[position], element[position + 1])
+        parameters, buffers = _pulled(model, [shard.pull() for shard in shards])
+        return summed(model, data, parameters, passes.evaluation(buffers), bounds[0], bounds[1])
 
     return evaluate
 
 
-def _parameters(model: TfModel, messages: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Return the parameters in the shards' messages."""
+def _pulled(model: TfModel, messages: Sequence[tf.Tensor]) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    """Return parameters and buffers in the shards' messages."""
     return model.unflattened(tf.concat([message[:-PULL_EXTRA] for message in messages], axis=0))

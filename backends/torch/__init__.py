@@ -13,6 +13,8 @@ from ...core.job import Job
 from ...data.base import Dataset
 from ...models.base import ModelSpec
 from ..base import Availability, Server, Session, parameter_server_placement, ranks_placement
+from ..exporting import Export
+from .export_formats import EXPORT_FORMATS
 
 __all__ = ["BACKEND", "TorchBackend"]
 
@@ -24,6 +26,7 @@ class TorchBackend:
 
     name = "torch"
     modes: frozenset[Literal["sync", "async"]] = frozenset({"sync", "async"})
+    export_formats = EXPORT_FORMATS
 
     def probe(self) -> Availability:
         """Import torch and list its devices."""
@@ -36,6 +39,13 @@ class TorchBackend:
     def placement(self, job: Job) -> list[Placed]:
         """Sync: one rank a worker. Async: the chief is the first parameter server."""
         return ranks_placement(job) if job.mode == "sync" else parameter_server_placement(job, chief_is_first_ps=True)
+
+    def preload(self, job: Job) -> None:
+        """Import torch, and the part of this package that every worker of the job needs."""
+        if job.mode == "sync":
+            from . import sync  # noqa: F401
+        else:
+            from . import worker  # noqa: F401
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
         """Join the cluster and warm up; the task's role decides what comes back."""
@@ -57,6 +67,12 @@ class TorchBackend:
         from .worker import Worker
 
         return Worker(task, job, model, data, device)
+
+    def export(self, request: Export) -> None:
+        """Write a trained model in one of the formats; see `Exporter`."""
+        from .export import export
+
+        export(request)
 
 
 BACKEND = TorchBackend()

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 
 from ...core.cluster import Placed, Task
@@ -21,14 +20,14 @@ from ...models.base import Array, ModelSpec
 from ..base import EvalResult, Plan, State, StepResult, make_sampler
 from .dispenser import Dispenser
 from .handshake import Hello, connect
-from .model import EVAL_BATCH
+from .model import evaluation_batch
 from .optimizers import slot_names
 from .progress import TicketProgress
 from .server import Listener, initial_shard, shard_bounds, warm_rule
 from .shard import bytes_of
-from .state import pack, unpack
+from .state import StateMemory
 from .tickets import TrainTicket, cut_evaluation, cut_plan, encode
-from .wire import FRESH, Kind, Link
+from .wire import FRESH, SKIP, Kind, Link
 
 __all__ = ["AsyncSession"]
 
@@ -51,12 +50,15 @@ class AsyncSession:
         self._sampler = make_sampler(job, data)
         self._shard = initial_shard(job, model, 0)
         self._dispenser = Dispenser()
+        self._memory: StateMemory | None = None
         self._open = True
         warm_rule(self._shard, job)
         deadline = time.monotonic() + job.start_timeout
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
         self._servers = [self._connect(task, placed, deadline) for placed in task.cluster.of_role("ps")]
         self._await_workers(deadline)
+        if job.checkpoint_every is not None:
+            self._state_memory()
 
     def _connect(self, task: Task, placed: Placed, deadline: float) -> Link:
         start, stop = shard_bounds(self._spec, self._job.ps)[placed.index]
@@ -89,7 +91,7 @@ class AsyncSession:
         while True:
             frame = link.receive(incoming)
             if frame.kind == Kind.PUSH and progress.expects_update:
-                staleness, version = self._shard.update(gradient, frame.lr, frame.version, values)
+                staleness, version = self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & SKIP))
                 if progress.add(frame.loss, staleness, frame.seconds):
                     link.send(Kind.PARAMETERS, outgoing, version=version)
                     continue
@@ -112,8 +114,8 @@ class AsyncSession:
                 return
 
     def _examples(self, ticket: TrainTicket, updates: int) -> int:
-        first = ticket.first_in_epoch
-        return self._sampler.examples_before(first + updates) - self._sampler.examples_before(first)
+        first, before = ticket.first_in_epoch, self._sampler.examples_before
+        return before(first + updates, ticket.skip) - before(first, ticket.skip)
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Queue the plan's tickets and yield what finishes; see `Session.train`.
@@ -152,7 +154,7 @@ class AsyncSession:
         self._require_quiet("evaluate")
         began = time.perf_counter()
         size = self._sizes[split]
-        self._dispenser.offer(cut_evaluation(split, size, self._job.workers, EVAL_BATCH))
+        self._dispenser.offer(cut_evaluation(split, size, self._job.workers, evaluation_batch(self._spec)))
         for result in self._gather(lambda: self._dispenser.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied during an evaluation")
         sums = self._dispenser.take_sums()
@@ -166,34 +168,45 @@ class AsyncSession:
         if not self._dispenser.quiescent:
             raise RuntimeError(f"{what}: updates are outstanding; drain first")
 
+    def _state_memory(self) -> StateMemory:
+        if self._memory is None:
+            self._memory = StateMemory(self._spec, self._slots)
+        return self._memory
+
     def state(self) -> State:
         """Return a copy of the state, collected from every parameter server; see `Session.state`."""
         self._require_quiet("state")
-        flat, updates = self._shard.export()
-        parts = [flat] + [self._fetch(index, link) for index, link in enumerate(self._servers, start=1)]
-        rows = [part.reshape(1 + len(self._slots), -1) for part in parts]
-        return unpack(self._spec, np.concatenate(rows, axis=1).ravel(), updates, self._slots)
+        memory = self._state_memory()
+        own, *others = [memory.part(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
+
+        def copy(pieces: list[torch.Tensor], _version: int) -> None:
+            torch._foreach_copy_(own, pieces)
+
+        for link in self._servers:
+            link.send(Kind.FETCH)
+        self._shard.export(copy)
+        for link, part in zip(self._servers, others, strict=True):
+            link.receive()
+            link.receive_parts([bytes_of(piece) for piece in part])
+        return memory.state(self._shard.version)
+
+    def predict(self, split: Split, start: int, stop: int) -> Array:
+        """Refuse: raises RuntimeError, since a chief computes nothing; see `Session.predict`."""
+        raise RuntimeError("predict: needs a single synchronous worker")
 
     def load(self, state: State | None) -> None:
-        """Replace the state on every parameter server. Raises ValueError where it does not fit the model or the optimiser."""
+        """Replace the state on every parameter server. Raises ValueError where it does not fit the model."""
         self._require_quiet("load")
         if state is None:
             raise ValueError("load: the chief was given no state")
-        rows = pack(self._spec, state, self._slots).reshape(1 + len(self._slots), -1)
-        bounds = shard_bounds(self._spec, self._job.ps)
-        own, *others = [np.ascontiguousarray(rows[:, start:stop]).ravel() for start, stop in bounds]
-        self._shard.replace(own, state.updates)
+        memory = self._state_memory()
+        memory.fill(state)
+        own, *others = [memory.part(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
+        self._shard.replace(lambda pieces: torch._foreach_copy_(pieces, own), state.updates)
         for link, part in zip(self._servers, others, strict=True):
-            link.send(Kind.STORE, part.data.cast("B"), version=state.updates)
+            link.send(Kind.STORE, version=state.updates)
+            link.send_parts([bytes_of(piece) for piece in part])
             link.receive()
-
-    def _fetch(self, index: int, link: Link) -> Array:
-        """Return the state vector of one further parameter server."""
-        start, stop = shard_bounds(self._spec, self._job.ps)[index]
-        flat = np.empty((stop - start) * (1 + len(self._slots)), dtype=np.float32)
-        link.send(Kind.FETCH)
-        link.receive(flat.data.cast("B"))
-        return flat
 
     def close(self) -> None:
         """Send workers and parameter servers home; bounded in time. A second call does nothing."""

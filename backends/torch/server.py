@@ -18,8 +18,7 @@ from ...core.job import Job
 from ...models.base import ModelSpec
 from .handshake import Hello, admit
 from .shard import Shard, bytes_of
-from .state import flatten
-from .wire import Frame, Kind, Link, tune
+from .wire import SKIP, Frame, Kind, Link, tune
 
 __all__ = ["Listener", "ShardServer", "initial_shard", "shard_bounds", "warm_rule"]
 
@@ -28,24 +27,36 @@ log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 10.0
 """A peer that has not proved itself by then is sent away, so that silent connections do not pile up."""
 
+WARM_ELEMENTS = 2**16
+"""Enough to run the kernels that large shards run, on all threads."""
+
 Serve = Callable[[Link, Hello], None]
 
 
 def shard_bounds(model: ModelSpec, shards: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of each shard in the flat parameter vector: equal shares of elements, cut across parameters."""
-    return split_evenly(model.size, shards)
+    """Return (start, stop) of each shard in the vector of parameters and buffers: equal shares of elements, cut across variables."""
+    return split_evenly(model.size + model.buffers_size, shards)
 
 
 def initial_shard(job: Job, model: ModelSpec, index: int) -> Shard:
     """Return shard `index` at the model's initial values."""
     start, stop = shard_bounds(model, job.ps)[index]
-    return Shard(flatten(model, model.initial(job.seed))[start:stop], job)
+    parameters, buffers = model.initial(job.seed), model.initial_buffers()
+    flat = np.empty(stop - start, dtype=np.float32)
+    position = 0
+    for spec, values in ((spec, values) for specs, values in ((model.parameters, parameters), (model.buffers, buffers)) for spec in specs):
+        first, last = max(start, position), min(stop, position + spec.size)
+        if first < last:
+            flat[first - start : last - start] = values[spec.name].ravel()[first - position : last - position]
+        position += spec.size
+    return Shard(flat, max(0, min(stop, model.size) - start), job)
 
 
 def warm_rule(shard: Shard, job: Job) -> None:
     """Run the update's kernels once on throw-away values."""
-    scratch = Shard(np.zeros(shard.elements, dtype=np.float32), job)
-    scratch.update(torch.zeros(shard.elements), job.lr, 0, torch.empty(shard.elements))
+    elements = min(shard.elements, WARM_ELEMENTS)
+    scratch = Shard(np.zeros(elements, dtype=np.float32), elements, job)
+    scratch.update(torch.zeros(elements), job.lr, 0, torch.empty(elements))
 
 
 class Listener:
@@ -152,21 +163,23 @@ class ShardServer:
     def _answer(self, frame: Frame, gradient: torch.Tensor, values: torch.Tensor) -> int:
         """Carry out a PUSH or a PULL: leave the newest values in `values` and return their version."""
         if frame.kind == Kind.PUSH:
-            return self._shard.update(gradient, frame.lr, frame.version, values)[1]
+            return self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & SKIP))[1]
         if frame.kind == Kind.PULL:
             return self._shard.read(values)
         raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
 
     def _serve_chief(self, link: Link) -> None:
-        state = torch.empty(self._shard.state_elements)
+        def send(pieces: list[torch.Tensor], version: int) -> None:
+            link.send(Kind.STATE, version=version)
+            link.send_parts([bytes_of(piece) for piece in pieces])
+
         while True:
-            frame = link.receive(bytes_of(state))
+            frame = link.receive()
             if frame.kind == Kind.FETCH:
-                flat, version = self._shard.export()
-                link.send(Kind.STATE, flat.data.cast("B"), version=version)
+                self._shard.export(send)
                 continue
             if frame.kind == Kind.STORE:
-                self._shard.replace(state.numpy(), frame.version)
+                self._shard.replace(lambda pieces: link.receive_parts([bytes_of(piece) for piece in pieces]), frame.version)
             link.send(Kind.DONE)
             if frame.kind == Kind.END:
                 self._ended.set()

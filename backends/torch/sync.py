@@ -3,12 +3,14 @@
 The gradient of an update is Σ losses / global batch size, exactly, however unevenly the batch is shared: DistributedDataParallel
 averages over ranks, so each rank scales its summed losses by world size / global batch size. A rank with an empty slice takes part
 with zeros.
+
+Buffers (running statistics) are each rank's own while it trains, and averaged over ranks before they are evaluated or saved.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,11 +22,13 @@ from ...data.base import Dataset, Split
 from ...data.sampler import Batches
 from ...models.base import Array, ModelSpec
 from ..base import EvalResult, Plan, State, StepResult, make_sampler
-from .data import ResidentSplit, part
+from .data import first_examples, part, resident_splits
 from .group import join_group, leave_group
-from .model import DistributedLoss, Model
+from .model import Context, DistributedLoss, Model
 from .optimizers import make_rule, slot_names
-from .state import pack, unpack
+from .precision import LossScale, precision_used
+from .state import StateMemory, each_value
+from .tracing import make_tracer
 
 __all__ = ["SyncSession"]
 
@@ -39,12 +43,16 @@ class SyncSession:
         self._spec, self._job, self._device = model, job, device
         self._rank, self._world = task.rank, task.cluster.workers
         self._sampler = make_sampler(job, data)
-        self._splits: dict[Split, ResidentSplit] = {split: ResidentSplit(data, split, device) for split in ("train", "test")}
+        self._splits = resident_splits(job, model, data, device)
         self._sizes = dict(data.info.sizes)
-        self._model = Model.initial(job, model, device)
+        self._model = Model.initial(job, model, task.rank, device)
         self._rule = make_rule(job, self._model.values)
         self._slots = slot_names(job)
-        self._steps_per_group = 64
+        self._loss_scale = LossScale() if job.precision == "fp16" else None
+        self.precision_used = precision_used(job.precision, device)
+        self._averaged = True
+        self._memory: StateMemory | None = None
+        self._tracer, self._left_to_trace = make_tracer(task, job, device), job.profile
         self._open, self._healthy = True, True
         self._distributed: torch.nn.Module | None = None
         if job.wrapped:
@@ -62,44 +70,76 @@ class SyncSession:
 
         The rebuild changes the order of summation, so that without it a run that is resumed would differ in the last bits.
         """
-        x, y = self._splits["train"].span(0, min(self._job.per_worker_batch, self._sizes["train"]))
-        initial = State(self._spec.initial(self._job.seed))
+        count = min(self._job.per_worker_batch, self._sizes["train"])
+        x, y = self._splits["train"].span(0, count)
         for _ in range(2):
-            self._update(x, y, 1.0, 0.0)
+            began = time.perf_counter()
+            float(self._update(x, y, 1.0, 0.0, self._model.passes.training(0, first_examples(count), 0)))
+            seconds = time.perf_counter() - began
+        self._steps_per_group = max(1, min(64, int(GROUP_SECONDS / seconds)))
         self._model.sums(self._splits["test"], 0, min(len(y), self._sizes["test"]))
         if self._distributed is not None:
             dist.barrier()
-        self._install(initial)
+        self._begin_anew()
+        if self._job.checkpoint_every is not None:
+            self._state_memory()
 
-    def _update(self, x: torch.Tensor, y: torch.Tensor, scale: float, lr: float) -> torch.Tensor:
+    def _begin_anew(self) -> None:
+        """Undo what the warm-up has changed. With the learning rate 0 that is no parameter, so that no copy of them is needed."""
+        for slot in self._slots:
+            torch._foreach_zero_(self._rule.slots[slot])
+        for buffer, spec in zip(self._model.buffers, self._spec.buffers, strict=True):
+            buffer.fill_(spec.constant)
+        self._rule.updates, self._averaged = 0, True
+        if self._loss_scale is not None:
+            self._loss_scale.restore({})
+
+    def _update(self, x: torch.Tensor, y: torch.Tensor, scale: float, lr: float, context: Context) -> torch.Tensor:
         """Apply one update and return the loss: the batch's mean, or the slice's sum times `scale` among several ranks."""
         leaves = self._model.leaves
         loss: torch.Tensor
+        gradients: Sequence[torch.Tensor]
         if self._distributed is None:
-            loss = self._model.mean_loss(x, y)
-            gradients = torch.autograd.grad(loss, leaves)
+            loss = self._model.mean_loss(x, y, context)
+            gradients = torch.autograd.grad(self._scaled(loss), leaves)
         else:
             for leaf in leaves:
                 leaf.grad = None
-            loss = self._distributed(x, y, scale)
-            loss.backward()
+            loss = self._distributed(x, y, scale, context)
+            self._scaled(loss).backward()
             gradients = [leaf.grad for leaf in leaves]
-        self._rule.step(gradients, lr)
+        if context.updated:
+            self._model.keep_updated(context)
+        if self._loss_scale is None or self._loss_scale.unscale(gradients):
+            self._rule.step(gradients, lr)
+        else:
+            self._rule.updates += 1  # an update that changes nothing: the cursor of the run counts it
         return loss.detach()
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Apply the plan; see `Session.train`. A peer that dies raises RuntimeError here."""
-        batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank)
-        self._healthy = False
+        batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip)
+        self._healthy = self._averaged = False
         first = 0
         while first < plan.count:
             count = self._group(plan.count - first)
-            yield self._run(plan, batches, first, count)
+            if self._tracer is not None:
+                self._tracer.begin()
+            result = self._run(plan, batches, first, count)
+            self._left_to_trace = max(0, self._left_to_trace - count)
+            if self._tracer is not None:
+                self._tracer.done(count)
+            yield result
             first += count
         self._healthy = True
 
     def _group(self, remaining: int) -> int:
         """Return how many updates the next result covers; the same on every rank."""
+        if self._left_to_trace:
+            return min(remaining, self._left_to_trace)
         if self._job.steps_per_call is not None:
             return min(remaining, self._job.steps_per_call)
         if self._distributed is not None or remaining <= 2 * self._steps_per_group:
@@ -115,11 +155,11 @@ class SyncSession:
         scales = (self._world / own.global_sizes).tolist()
         rates = plan.learning_rates[first : first + count].tolist()
         losses: list[torch.Tensor] = []
-        update = self._update
+        update, context, step = self._update, self._model.passes.training, plan.first_step + first
         for block in data.blocks(own):
             for x, y in block:
                 position = len(losses)
-                losses.append(update(x, y, scales[position], rates[position]))
+                losses.append(update(x, y, scales[position], rates[position], context(step + position, own, position)))
         reduced = self._reduce(losses)
         seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(4 * count, int(count * GROUP_SECONDS / seconds)))
@@ -143,6 +183,7 @@ class SyncSession:
     def evaluate(self, split: Split) -> EvalResult:
         """Evaluate the rank's share of the split and add up over ranks; see `Session.evaluate`."""
         began = time.perf_counter()
+        self._average_buffers()
         start, stop = split_evenly(self._sizes[split], self._world)[self._rank]
         sums = torch.tensor(self._model.sums(self._splits[split], start, stop), dtype=torch.float64, device=self._device)
         if self._distributed is not None:
@@ -154,33 +195,78 @@ class SyncSession:
             raise RuntimeError(f"evaluation counted {int(examples)} examples of the {self._sizes[split]} in split {split!r}")
         return EvalResult(split, int(examples), loss_sum, int(correct), time.perf_counter() - began, self._rule.updates)
 
+    def _average_buffers(self) -> None:
+        """Replace every rank's buffers by their mean over the ranks. A second call before further updates changes nothing, not a bit."""
+        if self._distributed is not None and not self._averaged and self._model.buffers:
+            flat = torch.cat([buffer.flatten() for buffer in self._model.buffers])
+            self._healthy = False
+            dist.all_reduce(flat)
+            self._healthy = True
+            flat /= self._world
+            for buffer, mean in zip(self._model.buffers, flat.split([buffer.numel() for buffer in self._model.buffers]), strict=True):
+                buffer.copy_(mean.view(buffer.shape))
+        self._averaged = True
+
+    def predict(self, split: Split, start: int, stop: int) -> Array:
+        """Return logits; see `Session.predict`. Raises RuntimeError where there are several ranks."""
+        if self._world > 1:
+            raise RuntimeError(f"predict: needs a single worker, and this run has {self._world}")
+        return self._model.logits(self._splits[split], start, stop)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """Return what the state consists of, in the order of `each_value`."""
+        slots = [tensor for slot in self._slots for tensor in self._rule.slots[slot]]
+        return [*self._model.values, *slots, *self._model.buffers]
+
+    def _state_memory(self) -> StateMemory | None:
+        """Return the room for a copy of the state, taken once; on the first rank alone, which has all of it."""
+        if self._memory is None and self._rank == 0:
+            self._memory = StateMemory(self._spec, self._slots, pinned=self._device.type == "cuda")
+        return self._memory
+
     def state(self) -> State:
-        """Return a copy of the state; complete on every rank."""
-        tensors = self._model.values + [tensor for slot in self._slots for tensor in self._rule.slots[slot]]
-        flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu().numpy()
-        return unpack(self._spec, flat, self._rule.updates, self._slots)
+        """Return a copy of the state; complete on the first rank, without values on the others."""
+        self._average_buffers()
+        memory = self._state_memory()
+        if memory is None:
+            return State({}, updates=self._rule.updates)
+        memory.take(self._tensors())
+        return memory.state(self._rule.updates, self._scalars())
+
+    def _scalars(self) -> dict[str, float]:
+        return {} if self._loss_scale is None else self._loss_scale.scalars
 
     def load(self, state: State | None) -> None:
-        """Take over the first rank's state. Raises ValueError where it does not fit the model or the optimiser."""
-        if self._distributed is None:
+        """Take over the first rank's state. Raises ValueError where it does not fit the model."""
+        if self._rank == 0:
             if state is None:
-                raise ValueError("load: the only rank was given no state")
+                raise ValueError("load: the first rank was given no state")
             self._install(state)
-            return
-        width = self._spec.size * (1 + len(self._slots))
-        flat = torch.empty(width) if state is None else torch.from_numpy(pack(self._spec, state, self._slots))
-        flat, updates = flat.to(self._device), torch.tensor([state.updates if state else 0], device=self._device)
-        dist.broadcast(flat, 0)
-        dist.broadcast(updates, 0)
-        self._install(unpack(self._spec, flat.cpu().numpy(), int(updates), self._slots))
+        if self._distributed is not None:
+            self._spread()
+        self._averaged = True
 
     def _install(self, state: State) -> None:
         """Write a state into this rank's tensors."""
-        tensors = self._model.values + [tensor for slot in self._slots for tensor in self._rule.slots[slot]]
-        pieces = torch.from_numpy(pack(self._spec, state, self._slots)).split([tensor.numel() for tensor in tensors])
-        for tensor, piece in zip(tensors, pieces, strict=True):
-            tensor.copy_(piece.view(tensor.shape))
+        for tensor, value in zip(self._tensors(), each_value(self._spec, self._slots, state), strict=True):
+            tensor.zero_() if value is None else tensor.copy_(value)
         self._rule.updates = state.updates
+        if self._loss_scale is not None:
+            self._loss_scale.restore(state.scalars)
+
+    def _spread(self) -> None:
+        """Give the first rank's state to the others."""
+        self._healthy = False
+        for tensor in self._tensors():
+            dist.broadcast(tensor, 0)
+        scale = [0.0, 0.0] if self._loss_scale is None else list(self._loss_scale.scalars.values())
+        numbers = torch.tensor([float(self._rule.updates), *scale], dtype=torch.float64, device=self._device)
+        dist.broadcast(numbers, 0)
+        updates, loss_scale, clean_steps = numbers.tolist()
+        self._healthy = True
+        self._rule.updates = int(updates)
+        if self._loss_scale is not None:
+            self._loss_scale.restore({"loss_scale": loss_scale, "clean_steps": clean_steps})
 
     def close(self) -> None:
         """Leave together with the other ranks (at once where this one failed); a second call does nothing."""

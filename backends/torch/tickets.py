@@ -24,18 +24,19 @@ PIECES_PER_WORKER = 8
 MAX_COUNT = 512
 """Most updates of a ticket."""
 
-_HEAD = struct.Struct("<cqqqq")
+_HEAD = struct.Struct("<cqqqqq")
 _SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainTicket:
-    """Consecutive updates of one epoch; `first_step` and `first_in_epoch` as in `Plan`; one learning rate an update."""
+    """Consecutive updates of one epoch; `first_step` and `first_in_epoch`, `skip` as in `Plan`; one learning rate an update."""
 
     first_step: int
     epoch: int
     first_in_epoch: int
     learning_rates: NDArray[np.float64]
+    skip: int = 0
 
     @property
     def count(self) -> int:
@@ -44,7 +45,7 @@ class TrainTicket:
 
     def after(self, done: int) -> TrainTicket:
         """Return what is left after the first `done` updates."""
-        return TrainTicket(self.first_step + done, self.epoch, self.first_in_epoch + done, self.learning_rates[done:])
+        return TrainTicket(self.first_step + done, self.epoch, self.first_in_epoch + done, self.learning_rates[done:], self.skip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def cut_plan(plan: Plan, workers: int) -> list[TrainTicket]:
     """Cut a plan into tickets of nearly equal size."""
     pieces = max(min(plan.count, workers * PIECES_PER_WORKER), math.ceil(plan.count / MAX_COUNT))
     return [
-        TrainTicket(plan.first_step + start, plan.epoch, plan.first_in_epoch + start, plan.learning_rates[start:stop])
+        TrainTicket(plan.first_step + start, plan.epoch, plan.first_in_epoch + start, plan.learning_rates[start:stop], plan.skip)
         for start, stop in split_evenly(plan.count, pieces)
     ]
 
@@ -77,16 +78,16 @@ def cut_evaluation(split: Split, size: int, workers: int, least: int) -> list[Ev
 def encode(ticket: Ticket | None) -> bytes:
     """Return a ticket as bytes; None means that there will be no more."""
     if ticket is None:
-        return _HEAD.pack(b"x", 0, 0, 0, 0)
+        return _HEAD.pack(b"x", 0, 0, 0, 0, 0)
     if isinstance(ticket, EvalTicket):
-        return _HEAD.pack(b"e", _SPLITS.index(ticket.split), ticket.start, ticket.stop, 0)
-    head = _HEAD.pack(b"t", ticket.first_step, ticket.epoch, ticket.first_in_epoch, ticket.count)
+        return _HEAD.pack(b"e", _SPLITS.index(ticket.split), ticket.start, ticket.stop, 0, 0)
+    head = _HEAD.pack(b"t", ticket.first_step, ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip)
     return head + np.asarray(ticket.learning_rates, dtype="<f8").tobytes()
 
 
 def decode(data: bytes) -> Ticket | None:
     """Read what `encode` wrote. Raises ValueError where it is no ticket."""
-    kind, first, second, third, count = _HEAD.unpack_from(data)
+    kind, first, second, third, count, skip = _HEAD.unpack_from(data)
     if kind == b"x":
         return None
     if kind == b"e":
@@ -94,4 +95,4 @@ def decode(data: bytes) -> Ticket | None:
     rates = np.frombuffer(data, dtype="<f8", offset=_HEAD.size)
     if kind != b"t" or len(rates) != count:
         raise ValueError("not a ticket of the parameter server")
-    return TrainTicket(first, second, third, rates.astype(np.float64))
+    return TrainTicket(first, second, third, rates.astype(np.float64), skip)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["FRESH", "Frame", "Kind", "Link", "tune"]
+__all__ = ["FRESH", "SKIP", "Frame", "Kind", "Link", "tune"]
 
 
 class Kind(IntEnum):
@@ -23,19 +24,19 @@ class Kind(IntEnum):
     PULL = 2
     """Worker to a shard: send the parameters."""
     PUSH = 3
-    """Worker to a shard: a gradient. version = version read, lr; to the chief also loss and busy seconds."""
+    """Worker to a shard: a gradient, and for buffers old − new. version = version read, lr; to the chief also loss and busy seconds."""
     SUMS = 4
     """Worker to chief: an evaluation piece. examples, version = correct predictions, loss = sum of losses."""
     FETCH = 5
     """Chief to a shard: send all of the state."""
     STORE = 6
-    """Chief to a shard: the state to take over. version = updates."""
+    """Chief to a shard: the state to take over follows, piece by piece. version = updates."""
     END = 7
     """Chief to a shard: serve no longer. Worker to a shard: goodbye (no reply)."""
     PARAMETERS = 16
     """Shard to worker: parameters and their version; a trailer, where there is one, is the worker's next ticket."""
     STATE = 17
-    """Shard to chief: its state. version = updates."""
+    """Shard to chief: its state follows, piece by piece. version = updates."""
     DONE = 18
     """Shard to chief: what was asked for is done."""
 
@@ -53,11 +54,14 @@ class Frame(NamedTuple):
     seconds: float
 
 
+SKIP = 2
+"""Flag of PUSH: the gradient overflowed; count the update, but let it change nothing."""
+
 FRESH = 1
 """Flag of PARAMETERS: time has passed since the push, so that other shards' parameters should be fetched again."""
 
 _LAYOUT = struct.Struct("<BBxxIqqddd")
-_PAYLOAD = frozenset({Kind.PUSH, Kind.STORE, Kind.PARAMETERS, Kind.STATE})
+_PAYLOAD = frozenset({Kind.PUSH, Kind.PARAMETERS})
 _EMPTY = memoryview(bytearray())
 MAX_TRAILER_BYTES = 1 << 16
 
@@ -123,6 +127,16 @@ class Link:
         elif filled:
             raise ConnectionError("the peer sent bytes that its frame does not announce")
         return frame
+
+    def send_parts(self, parts: Sequence[memoryview]) -> None:
+        """Send the bytes that follow a frame of kind STATE or STORE, whose header went out by itself."""
+        for part in parts:
+            self.connection.sendall(part)
+
+    def receive_parts(self, parts: Sequence[memoryview]) -> None:
+        """Fill `parts` with the bytes that follow a frame of kind STATE or STORE; both sides know their sizes."""
+        for part in parts:
+            self._receive_rest(part, 0)
 
     def receive_trailer(self, frame: Frame) -> bytes:
         """Return the bytes that follow the frame's payload. Raises ConnectionError where they are too many."""

@@ -14,16 +14,19 @@ import torch
 from ...core.cluster import Placed, Task
 from ...core.errors import RunFailedError
 from ...core.job import Job
-from ...data.base import Dataset, Split
+from ...data.base import Dataset
 from ...models.base import ModelSpec
 from ..base import make_sampler
-from .data import ResidentSplit
+from .data import first_examples, resident_splits
 from .handshake import Hello, connect
-from .model import Model
+from .model import Context, Model
+from .precision import LossScale, precision_used
 from .server import shard_bounds
 from .shard import bytes_of
+from .state import cut
 from .tickets import EvalTicket, Ticket, TrainTicket, decode
-from .wire import FRESH, Frame, Kind, Link
+from .tracing import make_tracer
+from .wire import FRESH, SKIP, Frame, Kind, Link
 
 __all__ = ["Worker"]
 
@@ -37,9 +40,9 @@ class Remote:
     gradient: memoryview
     version: int = field(default=0)
 
-    def push(self, lr: float, loss: float, seconds: float) -> None:
+    def push(self, lr: float, loss: float, seconds: float, flags: int) -> None:
         """Send this shard's part of the gradient."""
-        self.link.send(Kind.PUSH, self.gradient, version=self.version, lr=lr, loss=loss, seconds=seconds)
+        self.link.send(Kind.PUSH, self.gradient, flags=flags, version=self.version, lr=lr, loss=loss, seconds=seconds)
 
     def receive(self) -> Frame:
         """Wait for the newest parameters."""
@@ -59,14 +62,17 @@ class Worker:
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
         self._job, self._device = job, device
         self._sampler = make_sampler(job, data)
-        self._splits: dict[Split, ResidentSplit] = {split: ResidentSplit(data, split, device) for split in ("train", "test")}
-        self._values, self._gradient = torch.zeros(model.size), torch.zeros(model.size)
+        self._splits = resident_splits(job, model, data, device)
+        elements = model.size + model.buffers_size
+        pinned = device.type == "cuda"
+        self._values, self._gradient = torch.zeros(elements, pin_memory=pinned), torch.zeros(elements, pin_memory=pinned)
         self._on_device = self._values if device.type == "cpu" else self._values.to(device)
-        self._model = Model.on(job, model, self._on_device)
-        sizes = [parameter.size for parameter in model.parameters]
-        self._gradient_views = [
-            view.view(parameter.shape) for view, parameter in zip(self._gradient.split(sizes), model.parameters, strict=True)
-        ]
+        self._model = Model.on(job, model, task.rank, self._on_device)
+        self._loss_scale = LossScale() if job.precision == "fp16" else None
+        self.precision_used = precision_used(job.precision, device)
+        self._tracer = make_tracer(task, job, device)
+        self._gradient_views = cut(self._gradient[: model.size], model.parameters)
+        self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))
         self._warm_up()
         self._remotes = self._connect(task, model)
         for remote in self._remotes:
@@ -91,17 +97,25 @@ class Worker:
     def _warm_up(self) -> None:
         """Run the kernels of training and evaluation once, on parameters that are all zero."""
         data = self._splits["train"]
+        count = min(self._job.per_worker_batch, len(data))
         for _ in range(2):
-            self._compute(*data.span(0, min(self._job.per_worker_batch, len(data))))
+            self._compute(*data.span(0, count), self._model.passes.training(0, first_examples(count), 0))
+        if self._loss_scale is not None:
+            self._loss_scale.restore({})
         self._model.sums(self._splits["test"], 0, 1)
 
-    def _compute(self, x: torch.Tensor, y: torch.Tensor) -> float:
-        """Gather the batch's gradient in the outgoing buffer and return the mean loss."""
+    def _compute(self, x: torch.Tensor, y: torch.Tensor, context: Context) -> tuple[float, int]:
+        """Gather the batch's gradient, and what moves the buffers, in the outgoing buffer; return the mean loss and the push's flags."""
         if self._on_device is not self._values:
-            self._on_device.copy_(self._values)
-        loss = self._model.mean_loss(x, y)
-        torch._foreach_copy_(self._gradient_views, torch.autograd.grad(loss, self._model.leaves))
-        return float(loss.detach())
+            self._on_device.copy_(self._values, non_blocking=True)
+        loss, scale, flags = self._model.mean_loss(x, y, context), self._loss_scale, 0
+        gradients = torch.autograd.grad(loss if scale is None else loss * scale.scale, self._model.leaves)
+        if scale is not None and not scale.unscale(gradients):
+            flags = SKIP
+        torch._foreach_copy_(self._gradient_views, gradients)
+        for name, move in self._moves.items():
+            move.copy_(self._model.passes.buffers[name] - context.updated[name].detach() if name in context.updated else 0.0)
+        return float(loss.detach()), flags
 
     def serve(self, stop: threading.Event) -> None:
         """Work until the chief has no more tickets or `stop` is set.
@@ -144,30 +158,35 @@ class Worker:
 
     def _train(self, ticket: TrainTicket) -> Frame:
         """Compute and push every update of a ticket; return the reply to the last."""
-        batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count)
+        batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip)
         rates = ticket.learning_rates.tolist()
-        clock, compute, exchange, position, last = time.perf_counter, self._compute, self._exchange, 0, ticket.count - 1
+        clock, compute, exchange, context = time.perf_counter, self._compute, self._exchange, self._model.passes.training
+        position, last, tracer = 0, ticket.count - 1, self._tracer
         began = clock()
         for block in self._splits["train"].blocks(batches):
             for x, y in block:
-                loss = compute(x, y)
-                frame = exchange(rates[position], loss, clock() - began, position == last)
+                if tracer is not None:
+                    tracer.begin()
+                loss, flags = compute(x, y, context(ticket.first_step + position, batches, position))
+                frame = exchange(rates[position], loss, clock() - began, flags, position == last)
+                if tracer is not None:
+                    tracer.done()
                 began = clock()
                 position += 1
         return frame
 
-    def _exchange(self, lr: float, loss: float, seconds: float, last: bool) -> Frame:
+    def _exchange(self, lr: float, loss: float, seconds: float, flags: int, last: bool) -> Frame:
         """Push the gradient to every shard and take in the new parameters.
 
         The chief counts an update as applied when its own shard has it. So at the end of a ticket, after which it may read the state,
         the other shards come first.
         """
         for remote in self._others:
-            remote.push(lr, loss, seconds)
+            remote.push(lr, loss, seconds, flags)
         if last:
             for remote in self._others:
                 remote.receive()
-        self._chief.push(lr, loss, seconds)
+        self._chief.push(lr, loss, seconds, flags)
         if not last:
             for remote in self._others:
                 remote.receive()

@@ -2,20 +2,19 @@
 
 import json
 import queue
-import random
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tf_tasks
 from logreg_reference import Reference, distance
+from processes import free_ports, script_process
 from torch_tasks import TinyData, plans
 
 from crosstrain.backends.base import make_sampler
@@ -26,6 +25,7 @@ from crosstrain.models.logreg import build
 pytestmark = pytest.mark.cluster
 
 SCRIPT = Path(tf_tasks.__file__)
+process = partial(script_process, SCRIPT)
 OPTIMISERS = {
     "sgd": {},
     "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
@@ -35,29 +35,6 @@ OPTIMISERS = {
 }
 THREE = {"nodes": 3, "global_batch_size": 11, **OPTIMISERS["nesterov"]}
 """Slices of 4, 4 and 3; the last batch of an epoch has two examples, so that the third rank has none."""
-
-
-def free_ports(count):
-    """The first of `count` consecutive free ports."""
-    while True:
-        first = random.randrange(21000, 29999 - count)
-        try:
-            for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return first
-
-
-@contextmanager
-def process(*arguments, **options):
-    """A process that does not outlive the test."""
-    with subprocess.Popen([sys.executable, str(SCRIPT), *arguments], **options) as started:
-        try:
-            yield started
-        finally:
-            if started.poll() is None:
-                started.kill()
 
 
 def scenario(folder, **fields):

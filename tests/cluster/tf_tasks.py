@@ -50,17 +50,25 @@ def whole_epochs(job, data, epochs):
     return [Plan(epoch * steps, steps, epoch, 0, np.full(steps, job.lr)) for epoch in range(epochs)]
 
 
+def kept(session):
+    """A state that the next one does not overwrite, on every rank: those after the first copy theirs although nobody asks for it."""
+    session.state()
+    memory = session._replica.memory()
+    session._replica.copy_to(memory)
+    return memory.state(session._updates, session._replica.scalars)
+
+
 def run(session, job, rank, chosen):
     """Train; then go back to the beginning of the last epoch and train it again. Returns arrays."""
     losses = []
     assert session.state().updates == 0
     for plan in chosen:
-        middle = session.state()
+        middle = kept(session)
         losses.append(train(session, plan)[0])
-    found, end = session.evaluate("test"), session.state()
+    found, end = session.evaluate("test"), kept(session)
     session.load(middle if rank == 0 else None)
     again, _ = train(session, plan)
-    repeated = session.state()
+    repeated = kept(session)
     evaluated = np.array([found.examples, found.loss_sum, found.correct, found.updates_applied])
     updates = np.array([end.updates, repeated.updates])
     return {
@@ -74,13 +82,16 @@ def check_raw_images():
     from crosstrain.backends.tf import data as module
 
     data, indices = TinyData(), np.array([7, 0, 199, 7], np.int32)
-    before = module.resident(data, "train")
-    module.RESIDENT_FLOAT_BYTES = 0
-    raw = module.resident(data, "train")
-    assert (before.inputs.dtype.name, raw.inputs.dtype.name) == ("float32", "uint8")
-    for x, y in before.batch(indices), raw.batch(indices):
-        assert np.array_equal(x.numpy(), data.inputs("train")[indices])
-        assert np.array_equal(y.numpy(), data.labels("train")[indices])
+    for channels_last in False, True:
+        layout = module.Layout(data.info, channels_last, changing=False)
+        before = module.resident(data, "train", layout)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "RESIDENT_FLOAT_BYTES", 0)
+            raw = module.resident(data, "train", layout)
+        assert (before.inputs.dtype.name, raw.inputs.dtype.name) == ("float32", "uint8")
+        for x, y in before.batch(indices), raw.batch(indices):
+            assert np.array_equal(x.numpy(), data.inputs("train")[indices])
+            assert np.array_equal(y.numpy(), data.labels("train")[indices])
 
 
 def alone_main(scenario, folder):

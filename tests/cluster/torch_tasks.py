@@ -4,6 +4,7 @@
 ``python torch_tasks.py task NAME SCENARIO.json``: an async task; the chief takes commands as JSON lines and answers each with one.
 """
 
+import copy
 import errno
 import itertools
 import json
@@ -88,11 +89,11 @@ def run_rank(rank, options, first_port):
     assert session.state().updates == 0
     losses, examples = [], 0
     for plan in plans(job, data, 3):
-        middle = session.state() if plan.epoch == 2 else None
+        middle = copy.deepcopy(session.state()) if plan.epoch == 2 else None  # the session's own copy is overwritten by the next
         values, counted = train(session, plan)
         losses.append(values)
         examples += counted
-    found, end = session.evaluate("test"), session.state()
+    found, end = session.evaluate("test"), copy.deepcopy(session.state())
     session.load(middle if rank == 0 else None)
     again, _ = train(session, plan)
     repeated = session.state()
@@ -194,7 +195,7 @@ def answer(session, command, state):
         found = session.evaluate(command["split"])
         return [found.examples, found.loss_sum, found.correct, found.updates_applied]
     if what == "state":
-        state.append(session.state())
+        state.append(copy.deepcopy(session.state()))
         found = state[-1]
         slots = {slot: {name: value.tolist() for name, value in values.items()} for slot, values in found.slots.items()}
         return {"parameters": {name: value.tolist() for name, value in found.parameters.items()}, "slots": slots, "updates": found.updates}

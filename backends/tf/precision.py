@@ -1,0 +1,102 @@
+"""Number formats: what convolutions and matrix products are computed in, and the scaling of the loss that fp16 needs.
+
+Weights, gradients as the optimiser sees them, normalisation, losses and reductions stay float32. What needs a GPU here (fp16, TF32) has
+not been run on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from ...core.errors import UsageError
+from ...core.job import Job
+
+__all__ = ["CLEAN_STEPS", "FIRST_SCALE", "LossScale", "all_finite", "check_precision", "low_format", "precision_used"]
+
+FIRST_SCALE, CLEAN_STEPS = 2.0**16, 2000
+"""Loss scale at the start, and steps without overflow after which it doubles."""
+
+TENSOR_FLOAT_CAPABILITY = (8, 0)
+"""The first GPUs that know TF32."""
+
+_FORMATS: Mapping[str, tf.DType | None] = {"fp32": None, "bf16": tf.bfloat16, "fp16": tf.float16}
+
+
+def low_format(precision: str) -> tf.DType | None:
+    """Return the format of convolutions and matrix products, None for float32."""
+    return _FORMATS[precision]
+
+
+def check_precision(job: Job, device: str) -> None:
+    """Raise UsageError for fp16 on a device other than a GPU, or in async mode, where nobody scales the loss for all workers."""
+    if job.precision != "fp16":
+        return
+    if not device.startswith("GPU"):
+        raise UsageError("precision: got 'fp16', which needs a GPU, and this run computes on the CPU; allowed here: fp32, bf16. Use bf16.")
+    if job.mode == "async":
+        raise UsageError("precision: got 'fp16', which backend 'tf' has in mode sync only; allowed here: fp32, bf16. Use bf16.")
+
+
+def precision_used(precision: str, device: str) -> str:
+    """Return the precision as a summary names it: fp32 says where a GPU computes convolutions and products in TF32."""
+    if precision == "fp32" and device.startswith("GPU") and tf.config.experimental.tensor_float_32_execution_enabled():
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+        if any(detail.get("compute_capability", (0, 0)) >= TENSOR_FLOAT_CAPABILITY for detail in details):
+            return "fp32 (TF32)"
+    return precision
+
+
+def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """In ops: return whether every element is finite, as a boolean scalar."""
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+
+
+class LossScale:
+    """Dynamic scaling of the loss (Micikevicius et al. 2018): halved at an overflow, doubled after `CLEAN_STEPS` steps without one.
+
+    The scale is a power of two, so that scaling changes no bit of a gradient that stays in range.
+    """
+
+    @staticmethod
+    def initial() -> dict[str, float]:
+        """Return the scalars at the start of a run."""
+        return {"loss_scale": FIRST_SCALE, "clean_steps": 0.0}
+
+    def __init__(self) -> None:
+        self.scale = tf.Variable(FIRST_SCALE, name="loss_scale")
+        self._clean = tf.Variable(0.0, name="clean_steps")
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"loss_scale": float(self.scale.numpy()), "clean_steps": float(self._clean.numpy())}
+
+    def restore(self, scalars: Mapping[str, float]) -> None:
+        """Take over what a checkpoint kept; begin anew where it kept nothing."""
+        values = {**self.initial(), **scalars}
+        self.scale.assign(values["loss_scale"])
+        self._clean.assign(values["clean_steps"])
+
+    def guarded(self, gradients: Sequence[tf.Tensor], apply: Callable[[Sequence[tf.Tensor]], object]) -> None:
+        """In ops: call `apply` with the gradients divided by the scale where all are finite, else leave the update out; adapt the scale.
+
+        Ranks whose gradients are added up together come to the same answer.
+        """
+        unscaled = [gradient / self.scale for gradient in gradients]
+
+        def take() -> tf.Tensor:
+            apply(unscaled)
+            clean = self._clean + 1.0
+            grown = clean >= CLEAN_STEPS
+            self.scale.assign(tf.where(grown, self.scale * 2.0, self.scale))
+            self._clean.assign(tf.where(grown, 0.0, clean))
+            return tf.constant(True)
+
+        def leave_out() -> tf.Tensor:
+            self.scale.assign(self.scale / 2.0)
+            self._clean.assign(0.0)
+            return tf.constant(False)
+
+        tf.cond(all_finite(gradients), take, leave_out)

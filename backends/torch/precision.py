@@ -1,0 +1,68 @@
+"""Number formats: what convolutions and matrix products are computed in, and the scaling of the loss that fp16 needs.
+
+Weights, gradients as the optimiser sees them, normalisation, losses and reductions stay float32; which operations are low is
+autocast's list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ...core.errors import UsageError
+
+__all__ = ["LossScale", "low_format", "precision_used"]
+
+FIRST_SCALE, CLEAN_STEPS = 2.0**16, 2000
+"""Loss scale at the start, and steps without overflow after which it doubles: those of torch.amp.GradScaler."""
+
+TENSOR_FLOAT_CAPABILITY = (8, 0)
+"""The first GPUs that know TF32."""
+
+
+def low_format(precision: str, device: torch.device) -> torch.dtype | None:
+    """Return the format of convolutions and matrix products, None for float32. Raises UsageError for fp16 without a GPU."""
+    if precision == "fp32":
+        return None
+    if precision == "fp16" and device.type != "cuda":
+        raise UsageError("precision: got 'fp16', which needs a GPU, and this run computes on the CPU; allowed here: fp32, bf16. Use bf16.")
+    return torch.bfloat16 if precision == "bf16" else torch.float16
+
+
+def precision_used(precision: str, device: torch.device) -> str:
+    """Return the precision as a summary names it: fp32 says where a GPU computes convolutions or products in TF32."""
+    if precision != "fp32" or device.type != "cuda" or torch.cuda.get_device_capability(device) < TENSOR_FLOAT_CAPABILITY:
+        return precision
+    return "fp32 (TF32)" if torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32 else "fp32"
+
+
+class LossScale:
+    """Dynamic scaling of the loss (Micikevicius et al. 2018): halved at an overflow, doubled after `CLEAN_STEPS` steps without one."""
+
+    def __init__(self) -> None:
+        self.scale, self.clean_steps = FIRST_SCALE, 0
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"loss_scale": self.scale, "clean_steps": float(self.clean_steps)}
+
+    def restore(self, scalars: Mapping[str, float]) -> None:
+        """Take over what a checkpoint kept; begin anew where it kept nothing."""
+        self.scale, self.clean_steps = scalars.get("loss_scale", FIRST_SCALE), int(scalars.get("clean_steps", 0))
+
+    def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
+        """Divide the gradients by the scale, in place, and adapt it. False: they are not all finite, and the update must be left out.
+
+        Ranks whose gradients are reduced together come to the same answer.
+        """
+        torch._foreach_mul_(gradients, 1.0 / self.scale)
+        largest = torch._foreach_norm([gradient for gradient in gradients if gradient.numel()], float("inf"))
+        if not bool(torch.stack(largest).isfinite().all()):
+            self.scale, self.clean_steps = self.scale / 2.0, 0
+            return False
+        self.clean_steps += 1
+        if self.clean_steps == CLEAN_STEPS:
+            self.scale, self.clean_steps = self.scale * 2.0, 0
+        return True

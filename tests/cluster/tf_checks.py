@@ -1,0 +1,176 @@
+"""Parts of the TensorFlow backend in one process: pixels, dropout, precision, logits, traces. Run by test_tf_images.py."""
+
+import os
+
+import numpy as np
+import pytest
+from processes import free_ports
+from tf_image_tasks import opened
+from torch_image_tasks import Pictures, flat
+
+from crosstrain.backends.tf.runtime import environment
+
+os.environ.update(environment(deterministic=False))
+
+import tensorflow as tf
+
+from crosstrain.backends.base import Plan, State, make_sampler
+from crosstrain.backends.tf import data as data_module
+from crosstrain.backends.tf import pixels as pixels_module
+from crosstrain.backends.tf.passes import Passes
+from crosstrain.backends.tf.pixels import changed, normalised, normalised_in_blocks
+from crosstrain.backends.tf.precision import LossScale
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
+from crosstrain.core.plugins import find, load
+from crosstrain.data.augment import Augmentation, apply_changes
+from crosstrain.models.dropout import keep_mask
+
+tf.config.threading.set_intra_op_parallelism_threads(1)  # as a task of one thread sets them, which cannot be changed any more
+tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+@pytest.fixture(scope="module")
+def session():
+    """A trained session of the model with batch normalisation."""
+    found, _, data = opened("worker-0", {"model": "resnet18", "batch_size": 8, "momentum": 0.9}, 32, free_ports(1))
+    list(found.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
+    return found, data
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("short", [False, True])
+def test_normalised_to_the_bit(monkeypatch, channels_last, short):
+    """In one product and one sum, or by the table; the first where it gives the same bits for every pixel value."""
+    data = Pictures(13)
+    if not short:
+        table = pixels_module._table(data.info)
+        monkeypatch.setattr(pixels_module, "_short", lambda info: np.zeros_like(table))
+    monkeypatch.setattr(pixels_module, "BLOCK_ELEMENTS", 7 * 3 * 13 * 13)
+    axes = (0, 2, 3, 1) if channels_last else (0, 1, 2, 3)
+    images = np.ascontiguousarray(data.images("train").transpose(axes))
+    for way in normalised, normalised_in_blocks:
+        found = way(tf.constant(images), data.info, channels_last=channels_last).numpy()
+        assert np.array_equal(found, data.inputs("train").transpose(axes))
+
+
+@pytest.mark.parametrize("small", [0, 2**15])
+@pytest.mark.parametrize("augment", ["none", "crop+flip"])
+@pytest.mark.parametrize("model", ["cnn", "logreg"])
+def test_batches_are_the_definition(monkeypatch, small, augment, model):
+    monkeypatch.setattr(data_module, "SMALL_ELEMENTS", small)
+    data, job = Pictures(16), Job(backend="tf", batch_size=7, augment=augment)
+    layout = data_module.layout_for(job, load(find("model", model), "model")(data.info), data.info)
+    split = data_module.resident(data, "train", layout)
+    assert (split.inputs.dtype == tf.float32) == (small > 0 and augment == "none")
+    batches = make_sampler(job, data).whole(1, 0, 9)
+    mean, std = (np.array(values).reshape(3, 1, 1) for values in (data.info.mean, data.info.std))
+    for position in range(9):
+        indices, changes, pixels = batches.batch(position), None, data.images("train")[batches.batch(position)]
+        if augment != "none":
+            changes = batches.changes[batches.offsets[position] : batches.offsets[position + 1]]
+            pixels = apply_changes(pixels, changes)
+        x, y = split.batch(indices, changes)
+        assert np.array_equal(x.numpy(), ((pixels / 255.0 - mean) / std).astype(np.float32))
+        assert np.array_equal(y.numpy(), data.labels("train")[indices])
+
+
+def test_changed_pixels_are_the_definition():
+    images = Pictures(16).images("train")[:, :, :, :11]
+    changes = Augmentation(4, 3, flip=True).draws(5, 2, 60)
+    found = changed(tf.constant(np.ascontiguousarray(images.transpose(0, 2, 3, 1))), tf.constant(changes))
+    assert np.array_equal(found.numpy().transpose(0, 3, 1, 2), apply_changes(images, changes))
+
+
+def test_dropout_depends_on_seed_step_rank_and_layer_alone():
+    data = Pictures(20)
+    spec = load(find("model", "alexnet"), "model")(data.info)
+    x, indices = tf.ones([20, 400]), tf.range(20)
+
+    def drawn(seed=0, rank=0, step=3, layer=0, deterministic=False):
+        passes = Passes(Job(backend="tf", seed=seed, deterministic=deterministic), spec, rank)
+        tf.random.uniform([3])  # TensorFlow's own random state is of no importance
+        return passes.training({}, tf.constant(step, tf.int64), indices).dropout(x, 0.4, layer).numpy()
+
+    assert np.array_equal(drawn(), drawn())
+    for other in drawn(seed=1), drawn(rank=1), drawn(step=4), drawn(layer=1):
+        assert not np.array_equal(drawn(), other)
+    assert np.unique(drawn()).tolist() == pytest.approx([0.0, 1 / 0.6])
+    assert (drawn() > 0).mean() == pytest.approx(0.6, abs=0.03)
+    mask = keep_mask(9, 3, 1, np.arange(20), 400, 0.4)
+    assert np.array_equal(drawn(seed=9, layer=1, deterministic=True) > 0, mask)
+    assert np.array_equal(drawn(rank=1, deterministic=True), drawn(deterministic=True))
+
+
+def test_loss_scale():
+    scale = LossScale()
+    applied = []
+    first = scale.scalars["loss_scale"]
+    assert first == 2.0**16
+    scale.guarded([tf.fill([3], first), tf.zeros([0])], lambda gradients: applied.append([g.numpy() for g in gradients]))
+    assert applied.pop()[0].tolist() == [1.0] * 3
+    assert scale.scalars == {"loss_scale": first, "clean_steps": 1.0}
+    for bad in (float("inf"), float("nan")):
+        before = scale.scalars["loss_scale"]
+        scale.guarded([tf.ones([2]), tf.constant([1.0, bad])], applied.append)
+        assert scale.scalars == {"loss_scale": before / 2, "clean_steps": 0.0}
+    assert not applied
+    scale.restore({"loss_scale": 8.0, "clean_steps": 1999.0})
+    scale.guarded([tf.ones([1])], applied.append)
+    assert scale.scalars == {"loss_scale": 16.0, "clean_steps": 0.0}
+
+
+def test_half_precision_needs_a_gpu():
+    with pytest.raises(UsageError, match="bf16"):
+        opened("worker-0", {"model": "cnn", "precision": "fp16", "device": "cpu"}, 32, free_ports(1))
+
+
+def test_lower_precision_is_near_and_named():
+    logits = {}
+    for name in ("fp32", "bf16"):
+        session, _, _ = opened("worker-0", {"model": "cnn", "precision": name, "device": "cpu"}, 32, free_ports(1))
+        assert session.precision_used == name
+        logits[name] = session.predict("test", 3, 30)
+        assert all(value.dtype == np.float32 for value in session.state().parameters.values())
+    distance = np.linalg.norm(logits["bf16"] - logits["fp32"]) / np.linalg.norm(logits["fp32"])
+    assert 1e-5 < distance < 0.03
+
+
+def test_logits_are_those_that_are_evaluated(monkeypatch, session):
+    found, data = session
+    monkeypatch.setattr("crosstrain.backends.tf.model.EVALUATION_BATCH", 8)
+    logits = np.concatenate([found.predict("test", 0, 11), found.predict("test", 11, 11), found.predict("test", 11, 30)])
+    assert logits.shape == (30, 4)
+    shifted = logits - logits.max(1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(30), data.labels("test")]
+    evaluated = found.evaluate("test")
+    assert evaluated.loss_sum == pytest.approx(losses.sum(), rel=1e-4)
+    assert evaluated.correct == (logits.argmax(1) == data.labels("test")).sum()
+
+
+def test_states_are_taken_over_whole_or_refused(session):
+    found, _ = session
+    kept = {key: value.copy() for key, value in flat(found.state()).items()}
+    state = found.state()
+    given = State(*({name: value.copy() for name, value in part.items()} for part in (state.parameters,)), {}, 5, dict(state.buffers))
+    found.load(given)
+    back = flat(found.state())
+    for key, value in back.items():
+        expected = 5 if key == "updates" else np.zeros_like(value) if key.startswith("slots/") else kept[key]
+        assert np.array_equal(value, expected), key
+    first = next(iter(given.parameters))
+    for wrong in (
+        State({**given.parameters, first: np.zeros(3, np.float32)}, {}, 5, given.buffers),
+        State(given.parameters, {"first_moment": given.parameters}, 5, given.buffers),
+        State(given.parameters, {}, 5, {}),
+    ):
+        with pytest.raises(ValueError, match=r"shape|slots|buffer"):
+            found.load(wrong)
+
+
+def test_a_trace_is_written(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRAINER_PROFILE_DIR", str(tmp_path))
+    session, _, _ = opened("worker-0", {"model": "cnn", "batch_size": 8, "profile": 2}, 32, free_ports(1))
+    assert [result.count for result in session.train(Plan(0, 7, 0, 0, np.full(7, 0.01)))] == [2, 5]
+    (trace,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
+    assert b"Conv2D" in trace.read_bytes()

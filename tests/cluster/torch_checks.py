@@ -1,0 +1,192 @@
+"""Parts of the torch backend in one process: pixels, dropout, precision, logits, traces. Run by test_torch_images.py."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from processes import free_ports
+from torch_image_tasks import Pictures, opened
+
+from crosstrain.backends.base import Plan, make_sampler
+from crosstrain.backends.torch import data as data_module
+from crosstrain.backends.torch import precision
+from crosstrain.backends.torch.optimizers import make_rule
+from crosstrain.backends.torch.passes import Dropout
+from crosstrain.backends.torch.pixels import Normaliser, change, gather_changed
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
+from crosstrain.data.augment import Augmentation, apply_changes
+from crosstrain.data.sampler import Batches
+from crosstrain.models.dropout import keep_mask
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("short", [False, True])
+def test_normalised_to_the_bit(monkeypatch, channels_last, short):
+    """In one product and one sum, or by the definition; the first where it gives the same bits for every pixel value."""
+    data = Pictures(13)
+    if not short:
+        monkeypatch.setattr("crosstrain.backends.torch.pixels._same_bits", lambda *_: False)
+    normaliser = Normaliser(data.info, CPU, channels_last=channels_last)
+    assert len(normaliser._steps) == (2 if short else 3)
+    rows = normaliser.empty(60)
+    normaliser.convert(torch.from_numpy(data.images("train")), rows)
+    images = normaliser.as_images(rows)
+    assert np.array_equal(images.numpy(), data.inputs("train"))
+    assert images.is_contiguous(memory_format=torch.channels_last) == channels_last
+
+
+@pytest.mark.parametrize("small", [0, 2**15])
+@pytest.mark.parametrize("augment", ["none", "crop+flip"])
+def test_batches_are_the_definition(monkeypatch, small, augment):
+    monkeypatch.setattr(data_module, "SMALL_ELEMENTS", small)
+    data, job = Pictures(16), Job(backend="torch", batch_size=7, augment=augment)
+    split = data_module.ResidentSplit(data, "train", CPU, channels_last=True, changing=augment != "none")
+    assert split.normalised == (small > 0 and augment == "none")
+    batches = make_sampler(job, data).whole(1, 0, 9)
+    found = [(x.numpy().copy(), y.numpy()) for block in split.blocks(batches) for x, y in block]
+    mean, std = (np.array(values).reshape(3, 1, 1) for values in (data.info.mean, data.info.std))
+    for position, (x, y) in enumerate(found):
+        pixels = data.images("train")[batches.batch(position)]
+        if augment != "none":
+            pixels = apply_changes(pixels, batches.changes[batches.offsets[position] : batches.offsets[position + 1]])
+        assert np.array_equal(x, ((pixels / 255.0 - mean) / std).astype(np.float32))
+        assert np.array_equal(y, data.labels("train")[batches.batch(position)])
+
+
+def test_both_ways_to_change_pixels_are_the_definition():
+    images = Pictures(16).images("train")[:, :, :, :11]
+    changes = Augmentation(4, 3, flip=True).draws(5, 2, 60)
+    expected = apply_changes(images, changes)
+    tensor = torch.from_numpy(images.copy())
+    assert np.array_equal(change(tensor, changes).numpy(), expected)
+    assert np.array_equal(gather_changed(tensor, torch.from_numpy(changes).long()).numpy(), expected)
+
+
+def test_dropout_depends_on_seed_step_rank_and_layer_alone():
+    x = torch.ones(20, 400)
+
+    def drawn(seed=0, rank=0, step=3, layer=0, deterministic=False):
+        dropout = Dropout(Job(backend="torch", seed=seed, deterministic=deterministic), rank)
+        dropout.at(step, np.arange(20, dtype=np.int32))
+        torch.rand(3)  # torch's own random state is of no importance
+        return dropout(x, 0.4, layer)
+
+    assert torch.equal(drawn(), drawn())
+    others = [drawn(seed=1), drawn(rank=1), drawn(step=4), drawn(layer=1)]
+    assert all(not torch.equal(drawn(), other) for other in others)
+    assert drawn().unique().tolist() == pytest.approx([0.0, 1 / 0.6])
+    assert float((drawn() > 0).float().mean()) == pytest.approx(0.6, abs=0.03)
+    mask = keep_mask(9, 3, 1, np.arange(20), 400, 0.4)
+    assert np.array_equal(drawn(seed=9, layer=1, deterministic=True).numpy() > 0, mask)
+    assert torch.equal(drawn(rank=1, deterministic=True), drawn(deterministic=True))
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.9, "nesterov": True}, {}, {"optimizer": "adam"}])
+def test_gradients_may_lie_in_memory_as_they_like(options):
+    found = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        weight, job = torch.zeros(4, 3, 5, 5), Job(backend="torch", **options)
+        rule = make_rule(job, [weight])
+        for seed in range(2):
+            gradient = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(seed))
+            rule.step([gradient.to(memory_format=layout)], 0.1)
+        found.append(weight)
+    assert torch.allclose(*found, rtol=1e-6)
+
+
+def test_loss_scale():
+    scale = precision.LossScale()
+    first = scale.scale
+    assert first == 2.0**16
+    gradients = [torch.full((3,), first), torch.zeros(0)]
+    assert scale.unscale(gradients)
+    assert gradients[0].tolist() == [1.0] * 3
+    for bad in (float("inf"), float("nan")):
+        before = scale.scale
+        assert not scale.unscale([torch.ones(2), torch.tensor([1.0, bad])])
+        assert scale.scale == before / 2
+    scale.restore({"loss_scale": 8.0, "clean_steps": 1999.0})
+    assert scale.unscale([torch.ones(1)])
+    assert scale.scalars == {"loss_scale": 16.0, "clean_steps": 0.0}
+
+
+def test_half_precision_needs_a_gpu():
+    with pytest.raises(UsageError, match="bf16"):
+        opened("worker-0", {"model": "cnn", "precision": "fp16", "device": "cpu"}, 32, free_ports(1))
+
+
+def test_lower_precision_is_near_and_named():
+    logits = {}
+    for name in ("fp32", "bf16"):
+        session, _, _ = opened("worker-0", {"model": "cnn", "precision": name, "device": "cpu"}, 32, free_ports(1))
+        assert session.precision_used == name
+        logits[name] = session.predict("test", 3, 30)
+        assert all(value.dtype == np.float32 for value in session.state().parameters.values())
+        session.close()
+    distance = np.linalg.norm(logits["bf16"] - logits["fp32"]) / np.linalg.norm(logits["fp32"])
+    assert 1e-5 < distance < 0.03
+
+
+def test_logits_are_those_that_are_evaluated(monkeypatch):
+    monkeypatch.setattr("crosstrain.backends.torch.model.EVALUATION_BATCH", 8)
+    session, _, data = opened("worker-0", {"model": "resnet18", "batch_size": 8}, 32, free_ports(1))
+    list(session.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
+    logits = np.concatenate([session.predict("test", 0, 11), session.predict("test", 11, 11), session.predict("test", 11, 30)])
+    assert logits.shape == (30, 4)
+    labels = data.labels("test")
+    loss = np.log(np.exp(logits.astype(np.float64)).sum(1)) - logits[np.arange(30), labels]
+    found = session.evaluate("test")
+    assert found.correct == int((logits.argmax(1) == labels).sum())
+    assert found.loss_sum == pytest.approx(loss.sum(), rel=1e-4)
+    session.close()
+
+
+def test_the_state_stays_in_its_memory():
+    session, _, _ = opened("worker-0", {"model": "cnn", "momentum": 0.9, "checkpoint_every": "1epoch"}, 32, free_ports(1))
+    first = session.state()
+    weight = first.parameters["conv1.weight"]
+    before = weight.copy()
+    list(session.train(Plan(0, 1, 0, 0, np.array([0.1]))))
+    assert np.array_equal(weight, before)
+    second = session.state()
+    assert np.shares_memory(weight, second.parameters["conv1.weight"])
+    assert not np.array_equal(weight, before)
+    session.close()
+
+
+def test_the_rest_of_an_epoch_is_trained():
+    """With `skip` a plan's steps are those after the examples that were consumed."""
+    losses = []
+    for plan in (Plan(0, 1, 0, 2, np.array([0.0])), Plan(0, 1, 0, 0, np.array([0.0]), skip=20)):
+        session, _, _ = opened("worker-0", {"model": "cnn", "batch_size": 10}, 32, free_ports(1))
+        losses += [loss for result in session.train(plan) for loss in result.losses]
+        session.close()
+    assert losses[0] == losses[1]
+
+
+def test_a_few_updates_are_traced(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINER_PROFILE_DIR", str(tmp_path))
+    session, _, _ = opened("worker-0", {"model": "cnn", "batch_size": 10, "profile": 2}, 32, free_ports(1))
+    results = list(session.train(Plan(0, 5, 0, 0, np.full(5, 0.1))))
+    assert [result.count for result in results] == [2, 3]
+    session.close()
+    (path,) = tmp_path.glob("worker-0.*.pt.trace.json")
+    names = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
+    assert names.count("aten::conv2d") == 4
+
+
+def test_an_empty_slice_changes_no_buffer():
+    session, _, _ = opened("worker-0", {"model": "resnet18", "batch_size": 8}, 32, free_ports(1))
+    model, empty = session._model, Batches(*(np.zeros(size, dtype=np.int32) for size in (0, 2, 1)))
+    x, y = session._splits["train"].span(0, 0)
+    context = model.passes.training(0, empty, 0)
+    loss = model.summed_loss(x, y, context)
+    gradients = torch.autograd.grad(loss, model.leaves)
+    assert float(loss.detach()) == 0.0
+    assert all(float(gradient.abs().sum()) == 0.0 for gradient in gradients)
+    assert not context.updated
+    session.close()
