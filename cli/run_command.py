@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,11 @@ from ..core.job import Job
 from ..core.layers import Resolved, resolve
 from ..launch.contract import find_place
 from ..launch.local import Launcher, LocalLauncher
+from .interrupts import DeferredInterrupts
 from .options import given_options, job_options
+
+if TYPE_CHECKING:
+    from ..launch.resuming import Resumption
 
 __all__ = ["run"]
 
@@ -38,6 +42,17 @@ __all__ = ["run"]
     help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
 )
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="RUN|CHECKPOINT",
+    help="Go on with a run from its newest sound checkpoint, or from this one. Settings given besides replace the run's; "
+    "--epochs +1 and --steps +500 count from where it stands.",
+)
+@click.option("--force", is_flag=True, help="With --resume: go on although model, data or seed are not the checkpoint's.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), metavar="N", help="Run N times, with the seeds from --seed on, and give mean and spread."
+)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -49,6 +64,9 @@ def run(
     node_rank: int | None,
     rendezvous: str | None,
     secret_file: Path | None,
+    resume: Path | None,
+    force: bool,
+    repeats: int | None,
     **_options: Any,
 ) -> int:
     """Train one job on one framework and write a run directory.
@@ -57,10 +75,22 @@ def run(
     Every setting can also be given as environment variable (--batch-size: TRAINER_BATCH_SIZE) or as key of a --config file
     (batch_size); flags win over the environment, the environment over the file, the file over the defaults.
     """
-    resolved = resolve(given_options(ctx), os.environ, config)
+    if force and resume is None:
+        raise UsageError("--force: belongs to --resume")
+    resumption = None
+    if resume is None:
+        resolved = resolve(given_options(ctx), os.environ, config)
+    else:
+        from ..launch.resuming import prepare
+
+        resumption = prepare(resume, given_options(ctx), os.environ, config, force=force)
+        resolved = resumption.resolved
     if print_config:
         click.echo(_as_json(resolved) if as_json else _as_text(resolved))
         return 0
+    if resumption is not None:
+        for text in resumption.notes:
+            note(text)
     if not quiet:
         for text in resolved.notes:
             note(text)
@@ -69,9 +99,17 @@ def run(
     if job.launcher == "local" and (rendezvous is not None or node_rank is not None):
         raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")
     place = find_place(os.environ, rendezvous, node_rank, job.nodes) if job.launcher == "auto" else None
+    if repeats is not None:
+        if place is not None or resume is not None:
+            raise UsageError(
+                "--repeats: starts new runs on nodes of its own; it goes neither with --resume nor with nodes started elsewhere"
+            )
+        from .repeats import repeat
+
+        return repeat(job, ctx.obj or (), repeats, as_json=as_json)
     if place is None:
         launcher: Launcher = LocalLauncher(job, note)
-        return _drive(job, resolved.sources, command, launcher, quiet=quiet, as_json=as_json)
+        return _drive(job, resolved.sources, command, launcher, resumption, quiet=quiet, as_json=as_json)
     from ..launch.channel import read_secret
     from ..launch.external import ExternalLauncher, apply_contract, join
 
@@ -79,18 +117,29 @@ def run(
     job, sources = apply_contract(job, resolved.sources, place)
     if not place.is_driver:
         return join(job, place, secret)
-    return _drive(job, sources, command, ExternalLauncher(job, place, secret), quiet=quiet, as_json=as_json)
+    return _drive(job, sources, command, ExternalLauncher(job, place, secret), resumption, quiet=quiet, as_json=as_json)
 
 
-def _drive(job: Job, sources: Mapping[str, str], command: Sequence[str], launcher: Launcher, *, quiet: bool, as_json: bool) -> int:
+def _drive(
+    job: Job,
+    sources: Mapping[str, str],
+    command: Sequence[str],
+    launcher: Launcher,
+    resumption: Resumption | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> int:
     """Start the nodes, load the driver while they load, run, and print the summary."""
     try:
-        if isinstance(launcher, LocalLauncher):
-            launcher.start()
-        from ..engine.progress import make_progress
-        from ..launch import driver
+        with DeferredInterrupts():
+            if isinstance(launcher, LocalLauncher):
+                launcher.start()
+            from ..engine.progress import make_progress
+            from ..launch import driver
 
-        path, summary = driver.run(job, sources=sources, progress=make_progress(sys.stderr, quiet), command=command, launcher=launcher)
+        progress = make_progress(sys.stderr, quiet)
+        path, summary = driver.run(job, sources=sources, progress=progress, command=command, launcher=launcher, resumption=resumption)
     finally:
         launcher.close()
     _print_summary(str(path), summary, as_json=as_json)
@@ -107,6 +156,9 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
 
     click.echo(to_text(one_run(summary)))
     click.echo(f"run directory: {path}")
+    if summary["profile"] is not None:
+        folder = Path(path) / summary["profile"]
+        click.echo(f"traces: {folder} (tensorboard --logdir {folder}; a .json also in chrome://tracing or https://ui.perfetto.dev)")
 
 
 def _as_json(resolved: Resolved) -> str:

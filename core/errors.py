@@ -12,6 +12,7 @@ __all__ = [
     "DamagedStoreError",
     "InterruptedRunError",
     "MissingPackageError",
+    "ResumableRunError",
     "RunFailedError",
     "StalledRunError",
     "TrainerError",
@@ -72,3 +73,9 @@ class InterruptedRunError(TrainerError):
     """The user ended the run (Ctrl-C or SIGTERM)."""
 
     exit_code = 130
+
+
+class ResumableRunError(InterruptedRunError):
+    """The user ended the run, and it has saved a checkpoint to go on from."""
+
+    exit_code = 75

@@ -39,7 +39,7 @@ class Job(BaseModel):
         "auto", description="always keeps the framework's distributed wrapper on a single worker, so that its cost can be seen."
     )
     model: str = Field("logreg", description="A name from `trainer models`, or the path of a Python module that has one.")
-    data: str = Field("digits", description="A name from `trainer data list`.")
+    data: str = Field("digits", description="A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
     data_dir: Path | None = Field(None, description="Folder with the dataset's original files, where you have them.")
 
     nodes: Positive = Field(1, description="Number of nodes (virtual ones on this machine with the local launcher).")
@@ -73,7 +73,12 @@ class Job(BaseModel):
     )
     base_batch_size: Positive = Field(DEFAULT_BATCH_SIZE, description="The global batch for which --lr was chosen; used by --scale-lr.")
 
-    precision: Literal["fp32"] = Field("fp32", description="Number format of the computation.")
+    augment: Literal["none", "crop", "flip", "crop+flip"] = Field(
+        "none", description="Change training images at random, alike on every backend: shifted by up to an eighth, mirrored, or both."
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Number format of convolutions and matrix products; weights stay fp32. fp16 (GPU) scales the loss."
+    )
     device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Where to compute; auto takes a GPU where the framework finds one.")
     threads: Positive | None = Field(
         None, description="Compute threads per task (default: cores of the node divided by its tasks, at least 1; 1 for very small steps)."
@@ -85,6 +90,15 @@ class Job(BaseModel):
     deterministic: bool = Field(False, description="Ask the framework for bitwise repeatable kernels (sync only).")
 
     eval_every: str = Field("1epoch", description="How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
+    checkpoint_every: str | None = Field(None, description="How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end).")
+    keep: Positive = Field(5, description="How many of the newest checkpoints to keep.")
+    keep_best: Literal["accuracy", "loss"] | None = Field(
+        None, description="Keep the checkpoint of the best evaluation by this figure as well."
+    )
+    profile: Annotated[int, Field(ge=0)] = Field(
+        0, description="Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer."
+    )
+    mllog: bool = Field(False, description="Write MLPerf's event log (:::MLLOG) as mllog.txt beside the other records.")
 
     launcher: Literal["auto", "local"] = Field(
         "auto", description="local starts all nodes here; auto also follows torchrun, TF_CONFIG and --rendezvous."
@@ -107,7 +121,7 @@ class Job(BaseModel):
     monitor: bool = Field(True, description="Sample the nodes' resources while training.")
     out: Path = Field(Path("runs"), description="Folder in which run directories are made.")
     name: str | None = Field(None, description="Name of the run directory, instead of one made from date, job and a suffix.")
-    save_weights: bool = Field(True, description="Write the final weights, in canonical names and layouts, as weights.npz.")
+    save_final: bool = Field(True, description="Save a checkpoint after the last step.")
     tensorboard: bool = Field(True, description="Write TensorBoard event files beside the JSON lines.")
 
     @field_validator("bandwidth")
@@ -121,6 +135,20 @@ class Job(BaseModel):
     @classmethod
     def _cadence(cls, value: str) -> str:
         Cadence.parse(value)
+        return value
+
+    @field_validator("checkpoint_every")
+    @classmethod
+    def _checkpoint_cadence(cls, value: str | None) -> str | None:
+        if value is not None:
+            Cadence.parse(value)
+        return value
+
+    @field_validator("epochs", "steps", mode="before")
+    @classmethod
+    def _absolute(cls, value: object) -> object:
+        if isinstance(value, str) and value.strip().startswith("+"):
+            raise ValueError("a whole number of at least 1; one with + counts from where a run stands, and belongs to --resume")
         return value
 
     @field_validator("until")

@@ -6,7 +6,7 @@ Each value remembers where it came from, so that it can be shown, and named when
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from .invalid import Given, as_usage_error
 from .job import Job
 from .plugins import Kind, available, find, forward_plugin, module_exists
 
-__all__ = ["AUTO_BACKENDS", "RESERVED_VARIABLES", "Resolved", "resolve"]
+__all__ = ["AUTO_BACKENDS", "RESERVED_VARIABLES", "Resolved", "Standing", "resolve"]
 
 AUTO_BACKENDS = ("tf", "torch")
 """The backends that ``auto`` tries, in this order."""
@@ -30,6 +30,7 @@ RESERVED_VARIABLES: Mapping[str, str] = {
     "TRAINER_SECRET_FILE": "file with that secret",
     "TRAINER_RENDEZVOUS": "HOST:PORT where nodes that are started by hand meet",
     "TRAINER_NODE_RANK": "number of a node that is started by hand",
+    "TRAINER_PROFILE_DIR": "folder for traces, which every task is told",
 }
 """Variables with our prefix that are no field of the job."""
 
@@ -51,14 +52,39 @@ class Resolved:
     notes: tuple[str, ...] = ()
 
 
-def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> Resolved:
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A run that is to go on: its job's fields, its name, the updates it has done, and after which epochs ``--epochs +0`` would end.
+
+    A layer below the file's: what is not given anew stays as it was.
+    """
+
+    fields: Mapping[str, Any]
+    name: str
+    steps: int
+    epochs: int
+
+    def absolute(self, field: str, value: Given) -> Given:
+        """Return ``+N`` steps or epochs as the number at which the run then ends; any other value as it is."""
+        text = value.value.strip() if isinstance(value.value, str) else ""
+        if field not in ("steps", "epochs") or not (text.startswith("+") and text[1:].isdecimal()):
+            return value
+        stands = self.steps if field == "steps" else self.epochs
+        return replace(value, value=stands + int(text[1:]), origin=f"{value.origin} ({text} from {stands})")
+
+
+def resolve(
+    flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None, standing: Standing | None = None
+) -> Resolved:
     """Merge the layers and validate the result. Imports no framework.
 
     `flags` has the options that were given, by field name; values may be strings. `config` is the path of a TOML file or the name of a
     shipped one. ``backend = auto`` becomes the first installed of `AUTO_BACKENDS`. Raises UsageError (MissingPackageError where no
-    framework is installed) with one message for the first wrong value.
+    framework is installed) with one message for the first wrong value. `standing` is the run that ``--resume`` names.
     """
-    given = _merge(_from_file(config), _from_environment(environ), _from_flags(flags))
+    given = _merge(_from_run(standing), _from_file(config), _from_environment(environ), _from_flags(flags))
+    if standing is not None:
+        given = {field: standing.absolute(field, value) for field, value in given.items()}
     for field, value in given.items():
         _refuse_boolean(field, value)
     try:
@@ -69,6 +95,13 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path |
     for field, kind in _PLUGIN_FIELDS.items():
         _check_name(kind, field, getattr(job, field), given)
     return _with_backend(job, sources)
+
+
+def _from_run(standing: Standing | None) -> dict[str, Given]:
+    if standing is None:
+        return {}
+    origin = f"run {standing.name}"
+    return {field: Given(value, field, origin, origin) for field, value in standing.fields.items() if value is not None}
 
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
@@ -137,7 +170,7 @@ def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, Given]) -
         if kind == "model":
             listed += ", or the dotted path of your own module, such as my_package.my_model"
         raise UsageError.of(value.key, name, listed, names, value.place) from None
-    if kind == "model" and name not in available(kind) and not module_exists(name):
+    if kind == "model" and "." in name and name not in available(kind) and not module_exists(name):
         raise UsageError(f"{value.key}: got {name!r}, but there is no such module; it has to be installed or to lie on PYTHONPATH.")
 
 

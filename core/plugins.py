@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Literal
 
@@ -46,30 +45,42 @@ class Plugin:
         return not self.requires or importlib.util.find_spec(self.requires) is not None
 
 
+_MODELS = ("logreg", "cnn", "alexnet", "resnet18")
+"""Each is a folder with a forward function for both frameworks."""
+
 BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
     "backend": (
         Plugin("tf", "crosstrain.backends.tf:BACKEND", "tensorflow", "pip install 'crosstrain[tf]'"),
         Plugin("torch", "crosstrain.backends.torch:BACKEND", "torch", "pip install 'crosstrain[torch]'"),
     ),
-    "model": (Plugin("logreg", "crosstrain.models.logreg:build"),),
+    "model": tuple(Plugin(name, f"crosstrain.models.{name}:build") for name in _MODELS),
     "dataset": (
         Plugin("digits", "crosstrain.data.digits:DATASET"),
+        Plugin("glyphs", "crosstrain.data.glyphs:GLYPHS"),
         Plugin("glyphs28", "crosstrain.data.glyphs:GLYPHS28"),
+        Plugin("synthetic-images", "crosstrain.data.synthetic:DATASET"),
         Plugin("mnist", "crosstrain.data.mnist:DATASET"),
+        Plugin("cifar10", "crosstrain.data.cifar10:DATASET"),
+        Plugin("svhn", "crosstrain.data.svhn:DATASET"),
+        Plugin("image-folder", "crosstrain.data.image_folder:DATASET"),
     ),
-    "forward": (
-        Plugin("logreg/tf", "crosstrain.models.logreg.tf"),
-        Plugin("logreg/torch", "crosstrain.models.logreg.torch"),
-    ),
+    "forward": tuple(Plugin(f"{name}/{on}", f"crosstrain.models.{name}.{on}") for name in _MODELS for on in ("tf", "torch")),
 }
 
 
 def available(kind: Kind) -> dict[str, Plugin]:
-    """Return every known plugin of one kind by name: built-ins first, then entry points; nothing is imported."""
-    found = {plugin.name: plugin for plugin in BUILT_IN[kind]}
+    """Return every known plugin of one kind by name: built-ins first, then entry points; no plugin is imported."""
+    from importlib.metadata import entry_points
+
+    found = dict(_built_in(kind))
     for point in entry_points(group=GROUPS[kind]):
         found.setdefault(point.name, Plugin(point.name, point.value))
     return found
+
+
+def _built_in(kind: Kind) -> dict[str, Plugin]:
+    """Return our own plugins by name. They win over entry points, and finding one spares the reading of every package's metadata."""
+    return {plugin.name: plugin for plugin in BUILT_IN[kind]}
 
 
 def module_exists(name: str) -> bool:
@@ -88,9 +99,15 @@ def module_exists(name: str) -> bool:
 def find(kind: Kind, name: str) -> Plugin:
     """Return the plugin called `name`; for a model also a dotted module path, whose ``build`` is the model.
 
+    What follows a colon in a dataset's name are arguments for its source, which reads them itself.
+
     Raises UsageError, naming what exists and the nearest name, where there is none.
     """
-    known = available(kind)
+    if kind == "dataset":
+        name = name.partition(":")[0]
+    known = _built_in(kind)
+    if name not in known:
+        known = available(kind)
     if name in known:
         return known[name]
     if kind == "model" and "." in name:
@@ -120,8 +137,10 @@ def forward_plugin(model: str, backend: str) -> Plugin:
 
     A model given as a module path supplies ``<path>.<backend>``. Raises UsageError where the model has no forward on the backend.
     """
-    known = available("forward")
     key = f"{model}/{backend}"
+    known = _built_in("forward")
+    if key not in known:
+        known = available("forward")
     if key in known:
         return known[key]
     if "." in model and module_exists(f"{model}.{backend}"):

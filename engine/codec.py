@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ __all__ = [
     "eval_to_message",
     "plan_from_message",
     "plan_to_message",
+    "state_from_arrays",
     "state_from_message",
+    "state_to_arrays",
     "state_to_message",
     "step_record",
     "steps_from_message",
@@ -29,14 +32,15 @@ def plan_to_message(plan: Plan) -> Message:
     rates = plan.learning_rates
     if len(rates) > 1 and np.all(rates == rates[0]):
         rates = rates[:1]
-    fields = {"first_step": plan.first_step, "count": plan.count, "epoch": plan.epoch, "first_in_epoch": plan.first_in_epoch}
+    fields = {name: getattr(plan, name) for name in ("first_step", "count", "epoch", "first_in_epoch", "skip")}
     return Message("train", fields, {"learning_rates": rates})
 
 
 def plan_from_message(message: Message) -> Plan:
     """Decode what `plan_to_message` made."""
     rates = np.broadcast_to(message.array("learning_rates").astype(np.float64), (message["count"],))
-    return Plan(message["first_step"], message["count"], message["epoch"], message["first_in_epoch"], np.ascontiguousarray(rates))
+    place = (message["first_step"], message["count"], message["epoch"], message["first_in_epoch"])
+    return Plan(*place, np.ascontiguousarray(rates), message["skip"])
 
 
 def steps_to_message(result: StepResult) -> Message:
@@ -79,27 +83,42 @@ def eval_from_message(message: Message) -> EvalResult:
     return EvalResult(**{name: message[name] for name in EvalResult.__dataclass_fields__})
 
 
-def state_to_message(state: State, kind: str = "state") -> Message:
-    """Encode a state: parameters as arrays ``parameters/NAME``, slots as ``slots/SLOT/NAME``."""
+def state_to_arrays(state: State) -> dict[str, NDArray[Any]]:
+    """Return a state's arrays by key: ``parameters/NAME``, ``buffers/NAME``, ``slots/SLOT/NAME``, in this order; no copies."""
     arrays: dict[str, NDArray[Any]] = {f"parameters/{name}": value for name, value in state.parameters.items()}
+    arrays.update({f"buffers/{name}": value for name, value in state.buffers.items()})
     for slot, values in state.slots.items():
         arrays.update({f"slots/{slot}/{name}": value for name, value in values.items()})
-    return Message(kind, {"updates": state.updates}, arrays)
+    return arrays
+
+
+def state_from_arrays(arrays: Mapping[str, NDArray[Any]], updates: int, scalars: Mapping[str, float] | None = None) -> State:
+    """Return the state whose arrays `state_to_arrays` gave. Raises ValueError for a key of another sort."""
+    parameters: dict[str, NDArray[Any]] = {}
+    buffers: dict[str, NDArray[Any]] = {}
+    slots: dict[str, dict[str, NDArray[Any]]] = {}
+    for key, value in arrays.items():
+        kind, _, rest = key.partition("/")
+        if kind == "parameters":
+            parameters[rest] = value
+        elif kind == "buffers":
+            buffers[rest] = value
+        elif kind == "slots":
+            slot, _, name = rest.partition("/")
+            slots.setdefault(slot, {})[name] = value
+        else:
+            raise ValueError(f"an array of a state is called {key!r}")
+    return State(parameters, slots, updates, buffers, dict(scalars or {}))
+
+
+def state_to_message(state: State, kind: str = "state") -> Message:
+    """Encode a state as one message; for small ones and for tests (`state_stream` has the way for those of any size)."""
+    return Message(kind, {"updates": state.updates, "scalars": dict(state.scalars)}, state_to_arrays(state))
 
 
 def state_from_message(message: Message) -> State:
     """Decode what `state_to_message` made."""
-    parameters: dict[str, NDArray[Any]] = {}
-    slots: dict[str, dict[str, NDArray[Any]]] = {}
-    for key in message.arrays:
-        value = message.array(key)
-        kind, _, rest = key.partition("/")
-        if kind == "parameters":
-            parameters[rest] = value
-        else:
-            slot, _, name = rest.partition("/")
-            slots.setdefault(slot, {})[name] = value
-    return State(parameters, slots, message["updates"])
+    return state_from_arrays({key: message.array(key) for key in message.arrays}, message["updates"], message.get("scalars"))
 
 
 def step_record(result: StepResult, epoch: int, now: float, rates: NDArray[np.float64]) -> StepRecord:

@@ -1,8 +1,8 @@
 """The training loop: once per run, in the driver, for every backend and mode.
 
 It sends commands to the leading tasks, writes what comes back, and takes every decision: what to train next, when to evaluate, when to
-stop. It keeps about half a second of work queued so that no round trip is waited for; a plan never crosses the end of an epoch or an
-evaluation. All of its knowledge of the cluster is the `Leaders` protocol.
+save, when to stop. It keeps about half a second of work queued so that no round trip is waited for; a plan never crosses the end of an
+epoch, an evaluation or a checkpoint. All of its knowledge of the cluster is the `Leaders` protocol.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..backends.base import EvalResult, Plan, State, StepResult
+from ..backends.base import EvalResult, Plan, StepResult
 from ..core.errors import RunFailedError, StalledRunError
 from ..core.job import Job
 from ..core.units import Target
 from ..data.base import DataInfo
 from ..data.sampler import Sampler
-from ..metrics.records import EvalRecord, StepRecord
+from ..metrics.records import EvalRecord
 from .budget import Budget
-from .codec import eval_from_message, plan_to_message, state_from_message, step_record, steps_from_message
+from .calendar import Calendar
+from .checkpoints import Checkpoints
+from .codec import eval_from_message, plan_to_message, step_record, steps_from_message
 from .messages import Message
+from .parties import Leaders, Outcome, Recorder, Saver, Start
 from .progress import Progress
 from .schedule import learning_rates
 
@@ -37,58 +39,6 @@ FIRST_PLAN_STEPS = 4
 """Updates of the first plan; until the speed is known each plan is twice as long as the one before."""
 
 MOST_COMMANDS_QUEUED = 64
-
-
-class Leaders(Protocol):
-    """The leading tasks as one: what is sent goes to each of them."""
-
-    def send(self, message: Message) -> None:
-        """Send a command to every leading task."""
-        ...
-
-    def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
-        """Return the next answer and the number of the leading task it comes from, or None after the time.
-
-        Raises RunFailedError when a task has died, InterruptedRunError when the user has asked to stop.
-        """
-        ...
-
-    def __len__(self) -> int: ...
-
-
-class Recorder(Protocol):
-    """Where the loop writes; the run directory's writer is one."""
-
-    def step(self, record: StepRecord) -> None:
-        """Record a group of updates."""
-        ...
-
-    def evaluation(self, record: EvalRecord) -> None:
-        """Record an evaluation."""
-        ...
-
-    def event(self, event: str, **detail: Any) -> None:
-        """Record that something happened just now."""
-        ...
-
-
-@dataclass
-class Outcome:
-    """What the loop has done so far. Seconds are those spent inside commands on the first leading task."""
-
-    updates_scheduled: int = 0
-    updates_reported: int = 0
-    updates_applied: int | None = None
-    train_seconds: float = 0.0
-    eval_seconds: float = 0.0
-    checkpoint_seconds: float = 0.0
-    train_seconds_by_leader: list[float] = field(default_factory=list)
-    seconds_by_worker: dict[int, float] = field(default_factory=dict)
-    target_reached: bool | None = None
-    time_to_target_seconds: float | None = None
-    last_evaluation: EvalRecord | None = None
-    non_finite_loss: bool = False
-    final_state: State | None = None
 
 
 @dataclass
@@ -121,7 +71,10 @@ class TrainingLoop:
         recorder: Recorder,
         progress: Progress,
         clock: Callable[[], float],
+        saver: Saver,
+        start: Start | None = None,
     ) -> None:
+        start = start or Start()
         sampler = Sampler(data.sizes["train"], job.seed, job.global_batch, job.workers, job.mode)
         self.job = job
         self.data = data
@@ -130,50 +83,83 @@ class TrainingLoop:
         self.recorder = recorder
         self.progress = progress
         self.clock = clock
-        self.stop = Budget(job, sampler.steps_per_epoch)
+        self.calendar = Calendar(sampler, start.cursor)
+        self.stop = Budget(job, self.calendar)
+        self.checkpoints = Checkpoints(job, self.stop, start, saver, clock)
         self.target = Target.parse(job.until) if job.until else None
-        self.outcome = Outcome(train_seconds_by_leader=[0.0] * len(leaders))
+        self.outcome = Outcome.at(start, len(leaders))
         self._queued: deque[_Command] = deque()
         self._plans: dict[int, _Pending] = {}
         self._guess = FIRST_PLAN_STEPS
         self._sequence = 0
-        self._next_step = 0
-        self._evaluated_at = -1
+        self._next_step = start.cursor.step
+        self._evaluated_at = start.last_evaluation.step if start.last_evaluation else 0
         self._last_evaluation_seconds = 0.0
         self._rate: float | None = None
-        self._rate_since = (0, 0.0)
+        self._rate_since = (start.cursor.step, 0.0)
         self._heard = time.monotonic()
-        self._stopping = False
-        self._epochs_ended = 0
+        self._stopping = self._asked_to_stop = False
+        self._running = False
+        self._epochs_ended = self.calendar.start.epoch
+        self._last_position = float(self.calendar.positions(self.stop.total, 1)[0])
 
     def run(self) -> Outcome:
-        """Train until the stopping rule holds; returns what was done. Exceptions of `leaders` pass through, `outcome` stays valid."""
+        """Train until the stopping rule holds, or until asked to stop (`Outcome.interrupted`); returns what was done.
+
+        Exceptions of `leaders` pass through, and `outcome` stays valid. Every checkpoint is on disk, or has failed, when this returns.
+        """
         self._heard = time.monotonic()
-        self._rate_since = (0, self.clock())
+        self._rate_since = (self._next_step, self.clock())
+        self._last_evaluation_seconds = self.clock()
+        self.checkpoints.start_clock()
+        self._running = True
+        self._work()
+        self._running = False
+        self.outcome.interrupted = self._asked_to_stop and not self._complete
+        if self.target is not None and self.outcome.target_reached is None:
+            self.outcome.target_reached = False
+        if (self.checkpoints.final or self.outcome.interrupted) and self.checkpoints.missing(self._next_step):
+            self._save()
+        while self._queued or self.checkpoints.outstanding:
+            self._await()
+        self.checkpoints.wait()
+        return self.outcome
+
+    def interrupt(self) -> bool:
+        """Stop as soon as what has been sent is done, with a checkpoint; return False where this run makes none on its way.
+
+        Safe in a signal handler of the loop's own thread.
+        """
+        if not self._running or not self.checkpoints.on_the_way_out:
+            return False
+        self._asked_to_stop = True
+        return True
+
+    def _work(self) -> None:
+        """Send commands and handle answers until nothing is left to do."""
         while True:
             self._fill()
             if not self._queued:
-                break
+                return
             self._await()
-        if self.target is not None and self.outcome.target_reached is None:
-            self.outcome.target_reached = False
-        if self.job.save_weights:
-            self._send(Message("state"), 0)
-            while self._queued:
-                self._await()
-        return self.outcome
+
+    @property
+    def _complete(self) -> bool:
+        return self._stopping or (self._next_step >= self.stop.total and self._evaluated_at == self._next_step)
 
     # What to do next ------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         """Queue commands until about half a second of work is waiting, or a decision has to be awaited."""
-        while not self._stopping and len(self._queued) < MOST_COMMANDS_QUEUED and not self._enough_queued():
+        while not (self._stopping or self._asked_to_stop) and len(self._queued) < MOST_COMMANDS_QUEUED and not self._enough_queued():
             if self._awaiting_decision():
                 return
             if self._evaluation_due():
                 self._evaluated_at = self._next_step
                 self._last_evaluation_seconds = self.clock()
                 self._send(Message("evaluate", {"split": "test"}), 0)
+            elif self.checkpoints.due(self._next_step):
+                self._save()
             elif self._next_step < self.stop.total:
                 self._send_plan()
             else:
@@ -186,28 +172,32 @@ class TrainingLoop:
         return len(self._queued) >= 2 and updates / self._rate >= PLAN_SECONDS
 
     def _awaiting_decision(self) -> bool:
-        """Whether an evaluation is on its way whose outcome may end the run."""
-        return self.target is not None and any(command.message.kind == "evaluate" for command in self._queued)
+        """Whether an evaluation is on its way whose outcome may end the run, or be worth a checkpoint."""
+        decides = self.target is not None or self.checkpoints.waits_for_evaluation
+        return decides and any(command.message.kind == "evaluate" for command in self._queued)
 
     def _evaluation_due(self) -> bool:
         if self._evaluated_at == self._next_step:
             return False
-        if self._next_step >= self.stop.total:
+        if self.stop.evaluation_due(self._next_step):
             return True
-        if self._next_step == 0:
-            return False
-        if self.stop.cadence.unit == "seconds":
-            return self.clock() - self._last_evaluation_seconds >= self.stop.cadence.amount
-        return self._next_step == self.stop.next_evaluation(self._next_step - 1)
+        if self.stop.evaluations.unit == "seconds":
+            return self.clock() - self._last_evaluation_seconds >= self.stop.evaluations.amount
+        return False
+
+    def _save(self) -> None:
+        self.checkpoints.requested(self._sequence + 1, self.calendar.cursor(self._next_step))
+        self._send(Message("state"), 0)
 
     def _send_plan(self) -> None:
         step = self._next_step
-        epoch, in_epoch = divmod(step, self.sampler.steps_per_epoch)
+        place = self.calendar.place(step)
         wanted = self._guess if self._rate is None else max(1, int(self._rate * PLAN_SECONDS))
         self._guess *= 2
-        count = min(wanted, self.sampler.steps_per_epoch - in_epoch, self.stop.next_evaluation(step) - step)
-        rates = learning_rates(self.job, step, count, self.sampler.steps_per_epoch, self.stop.total)
-        plan = Plan(step, count, epoch, in_epoch, rates)
+        count = min(wanted, place.left, self.stop.next_stop(step) - step)
+        positions = self.calendar.positions(step, count)
+        rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions)
+        plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip)
         self._plans[step] = _Pending(plan, count)
         self._next_step += count
         self.outcome.updates_scheduled += count
@@ -235,8 +225,8 @@ class TrainingLoop:
             self._on_steps(steps_from_message(message))
         elif message.kind == "evaluated":
             self._on_evaluation(eval_from_message(message))
-        elif message.kind == "state":
-            self.outcome.final_state = state_from_message(message)
+        elif message.kind.startswith("state_"):
+            self.checkpoints.take(message)
         elif message.kind == "done":
             self._on_done(leader, message)
         else:
@@ -255,6 +245,7 @@ class TrainingLoop:
                 self.outcome.eval_seconds += seconds - drained
             if command.message.kind == "state":
                 self.outcome.checkpoint_seconds += seconds - drained
+                self.checkpoints.stalled(command.sequence, seconds - drained, self.outcome.last_evaluation)
         if command.waiting == 0:
             self._queued.remove(command)
 
@@ -268,8 +259,8 @@ class TrainingLoop:
         if result.worker is not None:
             self.outcome.seconds_by_worker[result.worker] = self.outcome.seconds_by_worker.get(result.worker, 0.0) + result.seconds
         self.recorder.step(step_record(result, plan.epoch, now, rates))
-        if self.outcome.updates_reported >= (self._epochs_ended + 1) * self.sampler.steps_per_epoch:
-            self._epochs_ended = self.outcome.updates_reported // self.sampler.steps_per_epoch
+        while self.outcome.updates_reported >= self.calendar.begins(self._epochs_ended + 1):
+            self._epochs_ended += 1
             self.recorder.event("epoch_ended", epoch=self._epochs_ended)
         if not self.outcome.non_finite_loss and not np.all(np.isfinite(result.losses)):
             self.outcome.non_finite_loss = True
@@ -301,7 +292,7 @@ class TrainingLoop:
         if result.examples != expected:
             raise RunFailedError(f"the evaluation counted {result.examples} examples of split {result.split!r}, which has {expected}")
         step = next(command.at_step for command in self._queued if command.message.kind == "evaluate")
-        epoch = step / self.sampler.steps_per_epoch
+        epoch = self.calendar.epochs(step)
         metrics = result.metrics
         now = self.clock()
         record = EvalRecord(
@@ -311,6 +302,7 @@ class TrainingLoop:
         self.outcome.updates_applied = result.updates_applied
         self.recorder.evaluation(record)
         self.progress.evaluation(record)
+        self.checkpoints.evaluated(record)
         if self.target is not None and self.target.reached(metrics[self.target.metric]) and not self.outcome.target_reached:
             self.outcome.target_reached = True
             self.outcome.time_to_target_seconds = now

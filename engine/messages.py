@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PROTOCOL", "Message", "ProtocolError", "RawArray", "Stream"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_HEADER_BYTES = 16 * 2**20
 
 
@@ -65,7 +65,7 @@ class Stream:
     """Messages over a pair of binary files. Sending is safe from several threads; receiving belongs to one."""
 
     def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
-        self._reader = reader
+        self._reader: Any = reader  # has readinto besides, as every buffered binary file
         self._writer = writer
         self._lock = threading.Lock()
 
@@ -101,11 +101,10 @@ class Stream:
         view = memoryview(data)
         filled = 0
         while filled < size:
-            piece = self._reader.read(size - filled)
-            if not piece:
+            count = self._reader.readinto(view[filled:])
+            if not count:
                 raise ProtocolError("the stream ended within an array")
-            view[filled : filled + len(piece)] = piece
-            filled += len(piece)
+            filled += count
         return data
 
     def close(self) -> None:

@@ -24,7 +24,14 @@ def base_learning_rate(job: Job) -> float:
     return job.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[job.scale_lr]
 
 
-def learning_rates(job: Job, first_step: int, count: int, steps_per_epoch: int, total_steps: int) -> NDArray[np.float64]:
+def learning_rates(
+    job: Job,
+    first_step: int,
+    count: int,
+    steps_per_epoch: int,
+    total_steps: float,
+    positions: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
     """Return the learning rates of updates first_step … first_step + count − 1, float64 [count].
 
     - constant: r
@@ -34,13 +41,17 @@ def learning_rates(job: Job, first_step: int, count: int, steps_per_epoch: int, 
 
     where r is the scaled rate and epoch = t / steps per epoch. During the first `warmup_steps` updates the value is multiplied by
     (t + 1) / warmup_steps.
+
+    `positions` float64 [count] are the updates' places t in the training where those are not their numbers: in a run that was resumed
+    with another batch size (`Calendar.positions`). `total_steps` is counted as they are. The warm-up always counts updates.
     """
     steps = np.arange(first_step, first_step + count, dtype=np.float64)
+    places = steps if positions is None else positions
     rates = np.full(count, base_learning_rate(job))
     if job.schedule == "step":
-        rates *= job.schedule_gamma ** np.floor(steps / steps_per_epoch / job.schedule_step_epochs)
+        rates *= job.schedule_gamma ** np.floor(places / steps_per_epoch / job.schedule_step_epochs)
     elif job.schedule == "cosine":
-        rates *= (1.0 + np.cos(np.pi * np.minimum(steps / total_steps, 1.0))) / 2.0
+        rates *= (1.0 + np.cos(np.pi * np.minimum(places / total_steps, 1.0))) / 2.0
     if job.warmup_steps:
         rates *= np.minimum((steps + 1.0) / job.warmup_steps, 1.0)
     return rates

@@ -7,6 +7,7 @@ and error are the task's log. The process ends with its agent: at the end of the
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import queue
 import socket
@@ -15,19 +16,24 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from ..backends.base import Backend, Server, Session, StepResult
+from ..backends.base import Backend, Server, Session, State, StepResult
 from ..core.cluster import Cluster, Placed, Task
 from ..core.errors import TrainerError
 from ..core.job import Job
 from ..core.plugins import find, load
 from ..core.process import die_with_parent
 from ..data.store import open_dataset
-from .codec import eval_to_message, plan_from_message, state_from_message, state_to_message, steps_to_message
+from .codec import eval_to_message, plan_from_message, state_from_message, steps_to_message
 from .messages import Message, Stream
+from .state_stream import StateAssembler, StateSender
 
-__all__ = ["main", "task_from_message", "task_to_fields"]
+__all__ = ["PROFILE_VARIABLE", "main", "task_from_message", "task_to_fields"]
+
+PROFILE_VARIABLE = "TRAINER_PROFILE_DIR"
+"""Tells a backend in which folder to leave the traces of ``--profile``; set where traces are asked for."""
 
 
 def task_to_fields(task: Task) -> dict[str, Any]:
@@ -43,10 +49,15 @@ def task_from_message(message: Message) -> Task:
 
 
 class Commands:
-    """The task's inbox: a thread reads messages, so that the end of the stream is seen while the task computes."""
+    """The task's inbox: a thread reads messages, so that the end of the stream is seen while the task computes.
 
-    def __init__(self, stream: Stream) -> None:
+    Parts of a state are dealt with at once, in that thread: those that arrive are put together, those that leave are acknowledged.
+    """
+
+    def __init__(self, stream: Stream, states: StateSender) -> None:
         self._stream = stream
+        self._states = states
+        self._arriving: StateAssembler | None = None
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.closing = threading.Event()
         threading.Thread(target=self._read, name="commands", daemon=True).start()
@@ -59,27 +70,46 @@ class Commands:
                 message = None
             if message is None:
                 os._exit(70)
-            if message.kind == "close":
-                self.closing.set()
-            self._queue.put(message)
+            if message.kind == "state_ack":
+                self._states.acknowledge()
+            elif message.kind == "load_begin":
+                self._arriving = StateAssembler(message)
+            elif message.kind == "load_part" and self._arriving is not None:
+                self._arriving.add(message)
+            else:
+                if message.kind == "close":
+                    self._states.abandon()
+                    self.closing.set()
+                self._queue.put(message)
 
     def next(self) -> Message:
         """Wait for the next command."""
         return self._queue.get()
 
+    def arrived(self) -> State | None:
+        """Return the state that came in parts before a command ``load``, or None where it came otherwise; it is forgotten here."""
+        arriving, self._arriving = self._arriving, None
+        return None if arriving is None else arriving.state()
+
 
 class Leader:
     """Executes commands on a leading task's session, one after another."""
 
-    def __init__(self, session: Session, stream: Stream, *, reports: bool) -> None:
+    def __init__(self, session: Session, stream: Stream, commands: Commands, states: StateSender, *, reports: bool) -> None:
         self._session = session
         self._stream = stream
+        self._commands = commands
+        self._states = states
         self._reports = reports
+        self._leaving: State | None = None
 
-    def run(self, commands: Commands) -> None:
-        """Execute commands until ``close``; every other one is answered by ``done`` with the seconds that it took."""
+    def run(self) -> None:
+        """Execute commands until ``close``; every other one is answered by ``done`` with the seconds that it took.
+
+        A state follows its ``done``, while the next commands are executed.
+        """
         while True:
-            command = commands.next()
+            command = self._commands.next()
             begin = time.perf_counter()
             if command.kind == "close":
                 self._session.close()
@@ -89,6 +119,9 @@ class Leader:
             self._stream.send(
                 Message("done", {"sequence": command["sequence"], "command": command.kind, "seconds": seconds, "drain_seconds": drained})
             )
+            if self._leaving is not None:
+                self._states.send(self._leaving, command["sequence"])
+                self._leaving = None
 
     def _execute(self, command: Message) -> float:
         """Execute one command; return the seconds spent on making the cluster quiescent, which is training time."""
@@ -103,14 +136,22 @@ class Leader:
             if self._reports:
                 self._stream.send(eval_to_message(result))
         elif command.kind == "state":
+            self._states.wait()  # the session's copy is still on its way otherwise
             state = self._session.state()
             if self._reports:
-                self._stream.send(state_to_message(state))
+                self._leaving = state
         elif command.kind == "load":
-            self._session.load(state_from_message(command) if self._reports else None)
+            self._session.load(self._loaded(command) if self._reports else None)
+        elif command.kind == "predict":
+            logits_bk = self._session.predict(command["split"], command["start"], command["stop"])
+            self._stream.send(Message("predicted", {"start": command["start"]}, {"logits": logits_bk}))
         elif command.kind != "drain":
             raise ValueError(f"unknown command {command.kind!r}")
         return drained
+
+    def _loaded(self, command: Message) -> State:
+        arrived = self._commands.arrived()
+        return state_from_message(command) if arrived is None else arrived
 
     def _report(self, results: Iterable[StepResult]) -> None:
         for result in results:
@@ -118,18 +159,51 @@ class Leader:
                 self._stream.send(steps_to_message(result))
 
 
-def serve(stream: Stream, opened: Message, commands: Commands) -> None:
+def preload(job: Job) -> None:
+    """Import the job's framework.
+
+    The collector rests meanwhile, and leaves what was imported alone from then on: looking through a framework's objects again and again
+    is a seventh of the time that importing torch takes.
+    """
+    backend: Backend = load(find("backend", job.backend), "backend")
+    gc.disable()
+    try:
+        backend.preload(job)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def take_log(opened: Message) -> None:
+    """Move this process's output to the task's log, with what it has written so far, where it was started before it was that task."""
+    if opened.get("log") is None:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    early = Path(opened["early_log"])
+    with open(opened["log"], "ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        log.write(early.read_bytes())
+    early.unlink()
+
+
+def serve(stream: Stream, opened: Message) -> None:
     """Open the backend and work until told to stop."""
+    states = StateSender(stream)
+    commands = Commands(stream, states)
+    if opened.get("profile_folder") is not None:
+        os.environ[PROFILE_VARIABLE] = opened["profile_folder"]
     task = task_from_message(opened)
     job = Job.model_validate(opened["job"])
     data = open_dataset(job.data, job.data_dir)
     model = load(find("model", job.model), "model")(data.info)
     backend: Backend = load(find("backend", job.backend), "backend")
     session: Session | Server = backend.open(task, job, model, data)
-    stream.send(Message("ready", {}))
+    stream.send(Message("ready", {"precision_used": getattr(session, "precision_used", None)}))
     if task.placed.leading:
         first = next(placed for placed in task.cluster.tasks if placed.leading)
-        Leader(session, stream, reports=task.placed == first).run(commands)  # type: ignore[arg-type]
+        Leader(session, stream, commands, states, reports=task.placed == first).run()  # type: ignore[arg-type]
     else:
         session.serve(commands.closing)  # type: ignore[union-attr]
 
@@ -143,12 +217,10 @@ def main(arguments: list[str] | None = None) -> None:
     die_with_parent(options.parent)
     connection = socket.socket(fileno=options.fd)
     stream = Stream(connection.makefile("rb"), connection.makefile("wb"))
-    opened = stream.receive()
-    if opened is None:
-        os._exit(70)
     code = 0
     try:
-        serve(stream, opened, Commands(stream))
+        opened = _await_opening(stream)
+        serve(stream, opened)
     except BaseException as error:  # noqa: BLE001 — the report of a task's death must not depend on what killed it
         code = 1
         traceback.print_exc()
@@ -156,6 +228,23 @@ def main(arguments: list[str] | None = None) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _await_opening(stream: Stream) -> Message:
+    """Return the ``open`` message, with the framework imported; a ``prepare`` before it has the import begin earlier."""
+    message = _received(stream)
+    preload(Job.model_validate(message["job"]))
+    if message.kind == "prepare":
+        message = _received(stream)
+        take_log(message)
+    return message
+
+
+def _received(stream: Stream) -> Message:
+    message = stream.receive()
+    if message is None:
+        os._exit(70)
+    return message
 
 
 def _report_error(stream: Stream, error: BaseException) -> None:

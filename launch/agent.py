@@ -17,20 +17,25 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.console import note
 from ..engine.messages import PROTOCOL, Message, RawArray, Stream
-from ..metrics.records import SystemRecord
-from ..monitor.host import describe_host
-from ..monitor.sampler import NodeSampler
 from .ports import PortBlock
 from .supervise import Death, Supervisor, tail
+
+if TYPE_CHECKING:
+    from ..metrics.records import SystemRecord
+    from ..monitor.sampler import NodeSampler
 
 __all__ = ["Agent", "main", "remove_scratch"]
 
 ORPHAN_CHECK_SECONDS = 0.5
 ORPHAN_PATIENCE_SECONDS = 4.0
 """The end of the control stream ends an agent at once; this is how long it may take before it is ended the hard way."""
+
+PIECE_BYTES = 8 * 2**20
+"""Files travel to the driver in pieces of this size."""
 
 FOREIGN_VARIABLES = frozenset(
     {"TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRAINER_SECRET"}
@@ -56,9 +61,6 @@ class Agent:
     def serve(self) -> int:
         """Execute the driver's requests. Returns the run's exit code when it is over, 1 where the driver went; the tasks are gone then."""
         try:
-            greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": _identity(), "host": describe_host()}
-            greeting["scratch"] = str(self._scratch)
-            self._send(Message("hello", greeting))
             while (message := self._stream.receive()) is not None:
                 if message.kind == "finish":
                     return int(message["exit_code"])
@@ -85,6 +87,8 @@ class Agent:
         if to is not None:
             fields = {key: value for key, value in message.fields.items() if key != "to"}
             self._supervisor.send(to, Message(message.kind, fields, message.arrays))
+        elif message.kind == "prepare":
+            self._prepare(message)
         elif message.kind == "reserve":
             self._send(Message("ports", {"ports": self._ports.take(message["count"])}))
         elif message.kind == "start":
@@ -97,11 +101,21 @@ class Agent:
             self._supervisor.stop(message["grace_seconds"])
             self._stop_sampler()
             self._ship_logs()
+            self._ship_traces()
             self._send(Message("stopped", {}))
         elif message.kind == "inspect":
             self._send(Message("states", {"states": {name: self._supervisor.state_of(name) for name in self._supervisor.alive()}}))
         else:
             raise ConnectionError(f"unknown request {message.kind!r}")
+
+    def _prepare(self, message: Message) -> None:
+        """Answer the driver's first message: start the tasks that are sure to come, then load the monitor and greet."""
+        for _ in range(message["tasks"]):
+            self._supervisor.start_spare(self._scratch, _task_environment(self._scratch), Message("prepare", {"job": message["job"]}))
+        from ..monitor.host import describe_host
+
+        greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": _identity(), "host": describe_host()}
+        self._send(Message("hello", {**greeting, "scratch": str(self._scratch)}))
 
     def _start(self, message: Message) -> None:
         if message["log_folder"] is None:
@@ -109,6 +123,8 @@ class Agent:
         else:
             self._logs = Path(message["log_folder"])
         if message["sample_interval_seconds"] is not None and self._sampler is None:
+            from ..monitor.sampler import NodeSampler
+
             self._sampler = NodeSampler(
                 self._node,
                 isolated=message["isolated"],
@@ -119,11 +135,22 @@ class Agent:
             self._sampler.start()
         for fields in message["tasks"]:
             name: str = fields["task"]
-            pid = self._supervisor.start(name, self._log(name), _task_environment(self._scratch))
+            log = self._log(name)
+            spare = self._supervisor.take_spare(name, log)
+            moving = {} if spare is None else {"log": str(log), "early_log": str(spare[1])}
+            pid = self._supervisor.start(name, log, _task_environment(self._scratch)) if spare is None else spare[0]
             with self._watching:
                 if self._sampler is not None and pid not in self._dead:
                     self._sampler.watch(name, pid)
-            self._supervisor.send(name, Message("open", {**fields, "job": message["job"]}))
+            profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
+            self._supervisor.send(name, Message("open", {**fields, **moving, **profile, "job": message["job"]}))
+        self._supervisor.dismiss_spares()
+
+    def _profile(self, task: str) -> Path:
+        """Return the folder for a task's traces; it exists."""
+        folder = self._scratch / "profile" / task
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _log(self, task: str) -> Path:
         return self._logs / f"{task}.log"
@@ -153,6 +180,16 @@ class Agent:
         for log in sorted(self._logs.glob("*.log")):
             text = log.read_bytes()
             self._send(Message("log", {"task": log.stem}, {"text": RawArray("|u1", [len(text)], text)}))
+
+    def _ship_traces(self) -> None:
+        """Send what the tasks left in their folders for traces, in pieces; the driver puts them together."""
+        folder = self._scratch / "profile"
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            with path.open("rb") as file:
+                while data := file.read(PIECE_BYTES):
+                    fields = {"path": path.relative_to(folder).as_posix()}
+                    self._send(Message("trace", fields, {"data": RawArray("|u1", [len(data)], data)}))
+            path.unlink()
 
     def _send(self, message: Message) -> None:
         """Send to the driver. Where it is gone the end of the stream ends the agent; a reader thread must not die of it before."""

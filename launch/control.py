@@ -36,17 +36,19 @@ class _Fallen:
 
 
 class Control:
-    """Talks to every node. `on_sample` and `on_log` are called from the caller's thread, within `receive`."""
+    """Talks to every node. `on_sample`, `on_log` and `on_trace` are called from the caller's thread, within `receive`."""
 
     def __init__(
         self,
         channels: Sequence[NodeChannel],
         on_sample: Callable[[Mapping[str, Any]], None],
         on_log: Callable[[int, str, bytes], None],
+        on_trace: Callable[[int, str, bytes], None] | None = None,
     ) -> None:
         self.channels = channels
         self._on_sample = on_sample
         self._on_log = on_log
+        self._on_trace = on_trace
         self._queue: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
         self._interrupted = threading.Event()
         self._fallen = _Fallen()
@@ -63,6 +65,10 @@ class Control:
         """Make the next `receive` raise InterruptedRunError; safe to call from a signal handler."""
         self._interrupted.set()
         self._queue.put((-1, Message("interrupt")))
+
+    def wake(self) -> None:
+        """Make a `receive` that waits return None; safe to call from a signal handler."""
+        self._queue.put((-1, Message("wake")))
 
     # Starting -------------------------------------------------------------------------------------------------------
 
@@ -102,14 +108,18 @@ class Control:
             own = [task_to_fields(task) for task in tasks if task.placed.node == channel.node]
             channel.stream.send(Message("start", {**request(channel.node), "tasks": own}))
 
-    def await_ready(self, timeout_seconds: float) -> None:
-        """Await every task's report that it is warm. Raises AddressInUseError, UsageError or RunFailedError where one cannot be."""
-        ready: set[str] = set()
+    def await_ready(self, timeout_seconds: float) -> dict[str, str | None]:
+        """Await every task's report that it is warm; return the precision that each says it computes in.
+
+        Raises AddressInUseError, UsageError or RunFailedError where one cannot be.
+        """
+        ready: dict[str, str | None] = {}
         deadline = time.monotonic() + timeout_seconds
         while len(ready) < len(self._node_of):
-            missing = sorted(set(self._node_of) - ready)
+            missing = sorted(set(self._node_of) - set(ready))
             _, message = self._expect("ready", deadline, f"{', '.join(missing)} to join the cluster", "--start-timeout")
-            ready.add(message["from"])
+            ready[message["from"]] = message.get("precision_used")
+        return ready
 
     def _expect(self, kind: str, deadline: float, what: str, option: str | None = None) -> tuple[int, Message]:
         while True:
@@ -129,6 +139,10 @@ class Control:
         """Send a command to every leading task."""
         for name in self._leaders:
             self._forward(name, message)
+
+    def send_to_first(self, message: Message) -> None:
+        """Send a message to the first leading task; safe from any thread."""
+        self._forward(next(iter(self._leaders)), message)
 
     def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Return the next message of a leading task with the task's number, or None after the time."""
@@ -162,6 +176,9 @@ class Control:
             self._on_sample(message["record"])
         elif message.kind == "log":
             self._on_log(node, message["task"], message.array("text").tobytes())
+        elif message.kind == "trace":
+            if self._on_trace is not None:
+                self._on_trace(node, message["path"], message.array("data").tobytes())
         elif message.kind == "error":
             self._fallen.errors[message["from"]] = message
         elif message.kind == "death":

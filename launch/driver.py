@@ -11,23 +11,30 @@ from types import FrameType
 from typing import Any
 
 from ..backends.base import Backend
-from ..core.cluster import Cluster, Placed
+from ..core.cluster import Placed
 from ..core.console import note
-from ..core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError, UsageError
+from ..core.errors import InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, UsageError
 from ..core.job import Job
 from ..core.plugins import find, forward_plugin, load
-from ..data.base import DataInfo
-from ..data.store import open_dataset
-from ..engine.loop import Outcome, TrainingLoop
+from ..data.augment import augmentation
+from ..data.store import StoredDataset, open_dataset
+from ..engine.loop import TrainingLoop
+from ..engine.messages import Message
+from ..engine.parties import Outcome
 from ..engine.progress import Progress
 from ..metrics.records import Clock
 from ..metrics.rundir import RunReader, RunState
 from ..metrics.summary import summarise
 from ..models.base import ModelSpec
 from .control import AddressInUseError, Control
+from .endings import explained, train_seconds_by_node, verdict
+from .loading import load_state
 from .local import Launcher, NodeChannel
-from .placing import Hosts, make_cluster, make_tasks, nodes_sharing_cores, settle_isolation, threads_per_task
-from .recording import Recording
+from .placing import Hosts, described_cluster, make_cluster, make_tasks, nodes_sharing_cores, settle_isolation, threads_per_task
+from .recording import PROFILE, Recording
+from .resuming import Resumption
+from .saving import CheckpointSaver, Subject
+from .segments import Segments
 
 __all__ = ["Driver", "run"]
 
@@ -39,13 +46,22 @@ MOST_START_ATTEMPTS = 3
 
 
 class Driver:
-    """Runs one job. `sources` says where each value of the job came from; `command` is what the user typed."""
+    """Runs one job. `sources` says where each value of the job came from; `command` is what the user typed.
 
-    def __init__(self, job: Job, sources: Mapping[str, str], progress: Progress, command: Sequence[str]) -> None:
+    `resumption` is the run that goes on with this job, where it is not a new one.
+    """
+
+    def __init__(
+        self, job: Job, sources: Mapping[str, str], progress: Progress, command: Sequence[str], resumption: Resumption | None = None
+    ) -> None:
         self.job = job
         self._sources = dict(sources)
         self._progress = progress
         self._command = list(command)
+        self._resumption = resumption
+        self._segments = Segments(resumption, self._command)
+        self._saver: CheckpointSaver | None = None
+        self._precision_used: str | None = None
         self._signals = 0
         self._loop: TrainingLoop | None = None
         self._run_seconds: float | None = None
@@ -53,7 +69,7 @@ class Driver:
         self._control: Control | None = None
         self._recording: Recording
         self._launcher: Launcher
-        self._data: DataInfo
+        self._data: StoredDataset
 
     @property
     def path(self) -> Path:
@@ -63,16 +79,19 @@ class Driver:
     def execute(self, launcher: Launcher) -> dict[str, Any]:
         """Run the job; return the summary. Raises what ended the run, after everything has been written and every process ended."""
         self._launcher = launcher
-        self._data = open_dataset(self.job.data, self.job.data_dir).info
-        self._spec: ModelSpec = load(find("model", self.job.model), "model")(self._data)
+        self._data = open_dataset(self.job.data, self.job.data_dir)
+        augmentation(self.job.augment, self._data.info)  # refused here, before anything is started
+        self._spec: ModelSpec = load(find("model", self.job.model), "model")(self._data.info)
         forward_plugin(self.job.model, self.job.backend)
         backend: Backend = load(find("backend", self.job.backend), "backend")
         if self.job.mode not in backend.modes:
             raise UsageError.of("mode", self.job.mode, f"on backend {backend.name}: {', '.join(sorted(backend.modes))}")
         placed = backend.placement(self.job)
-        self._recording = Recording(self.job, self._progress)
+        self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
         self._recording.writer.write_job(self._described())
         self._recording.writer.write_status("starting")
+        if self.job.mllog and self._resumption is None:
+            self._recording.add_mllog(self.job, self._data.info.sizes)
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             return self._supervised(placed)
@@ -102,7 +121,7 @@ class Driver:
         """Bring the cluster to life, warm."""
         deadline = time.monotonic() + self.job.start_timeout
         channels = self._launcher.start()
-        self._control = control = Control(channels, self._recording.sample, self._recording.log)
+        self._control = control = Control(channels, self._recording.sample, self._recording.log, self._recording.trace)
         if self._signals:
             raise InterruptedRunError("interrupted by the user")
         hosts = control.hello(deadline - time.monotonic())
@@ -126,12 +145,13 @@ class Driver:
         cluster = make_cluster(placed, control.channels, control.reserve_ports(counts, deadline - time.monotonic()))
         threads = threads_per_task(self.job, self._spec, control.channels, hosts, placed)
         tasks = make_tasks(cluster, threads)
-        self._recording.writer.write_job({**self._described(), **_described_cluster(cluster, threads)})
+        self._recording.writer.write_job({**self._described(), **described_cluster(cluster, threads)})
         control.start_tasks(tasks, lambda node: self._start_request(control.channels[node]))
         self._recording.event("tasks_started", tasks=[task.name for task in tasks])
-        if self.job.tensorboard:
+        if self.job.tensorboard and self._resumption is None:
             self._recording.add_tensorboard()
-        control.await_ready(deadline - time.monotonic())
+        precisions = control.await_ready(deadline - time.monotonic())
+        self._precision_used = ", ".join(sorted({used for used in precisions.values() if used})) or self.job.precision
         self._recording.event("cluster_ready")
 
     def _start_request(self, channel: NodeChannel) -> dict[str, Any]:
@@ -151,6 +171,7 @@ class Driver:
             "global_batch_size_resolved": self.job.global_batch,
             "sources": self._sources,
             "command": self._command,
+            "segments": self._segments.described,
         }
 
     # Train ----------------------------------------------------------------------------------------------------------
@@ -158,31 +179,56 @@ class Driver:
     def _train(self, control: Control) -> None:
         recording = self._recording
         recording.writer.write_status("running")
+        resumption = self._resumption
+        if resumption is not None:
+            self._go_back(control, resumption)
         if self.job.monitor:
             control.sample_now()
-        recording.start_clock()
-        recording.event("run_started")
-        self._loop = TrainingLoop(self.job, self._data, control, recording, self._progress, recording.clock)
+        recording.start_clock(resumption.run_seconds if resumption else 0.0)
+        recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event)
+        saver = self._saver = CheckpointSaver(
+            Subject(self.job, self._spec, self._data), recording, lambda: control.send_to_first(Message("state_ack")), self._spent
+        )
+        start = resumption.start if resumption else None
+        self._loop = TrainingLoop(self.job, self._data.info, control, recording, self._progress, recording.clock, saver, start)
         self._progress.start(self.job, self._loop.stop.total)
         try:
             outcome = self._loop.run()
         except StalledRunError as error:
-            raise _explained(error, control.states()) from error
+            raise explained(error, control.states()) from error
         self._run_seconds = recording.clock()
         recording.event("run_ended")
         if self.job.monitor:
             control.sample_now()
-        if outcome.final_state is not None:
-            recording.weights(outcome.final_state)
+        if outcome.interrupted:
+            raise self._interrupted(saver)
+
+    def _go_back(self, control: Control, resumption: Resumption) -> None:
+        """Bring the state to the tasks, and only then take the run back to where that state was saved."""
+        load_state(control, resumption.state, self.job.stall_timeout)
+        meta = resumption.checkpoint.meta
+        self._recording.go_back(meta.step, meta.run_seconds, tensorboard=self.job.tensorboard)
+        if self.job.mllog:
+            self._recording.add_mllog(self.job, self._data.info.sizes, meta.run_seconds)
+        resumption.remove_later_checkpoints()
+        for error in resumption.damaged:
+            self._recording.event("checkpoint_damaged", path=error.path.name, file=error.file, problem=error.problem)
+
+    def _interrupted(self, saver: CheckpointSaver) -> InterruptedRunError:
+        if saver.newest is None:
+            return InterruptedRunError("interrupted by the user; the last checkpoint could not be saved")
+        return ResumableRunError(f"interrupted by the user; saved {str(saver.newest)!r}. To go on: trainer run --resume {str(self.path)!r}")
 
     # End ------------------------------------------------------------------------------------------------------------
 
     def _end_processes(self, failure: BaseException | None) -> None:
         """End every process that this one started or commands, within a bound."""
-        self._recording.start_clock()
+        self._recording.start_clock(self._resumption.run_seconds if self._resumption else 0.0)
         if self._run_seconds is None:
             self._run_seconds = self._recording.clock()
-        _, code = _verdict(failure)
+        if self._saver is not None:
+            self._saver.abandon()
+        _, code = verdict(failure)
         if self._control is not None:
             self._control.end_tasks(CLOSE_GRACE_SECONDS, politely=failure is None)
             for death in self._control.deaths:
@@ -194,7 +240,7 @@ class Driver:
 
     def _write_end(self, failure: BaseException | None) -> None:
         """Write summary and status; the summary only where training had begun."""
-        state, code = _verdict(failure)
+        state, code = verdict(failure)
         writer = self._recording.writer
         cause = None
         if failure is not None:
@@ -206,24 +252,35 @@ class Driver:
         self._recording.close()
 
     def _summary(self, outcome: Outcome, state: RunState) -> dict[str, Any]:
+        spent = self._spent()
         clock = Clock(
-            init_seconds=self._recording.init_seconds,
             run_seconds=self._run_seconds or 0.0,
-            train_seconds=outcome.train_seconds,
-            eval_seconds=outcome.eval_seconds,
-            checkpoint_seconds=outcome.checkpoint_seconds,
-            total_seconds=time.time() - self._recording.began,
-            train_seconds_by_node=_train_seconds_by_node(self.job, outcome),
+            total_seconds=self._segments.total_before + time.time() - self._recording.began,
+            **{**spent, "train_seconds_by_node": tuple(spent["train_seconds_by_node"])},
         )
-        return summarise(
+        summary = summarise(
             self.path,
             clock,
             state=state,
             updates_scheduled=outcome.updates_scheduled,
             updates_applied=outcome.updates_applied,
-            examples_per_epoch=self._data.sizes["train"],
+            examples_per_epoch=self._data.info.sizes["train"],
             nodes_sharing_cores=self._nodes_sharing_cores,
+            precision_used=self._precision_used,
+            synthetic=self._data.info.synthetic,
         )
+        return {**summary, "profile": PROFILE if (self.path / PROFILE).is_dir() else None}
+
+    def _spent(self) -> dict[str, Any]:
+        """Return the seconds that the run has spent so far, with its earlier parts."""
+        outcome = self._loop.outcome if self._loop is not None else Outcome()
+        return {
+            "init_seconds": self._segments.init_before + self._recording.init_seconds,
+            "train_seconds": outcome.train_seconds,
+            "eval_seconds": outcome.eval_seconds,
+            "checkpoint_seconds": outcome.checkpoint_seconds,
+            "train_seconds_by_node": self._segments.with_nodes_before(train_seconds_by_node(self.job, outcome)),
+        }
 
     # Signals --------------------------------------------------------------------------------------------------------
 
@@ -235,40 +292,13 @@ class Driver:
             cause = "interrupted twice by the user"
             self._recording.writer.write_status("interrupted", cause=cause, exit_code=InterruptedRunError.exit_code)
             os._exit(InterruptedRunError.exit_code)
+        if self._loop is not None and self._control is not None and self._loop.interrupt():
+            note("trainer: saving a checkpoint and ending the run (once more to end it at once)")
+            self._control.wake()
+            return
         note("trainer: ending the run (once more to end it at once)")
         if self._control is not None:
             self._control.interrupt()
-
-
-def _described_cluster(cluster: Cluster, threads: Sequence[int]) -> dict[str, Any]:
-    """The cluster as ``job.json`` has it; the secret stays out of files."""
-    public = {key: value for key, value in cluster.to_json().items() if key != "secret"}
-    return {"cluster": public, "threads_per_task": list(threads)}
-
-
-def _train_seconds_by_node(job: Job, outcome: Outcome) -> tuple[float | None, ...]:
-    """Return the busiest worker's training time on each node: measured by the ranks in sync mode, by the tickets in async mode."""
-    by_worker = dict(enumerate(outcome.train_seconds_by_leader)) if job.mode == "sync" else outcome.seconds_by_worker
-    nodes: list[float | None] = [None] * job.nodes
-    for worker, seconds in by_worker.items():
-        node = worker // job.procs_per_node
-        nodes[node] = max(nodes[node] or 0.0, seconds)
-    return tuple(nodes)
-
-
-def _explained(error: StalledRunError, states: Mapping[str, str]) -> StalledRunError:
-    """Name the tasks that are stopped, or else tell the state of each."""
-    stopped = [task for task, state in states.items() if state in "Tt"]
-    named = f"stopped by a signal: {', '.join(stopped)}" if stopped else f"states of the tasks: {dict(states)}"
-    return StalledRunError(f"{error}; {named}", stopped[0] if stopped else None)
-
-
-def _verdict(failure: BaseException | None) -> tuple[RunState, int]:
-    if failure is None:
-        return "succeeded", 0
-    if isinstance(failure, InterruptedRunError | KeyboardInterrupt):
-        return "interrupted", InterruptedRunError.exit_code
-    return "failed", failure.exit_code if isinstance(failure, TrainerError) else 1
 
 
 def run(
@@ -278,11 +308,12 @@ def run(
     progress: Progress,
     command: Sequence[str],
     launcher: Launcher,
+    resumption: Resumption | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Run a job on the launcher's nodes; return the run directory and the summary.
+    """Run a job on the launcher's nodes, or go on with a run; return the run directory and the summary.
 
     What fails is raised, after it has been recorded.
     """
-    driver = Driver(job, sources, progress, command)
+    driver = Driver(job, sources, progress, command, resumption)
     summary = driver.execute(launcher)
     return driver.path, summary

@@ -18,7 +18,7 @@ from ..engine.messages import Message, Stream
 from .agent import Agent
 from .channel import HandshakeError, accept, connect, over_stdio
 from .contract import Place
-from .local import NodeChannel, close_input
+from .local import NodeChannel, close_input, send_prepare
 
 __all__ = ["ExternalLauncher", "apply_contract", "join"]
 
@@ -162,6 +162,7 @@ class ExternalLauncher:
         return None
 
     def _channel(self, node: int, stream: Stream, address: str, process: subprocess.Popen[bytes] | None) -> NodeChannel:
+        send_prepare(stream, self.job)
         return NodeChannel(node, stream, address, None, None, process is not None, process, self.place.ports)
 
     def _own_address(self) -> str:

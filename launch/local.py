@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..core.job import Job
-from ..engine.messages import Stream
+from ..engine.messages import Message, Stream
 from .channel import over_stdio
 from .lacking import LackingError
-from .virtual_nodes import VirtualNetwork
 
-__all__ = ["Launcher", "LocalLauncher", "NodeChannel", "close_input"]
+if TYPE_CHECKING:
+    from .virtual_nodes import VirtualNetwork
+
+__all__ = ["Launcher", "LocalLauncher", "NodeChannel", "close_input", "send_prepare"]
 
 
 @dataclass(slots=True)
@@ -120,6 +122,8 @@ class LocalLauncher:
             return None
         if self._alone and not shaped and self.job.network == "auto":
             return None
+        from .virtual_nodes import VirtualNetwork
+
         network = VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
         try:
             self.network = self._cleanup.enter_context(network)
@@ -158,7 +162,20 @@ class LocalLauncher:
 
     def _channel(self, node: int, process: subprocess.Popen[bytes], address: str, *, isolated: bool, cores: float | None) -> NodeChannel:
         self._agents.append(process)
-        return NodeChannel(node, over_stdio(process), address, isolated, cores, True, process)
+        stream = over_stdio(process)
+        send_prepare(stream, self.job)
+        return NodeChannel(node, stream, address, isolated, cores, True, process)
+
+
+def send_prepare(stream: Stream, job: Job) -> None:
+    """Have an agent start the tasks that are sure to be on its node, its workers; which task each of them is it hears later.
+
+    It is the first message to an agent, which answers with its greeting.
+    """
+    try:
+        stream.send(Message("prepare", {"job": job.model_dump(mode="json"), "tasks": job.procs_per_node}))
+    except OSError:
+        return  # the agent has gone; the end of its stream says so
 
 
 def close_input(agent: subprocess.Popen[bytes]) -> None:

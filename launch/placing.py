@@ -12,7 +12,7 @@ from ..core.job import Job
 from ..models.base import ModelSpec
 from .local import NodeChannel
 
-__all__ = ["make_cluster", "make_tasks", "nodes_sharing_cores", "settle_isolation", "threads_per_task"]
+__all__ = ["described_cluster", "make_cluster", "make_tasks", "nodes_sharing_cores", "settle_isolation", "threads_per_task"]
 
 Hosts = Sequence[Mapping[str, Any]]
 
@@ -81,3 +81,9 @@ def make_tasks(cluster: Cluster, threads: Sequence[int]) -> list[Task]:
         seen[placed.role, placed.node] = local + 1
         tasks.append(Task(placed, cluster, threads[placed.node], local))
     return tasks
+
+
+def described_cluster(cluster: Cluster, threads: Sequence[int]) -> dict[str, Any]:
+    """The cluster as ``job.json`` has it; the secret stays out of files."""
+    public = {key: value for key, value in cluster.to_json().items() if key != "secret"}
+    return {"cluster": public, "threads_per_task": list(threads)}

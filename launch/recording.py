@@ -7,33 +7,37 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
-from ..backends.base import State
 from ..core.job import Job
 from ..engine.progress import Progress
+from ..metrics.mllog import MLLogWriter, Sizes
 from ..metrics.records import EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
-from ..metrics.rundir import RunWriter
+from ..metrics.rundir import RunReader, RunWriter
 from ..metrics.tensorboard import TensorBoardWriter
 
-__all__ = ["Recording"]
+__all__ = ["PROFILE", "Recording"]
+
+PROFILE = "profile"
+"""The folder of a run directory that holds the traces of ``--profile``."""
 
 
 class Recording:
     """A run's records and its clock. `began` is when the command started, in seconds of the machine's clock.
 
-    What happens before the run clock starts is held back until then, because its time on that clock is not known earlier.
+    What happens before the run clock starts is held back until then, because its time on that clock is not known earlier. `resumed` is
+    the directory of a run that goes on.
     """
 
-    def __init__(self, job: Job, progress: Progress) -> None:
-        self.writer = RunWriter.create(job)
+    def __init__(self, job: Job, progress: Progress, resumed: Path | None = None) -> None:
+        self.writer = RunWriter.create(job) if resumed is None else RunWriter.reopen(resumed)
         self.progress = progress
         self.began = psutil.Process().create_time()
         self.init_seconds = 0.0
         self._zero: float | None = None
         self._early: list[Callable[[], None]] = []
         self._tensorboard: TensorBoardWriter | None = None
+        self._mllog: MLLogWriter | None = None
 
     @property
     def path(self) -> Path:
@@ -42,11 +46,11 @@ class Recording:
 
     # The clock ------------------------------------------------------------------------------------------------------
 
-    def start_clock(self) -> None:
-        """Start the run clock and write what was held back; a second call does nothing."""
+    def start_clock(self, run_seconds: float = 0.0) -> None:
+        """Start the run clock, at `run_seconds`, and write what was held back; a second call does nothing."""
         if self._zero is not None:
             return
-        self._zero = time.monotonic()
+        self._zero = time.monotonic() - run_seconds
         self.init_seconds = time.time() - self.began
         for write in self._early:
             write()
@@ -69,6 +73,21 @@ class Recording:
         else:
             write(self._since_zero(moment))
 
+    def go_back(self, step: int, run_seconds: float, *, tensorboard: bool) -> None:
+        """Take the records back to a checkpoint, and write TensorBoard's events of what stays; call before the clock is started."""
+        self.writer.cut(step, run_seconds)
+        if not tensorboard:
+            return
+        self._tensorboard = TensorBoardWriter(self.path, time.time() - run_seconds)
+        reader = RunReader(self.path)
+        for group in reader.steps():
+            self._tensorboard.step(group)
+        for evaluation in reader.evals():
+            self._tensorboard.evaluation(evaluation)
+        for sample in reader.system():
+            self._tensorboard.system(sample)
+        self._tensorboard.replayed()
+
     # Records --------------------------------------------------------------------------------------------------------
 
     def add_tensorboard(self) -> None:
@@ -76,21 +95,41 @@ class Recording:
         if self._tensorboard is None:
             self._tensorboard = TensorBoardWriter(self.path)
 
+    def add_mllog(self, job: Job, sizes: Sizes, run_seconds: float | None = None) -> None:
+        """Write MLPerf's event log too, from now on; `sizes` are the examples of the splits.
+
+        Where a run goes on, `run_seconds` is the run clock at its checkpoint; call after `go_back`, and what stays is told first.
+        """
+        zero = None if run_seconds is None else time.time() - run_seconds
+        began = self.began if zero is None else zero - (time.time() - self.began)
+        self._mllog = MLLogWriter(self.path, job, sizes, began, zero)
+        if zero is not None:
+            self._mllog.replay(RunReader(self.path))
+
     def step(self, record: StepRecord) -> None:
         """Record a group of updates."""
         self.writer.step(record)
+        if self._mllog is not None:
+            self._mllog.step(record)
         if self._tensorboard is not None:
             self._tensorboard.step(record)
 
     def evaluation(self, record: EvalRecord) -> None:
         """Record an evaluation."""
         self.writer.evaluation(record)
+        if self._mllog is not None:
+            self._mllog.evaluation(record)
         if self._tensorboard is not None:
             self._tensorboard.evaluation(record)
 
     def event(self, event: str, **detail: Any) -> None:
         """Record that something happened just now."""
-        self._at_its_time(lambda now: self.writer.event(EventRecord(event, now, detail)))
+        self._at_its_time(lambda now: self._event(EventRecord(event, now, detail)))
+
+    def _event(self, record: EventRecord) -> None:
+        self.writer.event(record)
+        if self._mllog is not None:
+            self._mllog.event(record)
 
     def sample(self, fields: Mapping[str, Any]) -> None:
         """Record a node's resources, as its agent sent them."""
@@ -108,14 +147,21 @@ class Recording:
         """Keep the log of a task whose node does not see our files."""
         self.writer.log_path(node, task).write_bytes(text)
 
-    def weights(self, state: State) -> None:
-        """Write the parameters, by canonical name, as ``weights.npz``."""
-        values: dict[str, Any] = dict(state.parameters)
-        np.savez(self.path / "weights.npz", **values)
+    def trace(self, node: int, path: str, data: bytes) -> None:
+        """Append to a file of a task's trace; `path` is ``<task>/<file>`` on the node. Raises ValueError for one that leads elsewhere."""
+        folder = (self.path / PROFILE / str(node)).resolve()
+        target = (folder / path).resolve()
+        if not target.is_relative_to(folder):
+            raise ValueError(f"node {node} sent a trace called {path!r}")
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with target.open("ab") as file:
+            file.write(data)
 
     def close(self) -> None:
         """Flush and close everything, the display included."""
         if self._tensorboard is not None:
             self._tensorboard.close()
+        if self._mllog is not None:
+            self._mllog.close()
         self.writer.close()
         self.progress.close()

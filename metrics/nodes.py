@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .records import Clock, SystemRecord
@@ -40,6 +41,10 @@ class _Counter:
             self.increase = (self.increase or 0) + max(0, value - self._last[0])
             self.seconds += time_seconds - self._last[1]
         self._last = (value, time_seconds)
+
+    def begin_anew(self) -> None:
+        """What is added next is not to be compared with what was added before."""
+        self._last = None
 
     @property
     def per_second(self) -> float | None:
@@ -81,8 +86,11 @@ class _Node:
     nothing of a short run falls between two samples; momentary figures are those of the samples after the start, up to the same end.
     """
 
-    def __init__(self, run_seconds: float) -> None:
+    def __init__(self, run_seconds: float, resumed_seconds: Sequence[float] = ()) -> None:
         self._run_seconds = run_seconds
+        self._parts = [*resumed_seconds]
+        self._began_seconds = 0.0
+        self._last_seconds = -math.inf
         self._baseline: SystemRecord | None = None
         self._begun = self._ended = False
         self._counters = {name: _Counter() for name in _COUNTERS}
@@ -93,9 +101,12 @@ class _Node:
         self._samples = 0
 
     def add(self, record: SystemRecord) -> None:
+        if self._parts and (record.time_seconds < self._last_seconds or record.time_seconds > self._parts[0]):
+            self._go_on(self._parts.pop(0))
+        self._last_seconds = record.time_seconds
         if self._ended:
             return
-        if record.time_seconds <= 0:
+        if record.time_seconds <= self._began_seconds:
             self._baseline = record
             return
         if not self._begun:
@@ -105,6 +116,12 @@ class _Node:
         self._count(record)
         self._measure(record)
         self._ended = record.time_seconds >= self._run_seconds
+
+    def _go_on(self, began_seconds: float) -> None:
+        """A part of the run begins whose monitors count anew, with samples from before its own clock's start."""
+        self._began_seconds, self._begun, self._baseline = began_seconds, False, None
+        for counter in self._counters.values():
+            counter.begin_anew()
 
     def _count(self, record: SystemRecord) -> None:
         for name, counter in self._counters.items():
@@ -175,10 +192,15 @@ def network_source(nodes: Iterable[Mapping[str, Any]]) -> str | list[str] | None
     return _one(names)
 
 
-def per_node(samples: Iterable[SystemRecord], nodes: int, clock: Clock) -> list[dict[str, Any]]:
-    """Return the figures of each of `nodes` nodes, in node order; null for what no sample shows."""
-    found = [_Node(clock.run_seconds) for _ in range(nodes)]
+def per_node(samples: Iterable[SystemRecord], nodes: int, clock: Clock, resumed_seconds: Sequence[float] = ()) -> list[dict[str, Any]]:
+    """Return the figures of each of `nodes` nodes, in node order; null for what no sample shows.
+
+    `resumed_seconds` are the times on the run clock from which the run went on from a checkpoint, perhaps on more nodes than now:
+    samples of nodes that it has no longer are left out.
+    """
+    found = [_Node(clock.run_seconds, resumed_seconds) for _ in range(nodes)]
     for sample in samples:
-        found[sample.node].add(sample)
+        if sample.node < nodes:
+            found[sample.node].add(sample)
     train = list(clock.train_seconds_by_node) + [None] * nodes
     return [{"node": index, "train_seconds": train[index], **node.to_json()} for index, node in enumerate(found)]

@@ -17,6 +17,7 @@ import psutil
 
 from ..core.errors import UsageError
 from ..core.job import Job
+from .cutting import cut_records
 from .lines import DamagedRunError, LineFile, read_records, write_document
 from .records import EvalRecord, EventRecord, StepRecord, SystemRecord
 
@@ -37,10 +38,13 @@ class RunWriter:
         self.path = path
         self._created = created
         self._status_lock = threading.Lock()
-        self._steps = LineFile(path / "steps.jsonl")
-        self._evals = LineFile(path / "evals.jsonl")
-        self._events = LineFile(path / "events.jsonl")
-        self._system = LineFile(path / "system.jsonl")
+        self._open()
+
+    def _open(self) -> None:
+        self._steps = LineFile(self.path / "steps.jsonl")
+        self._evals = LineFile(self.path / "evals.jsonl")
+        self._events = LineFile(self.path / "events.jsonl")
+        self._system = LineFile(self.path / "system.jsonl")
 
     @classmethod
     def create(cls, job: Job, *, now: datetime | None = None) -> RunWriter:
@@ -57,6 +61,19 @@ class RunWriter:
                 f"out: {str(job.out)!r} cannot hold run directories ({error.strerror}). Give another folder with --out."
             ) from error
         return cls(path, created)
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunWriter:
+        """Go on in the directory of a run that has ended. Records are appended; see `cut`."""
+        return cls(path, datetime.fromisoformat(RunReader(path).status()["created_at"]))
+
+    def cut(self, step: int, run_seconds: float) -> None:
+        """Take the records back to a checkpoint (`cut_records`); call while nothing is written."""
+        self.close()
+        try:
+            cut_records(self.path, step, run_seconds)
+        finally:
+            self._open()
 
     def write_job(self, job: Mapping[str, Any]) -> None:
         """Write ``job.json``: the fields of the Job with nothing left open, and what the driver resolved besides."""

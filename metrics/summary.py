@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from ..core.job import Job
 from ..core.units import Target
 from .nodes import network_source, per_node
-from .records import Clock, EvalRecord, StepRecord
+from .records import Clock, EvalRecord, EventRecord, StepRecord
 from .rundir import RunReader, RunState
 
-__all__ = ["FINAL_LOSS_UPDATES", "quantile", "summarise"]
+__all__ = ["FINAL_LOSS_UPDATES", "quantile", "resumed_seconds", "summarise"]
 
 FINAL_LOSS_UPDATES = 20
 """`final_train_loss` is the mean over this many last updates (or all, where there are fewer): a single batch's loss is mostly noise."""
@@ -59,6 +59,7 @@ class _Steps:
             for stale in record.staleness:
                 self._staleness[stale] = self._staleness.get(stale, 0) + 1
         if record.worker is not None:
+            self.by_worker += [0] * (record.worker + 1 - len(self.by_worker))  # a part of the run may have had more workers
             self.by_worker[record.worker] += record.count
         if record.data_wait_seconds is not None:
             self.data_wait_seconds = (self.data_wait_seconds or 0.0) + record.data_wait_seconds
@@ -151,23 +152,30 @@ def summarise(
     updates_applied: int | None,
     examples_per_epoch: int | None = None,
     nodes_sharing_cores: int | None = None,
+    precision_used: str | None = None,
+    synthetic: bool | None = None,
 ) -> dict[str, Any]:
     """Return what goes into ``summary.json`` (docs/run-directory.md explains each field).
 
     `updates_scheduled` were handed out, `updates_applied` counted where updates are applied (None where the run ended before they
     could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null. `nodes_sharing_cores` is the
-    size of the largest group of nodes that compute on the same cores.
+    size of the largest group of nodes that compute on the same cores. `precision_used` is the number format that the tasks say they
+    computed in. `synthetic` says whether images and labels are random (`DataInfo.synthetic`).
     """
     reader = run if isinstance(run, RunReader) else RunReader(run)
-    job = _read_job(reader.job())
+    described = reader.job()
+    job = _read_job(described)
     steps = _Steps(job.workers)
     for record in reader.steps():
         steps.add(record)
     evals = [record for record in reader.evals() if record.split == "test"]
-    nodes = per_node(reader.system(), job.nodes, clock)
+    nodes = per_node(reader.system(), job.nodes, clock, resumed_seconds(described))
     return {
         "state": state,
         **_asked(job, reader.name),
+        "synthetic": synthetic,
+        "precision_used": precision_used,
+        "resumed": len(resumed_seconds(described)),
         "network_source": network_source(nodes),
         "nodes_sharing_cores": nodes_sharing_cores,
         "steps": steps.steps,
@@ -188,5 +196,27 @@ def summarise(
         **_target(job.until, evals),
         "staleness": steps.staleness(),
         "updates_by_worker": steps.by_worker if job.mode == "async" else None,
+        "checkpoints": _checkpoints(reader.events()),
         "per_node": nodes,
+    }
+
+
+def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
+    """Return the times on the run clock from which the run of a ``job.json`` went on, as far as it was not taken back further later."""
+    found: list[float] = []
+    for segment in described.get("segments", ())[1:]:
+        found = [*(seconds for seconds in found if seconds < segment["run_seconds"]), segment["run_seconds"]]
+    return found
+
+
+def _checkpoints(events: Iterable[EventRecord]) -> dict[str, Any]:
+    """Return how many checkpoints were saved and how many saves failed; training's pause for each, and the bytes of the last."""
+    known = list(events)
+    saved = [record.detail for record in known if record.event == "checkpoint_saved"]
+    stalls = [detail["stall_seconds"] for detail in saved]
+    return {
+        "saved": len(saved),
+        "failed": sum(record.event == "checkpoint_failed" for record in known),
+        "stall_seconds": {"mean": sum(stalls) / len(stalls), "max": max(stalls)} if stalls else None,
+        "bytes": saved[-1]["bytes"] if saved else None,
     }

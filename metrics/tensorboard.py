@@ -87,7 +87,12 @@ class TensorBoardWriter:
     The step axis counts updates in ``train/`` and ``eval/``, and milliseconds of the run clock in ``system/``.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, zero_unix_seconds: float | None = None) -> None:
+        """Open a new event file. Where `zero_unix_seconds` is given, records carry the wall time at which they were made.
+
+        That is their time on the run clock after `zero_unix_seconds`: for records that are written again when a run is resumed.
+        """
+        self._zero = zero_unix_seconds
         _without_tensorflow()
         events: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
@@ -107,13 +112,13 @@ class TensorBoardWriter:
             self._time_seconds = record.time_seconds
             values = self._curve.add(record)
             if values is not None:
-                self._write(self._updates, values)
+                self._write(self._updates, values, record.time_seconds)
 
     def evaluation(self, record: EvalRecord) -> None:
         """Write ``eval/loss`` and ``eval/accuracy`` (of another split than test: ``eval/<split>/…``)."""
         prefix = "eval" if record.split == "test" else f"eval/{record.split}"
         with self._lock:
-            self._write(record.step, {f"{prefix}/loss": record.loss, f"{prefix}/accuracy": record.accuracy})
+            self._write(record.step, {f"{prefix}/loss": record.loss, f"{prefix}/accuracy": record.accuracy}, record.time_seconds)
 
     def system(self, record: SystemRecord) -> None:
         """Write ``system/node<i>/…`` of a sample within the run clock; what was not observed is left out."""
@@ -121,14 +126,19 @@ class TensorBoardWriter:
             before = self._traffic.get(record.node)
             self._traffic[record.node] = record
             if record.time_seconds >= 0:
-                self._write(round(record.time_seconds * 1000), _system_values(before, record))
+                self._write(round(record.time_seconds * 1000), _system_values(before, record), record.time_seconds)
 
-    def _write(self, step: int, values: Mapping[str, float]) -> None:
+    def replayed(self) -> None:
+        """What follows happens now: it carries the wall time of its writing."""
+        self._zero = None
+
+    def _write(self, step: int, values: Mapping[str, float], time_seconds: float) -> None:
         if not values:
             return
+        wall_time = time.time() if self._zero is None else self._zero + time_seconds
         value = self._summaries.Summary.Value
         summary = self._summaries.Summary(value=[value(tag=tag, simple_value=number) for tag, number in values.items()])
-        self._file.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))
+        self._file.add_event(self._events.Event(wall_time=wall_time, step=step, summary=summary))
 
     def close(self) -> None:
         """Write what is left and close the file; a second call does nothing."""
@@ -138,7 +148,7 @@ class TensorBoardWriter:
             self._closed = True
             values = self._curve.rest(self._time_seconds)
             if values is not None:
-                self._write(self._updates, values)
+                self._write(self._updates, values, self._time_seconds)
             self._file.close()
 
 

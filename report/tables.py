@@ -13,13 +13,16 @@ from rich.table import Table
 from ..metrics.display import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text
 from .compare import row
 
-__all__ = ["ACROSS_MODES", "one_run", "side_by_side", "to_text"]
+__all__ = ["ACROSS_MODES", "SYNTHETIC", "one_run", "side_by_side", "to_text"]
 
 ACROSS_MODES = (
     "A step is one update of the parameters: of the global batch in sync mode, of one worker's batch in async mode.\n"
     "So steps/s of sync and async runs are different things; compare examples/s and time to target."
 )
 """Stands under every table that has runs of both modes."""
+
+SYNTHETIC = "Synthetic data: images and labels are random. Speed and resources mean something, loss and accuracy do not."
+"""Stands under every table that has a run on synthetic data."""
 
 Show = Callable[[Any], str]
 Line = tuple[str, str, Show]
@@ -52,6 +55,7 @@ _ASKED: tuple[Line, ...] = (
     ("mode", "mode", _text),
     ("model", "model", _text),
     ("data", "data", _text),
+    ("precision", "precision_used", _text),
     ("nodes", "nodes", count_text),
     ("workers", "workers", count_text),
     ("parameter servers", "parameter_servers", count_text),
@@ -87,7 +91,7 @@ def _table(**options: Any) -> Table:
 
 def one_run(summary: Mapping[str, Any]) -> RenderableType:
     """Return the end-of-run table: the figures, then what each node used."""
-    figures = row(summary)
+    figures = _figures(summary)
     main = _table(show_header=False)
     main.add_column(no_wrap=True)
     main.add_column(no_wrap=True)
@@ -102,7 +106,26 @@ def one_run(summary: Mapping[str, Any]) -> RenderableType:
         main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (--cores-per-node)")
     if figures["network_source"] is not None:
         main.add_row("network counted at", _source(figures["network_source"]))
-    return Group(main, "", _nodes(figures))
+    return Group(main, "", _nodes(figures), *_notes([figures]))
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a summary as tables show it: what the run computed in where it is known, and data that is synthetic named so."""
+    figures = row(summary)
+    if figures["synthetic"]:
+        figures["data"] = f"{figures['data']} (synthetic)"
+    figures["precision_used"] = figures["precision_used"] or figures["precision"]
+    return figures
+
+
+def _notes(all_figures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what has to be said under a table of these runs, an empty line before each."""
+    notes = []
+    if len({figures["mode"] for figures in all_figures}) > 1:
+        notes += ["", ACROSS_MODES]
+    if any(figures["synthetic"] for figures in all_figures):
+        notes += ["", SYNTHETIC]
+    return notes
 
 
 def _nodes(figures: Mapping[str, Any]) -> Table:
@@ -120,7 +143,7 @@ def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
 
     The relative speeds are examples/s over those of the first run.
     """
-    all_figures = [row(summary) for summary in summaries]
+    all_figures = [_figures(summary) for summary in summaries]
     table = _table()
     table.add_column("", no_wrap=True)
     for figures in all_figures:
@@ -135,8 +158,7 @@ def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
     for node in range(max(figures["nodes"] for figures in all_figures)):
         for label, key, show in _NODE:
             table.add_row(f"node {node} {label}", *(_at_node(figures, key, node, show) for figures in all_figures))
-    mixed = len({figures["mode"] for figures in all_figures}) > 1
-    return Group(table, "", ACROSS_MODES) if mixed else table
+    return Group(table, *_notes(all_figures))
 
 
 def _relative(values: Sequence[float | None]) -> list[str]:

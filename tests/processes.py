@@ -1,10 +1,13 @@
 """Finding what a run started: every process whose environment carries the run's mark, and the namespaces they live in."""
 
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,6 +81,29 @@ class MarkedRun:
 
     def wait(self, seconds: float) -> int:
         return self.process.wait(timeout=seconds)
+
+
+@contextmanager
+def script_process(script: Path, *arguments, **options):
+    """A Python script that does not outlive the test."""
+    with subprocess.Popen([sys.executable, str(script), *arguments], **options) as started:
+        try:
+            yield started
+        finally:
+            if started.poll() is None:
+                started.kill()
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` consecutive free ports."""
+    while True:
+        first = random.randrange(21000, 29999 - count)
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return first
 
 
 def wait_until(condition, seconds: float, what: str):

@@ -36,6 +36,16 @@ def test_evaluates_after_every_epoch_and_at_the_end(tmp_path):
     assert {record.epoch for record in done.steps} == {0, 1, 2}
 
 
+def test_what_a_task_writes_before_it_is_told_which_one_it_is_comes_into_its_log(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    done = trainer("run", "--backend", "toy", "--steps", "1", "--out", str(tmp_path), "--name", "run")
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "run/logs/0/worker-0.log").read_text()
+    assert log.count("imported package") == 1
+    assert "crosstrain.backends.base" in log
+    assert [path.name for path in (tmp_path / "run/logs/0").iterdir()] == ["worker-0.log"]
+
+
 def test_evaluates_every_so_many_steps_and_at_the_end(tmp_path):
     done = run(tmp_path, steps=50, eval_every="20steps")
     assert [record.step for record in done.evals] == [20, 40, 50]
@@ -116,7 +126,7 @@ def test_weights_are_canonical(tmp_path):
         "dense.weight": ((10, 64), np.float32),
         "dense.bias": ((10,), np.float32),
     }
-    assert not (run(tmp_path, steps=5, save_weights=False).path / "weights.npz").exists()
+    assert not run(tmp_path, steps=5, save_final=False).weights
 
 
 def test_cores_per_node_limit_the_threads_and_the_cpu(tmp_path):

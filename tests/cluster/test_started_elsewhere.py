@@ -94,7 +94,9 @@ def test_a_real_torchrun(tmp_path):
     assert torchrun.exists(), f"torch is installed without {torchrun}"
     command = [str(torchrun), "--nnodes", "1", "--nproc-per-node", "3", "--master-port", str(free_port()), "-m", "crosstrain.cli.main"]
     command += ["run", "--backend", "torch", "--out", str(tmp_path), "--name", "run", *BRIEF]
-    done = subprocess.run(command, env={**os.environ, **environment()}, capture_output=True, text=True, timeout=120, check=False)
+    (tmp_path / "tmp").mkdir()
+    variables = {**os.environ, **environment(), "TMPDIR": str(tmp_path / "tmp")}  # torchrun leaves folders behind
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["nodes"], summary["workers"], summary["state"]) == (1, 3, "succeeded")

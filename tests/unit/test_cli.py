@@ -13,7 +13,8 @@ import click
 import psutil
 import pytest
 
-from crosstrain.cli.main import COMMANDS, main
+from crosstrain.cli.group import COMMANDS
+from crosstrain.cli.main import main
 from crosstrain.core.fields import flag_name, is_boolean
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import available
@@ -141,6 +142,14 @@ def test_ctrl_c_ends_a_command_with_130_and_one_line():
     out, err = command.communicate(timeout=60)
     assert (command.returncode, out) == (130, "")
     assert err.strip() == "error: interrupted"
+
+
+@pytest.mark.parametrize("library", ["click", "pydantic"])
+def test_ctrl_c_while_the_command_itself_is_imported_ends_it_the_same_way(tmp_path, library):
+    """The library that comes first on the path stands for one whose import takes long enough to be interrupted."""
+    (tmp_path / f"{library}.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n")
+    done = subprocess.run([*TRAINER, "run"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
 def test_shell_completion_lists_commands_and_options():

@@ -12,7 +12,7 @@ from crosstrain.cli.compare_command import compare
 from crosstrain.core.errors import UsageError
 from crosstrain.metrics.display import bytes_text, count_text, duration_text, number_text, rate_text
 from crosstrain.report.compare import rows
-from crosstrain.report.tables import ACROSS_MODES, one_run, side_by_side, to_text
+from crosstrain.report.tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
 
 ONE_RUN = """\
 state                succeeded
@@ -20,6 +20,7 @@ backend              tf
 mode                 sync
 model                logreg
 data                 digits
+precision            fp32
 nodes                2
 workers              2
 global batch         10
@@ -51,6 +52,7 @@ backend                          tf         torch
 mode                           sync         async
 model                        logreg        logreg
 data                         digits        digits
+precision                      fp32          fp32
 nodes                             2             2
 workers                           2             2
 parameter servers                 -             1
@@ -117,6 +119,23 @@ def test_runs_of_one_mode_need_no_warning_and_nodes_may_differ(tmp_path):
     assert ACROSS_MODES.splitlines()[0] not in text
     (line,) = (line for line in text.splitlines() if line.startswith("node 2 CPU cores used"))
     assert line.split() == ["node", "2", "CPU", "cores", "used", "-"]
+
+
+def test_what_a_run_computed_in_is_shown_and_not_only_what_was_asked(tmp_path):
+    summary = {**summary_of(sync_run(tmp_path)), "precision": "bf16", "precision_used": "bf16 (emulated)"}
+    for table in (one_run(summary), side_by_side([summary])):
+        assert [line.split(maxsplit=1)[1] for line in to_text(table).splitlines() if line.startswith("precision")] == ["bf16 (emulated)"]
+    assert rows([tmp_path / "one"])[0]["precision"] == "fp32"
+
+
+def test_synthetic_data_is_called_so_in_every_table(tmp_path):
+    real = summary_of(sync_run(tmp_path))
+    random = {**real, "run": "random", "data": "synthetic-images:64", "synthetic": True}
+    for table in (one_run(random), side_by_side([real, random])):
+        text = to_text(table)
+        assert [line.split()[-2:] for line in text.splitlines() if line.startswith("data ")] == [["synthetic-images:64", "(synthetic)"]]
+        assert text.endswith(f"\n\n{SYNTHETIC}\n")
+    assert "ynthetic" not in to_text(side_by_side([real, real])) + to_text(one_run(real))
 
 
 def test_a_loss_that_blew_up_is_shown(tmp_path):

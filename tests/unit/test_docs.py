@@ -14,17 +14,17 @@ import pytest
 from documents import DOCUMENTS, blocks, entry_points, mentioned_commands, shown_commands, write_package
 from run_samples import async_run, sync_run
 
-from crosstrain.cli.main import COMMANDS
+from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.options import given_options
 from crosstrain.cli.run_command import run
 from crosstrain.core import plugins
-from crosstrain.core.layers import RESERVED_VARIABLES, resolve
+from crosstrain.core.layers import RESERVED_VARIABLES, Standing, resolve
 from crosstrain.metrics import records
 from crosstrain.metrics.rundir import RunReader
 from crosstrain.report.tables import ACROSS_MODES, side_by_side, to_text
 
-FOLDERS = "core|metrics|monitor|data|models|backends|engine|launch|report|conformance|cli|configs|tests|docs"
-OPTIONS_OF_OTHERS = {"--logdir", "--nproc-per-node", "--no-python"}
+FOLDERS = "core|metrics|monitor|data|models|checkpoint|backends|engine|launch|report|conformance|cli|configs|tests|docs"
+OPTIONS_OF_OTHERS = {"--logdir", "--nproc-per-node", "--no-python", "--usage", "--ruleset"}
 
 
 def options(command: click.Command) -> set[str]:
@@ -95,7 +95,8 @@ def test_every_run_that_is_shown_is_a_valid_job(repository, document, installed)
         if command != "run":
             continue
         with run.make_context("run", list(arguments)) as context:
-            resolve(given_options(context), {}, context.params["config"])
+            resumed = Standing({}, "run", 100, 1) if context.params["resume"] else None
+            resolve(given_options(context), {}, context.params["config"], resumed)
 
 
 def test_the_readme_shows_runs(repository):

@@ -112,7 +112,8 @@ def test_no_framework_at_all_says_what_to_install(monkeypatch, tmp_path):
         (
             {"data": "digit"},
             {},
-            "--data: got 'digit'; allowed: digits, glyphs28, mnist (`trainer data list` shows them). Did you mean 'digits'?",
+            "--data: got 'digit'; allowed: digits, glyphs, glyphs28, synthetic-images, mnist, cifar10, svhn, image-folder "
+            "(`trainer data list` shows them). Did you mean 'digits'?",
         ),
         (
             {"model": "no_package.net"},
@@ -165,7 +166,9 @@ def test_a_wrong_value_in_a_file_names_the_file(config, toml, expected):
 
 
 def test_wrong_files(tmp_path, config):
-    assert message(config="quickstrt").endswith("or a shipped one: quickstart. Did you mean 'quickstart'?")
+    said = message(config="quickstrt")
+    assert ", or a shipped one: cs744-alexnet, eecs598-cnn, " in said
+    assert said.endswith(" Did you mean 'quickstart'?")
     assert "is not valid TOML: " in message(config=config("nodes = "))
     assert message(config=tmp_path) == f"--config: file {tmp_path} cannot be read: Is a directory."
 

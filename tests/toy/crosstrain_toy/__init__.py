@@ -106,7 +106,7 @@ class ToySession:
 
     def train(self, plan):
         begin = time.perf_counter()
-        batches = self.sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self.rank)
+        batches = self.sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self.rank, plan.skip)
         losses = []
         for position, rate in enumerate(plan.learning_rates):
             x, each, error, _ = self.errors("train", batches.batch(position))
@@ -185,6 +185,9 @@ class ToyBackend:
 
     def placement(self, job):
         return ranks_placement(job)
+
+    def preload(self, job):
+        pass  # numpy is all it needs
 
     def open(self, task, job, model, data):
         return ToySession(task, job, model, data)

@@ -1,0 +1,190 @@
+"""``trainer evaluate``: the accuracy of a trained model, on either backend, whichever one trained it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import click
+import numpy as np
+
+from ..backends.base import State
+from ..checkpoint import Checkpoint, Meta, find_checkpoint
+from ..checkpoint.model import rebuilt_model
+from ..core.console import note
+from ..core.errors import MissingPackageError, UsageError
+from ..core.job import Job
+from ..core.plugins import available, forward_plugin, load
+from ..data.base import Split
+from ..data.store import StoredDataset, open_dataset
+from ..launch.evaluation import Evaluated, Evaluator
+from ..metrics.lines import finite_json
+
+__all__ = ["evaluate"]
+
+
+@click.command(short_help="Evaluate a trained model on a dataset, on either backend.")
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|CHECKPOINT")
+@click.option("--data", metavar="NAME", help="A name from `trainer data list` [default: what it was trained on].")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the dataset's original files, where you have them.")
+@click.option("--backend", metavar="NAME", help="A name from `trainer backends` [default: the one that trained it].")
+@click.option("--precision", metavar="fp32|bf16|fp16", help="Number format of convolutions and matrix products [default: the run's].")
+@click.option("--split", default="test", metavar="test|train", help="Which part of the dataset. [default: test]")
+@click.option("--predictions", type=click.Path(path_type=Path), help="Write logits and labels into this new .npz file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def evaluate(
+    source: Path,
+    data: str | None,
+    data_dir: Path | None,
+    backend: str | None,
+    precision: str | None,
+    split: str,
+    predictions: Path | None,
+    as_json: bool,
+) -> None:
+    """Evaluate a trained model on every example of a dataset's split.
+
+    RUN is a run directory, whose newest sound checkpoint is taken; CHECKPOINT is one of those.
+    """
+    if split not in ("test", "train"):
+        raise UsageError.of("--split", split, "test, train", ["test", "train"])
+    if predictions is not None:
+        _check_new(predictions)
+    checkpoint, damaged = find_checkpoint(source)
+    for error in damaged:
+        note(f"{error} An older one is taken.")
+    job = _job(checkpoint.meta, data, data_dir, backend, precision)
+    dataset = _fitting_data(checkpoint.meta, job)
+    state = State(checkpoint.parameters, {}, checkpoint.meta.step, checkpoint.buffers)
+    evaluator = Evaluator(job, rebuilt_model(checkpoint.meta), dataset, note)
+    evaluated = evaluator.evaluate(state, cast(Split, split), logits=predictions is not None)
+    if predictions is not None and evaluated.logits is not None:
+        _write_predictions(predictions, evaluated.logits, dataset.labels(cast(Split, split)))
+    _print(_figures(checkpoint, job, dataset, evaluated, predictions), as_json=as_json)
+
+
+# What to evaluate, on what --------------------------------------------------------------------------------------------
+
+
+def _job(meta: Meta, data: str | None, data_dir: Path | None, backend: str | None, precision: str | None) -> Job:
+    """Return the job of the one task that evaluates."""
+    if precision not in (None, "fp32", "bf16", "fp16"):
+        raise UsageError.of("--precision", precision, "fp32, bf16, fp16", ["fp32", "bf16", "fp16"])
+    known_dir = meta.data["data_dir"] if data is None or data == meta.job["data"] else None
+    return Job(
+        backend=_backend(meta, backend),
+        model=meta.job["model"],
+        data=data or meta.job["data"],
+        data_dir=data_dir or known_dir,
+        precision=precision or meta.job.get("precision", "fp32"),
+        device=meta.job.get("device", "auto"),
+        seed=meta.seed,
+        monitor=False,
+        tensorboard=False,
+    )
+
+
+def _backend(meta: Meta, asked: str | None) -> str:
+    """Return the backend to use: the one that is asked for, else the one that trained the model, else another that is installed."""
+    model = meta.job["model"]
+    known = available("backend")
+    if asked is not None:
+        if asked not in known:
+            raise UsageError.of("--backend", asked, ", ".join(known), known)
+        load(known[asked], "backend")  # raises where its framework is not installed
+        forward_plugin(model, asked)
+        return asked
+    for name in dict.fromkeys([meta.backend, *known]):
+        if name in known and known[name].installed and _has_forward(model, name):
+            if name != meta.backend:
+                note(f"backend: {name}, because {meta.backend}, which trained this model, is not installed")
+            return name
+    raise MissingPackageError(f"backend: none is installed that has the model {model!r}. See: trainer backends")
+
+
+def _has_forward(model: str, backend: str) -> bool:
+    try:
+        forward_plugin(model, backend)
+    except UsageError:
+        return False
+    return True
+
+
+def _fitting_data(meta: Meta, job: Job) -> StoredDataset:
+    """Open the dataset. Raises UsageError where the model does not fit it."""
+    dataset = open_dataset(job.data, job.data_dir)
+    info, trained = dataset.info, meta.data
+    for what, given, expected in (
+        ("images of shape", list(info.input_shape), list(trained["input_shape"])),
+        ("classes:", info.classes, trained["classes"]),
+    ):
+        if given != expected:
+            raise UsageError(
+                f"--data: {job.data!r} has {what} {given}, but the model was trained on {trained['name']!r} with {what} {expected}."
+                " Give a dataset of the same shape and classes."
+            )
+    if (list(info.mean), list(info.std)) != (list(trained["mean"]), list(trained["std"])):
+        note(f"data: {job.data} is normalised by its own mean and standard deviation, not by those of {trained['name']}")
+    return dataset
+
+
+# What comes out -------------------------------------------------------------------------------------------------------
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise UsageError(f"--predictions: {str(path)!r} exists, and nothing is overwritten. Remove it or give another file.")
+    if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"--predictions: {str(path.parent)!r} is no folder that can be written. Give another file.")
+
+
+def _write_predictions(path: Path, logits_nk: Any, labels_n: Any) -> None:
+    """Write the file in one move, so that there is never half of it."""
+    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
+    try:
+        with open(descriptor, "wb") as file:
+            np.savez(file, logits=logits_nk, labels=labels_n)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
+
+
+def _figures(checkpoint: Checkpoint, job: Job, dataset: StoredDataset, evaluated: Evaluated, predictions: Path | None) -> Mapping[str, Any]:
+    result, meta = evaluated.result, checkpoint.meta
+    return {
+        "checkpoint": str(checkpoint.path),
+        "step": meta.step,
+        "model": meta.model["name"],
+        "trained_by": meta.backend,
+        "trained_on": meta.data["name"],
+        "backend": job.backend,
+        "data": job.data,
+        "synthetic": dataset.info.synthetic,
+        "split": result.split,
+        "precision": job.precision,
+        "precision_used": evaluated.precision_used,
+        "examples": result.examples,
+        "loss": result.metrics["loss"],
+        "accuracy": result.metrics["accuracy"],
+        "seconds": result.seconds,
+        "predictions": None if predictions is None else str(predictions),
+    }
+
+
+def _print(figures: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(finite_json(figures), indent=1))
+        return
+    synthetic = ", synthetic" if figures["synthetic"] else ""
+    click.echo(
+        f"{figures['model']} after {figures['step']:,} updates, trained by {figures['trained_by']} on {figures['trained_on']}\n"
+        f"accuracy  {figures['accuracy']:.4f}\n"
+        f"loss      {figures['loss']:.4f}\n"
+        f"on        {figures['examples']:,} examples of {figures['data']} ({figures['split']}{synthetic}), {figures['backend']},"
+        f" {figures['precision_used']}, {figures['seconds']:.2f} s"
+    )

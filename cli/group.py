@@ -1,0 +1,146 @@
+"""The command ``trainer``: a group whose subcommands are imported when they are used, so that help and completion are quick."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ..core.errors import TrainerError, nearest
+from .interrupts import QuietInterrupts
+
+__all__ = ["COMMANDS", "LazyCommand", "invoke", "trainer"]
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """Where a subcommand lives (``module:attribute``, relative to this package) and what it does, in one line."""
+
+    target: str
+    summary: str
+
+    def load(self) -> click.Command:
+        """Import the subcommand."""
+        module, _, attribute = self.target.partition(":")
+        with QuietInterrupts():
+            command: click.Command = getattr(importlib.import_module(f".{module}", __package__), attribute)
+        return command
+
+
+COMMANDS: Mapping[str, LazyCommand] = {
+    "run": LazyCommand("run_command:run", "Train one job and write a comparable run directory."),
+    "compare": LazyCommand("compare_command:compare", "Lay finished runs side by side."),
+    "export": LazyCommand("export_command:export", "Write a trained model for other programs, or list a run's files."),
+    "evaluate": LazyCommand("evaluate_command:evaluate", "Evaluate a trained model on a dataset, on either backend."),
+    "data": LazyCommand("data_command:data", "List, prepare and verify datasets."),
+    "backends": LazyCommand("backends_command:backends", "Show the frameworks: version and devices, or how to get them."),
+    "models": LazyCommand("models_command:models", "Show the models and the backends they run on."),
+    "doctor": LazyCommand("doctor_command:doctor", "Check this machine and say what to do about each lack."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its subcommands' names and summaries without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the one that is asked for."""
+        return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name what exists where the command is unknown."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = nearest(args[0], COMMANDS)
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise click.UsageError(f"got {args[0]!r}; there is no such command; allowed: {', '.join(COMMANDS)}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table; importing every subcommand for its help would take seconds."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    click.echo(f"trainer {version('crosstrain')}")
+    ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version and exit.")
+def trainer() -> None:
+    """Train one job on TensorFlow or PyTorch, synchronously or asynchronously, on one or many nodes, with results that can be compared.
+
+    Data goes to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 the request was wrong,
+    130 interrupted, 75 interrupted with a checkpoint to resume from.
+
+    Shell completion: eval "$(_TRAINER_COMPLETE=bash_source trainer)" (or zsh_source; fish: _TRAINER_COMPLETE=fish_source trainer | source).
+    """
+
+
+def invoke(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code. An error meant for people becomes one line; anything else keeps its traceback."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _invoke(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _abandon_output()
+        return 1
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            raise
+        _abandon_output()
+        return 1
+    return code
+
+
+def _invoke(given: list[str]) -> int:
+    try:
+        result: Any = trainer.main(args=given, prog_name="trainer", standalone_mode=False, obj=tuple(given))
+    except TrainerError as error:
+        return _fail(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    except click.UsageError as error:
+        return _fail(_usage_message(error), error.exit_code)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130)
+    return result if isinstance(result, int) else 0
+
+
+def _usage_message(error: click.UsageError) -> str:
+    """Write click's message in the words of ours: the key, what is wrong, the nearest right name, where to look."""
+    command = error.ctx.command_path if error.ctx else "trainer"
+    more = f" See `{command} --help`."
+    if isinstance(error, click.NoSuchOption):
+        near = f" Did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
+        return f"{error.option_name}: `{command}` has no such option.{near}{more}"
+    message = error.format_message()
+    return f"{message if message.endswith(('.', '?')) else f'{message}.'}{more}"
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"error: {message}", err=True)
+    return code
+
+
+def _abandon_output() -> None:
+    """The reader of our output went away: end quietly, also when the interpreter flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

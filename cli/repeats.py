@@ -1,0 +1,100 @@
+"""``trainer run --repeats N``: the same job with N seeds, each in a process and a run directory of its own."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from types import FrameType
+from typing import Any
+
+import click
+
+from ..core.console import note
+from ..core.errors import UsageError
+from ..core.job import Job
+from ..metrics.display import number_text
+
+__all__ = ["repeat"]
+
+
+def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -> int:
+    """Run the command line `arguments` once a seed, from the job's on; print what the runs say together.
+
+    Returns 0, or the exit code of the first run that did not succeed; no further ones are started then.
+    """
+    from ..report.repeats import aggregate
+
+    name = job.name or f"{datetime.now():%Y%m%d-%H%M%S}-{job.model}-{job.backend}-{job.mode}-{job.nodes}n-{secrets.token_hex(2)}"
+    taken = [path for path in (job.out / f"{name}-r{number}" for number in range(1, repeats + 1)) if path.exists()]
+    if taken:
+        raise UsageError(f"name: {taken[0].name!r} is taken in {str(job.out)!r}; give another --name")
+    given = _without_repeats(arguments)
+    summaries: list[dict[str, Any]] = []
+    for number in range(repeats):
+        seed = job.seed + number
+        note(f"run {number + 1} of {repeats}: seed {seed}")
+        own = ["--seed", str(seed), "--name", f"{name}-r{number + 1}", "--json"]
+        code, output = _child([*given, *own])
+        if code != 0:
+            return code
+        summaries.append(json.loads(output))
+    together = aggregate(summaries)
+    if as_json:
+        click.echo(json.dumps({**together, "paths": [summary["path"] for summary in summaries], "summaries": summaries}, indent=2))
+    else:
+        click.echo(_as_text(together, summaries))
+    return 0
+
+
+def _without_repeats(arguments: Sequence[str]) -> list[str]:
+    """Return the command line as it was typed, without ``--repeats N``; options that follow later win."""
+    kept: list[str] = []
+    left_out = False
+    for argument in arguments:
+        if left_out or argument.startswith("--repeats="):
+            left_out = False
+        elif argument == "--repeats":
+            left_out = True
+        else:
+            kept.append(argument)
+    return kept
+
+
+def _child(arguments: Sequence[str]) -> tuple[int, str]:
+    """Run one command to its end, passing signals on to it; return its exit code and what it wrote to standard output."""
+    child = subprocess.Popen([sys.executable, "-m", "crosstrain.cli.main", *arguments], stdout=subprocess.PIPE, text=True)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        output, _ = child.communicate()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    code = child.returncode
+    return (code if code >= 0 else 128 - code), output
+
+
+def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> str:
+    lines = [f"{together['runs']} runs, seeds {summaries[0]['seed']} to {summaries[-1]['seed']}"]
+    if together["converged"] is not None:
+        lines.append(f"reached {summaries[0]['target']}: {together['converged']} of {together['runs']}")
+    if together["dropped"]:
+        lines.append(f"left out, the fastest and the slowest: {', '.join(together['dropped'])}")
+    for name, figure in together["figures"].items():
+        if figure is not None:
+            spread = "" if figure["sigma"] is None else f" ± {number_text(figure['sigma'])}"
+            lines.append(f"{name.replace('_', ' '):<24}{number_text(figure['mean'])}{spread}  (of {figure['values']})")
+    if any(summary["synthetic"] for summary in summaries):
+        from ..report.tables import SYNTHETIC
+
+        lines.append(SYNTHETIC)
+    return "\n".join([*lines, *(f"run directory: {summary['path']}" for summary in summaries)])

@@ -1,0 +1,49 @@
+"""The parts of a run that was resumed: what ``job.json`` says of them, and the seconds that the earlier ones spent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from .resuming import Resumption
+
+__all__ = ["Segments"]
+
+
+class Segments:
+    """All parts of a run, this one last. A run that was never resumed has one."""
+
+    def __init__(self, resumption: Resumption | None, command: Sequence[str]) -> None:
+        started = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        own: dict[str, Any] = {"started_at": started, "command": list(command), "step": 0, "epoch": 0, "examples": 0, "run_seconds": 0.0}
+        self.event: dict[str, Any] = {}
+        self._spent: Mapping[str, Any] = {}
+        earlier: Sequence[Mapping[str, Any]] = ()
+        if resumption is not None:
+            meta, cursor = resumption.checkpoint.meta, resumption.start.cursor
+            self._spent, earlier = meta.spent, resumption.segments
+            changed = {field: list(values) for field, values in resumption.changed.items()}
+            place = {"step": cursor.step, "epoch": cursor.epoch, "examples": cursor.examples}
+            self.event = {**place, "checkpoint": resumption.checkpoint.path.name, "changed": changed}
+            own |= {**self.event, "run_seconds": meta.run_seconds}
+            self._run_seconds = meta.run_seconds
+        else:
+            self._run_seconds = 0.0
+        self.described = [*earlier, own]
+
+    @property
+    def init_before(self) -> float:
+        """Initialisation of the earlier parts, in seconds."""
+        return float(self._spent.get("init_seconds", 0.0))
+
+    @property
+    def total_before(self) -> float:
+        """What the earlier parts took, up to the checkpoint, in seconds."""
+        return self.init_before + self._run_seconds
+
+    def with_nodes_before(self, seconds: Sequence[float | None]) -> list[float | None]:
+        """Add the training time of each node in the earlier parts; nodes that are no more are left out."""
+        before = [*self._spent.get("train_seconds_by_node", ()), *[None] * len(seconds)]
+        both = zip(seconds, before[: len(seconds)], strict=True)
+        return [None if now is None and then is None else (now or 0.0) + (then or 0.0) for now, then in both]

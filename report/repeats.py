@@ -1,0 +1,66 @@
+"""One job with several seeds: what its runs say together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate"]
+
+TRIMMED_FROM = 5
+"""From this many runs on the fastest and the slowest are left out, as MLPerf training does."""
+
+FIGURES: Mapping[str, tuple[str, ...]] = {
+    "time_to_target_seconds": ("time_to_target_seconds",),
+    "accuracy": ("eval", "accuracy"),
+    "loss": ("eval", "loss"),
+    "examples_per_second": ("examples_per_second",),
+    "epochs": ("epochs",),
+    "train_seconds": ("train_seconds",),
+    "run_seconds": ("run_seconds",),
+    "init_seconds": ("init_seconds",),
+}
+"""What is averaged, and where a summary has it."""
+
+
+def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return mean and standard deviation over the runs of one job (their summaries, at least one).
+
+    - ``runs``: how many; ``converged``: how many reached the target, null where there is none
+    - ``dropped``: names of the runs left out: from `TRIMMED_FROM` runs on the fastest and the slowest, by time to target (a run that
+      did not reach it is slower than all that did), without a target by the run clock
+    - ``figures``: for each of `FIGURES` ``mean``, ``sigma`` (sample standard deviation, n − 1; null for a single value) and ``values``,
+      how many runs have it; null where none has
+    """
+    with_target = summaries[0]["target"] is not None
+    ordered = sorted(summaries, key=lambda summary: _duration(summary, with_target))
+    kept = ordered[1:-1] if len(ordered) >= TRIMMED_FROM else ordered
+    dropped = [ordered[0]["run"], ordered[-1]["run"]] if len(ordered) >= TRIMMED_FROM else []
+    return {
+        "runs": len(summaries),
+        "converged": sum(bool(summary["target_reached"]) for summary in summaries) if with_target else None,
+        "dropped": dropped,
+        "figures": {name: _spread([_reach(summary, path) for summary in kept]) for name, path in FIGURES.items()},
+    }
+
+
+def _duration(summary: Mapping[str, Any], with_target: bool) -> float:
+    seconds = summary["time_to_target_seconds"] if with_target else summary["run_seconds"]
+    return math.inf if seconds is None else float(seconds)
+
+
+def _reach(summary: Mapping[str, Any], path: Sequence[str]) -> float | None:
+    value: Any = summary
+    for name in path:
+        value = None if value is None else value.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _spread(found: Sequence[float | None]) -> dict[str, Any] | None:
+    values = [value for value in found if value is not None]
+    if not values:
+        return None
+    mean = math.fsum(values) / len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return {"mean": mean, "sigma": math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, "values": len(values)}

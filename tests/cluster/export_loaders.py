@@ -1,0 +1,73 @@
+"""Programs that load an export with plain libraries, as anybody would; each prints the logits of the images in images.npy to logits.npy.
+
+They run in the folder of the export and must not import crosstrain.
+"""
+
+SAVEDMODEL = """
+import numpy as np, tensorflow as tf
+model = tf.saved_model.load(".")
+x = np.load(IMAGES)
+logits = model.signatures["serving_default"](images=tf.constant(x))["logits"].numpy()
+one = model.signatures["serving_default"](images=tf.constant(x[:1]))["logits"].numpy()
+assert one.shape == (1, logits.shape[1])
+pixels = np.load(PIXELS)
+table = ((np.arange(256, dtype=np.float64) / 255.0 - 0.5) / 0.25).astype(np.float32)
+assert np.array_equal(table[pixels], x)
+raw = model.signatures["pixels"](images=tf.constant(pixels))["logits"].numpy()
+assert np.array_equal(raw, logits)
+"""
+
+TF_CHECKPOINT = """
+import json
+import numpy as np, tensorflow as tf
+described = json.load(open("model.json"))
+weights = {name: tf.Variable(tf.zeros(shape)) for name, shape in described["parameters"] + described["buffers"]}
+tf.train.Checkpoint(**weights).read("weights").assert_consumed()
+np.savez(LOGITS, **{name: value.numpy() for name, value in weights.items()})
+"""
+
+TORCH_PROGRAM = """
+import numpy as np, torch
+program = torch.export.load("program.pt2").module()
+x = torch.from_numpy(np.load(IMAGES))
+logits = program(x).detach().numpy()
+for size in (1, 3):
+    assert np.allclose(program(x[:size]).detach().numpy(), logits[:size], rtol=1e-4, atol=1e-4)
+"""
+
+TORCHVISION = """
+import numpy as np, torch, torchvision
+model = getattr(torchvision.models, MODEL)(num_classes=10)
+model.load_state_dict(torch.load("state_dict.pt", weights_only=True), strict=True)
+model.eval()
+with torch.no_grad():
+    logits = model(torch.from_numpy(np.load(IMAGES))).numpy()
+"""
+
+SAFETENSORS = """
+import numpy as np
+from safetensors.numpy import load_file
+np.savez(LOGITS, **load_file("model.safetensors"))
+"""
+
+ENDING = """
+import sys
+assert not [name for name in sys.modules if name.startswith("crosstrain")]
+if "logits" in globals():
+    np.save(LOGITS, logits)
+"""
+
+OURS = """
+import sys
+from pathlib import Path
+import numpy as np, torch
+from crosstrain.checkpoint import read_checkpoint
+from crosstrain.core import plugins
+from crosstrain.models.base import ForwardContext
+found = read_checkpoint(Path(CHECKPOINT))
+forward = plugins.load(plugins.forward_plugin(MODEL, "torch"), "forward").forward
+tensors = [{name: torch.tensor(value) for name, value in values.items()} for values in (found.parameters, found.buffers)]
+with torch.no_grad():
+    logits = forward(tensors[0], torch.from_numpy(np.load(IMAGES)), ForwardContext(training=False, buffers=tensors[1])).numpy()
+np.save(LOGITS, logits)
+"""

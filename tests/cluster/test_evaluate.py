@@ -1,0 +1,165 @@
+"""A trained model is evaluated on either backend: the figures are those of plain numpy, and no process is left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+from model_checkpoints import save_model
+
+from crosstrain.checkpoint import read_checkpoint
+from crosstrain.data.store import open_dataset
+
+pytestmark = pytest.mark.cluster
+
+BACKENDS = ["tf", "torch"]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "crosstrain.cli.main", "evaluate", *map(str, arguments)]
+
+
+def evaluate(*arguments, code=0):
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=200)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return open_dataset("digits")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, digits):
+    path = tmp_path_factory.mktemp("run")
+    save_model(path, "logreg", info=digits.info, digest=digits.digest)
+    return path
+
+
+def expected(run, data, split):
+    """Logits, mean loss and accuracy in float64."""
+    found = read_checkpoint(run / "checkpoints/step-000000123")
+    x = data.inputs(split).reshape(len(data.labels(split)), -1).astype(np.float64)
+    logits = x @ found.parameters["dense.weight"].astype(np.float64).T + found.parameters["dense.bias"]
+    labels = data.labels(split)
+    shifted = logits - logits.max(1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
+    return logits, losses.mean(), (logits.argmax(1) == labels).mean()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("split", ["test", "train"])
+def test_the_figures_are_numpys(run, digits, tmp_path, backend, split):
+    target = tmp_path / "predictions.npz"
+    done = evaluate(run, "--backend", backend, "--split", split, "--predictions", target, "--json")
+    printed = json.loads(done.stdout)
+    logits, loss, accuracy = expected(run, digits, split)
+    assert printed["examples"] == len(logits) == digits.info.sizes[split]
+    assert printed["loss"] == pytest.approx(loss, rel=1e-5)
+    assert printed["accuracy"] == accuracy
+    assert (printed["backend"], printed["trained_by"], printed["step"], printed["split"]) == (backend, "torch", 123, split)
+    assert printed["precision_used"].startswith("fp32")
+    with np.load(target) as saved:
+        assert sorted(saved) == ["labels", "logits"]
+        assert np.array_equal(saved["labels"], digits.labels(split))
+        assert saved["logits"].dtype == np.float32
+        assert np.linalg.norm(saved["logits"] - logits) <= 1e-5 * np.linalg.norm(logits)
+
+
+def test_the_backend_that_trained_it_is_the_default(run):
+    text = evaluate(run).stdout
+    assert re.search(r"^logreg after 123 updates, trained by torch on digits$", text, re.MULTILINE)
+    assert re.search(r"^accuracy  0\.\d{4}$", text, re.MULTILINE)
+    assert re.search(r"^on        360 examples of digits \(test\), torch, fp32, \d+\.\d\d s$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_with_running_statistics(tmp_path, backend):
+    """Both backends use the checkpoint's statistics: with others the loss would be far from this one."""
+    data = open_dataset("digits")
+    save_model(tmp_path, "resnet18", info=data.info)
+    target = tmp_path / "predictions.npz"
+    printed = json.loads(evaluate(tmp_path, "--backend", backend, "--predictions", target, "--json").stdout)
+    other = np.load(target)["logits"]
+    labels = data.labels("test")
+    shifted = other.astype(np.float64) - other.max(1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
+    assert printed["loss"] == pytest.approx(losses.mean(), rel=1e-4)
+    reference = _resnet_logits(tmp_path, data)
+    assert np.linalg.norm(other[:20] - reference) <= 1e-4 * np.linalg.norm(reference)
+
+
+def _resnet_logits(run, data):
+    """The logits of the first images by our forward function on torch, outside of any task."""
+    script = (
+        "import sys\nfrom pathlib import Path\nimport numpy as np, torch\nfrom crosstrain.checkpoint import read_checkpoint\n"
+        "from crosstrain.models.base import ForwardContext\nfrom crosstrain.models.resnet18.torch import forward\n"
+        "found = read_checkpoint(Path(sys.argv[1]))\n"
+        "parameters, buffers = ({k: torch.tensor(v) for k, v in values.items()} for values in (found.parameters, found.buffers))\n"
+        "x = torch.from_numpy(np.load(sys.argv[2]))\n"
+        "with torch.no_grad():\n    np.save(sys.argv[2], forward(parameters, x, ForwardContext(False, buffers)).numpy())\n"
+    )
+    images = run / "images.npy"
+    np.save(images, data.inputs("test")[:20])
+    subprocess.run([sys.executable, "-c", script, str(run / "checkpoints/step-000000123"), str(images)], check=True, timeout=100)
+    return np.load(images)
+
+
+class TestWrongRequests:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (
+                ["--data", "glyphs28"],
+                r"--data: 'glyphs28' has images of shape \[1, 28, 28\], but the model was trained on 'digits' with .*\[1, 8, 8\]",
+            ),
+            (["--data", "digit"], r"data: got 'digit'.*Did you mean 'digits'\?"),
+            (["--backend", "torhc"], r"--backend: got 'torhc'; allowed: tf, torch.*Did you mean 'torch'\?"),
+            (["--precision", "fp64"], r"--precision: got 'fp64'; allowed: fp32, bf16, fp16"),
+            (["--split", "extra"], r"--split: got 'extra'; allowed: test, train"),
+            (["--predictions", "/proc/no/where.npz"], r"--predictions: '/proc/no' is no folder"),
+        ],
+    )
+    def test_it_says_what_is_wrong(self, run, arguments, said):
+        assert re.search(said, evaluate(run, *arguments, code=2).stderr)
+
+    def test_predictions_overwrite_nothing(self, run, tmp_path):
+        target = tmp_path / "mine.npz"
+        target.write_bytes(b"mine")
+        assert "nothing is overwritten" in evaluate(run, "--predictions", target, code=2).stderr
+        assert target.read_bytes() == b"mine"
+
+    def test_another_number_of_classes(self, tmp_path, digits):
+        save_model(tmp_path, "logreg", (1, 8, 8), classes=7)
+        done = evaluate(tmp_path, "--data", "digits", code=2)
+        assert "'digits' has classes: 10, but the model was trained on 'glyphs' with classes: 7" in done.stderr
+
+    def test_a_damaged_checkpoint_that_was_named(self, tmp_path, digits):
+        path = save_model(tmp_path, "logreg", info=digits.info)
+        (path / "parameters.safetensors").unlink()
+        assert "parameters.safetensors is missing" in evaluate(path, code=1).stderr
+        assert "no sound checkpoint" in evaluate(tmp_path, code=2).stderr
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+def test_however_it_ends_no_process_stays(run, number, code):
+    process = subprocess.Popen(command(run), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    children = []
+    deadline = time.monotonic() + 60
+    while len(children) < 2 and time.monotonic() < deadline:  # the agent and its task
+        time.sleep(0.02)
+        children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []

@@ -1,0 +1,241 @@
+"""Each export is loaded by the plain library that it is for, without a line of ours, and gives the same logits."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import export_loaders
+import numpy as np
+import psutil
+import pytest
+from model_checkpoints import save_model
+
+from crosstrain.checkpoint import read_checkpoint
+from crosstrain.data.store import open_dataset
+
+pytestmark = pytest.mark.cluster
+
+SHAPES = {"logreg": (1, 8, 8), "cnn": (3, 32, 32), "alexnet": (3, 63, 63), "resnet18": (3, 64, 64)}
+TORCHVISIONS = ("alexnet", "resnet18")
+
+
+def trainer(*arguments, code=0):
+    done = subprocess.run([sys.executable, "-m", "crosstrain.cli.main", *map(str, arguments)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+class Model:
+    """One model's checkpoint, images to try it on, and our own logits of them."""
+
+    def __init__(self, folder, name):
+        self.name = name
+        self.run = folder
+        self.images, self.pixels = folder / "images.npy", folder / "pixels.npy"
+        self.checkpoint = save_model(folder, name, SHAPES[name])
+        pixels = np.random.default_rng(1).integers(0, 256, (5, *SHAPES[name]), dtype=np.uint8)
+        np.save(self.pixels, pixels)
+        np.save(self.images, ((np.arange(256, dtype=np.float64) / 255.0 - 0.5) / 0.25).astype(np.float32)[pixels])
+        self.logits = self.load(export_loaders.OURS, folder)
+
+    def load(self, program, folder):
+        """Run a loader in the folder of an export; return what it saved."""
+        target = self.run / "loaded.npy" if "np.savez" not in program else self.run / "loaded.npz"
+        target.unlink(missing_ok=True)
+        names = {"IMAGES": self.images, "PIXELS": self.pixels, "LOGITS": target, "CHECKPOINT": self.checkpoint, "MODEL": self.name}
+        script = "".join(f"{name} = {str(value)!r}\n" for name, value in names.items()) + program
+        if program is not export_loaders.OURS:
+            script += export_loaders.ENDING
+        done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return np.load(target)
+
+    def export(self, name):
+        """Return the folder of an export, made on first use."""
+        folder = self.run / "exports" / f"step-000000123-{name}"
+        if not folder.exists():
+            trainer("export", self.run, "--format", name)
+        return folder
+
+    def is_ours(self, logits):
+        difference = np.linalg.norm(logits - self.logits) / np.linalg.norm(self.logits)
+        return logits.shape == (5, 10) and logits.dtype == np.float32 and difference <= 1e-4
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Models by name, made on first use."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = Model(tmp_path_factory.mktemp(name), name)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", SHAPES)
+class TestEveryModel:
+    def test_plain_tensorflow_serves_the_savedmodel(self, models, name):
+        model = models(name)
+        assert model.is_ours(model.load(export_loaders.SAVEDMODEL, model.export("savedmodel")))
+
+    def test_plain_torch_runs_the_program(self, models, name):
+        model = models(name)
+        assert model.is_ours(model.load(export_loaders.TORCH_PROGRAM, model.export("torch")))
+
+
+@pytest.mark.parametrize("name", ["logreg", "resnet18"])  # without and with buffers
+@pytest.mark.parametrize(
+    ("format_name", "program"), [("tf-checkpoint", export_loaders.TF_CHECKPOINT), ("safetensors", export_loaders.SAFETENSORS)]
+)
+def test_all_weights_are_there_to_the_bit(models, name, format_name, program):
+    model = models(name)
+    found = model.load(program, model.export(format_name))
+    checkpoint = read_checkpoint(model.checkpoint)
+    expected = {**checkpoint.parameters, **checkpoint.buffers}
+    assert sorted(found) == sorted(expected)
+    assert all(np.array_equal(found[key], value) for key, value in expected.items())
+
+
+@pytest.mark.parametrize("format_name", ["savedmodel", "tf-checkpoint", "torch", "safetensors"])
+def test_the_code_of_its_readme_runs(models, format_name):
+    folder = models("logreg").export(format_name)
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", TORCHVISIONS)
+def test_torchvision_loads_the_state_dict_strictly(models, name):
+    model = models(name)
+    assert model.is_ours(model.load(export_loaders.TORCHVISION, model.export("torch")))
+
+
+class TestTheCommand:
+    @pytest.fixture
+    def run(self, tmp_path):
+        save_model(tmp_path / "run", "logreg", (1, 8, 8), step=100)
+        save_model(tmp_path / "run", "logreg", (1, 8, 8), step=200)
+        return tmp_path / "run"
+
+    def test_the_newest_sound_one_is_exported(self, run):
+        newest = run / "checkpoints/step-000000200/parameters.safetensors"
+        newest.write_bytes(newest.read_bytes()[:-1])
+        done = trainer("export", run, "--format", "safetensors", "--json")
+        assert "step-000000200" in done.stderr
+        assert "parameters.safetensors has" in done.stderr
+        printed = json.loads(done.stdout)
+        assert (printed["step"], printed["format"]) == (100, "safetensors")
+        assert printed["path"] == str(run / "exports/step-000000100-safetensors")
+        assert {file["path"] for file in printed["files"]} == {"model.safetensors", "model.json", "README.md"}
+        assert all(file["bytes"] == (Path(printed["path"]) / file["path"]).stat().st_size for file in printed["files"])
+
+    def test_a_checkpoint_that_was_copied_elsewhere(self, run, tmp_path):
+        (run / "checkpoints/step-000000100").rename(tmp_path / "mine")
+        trainer("export", tmp_path / "mine", "--format", "safetensors")
+        described = json.loads((tmp_path / "mine-safetensors/model.json").read_text())
+        assert (described["model"], described["classes"], described["updates"]) == ("logreg", 10, 100)
+        assert (described["mean"], described["std"], described["input_shape"]) == ([0.5], [0.25], [1, 8, 8])
+
+    def test_nothing_is_overwritten(self, run, tmp_path):
+        target = tmp_path / "taken"
+        target.mkdir()
+        done = trainer("export", run, "--format", "safetensors", "-o", target, code=2)
+        assert f"--output: '{target}' exists, and nothing is overwritten" in done.stderr
+        assert list(target.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--format", "savedmodle"], r"--format: got 'savedmodle'; allowed: safetensors, savedmodel, .*Did you mean 'savedmodel'\?"),
+            ([], r"--format: give one of safetensors, savedmodel, tf-checkpoint, torch; or --describe"),
+            (["--format", "torch", "--describe"], r"--format: give one of"),
+            (["--format", "safetensors", "-o", "/proc/no/where"], r"--output: '/proc/no' cannot be written"),
+        ],
+    )
+    def test_a_wrong_request(self, run, arguments, said):
+        assert re.search(said, trainer("export", run, *arguments, code=2).stderr)
+
+    def test_no_run(self, tmp_path):
+        assert "there is no folder" in trainer("export", tmp_path / "none", "--format", "torch", code=2).stderr
+        assert "there is no folder" in trainer("export", tmp_path / "none", "--describe", code=2).stderr
+        assert "has no checkpoint" in trainer("export", tmp_path, "--format", "torch", code=2).stderr
+
+    def test_a_model_that_is_another_one_by_now(self, tmp_path):
+        path = save_model(tmp_path, "logreg", (1, 8, 8))
+        text = (path / "checkpoint.json").read_text().replace("[\n", "[")
+        described = json.loads(text)
+        described["model"]["parameters"][0][1] = [10, 63]
+        from crosstrain.checkpoint.manifest import digest_of, write_manifest
+
+        (path / "checkpoint.json").write_text(json.dumps(described))
+        write_manifest(path, {file.name: digest_of(file) for file in path.iterdir() if file.name != "manifest.json"})
+        done = trainer("export", tmp_path, "--format", "safetensors", code=2)
+        assert "its parameters differ in dense.weight" in done.stderr
+        assert not list((tmp_path / "exports").iterdir())
+
+    def test_every_file_is_described(self, run):
+        trainer("export", run, "--format", "safetensors")
+        (run / "job.json").write_text("{}")
+        (run / "mine.txt").write_text("mine")
+        rows = json.loads(trainer("export", run, "--describe", "--json").stdout)
+        files = {row["path"]: row for row in rows["files"]}
+        assert set(files) == {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+        assert files["mine.txt"] == {"path": "mine.txt", "bytes": 4, "purpose": "not written by trainer"}
+        assert [path for path, row in files.items() if row["purpose"] == "not written by trainer"] == ["mine.txt"]
+        assert rows["bytes"] == sum(row["bytes"] for row in rows["files"])
+        assert rows["damaged"] == {}
+        text = trainer("export", run / "checkpoints/step-000000100", "--describe").stdout
+        assert re.search(r"^optimizer\.safetensors +2\.\d kB +what the optimiser remembers", text, re.MULTILINE)
+        assert text.splitlines()[-1].startswith("4 files, ")
+
+    def test_damage_is_described(self, run):
+        (run / "checkpoints/step-000000200/optimizer.safetensors").unlink()
+        assert "optimizer.safetensors is missing" in trainer("export", run, "--describe").stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def python_without_torch(tmp_path_factory, make_environment):
+    """An interpreter that has TensorFlow and no torch."""
+    return make_environment(tmp_path_factory.mktemp("environment"), ["torch", "functorch"])
+
+
+class TestWithoutAFramework:
+    def test_a_format_says_what_it_needs(self, python_without_torch, tmp_path):
+        save_model(tmp_path, "logreg", (1, 8, 8))
+        command = [str(python_without_torch), "-m", "crosstrain.cli.main", "export", str(tmp_path)]
+        done = subprocess.run([*command, "--format", "torch"], capture_output=True, text=True, timeout=100)
+        assert done.returncode == 2
+        assert "needs the package 'torch', which is not installed. Install it with: pip install 'crosstrain[torch]'" in done.stderr
+        assert subprocess.run([*command, "--format", "safetensors"], capture_output=True, timeout=100).returncode == 0
+
+    def test_another_backend_evaluates_and_says_so(self, python_without_torch, tmp_path):
+        save_model(tmp_path, "logreg", info=open_dataset("digits").info)
+        command = [str(python_without_torch), "-m", "crosstrain.cli.main", "evaluate", str(tmp_path), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert "backend: tf, because torch, which trained this model, is not installed" in done.stderr
+        assert json.loads(done.stdout)["backend"] == "tf"
+
+
+def test_a_termination_leaves_nothing(tmp_path):
+    save_model(tmp_path, "logreg", (1, 8, 8))
+    command = [sys.executable, "-m", "crosstrain.cli.main", "export", str(tmp_path), "--format", "savedmodel"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    children = []
+    while not children and process.poll() is None:
+        children = psutil.Process(process.pid).children()
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(timeout=30) == 130
+    assert process.stderr.read().strip() == "error: interrupted"
+    process.stderr.close()
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert list((tmp_path / "exports").iterdir()) == []

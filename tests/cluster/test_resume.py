@@ -1,0 +1,300 @@
+"""Runs that were stopped and go on: the same curves, whatever the framework, the mode and the number of workers on either side."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import MarkedRun, wait_until
+
+from crosstrain.checkpoint import find_checkpoint, list_checkpoints
+from crosstrain.conformance.runs import read_run, relative_difference, run_job, trainer
+from crosstrain.metrics.rundir import RunReader
+
+pytestmark = pytest.mark.cluster
+
+TOY = Path(__file__).parent.parent / "toy"
+EXAMPLES = 1437
+"""Of the digits, in one epoch."""
+
+
+@pytest.fixture(autouse=True)
+def _toy_installed(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
+
+
+def run(out, name, **options):
+    return run_job(out, name=name, tensorboard=False, monitor=False, **{"eval_every": "end", **options})
+
+
+def resume(path, *arguments, code=0):
+    """Go on with a run; return what it is then, and what the command said."""
+    done = trainer("run", "--quiet", "--resume", str(path), *map(str, arguments))
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return read_run(path) if code == 0 else None, done.stderr
+
+
+def stopped(out, signal_number, *arguments, after):
+    """Start a run and send its driver a signal once `after` steps are saved; return the run's path, the exit code, and stderr."""
+    path = out / "stopped"
+    options = ["--name", "stopped", "--out", str(out), "--no-monitor", "--eval-every", "end"]
+    with MarkedRun(["run", "--quiet", *options, *map(str, arguments)], out) as process:
+
+        def saved():
+            return any(int(found.name.removeprefix("step-")) >= after for found in list_checkpoints(path))
+
+        wait_until(lambda: saved() or process.process.poll() is not None, 90, "a checkpoint")
+        assert process.process.poll() is None, process.stderr()
+        os.kill(process.process.pid, signal_number)
+        code = process.wait(30)
+        wait_until(lambda: not process.alive(), 10, "the end of every process")
+        return path, code, process.stderr()
+
+
+def flags(**options):
+    return [part for key, value in options.items() for part in ([f"--{key.replace('_', '-')}"] + ([] if value is True else [value]))]
+
+
+def without_gap_or_double(records, steps):
+    covered = [step for record in records for step in range(record.step, record.step + record.count)]
+    assert sorted(covered) == list(range(steps))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_torch_on_three_workers_goes_on_to_the_bit(tmp_path, how):
+    """Killed, or stopped by a signal: losses and final weights are those of the run that nobody stopped."""
+    job = {"backend": "torch", "nodes": 3, "global_batch_size": 20, "steps": 1200, "optimizer": "adam", "schedule": "cosine", "lr": 0.002}
+    whole = run(tmp_path, "whole", **job)
+    path, code, stderr = stopped(tmp_path, how, *flags(**job, checkpoint_every="150steps", keep=2), after=150)
+    assert code == (75 if how == signal.SIGTERM else -9)
+    if how == signal.SIGTERM:
+        assert "--resume" in stderr
+        status = RunReader(path).status()
+        assert (status["state"], status["exit_code"]) == ("interrupted", 75)
+    before = find_checkpoint(path)[0].meta.step
+    assert 150 <= before < 1200
+    resumed, stderr = resume(path)
+    assert f"from step {before:,}" in stderr
+    without_gap_or_double(resumed.steps, 1200)
+    np.testing.assert_array_equal(resumed.losses, whole.losses)
+    for name, value in whole.weights.items():
+        np.testing.assert_array_equal(resumed.weights[name], value)
+    assert [(record.step, record.accuracy) for record in resumed.evals] == [(record.step, record.accuracy) for record in whole.evals]
+    assert resumed.summary["resumed"] == 1
+    assert resumed.summary["updates_scheduled"] == resumed.summary["updates_applied"] == 1200
+    assert len(list_checkpoints(path)) <= 2
+
+
+def test_tensorflow_goes_on_to_the_bit_with_deterministic(tmp_path):
+    job = {"backend": "tf", "nodes": 2, "global_batch_size": 20, "optimizer": "sgd", "momentum": 0.9, "deterministic": True}
+    whole = run(tmp_path, "whole", steps=200, **job)
+    part = run(tmp_path, "part", steps=83, **job)
+    resumed, _ = resume(part.path, "--steps", 200)
+    np.testing.assert_array_equal(resumed.losses, whole.losses)
+    for name, value in whole.weights.items():
+        np.testing.assert_array_equal(resumed.weights[name], value)
+
+
+def test_from_tensorflow_to_torch_and_back(tmp_path):
+    job = {"global_batch_size": 32, "optimizer": "adamw", "weight_decay": 0.01, "lr": 0.002}
+    whole = run(tmp_path, "whole", backend="tf", steps=150, **job)
+    part = run(tmp_path, "part", backend="tf", steps=50, **job)
+    resume(part.path, "--backend", "torch", "--steps", "+50")
+    resumed, _ = resume(part.path, "--backend", "tf", "--steps", "+50")
+    without_gap_or_double(resumed.steps, 150)
+    assert relative_difference(resumed.losses, whole.losses) <= 1e-3
+    described = RunReader(part.path).job()
+    assert described["backend"] == "tf"
+    assert [segment["step"] for segment in described["segments"]] == [0, 50, 100]
+    assert described["segments"][1]["changed"]["backend"] == ["tf", "torch"]
+
+
+@pytest.mark.parametrize("backend", ["torch", "tf"])
+def test_from_sync_to_async_and_back(tmp_path, backend):
+    """The cursor carries over: after three parts exactly the examples of the planned epochs have been consumed."""
+    part = run(tmp_path, "part", backend=backend, nodes=2, batch_size=10, steps=30, lr=0.02)
+    resume(part.path, "--mode", "async", "--steps", "+101")
+    meta = find_checkpoint(part.path)[0].meta
+    assert meta.epoch * EXAMPLES + meta.examples == 30 * 20 + 101 * 10 - (10 - 7 if meta.epoch else 0)
+    resumed, _ = resume(part.path, "--mode", "sync", "--epochs", "+1", "--eval-every", "1epoch")
+    without_gap_or_double(resumed.steps, resumed.summary["steps"])
+    assert resumed.summary["examples"] % EXAMPLES == 0
+    assert resumed.summary["eval"]["accuracy"] > 0.85
+
+
+def test_from_three_workers_to_one_to_two(tmp_path):
+    job = {"backend": "torch", "global_batch_size": 48, "optimizer": "adam", "lr": 0.002}
+    whole = run(tmp_path, "whole", nodes=1, steps=90, **job)
+    part = run(tmp_path, "part", nodes=3, steps=37, **job)
+    resume(part.path, "--nodes", 1, "--steps", "+20")
+    resumed, _ = resume(part.path, "--nodes", 2, "--steps", "+33")
+    assert relative_difference(resumed.losses, whole.losses) <= 1e-3
+    assert resumed.summary["workers"] == 2
+
+
+def test_another_batch_size_consumes_the_rest_of_the_epoch(tmp_path):
+    part = run(tmp_path, "part", backend="toy", steps=20, batch_size=32)
+    resumed, _ = resume(part.path, "--batch-size", 50, "--epochs", 2, "--eval-every", "1epoch")
+    assert resumed.summary["examples"] == 2 * EXAMPLES
+    assert [record.epoch for record in resumed.evals if record.step > 20] == [1, 2]
+    in_first = [record.examples for record in resumed.steps if record.epoch == 0]
+    assert sum(in_first) == EXAMPLES
+
+
+def test_the_records_have_neither_gap_nor_double(tmp_path):
+    job = flags(backend="toy", nodes=2, steps=200_000, checkpoint_every="300steps", sample_interval="0.1")
+    path, code, _ = stopped(tmp_path, signal.SIGKILL, *(part for part in job), "--monitor", after=900)
+    assert code == -9
+    taken = find_checkpoint(path)[0].meta
+    resumed, _ = resume(path, "--steps", taken.step + 500, "--eval-every", "100steps")
+    without_gap_or_double(resumed.steps, taken.step + 500)
+    times = [record.time_seconds for record in resumed.steps]
+    assert times == sorted(times)
+    assert all(record.time_seconds <= taken.run_seconds for record in resumed.steps if record.step < taken.step)
+    assert all(record.time_seconds >= taken.run_seconds for record in resumed.steps if record.step >= taken.step)
+    assert taken.run_seconds < resumed.summary["run_seconds"] < taken.run_seconds + 30
+    assert resumed.summary["train_seconds"] <= resumed.summary["run_seconds"]
+    node = resumed.summary["per_node"][0]
+    assert 0 < node["cpu_seconds"] < 4 * resumed.summary["run_seconds"] + 2
+    events = [record.event for record in RunReader(path).events()]
+    assert events.count("run_started") == events.count("run_resumed") == 1
+    saved = [record.detail["step"] for record in RunReader(path).events() if record.event == "checkpoint_saved"]
+    assert saved == sorted(set(saved))
+
+
+def test_tensorboard_is_written_anew(tmp_path):
+    from crosstrain.metrics.tensorboard import _without_tensorflow
+
+    _without_tensorflow()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    part = run_job(tmp_path, name="part", backend="toy", steps=100, eval_every="20steps")
+    resume(part.path, "--steps", 160)
+    accumulator = EventAccumulator(str(part.path / "tensorboard"))
+    accumulator.Reload()
+    assert [event.step for event in accumulator.Scalars("eval/accuracy")] == list(range(20, 161, 20))
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path):
+    options = {"eval_every": "20steps", "checkpoint_every": "100steps", "keep": 2, "keep_best": "loss"}
+    done = run(tmp_path, "run", backend="toy", lr=1.5, steps=300, **options)
+    best = min(done.evals, key=lambda record: record.loss)
+    steps = {int(path.name.removeprefix("step-")) for path in list_checkpoints(done.path)}
+    assert best.step in steps
+    assert 2 <= len(steps) <= 3
+
+
+def test_no_final_checkpoint_when_none_is_wanted(tmp_path):
+    done = run(tmp_path, "run", backend="toy", steps=20, save_final=False)
+    assert list_checkpoints(done.path) == []
+    assert done.summary["checkpoints"] == {"saved": 0, "failed": 0, "stall_seconds": None, "bytes": None}
+
+
+def test_checkpoints_by_time(tmp_path):
+    done = run(tmp_path, "run", backend="toy", steps=30_000, checkpoint_every="0.3s", keep=100)
+    saves = done.summary["checkpoints"]["saved"]
+    assert 2 <= saves <= done.summary["run_seconds"] / 0.3 + 1
+
+
+def test_a_target_stops_no_run_twice(tmp_path):
+    part = run(tmp_path, "part", backend="toy", until="accuracy>=0.85", epochs=20, eval_every="1epoch")
+    assert part.summary["target_reached"] is True
+    resumed, _ = resume(part.path, "--epochs", "+2")
+    assert resumed.summary["epochs"] == pytest.approx(part.summary["epochs"] + 2)
+    assert resumed.summary["time_to_target_seconds"] == part.summary["time_to_target_seconds"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    options = {"backend": "toy", "steps": 60, "checkpoint_every": "20steps", "optimizer": "adam", "tensorboard": False, "eval_every": "end"}
+    return run_job(tmp_path_factory.mktemp("finished"), environment, name="part", **options).path
+
+
+class TestRefusals:
+    @pytest.fixture
+    def copy(self, finished, tmp_path):
+        return Path(shutil.copytree(finished, tmp_path / "part"))
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--seed", 4, "--steps", "+5"], "seed is 4 instead of 0"),
+            (["--data", "glyphs28", "--steps", "+5"], "data is 'glyphs28' instead of 'digits'"),
+            ([], "has done 60 steps"),
+            (["--steps", 50], "has done 60 steps"),
+            (["--name", "other", "--steps", "+5"], "--name"),
+            (["--steps", "+0"], "60 steps"),
+            (["--steps", "+x"], "--steps"),
+        ],
+    )
+    def test_what_does_not_fit_is_named_and_nothing_changes(self, copy, arguments, said):
+        before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
+        _, stderr = resume(copy, *arguments, code=2)
+        assert said in stderr
+        assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
+
+    def test_force_goes_on_nevertheless(self, copy):
+        resumed, stderr = resume(copy, "--seed", 4, "--steps", "+5", "--force")
+        assert "seed is 4 instead of 0" in stderr
+        assert resumed.summary["steps"] == 65
+
+    def test_another_optimizer_drops_the_slots_and_says_so(self, copy):
+        resumed, stderr = resume(copy, "--optimizer", "sgd", "--steps", "+5")
+        assert "first_moment, second_moment" in stderr
+        assert not [key for key in find_checkpoint(copy)[0].arrays if key.startswith("slots/")]
+        assert resumed.summary["steps"] == 65
+
+    def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(self, copy):
+        newest = list_checkpoints(copy)[0]
+        weights = newest / "parameters.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-5] ^= 1
+        weights.write_bytes(content)
+        resumed, stderr = resume(copy, "--steps", 70)
+        assert newest.name in stderr
+        assert "parameters.safetensors" in stderr
+        assert "from step 40" in stderr
+        assert "checkpoint_damaged" in {record.event for record in RunReader(copy).events()}
+        without_gap_or_double(resumed.steps, 70)
+
+    def test_without_a_sound_checkpoint_each_is_named(self, copy):
+        for path in list_checkpoints(copy):
+            (path / "checkpoint.json").unlink()
+        _, stderr = resume(copy, "--steps", 70, code=2)
+        assert all(f"step-0000000{step}" in stderr for step in (20, 40, 60))
+
+    def test_an_older_checkpoint_can_be_chosen(self, copy):
+        done = trainer("run", "--quiet", "--resume", str(copy / "checkpoints/step-000000020"), "--steps", "30")
+        assert done.returncode == 0, done.stderr
+        assert [path.name for path in list_checkpoints(copy)] == ["step-000000030", "step-000000020"]
+        without_gap_or_double(read_run(copy).steps, 30)
+
+    def test_a_run_at_work_is_left_alone(self, tmp_path):
+        arguments = flags(backend="toy", steps=10_000_000, checkpoint_every="1000steps", eval_every="end", name="busy", out=str(tmp_path))
+        with MarkedRun(["run", "--quiet", *map(str, arguments)], tmp_path) as busy:
+            wait_until(lambda: list_checkpoints(tmp_path / "busy"), 60, "a checkpoint")
+            _, stderr = resume(tmp_path / "busy", "--steps", "+5", code=2)
+            assert "still at work" in stderr
+            assert busy.process.poll() is None
+
+    def test_plus_belongs_to_resume(self, tmp_path):
+        done = trainer("run", "--backend", "toy", "--epochs", "+1", "--out", str(tmp_path))
+        assert done.returncode == 2
+        assert "--resume" in done.stderr
+
+
+def test_repeats_give_mean_and_spread(tmp_path):
+    arguments = ["--repeats", "5", "--backend", "toy", "--epochs", "2", "--seed", "3", "--name", "many", "--out", str(tmp_path), "--quiet"]
+    done = trainer("run", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    together = json.loads(done.stdout)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"many-r{number}" for number in range(1, 6)]
+    assert [RunReader(path).job()["seed"] for path in sorted(tmp_path.iterdir())] == [3, 4, 5, 6, 7]
+    assert len(together["dropped"]) == 2
+    assert together["figures"]["accuracy"]["values"] == 3
+    assert 0.8 < together["figures"]["accuracy"]["mean"] < 1

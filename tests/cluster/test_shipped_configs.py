@@ -1,0 +1,21 @@
+"""The shipped configurations run: a few steps of each that is small enough for a test."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from crosstrain.conformance.runs import trainer
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("name", ["quickstart", "eecs598-cnn", "eecs598-cnn-checkpoint", "eecs598-fastest-90", "hw2-cnn-batch"])
+def test_a_few_steps(tmp_path, name):
+    done = trainer("run", "--config", name, "--steps", "6", "--quiet", "--json", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["state"], summary["steps"]) == ("succeeded", 6)
+    assert summary["non_finite_losses"] == 0
+    assert 0 < summary["eval"]["accuracy"] < 1

@@ -1,0 +1,116 @@
+"""What happens to checkpoints when something goes wrong while they are written: the run goes on, or can be taken up again."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from processes import MarkedRun, wait_until
+
+from crosstrain.checkpoint import find_checkpoint, list_checkpoints
+from crosstrain.conformance.runs import read_run, trainer
+from crosstrain.metrics.rundir import RunReader
+
+TOY = Path(__file__).parent.parent / "toy"
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+
+@pytest.fixture(autouse=True)
+def _toy_installed(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system on which no checkpoint has room."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def endless(path, *more):
+    options = ["--steps", "100000000", "--checkpoint-every", "1steps", "--keep", "3", "--eval-every", "end", "--no-tensorboard", "--quiet"]
+    return ["run", *options, *more] if more else ["run", *options, "--backend", "toy", "--name", path.name, "--out", str(path.parent)]
+
+
+def drafts(path):
+    return list((path / "checkpoints").glob(".step-*.draft-*"))
+
+
+def kill_while_saving(path, folder, *more):
+    """Run until checkpoints are being written, and kill the driver in the middle; return whether a draft was left."""
+    with MarkedRun(endless(path, *more), folder) as run:
+        before = len(list_checkpoints(path)) and find_checkpoint(path)[0].meta.step
+        saved = lambda: any(int(found.name[5:]) > before + 2 for found in list_checkpoints(path) if found.name.startswith("step-"))  # noqa: E731
+        wait_until(lambda: (saved() and drafts(path)) or run.process.poll() is not None, 60, "a checkpoint in the making")
+        assert run.process.poll() is None, run.stderr()
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.wait(5)
+        wait_until(lambda: not run.alive(), 10, "the end of every process")
+    return bool(drafts(path))
+
+
+def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(tmp_path):
+    path = tmp_path / "run"
+    hit = kill_while_saving(path, tmp_path)
+    for _ in range(10):
+        if hit:
+            break
+        hit = kill_while_saving(path, tmp_path, "--resume", str(path))
+    assert hit, "no kill fell into a save"
+    checkpoint, damaged = find_checkpoint(path)
+    assert damaged == []
+    step = checkpoint.meta.step
+    done = trainer("run", "--quiet", "--resume", str(path), "--steps", str(step + 20))
+    assert done.returncode == 0, done.stderr
+    resumed = read_run(path)
+    covered = [number for record in resumed.steps for number in range(record.step, record.step + record.count)]
+    assert sorted(covered) == list(range(step + 20))
+    assert drafts(path) == []
+    assert find_checkpoint(path)[0].meta.step == step + 20
+
+
+def test_a_full_disk_fails_the_save_and_not_the_run(small_disk):
+    options = ["--steps", "100", "--checkpoint-every", "40steps", "--no-tensorboard", "--name", "run", "--out", str(small_disk)]
+    done = trainer("run", "--backend", "toy", "--json", *options)
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["state"], summary["steps"]) == ("succeeded", 100)
+    assert summary["checkpoints"]["saved"] == 0
+    assert summary["checkpoints"]["failed"] == 3
+    failed = [record.detail for record in RunReader(small_disk / "run").events() if record.event == "checkpoint_failed"]
+    assert [detail["step"] for detail in failed] == [40, 80, 100]
+    assert all("No space left" in detail["cause"] for detail in failed)
+    assert list_checkpoints(small_disk / "run") == []
+
+
+def test_an_interrupted_run_without_room_says_that_it_was_not_saved(small_disk):
+    path = small_disk / "run"
+    options = ["--backend", "toy", "--name", "run", "--out", str(small_disk), "--no-tensorboard"]
+    with MarkedRun(["run", *options, "--steps", "100000000", "--checkpoint-every", "60s"], small_disk) as run:
+        wait_until(lambda: (path / "steps.jsonl").exists() and (path / "steps.jsonl").stat().st_size > 0, 60, "the first step")
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.wait(15) == 130
+        assert "could not be saved" in run.stderr()
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    with MarkedRun(["run", "--backend", "toy", "--nodes", "2", "--steps", "100000000", "--checkpoint-every", "60s",
+                    "--name", "run", "--out", str(tmp_path)], tmp_path) as run:  # fmt: skip
+        steps = tmp_path / "run/steps.jsonl"
+        wait_until(lambda: steps.exists() and steps.stat().st_size > 0, 60, "the first step")
+        task = run.alive("crosstrain.engine.task")[-1]
+        os.kill(task, signal.SIGSTOP)
+        os.kill(run.process.pid, signal.SIGINT)
+        wait_until(lambda: "saving a checkpoint" in run.stderr(), 5, "the answer to the first signal")
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.wait(3) == 130
+        wait_until(lambda: not run.alive(), 10, "the end of every process")

@@ -1,0 +1,72 @@
+"""Taking a run's records back to a checkpoint, and figures over the parts of a run."""
+
+import json
+
+import pytest
+from run_samples import CLOCK, sample, sync_run
+
+from crosstrain.metrics.cutting import cut_records
+from crosstrain.metrics.lines import DamagedRunError
+from crosstrain.metrics.nodes import per_node
+from crosstrain.metrics.records import EventRecord
+from crosstrain.metrics.rundir import RunReader, RunWriter
+from crosstrain.metrics.summary import resumed_seconds
+
+
+def test_what_is_later_goes_and_the_rest_stays_as_it_was(tmp_path):
+    path = sync_run(tmp_path)
+    before = (path / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    cut_records(path, 4, 0.7)
+    reader = RunReader(path)
+    assert (path / "steps.jsonl").read_bytes() == b"".join(before[:2])
+    assert [record.step for record in reader.evals()] == [4]
+    assert all(record.time_seconds <= 0.7 for record in reader.system())
+    assert reader.summary() is None
+    assert not list(path.glob(".*"))
+
+
+def test_the_event_of_the_checkpoint_itself_stays(tmp_path):
+    path = sync_run(tmp_path)
+    writer = RunWriter.reopen(path)
+    for step, seconds in ((2, 0.8), (4, 0.9), (6, 1.2)):
+        writer.event(EventRecord("checkpoint_saved", seconds, {"step": step}))
+    writer.cut(4, 0.7)
+    writer.event(EventRecord("run_resumed", 0.7, {}))
+    writer.close()
+    assert [(record.event, record.detail.get("step")) for record in RunReader(path).events()][-3:] == [
+        ("checkpoint_saved", 2),
+        ("checkpoint_saved", 4),
+        ("run_resumed", None),
+    ]
+
+
+def test_a_torn_last_line_goes_and_damage_before_it_is_named(tmp_path):
+    path = sync_run(tmp_path)
+    with (path / "steps.jsonl").open("ab") as file:
+        file.write(b'{"schema":1,"st')
+    cut_records(path, 100, 100.0)
+    assert len(list(RunReader(path).steps())) == 5
+    lines = (path / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    lines[1] = b"nonsense\n"
+    (path / "steps.jsonl").write_bytes(b"".join(lines))
+    with pytest.raises(DamagedRunError, match="line 2"):
+        cut_records(path, 4, 0.7)
+    assert (path / "steps.jsonl").read_bytes() == b"".join(lines)
+    assert not list(path.glob(".steps*"))
+
+
+def test_counters_that_begin_anew_are_added_up():
+    """Two parts of a second each: 4 CPU seconds in the first, 3 in the second, whose monitor had counted 7 before its clock went on."""
+    first = [sample(0, seconds, cpu_seconds=2.0 + 4.0 * seconds) for seconds in (-0.5, 0.0, 0.5, 1.0)]
+    second = [sample(0, 1.0 + seconds, cpu_seconds=7.0 + 3.0 * seconds) for seconds in (-0.5, 0.0, 0.5, 1.0)]
+    (node,) = per_node([*first, *second], 1, CLOCK, [1.0])
+    assert node["cpu_seconds"] == pytest.approx(7.0)
+    assert node["cpu_cores_used"]["mean"] == pytest.approx(3.5)
+
+
+def test_a_part_that_was_undone_is_no_border(tmp_path):
+    path = sync_run(tmp_path)
+    job = json.loads((path / "job.json").read_text())
+    assert resumed_seconds(job) == []
+    segments = [{"run_seconds": seconds} for seconds in (0.0, 5.0, 9.0, 7.0)]
+    assert resumed_seconds({**job, "segments": segments}) == [5.0, 7.0]

@@ -1,0 +1,49 @@
+"""What several runs of one job say together, on figures worked out by hand."""
+
+import pytest
+
+from crosstrain.report.repeats import aggregate
+
+
+def summary(run, seconds, *, reached=True, target="accuracy>=0.9", accuracy=0.9):
+    return {
+        "run": run,
+        "target": target,
+        "target_reached": reached if target else None,
+        "time_to_target_seconds": seconds if target and reached else None,
+        "run_seconds": seconds,
+        "eval": {"accuracy": accuracy, "loss": 0.5},
+        "examples_per_second": 100.0,
+        "epochs": 2.0,
+        "train_seconds": 1.0,
+        "init_seconds": 3.0,
+    }
+
+
+def test_mean_and_sigma():
+    found = aggregate([summary("a", 1.0, accuracy=0.8), summary("b", 3.0, accuracy=0.9)])
+    assert found["dropped"] == []
+    assert found["converged"] == found["runs"] == 2
+    assert found["figures"]["time_to_target_seconds"] == {"mean": 2.0, "sigma": pytest.approx(2**0.5), "values": 2}
+    assert found["figures"]["accuracy"]["mean"] == pytest.approx(0.85)
+
+
+def test_from_five_on_the_fastest_and_the_slowest_are_dropped():
+    found = aggregate([summary(name, seconds) for name, seconds in zip("abcde", (5.0, 1.0, 3.0, 4.0, 2.0), strict=True)])
+    assert found["dropped"] == ["b", "a"]
+    assert found["figures"]["time_to_target_seconds"] == {"mean": 3.0, "sigma": 1.0, "values": 3}
+
+
+def test_a_run_that_did_not_converge_is_the_slowest_and_counted():
+    runs = [summary("a", 0.5, reached=False), *(summary(name, seconds) for name, seconds in zip("bcde", (1.0, 2.0, 3.0, 4.0), strict=True))]
+    found = aggregate(runs)
+    assert found["converged"] == 4
+    assert found["dropped"] == ["b", "a"]
+    assert found["figures"]["time_to_target_seconds"]["mean"] == 3.0
+
+
+def test_without_a_target_there_is_no_time_to_it():
+    found = aggregate([summary("a", 2.0, target=None)])
+    assert found["converged"] is None
+    assert found["figures"]["time_to_target_seconds"] is None
+    assert found["figures"]["run_seconds"] == {"mean": 2.0, "sigma": None, "values": 1}

@@ -1,0 +1,90 @@
+"""Tasks that are started before anybody knows which task of the cluster they will be."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from processes import wait_until
+
+from crosstrain.core.job import Job
+from crosstrain.engine.messages import Message
+from crosstrain.launch.supervise import Supervisor
+
+TOY = Path(__file__).parent.parent / "toy"
+
+
+class Node:
+    """A supervisor whose reports are kept."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.deaths, self.messages, self.reported = [], [], threading.Event()
+        self.supervisor = Supervisor(lambda task, message: self.messages.append((task, message)), self.dead)
+        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])])}
+        self.environment["PYTHONPROFILEIMPORTTIME"] = "1"
+
+    def dead(self, death, usage):
+        self.deaths.append(death)
+        self.reported.set()
+
+    def start_spare(self, backend="toy"):
+        job = Job(backend=backend).model_dump(mode="json")
+        self.supervisor.start_spare(self.folder, self.environment, Message("prepare", {"job": job}))
+
+    def children(self):
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = Node(tmp_path)
+    yield node
+    node.supervisor.stop(0.0)
+
+
+def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
+    node.start_spare()
+    assert node.supervisor.alive() == []
+    pid, early = node.supervisor.take_spare("worker-0", tmp_path / "logs/worker-0.log")
+    assert (node.supervisor.alive(), early.parent) == (["worker-0"], tmp_path)
+    assert node.supervisor.take_spare("worker-1", tmp_path / "logs/worker-1.log") is None
+    assert node.supervisor.state_of("worker-0") in "RSD"
+    assert os.getpgid(pid) == pid
+
+
+@pytest.mark.parametrize("end", ["killed", "failed"])
+def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, end):
+    before = set(node.children())
+    node.start_spare("toy" if end == "killed" else "no-such-backend")
+    (pid,) = set(node.children()) - before
+    if end == "killed":
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in node.children(), 30, "the end of the spare")
+    assert node.supervisor.take_spare("worker-0", tmp_path / "worker-0.log") is None
+    assert (node.deaths, node.messages) == ([], [])
+
+
+def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the_log(node, tmp_path):
+    node.start_spare()
+    early = tmp_path / "spare-1.early"
+    wait_until(lambda: "crosstrain.engine.codec" in early.read_text(), 30, "the start of the spare")
+    log = tmp_path / "logs/worker-0.log"
+    pid, _ = node.supervisor.take_spare("worker-0", log)
+    assert log.read_text() == ""
+    os.kill(pid, signal.SIGKILL)
+    assert node.reported.wait(10)
+    assert [(death.task, death.pid, death.signal, death.order) for death in node.deaths] == [("worker-0", pid, "SIGKILL", 1)]
+    assert "crosstrain.engine.codec" in log.read_text()
+    assert not early.exists()
+
+
+def test_spares_that_nobody_takes_are_dismissed(node):
+    before = set(node.children())
+    node.start_spare()
+    node.start_spare()
+    assert len(set(node.children()) - before) == 2
+    node.supervisor.dismiss_spares()
+    wait_until(lambda: set(node.children()) <= before, 10, "the end of the spares")
+    assert node.deaths == []
