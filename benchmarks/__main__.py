@@ -1,35 +1,36 @@
-"""The command: ``python -m benchmarks [--only ROW …] [--repeats N] [--quick] [--json FILE] [--network isolated|host]``."""
+"""The command: ``python -m benchmarks [--group GROUP …] [--only ROW …] [--repeats N] [--quick] [--json FILE] …``."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from crosstrain.core.errors import TrainerError, nearest
-from crosstrain.data.store import open_dataset
 
 from . import machine
-from .rows import ROWS
-from .session import Session, needed
+from .rows import CONTESTANTS, GROUPS, ROWS
+from .session import Session, needed, prepare, work_of
 from .table import Result, compute, render
-from .workload import DATA
 
-__all__ = ["main"]
+__all__ = ["chosen_rows", "main", "parse"]
 
 QUICK_DIVISOR = 10
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print the table, and return the exit code: 0, 1 where a run failed, 130 after Ctrl-C. A missed target is no failure."""
-    given = _parse(arguments)
-    rows = given.only or list(ROWS)
-    open_dataset(DATA)  # so that no run has to make it
+    given = parse(arguments)
+    began = time.monotonic()
     facts = machine.describe(given.network, given.threads)
     print(machine.sentence(facts), flush=True)
+    rows = chosen_rows(given, gpu=bool(facts["gpu"]))
     session = Session(given.repeats, QUICK_DIVISOR if given.quick else 1, given.network, given.threads, given.timeout, _say)
     try:
+        prepare({work_of(CONTESTANTS[name]).data for name in needed(rows)})
         session.run(needed(rows))
     except KeyboardInterrupt:
         print("benchmarks: interrupted", file=sys.stderr)
@@ -38,7 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"benchmarks: {error}", file=sys.stderr)
         return error.exit_code
     results = [compute(name, ROWS[name], session.runs) for name in rows]
-    print(f"medians [smallest–largest] of {given.repeats} interleaved repeats" + (", SHORT RUNS (--quick)" if given.quick else ""))
+    took = f"; took {(time.monotonic() - began) / 60:.0f} min"
+    print(f"medians [smallest–largest] of {given.repeats} interleaved repeats{took}" + (", SHORT RUNS (--quick)" if given.quick else ""))
     print()
     print(render(results))
     for problem in session.problems:
@@ -48,11 +50,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if session.problems else 0
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="The speed of trainer beside its peers; see docs/benchmarks.md."
     )
-    parser.add_argument("--only", nargs="+", type=_row, metavar="ROW", help=f"these rows: {', '.join(ROWS)}")
+    parser.add_argument("--group", nargs="+", choices=tuple(GROUPS), help="the rows of these groups (default: all)")
+    parser.add_argument(
+        "--only", nargs="+", type=_rows, metavar="ROW", help=f"these rows, or all that fit a pattern such as 'alexnet-*': {', '.join(ROWS)}"
+    )
     parser.add_argument("--repeats", type=_positive, default=5, metavar="N", help="interleaved repeats (default 5)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps: to see that everything works, not to quote")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run's figures as well")
@@ -62,9 +68,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _row(name: str) -> str:
-    if name in ROWS:
-        return name
+def chosen_rows(given: argparse.Namespace, *, gpu: bool) -> list[str]:
+    """Return the rows that were asked for; those of a GPU, where there is none, only where they were named."""
+    if given.only:
+        return list(dict.fromkeys(row for rows in given.only for row in rows))
+    groups = given.group or list(GROUPS)
+    if "gpu" in groups and not gpu:
+        _say("no GPU that torch finds: the rows of group gpu are left out")
+        groups = [group for group in groups if group != "gpu"]
+    return [row for group in groups for row in GROUPS[group]]
+
+
+def _rows(name: str) -> list[str]:
+    found = [row for row in ROWS if fnmatchcase(row, name)]
+    if found:
+        return found
     near = nearest(name, ROWS)
     raise argparse.ArgumentTypeError(f"no row {name!r}; " + (f"did you mean {near!r}?" if near else f"rows: {', '.join(ROWS)}"))
 

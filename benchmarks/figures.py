@@ -10,15 +10,22 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Figure", "Measured", "Spread", "differs", "ratios", "window"]
+__all__ = ["Figure", "Measured", "Spread", "copies", "differs", "ratios", "window"]
 
-Figure = Literal["steps_per_second", "examples_per_second", "first_step_seconds", "monitor_cores"]
-
-SAME_LOSS = 1e-4
-"""Largest relative difference (norm-wise) between the losses of two programs that do the same updates in float32."""
+Figure = Literal[
+    "steps_per_second",
+    "examples_per_second",
+    "first_step_seconds",
+    "monitor_cores",
+    "peak_memory_bytes",
+    "tree_memory_bytes",
+    "data_wait_fraction",
+    "time_to_target_seconds",
+    "stall_seconds",
+]
 
 SAME_LEVEL = 0.1
-"""Largest relative difference between mean losses where the order of updates is not the same: asynchronous runs."""
+"""Largest relative difference between mean losses where the updates are not the same: asynchronous runs, the framework's own dropout."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,11 @@ class Measured:
 
     `mean_loss` is over the first `mean_over` updates after the warm-up. `monitor_cores` is the busiest node's cost of watching, in
     cores; None where nothing watched. `threads` are those of each task.
+
+    `peak_memory_bytes` is the resident memory of the run's largest process, which trains, at its peak, as wait4(2) tells whoever started
+    the run (its descendants are in it where their parents waited for them); `tree_memory_bytes` the sum over all of the run's processes of
+    their own peaks. `data_wait_fraction` is the part of training spent waiting for data, `time_to_target_seconds` on the run clock.
+    Of saving: `saves` in the measured window, the longest stall, the bytes of a checkpoint. None where not measured.
     """
 
     steps_per_second: float
@@ -39,6 +51,13 @@ class Measured:
     losses: tuple[float, ...] = field(repr=False)
     mean_loss: float
     mean_over: int
+    peak_memory_bytes: int | None = None
+    tree_memory_bytes: int | None = None
+    data_wait_fraction: float | None = None
+    time_to_target_seconds: float | None = None
+    saves: int = 0
+    stall_seconds: float | None = None
+    checkpoint_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the single losses."""
@@ -68,6 +87,15 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [mine / other for mine, other in zip(ours, theirs, strict=True)]
 
 
+def copies(ours: Sequence[Measured], theirs: Sequence[Measured], figure: Figure) -> list[float]:
+    """Return for each repeat by how many checkpoints a figure in bytes exceeds the peer's. The product saved a checkpoint in every one."""
+    return [
+        (getattr(mine, figure) - getattr(other, figure)) / mine.checkpoint_bytes
+        for mine, other in zip(ours, theirs, strict=True)
+        if mine.checkpoint_bytes is not None
+    ]
+
+
 def window(counts: Sequence[int], seconds: Sequence[float], warmup: int) -> tuple[int, float]:
     """Return the updates and the seconds between the result that completes the warm-up and the last result.
 
@@ -80,17 +108,20 @@ def window(counts: Sequence[int], seconds: Sequence[float], warmup: int) -> tupl
     return int(done[-1] - done[begin]), seconds[-1] - seconds[begin]
 
 
-def differs(ours: Measured, theirs: Measured, *, same_order: bool) -> str | None:
-    """Say how a peer's losses show that it did other work than the product, or return None."""
+def differs(ours: Measured, theirs: Measured, losses: Literal["each", "level"], same_loss: float) -> str | None:
+    """Say how a peer's losses show that it did other work than the product, or return None.
+
+    `each`: those of every update have to agree within `same_loss` (norm-wise), and the means; `level`: only the means, and roughly.
+    """
     covered = ours.losses[theirs.warmup : theirs.warmup + theirs.mean_over]
     if len(covered) < theirs.mean_over:
         return f"{theirs.mean_over} updates after the warm-up, which the product did not take"
     expected = float(np.mean(covered))
-    if not abs(theirs.mean_loss - expected) <= (SAME_LOSS if same_order else SAME_LEVEL) * expected:
+    if not abs(theirs.mean_loss - expected) <= (same_loss if losses == "each" else SAME_LEVEL) * expected:
         return f"mean loss {theirs.mean_loss:.6g} instead of {expected:.6g}"
-    count = min(len(ours.losses), len(theirs.losses)) if same_order else 0
+    count = min(len(ours.losses), len(theirs.losses)) if losses == "each" else 0
     mine, other = _array(ours.losses[:count]), _array(theirs.losses[:count])
-    if count and not float(np.linalg.norm(mine - other)) <= SAME_LOSS * float(np.linalg.norm(mine)):
+    if count and not float(np.linalg.norm(mine - other)) <= same_loss * float(np.linalg.norm(mine)):
         worst = int(np.argmax(np.abs(mine - other)))
         return f"loss {other[worst]:.6g} instead of {mine[worst]:.6g} at update {worst}"
     return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -10,7 +12,7 @@ from crosstrain.monitor.host import describe_host
 
 __all__ = ["describe", "sentence"]
 
-PACKAGES = ("crosstrain", "tensorflow", "keras", "torch", "lightning", "accelerate", "numpy")
+PACKAGES = ("crosstrain", "tensorflow", "keras", "torch", "torchvision", "lightning", "accelerate", "numpy")
 BUSY_LOAD = 0.5
 """More runnable processes than this before the first run, and somebody else uses the machine."""
 
@@ -24,8 +26,16 @@ def describe(network: str, threads: int | None) -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "network": network,
         "threads": threads,
+        "gpu": _gpu(),
         "load_before": os.getloadavg()[0],
     }
+
+
+def _gpu() -> str | None:
+    """Return the name of the first GPU that torch finds. Asked in a process of its own."""
+    question = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None
 
 
 def _version(name: str) -> str | None:
@@ -40,11 +50,12 @@ def sentence(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {found or 'missing'}" for name, found in machine["versions"].items())
     network = {"isolated": "virtual nodes (namespaces joined by a bridge), both sides", "host": "loopback, both sides"}[machine["network"]]
     threads = "as many a task as trainer chooses, the same for its peers" if machine["threads"] is None else f"{machine['threads']} a task"
+    device = f"CPU, and in the rows of group gpu {machine['gpu']}" if machine["gpu"] else "CPU only"
     memory = machine["memory_total_bytes"] / 2**30
     lines = [
         f"machine: {machine['cores_available']:g} cores, {machine['cpu_model']}, {memory:.0f} GiB, Linux {machine['kernel']}",
         f"versions: Python {machine['python']}, {versions}",
-        f"network of three nodes: {network}; CPU only; threads: {threads}",
+        f"network of three nodes: {network}; {device}; threads: {threads}",
     ]
     if machine["load_before"] > BUSY_LOAD:
         lines.append(f"WARNING: load {machine['load_before']:.1f} before the first run: others use this machine, so figures are unreliable")

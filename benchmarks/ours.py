@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from .contestants import Contestant, Ours
 from .figures import Measured, window
 from .processes import Group, MeasurementError, environment
-from .rows import BATCH_SIZE, Ours
-from .workload import DATA, LEARNING_RATE, SEED
+from .workload import Work
 
-__all__ = ["read_run", "run_ours"]
+__all__ = ["read_run", "run_ours", "steps_of"]
 
 
-def run_ours(run: Ours, steps: int, warmup: int, network: str, threads: int | None, folder: Path, timeout_seconds: float) -> Measured:
+def run_ours(run: Ours, shorter: int, network: str, threads: int | None, folder: Path, timeout_seconds: float) -> Measured:
     """Run `trainer run` and read its run directory. Raises MeasurementError where it fails.
 
-    `threads` a task, or None for what it chooses.
+    `threads` a task, or None for what it chooses. `shorter` divides the steps, and the time between checkpoints.
     """
     arguments = {
         "--backend": run.backend,
         "--mode": run.mode,
         "--nodes": run.nodes,
-        "--data": DATA,
-        "--batch-size": BATCH_SIZE,
-        "--lr": LEARNING_RATE,
-        "--seed": SEED,
-        "--steps": warmup + steps,
+        **run.work.arguments(),
+        "--steps": run.work.warmup + steps_of(run, run.work, shorter),
         "--eval-every": "end",
         "--out": folder,
         "--name": "run",
@@ -38,10 +38,23 @@ def run_ours(run: Ours, steps: int, warmup: int, network: str, threads: int | No
     command += [str(word) for pair in arguments.items() for word in pair]
     command += ["--network", network] if run.nodes > 1 else []
     command += ["--threads", str(threads)] if threads is not None else []
+    if run.checkpoint_seconds is not None:
+        command += ["--checkpoint-every", f"{run.checkpoint_seconds / shorter:g}s"]
     with Group(folder) as group:
-        group.start("trainer", [*command, *run.options], environment({}))
+        group.start("trainer", [*command, *run.options], environment({}, gpu=run.gpu))
         group.wait_for("trainer", timeout_seconds)
-    return read_run(folder / "run", warmup)
+        peak, tree = group.peak_bytes("trainer"), group.tree_bytes("trainer")
+    found = replace(read_run(folder / "run", run.work.warmup), peak_memory_bytes=peak, tree_memory_bytes=tree)
+    if run.checkpoint_seconds is not None and not found.saves:
+        raise MeasurementError(
+            "no checkpoint was saved while the clock ran: this machine needs more steps for that (benchmarks/rows_images.py)"
+        )
+    return found
+
+
+def steps_of(contestant: Contestant, work: Work, shorter: int) -> int:
+    """Return a contestant's steps after the warm-up: a quick pass has fewer, but not too few for a figure."""
+    return max(contestant.steps // shorter, min(work.fewest_steps, contestant.steps))
 
 
 def read_run(path: Path, warmup: int) -> Measured:
@@ -59,8 +72,14 @@ def read_run(path: Path, warmup: int) -> Measured:
         losses[record["step"] : record["step"] + record["count"]] = record["losses"]
     if summary["state"] != "succeeded" or not np.all(np.isfinite(losses)):
         raise MeasurementError(f"the run in {path} has not finished every update with a finite loss")
-    updates, seconds = window([record["count"] for record in records], [record["time_seconds"] for record in records], warmup)
+    times = [record["time_seconds"] for record in records]
+    try:
+        updates, seconds = window([record["count"] for record in records], times, warmup)
+    except ValueError as error:
+        raise MeasurementError(str(error)) from error
     watched = [node["monitor_cpu_cores_used"] for node in summary["per_node"]]
+    waited = summary["data_wait_seconds"]
+    stalls, sizes = _saves(path, times[-1] - seconds, times[-1])
     return Measured(
         steps_per_second=updates / seconds,
         examples_per_second=updates / seconds * summary["examples"] / summary["steps"],
@@ -72,4 +91,19 @@ def read_run(path: Path, warmup: int) -> Measured:
         losses=tuple(losses.tolist()),
         mean_loss=float(losses[warmup:].mean()),
         mean_over=len(losses) - warmup,
+        data_wait_fraction=None if waited is None else waited / summary["train_seconds"],
+        time_to_target_seconds=summary["time_to_target_seconds"],
+        saves=len(stalls),
+        stall_seconds=max(stalls, default=None),
+        checkpoint_bytes=max(sizes, default=None),
     )
+
+
+def _saves(path: Path, begin: float, end: float) -> tuple[Sequence[float], Sequence[int]]:
+    """Return the stalls and the sizes of the checkpoints saved between two times on the run clock. A save that failed is an error."""
+    events: list[dict[str, Any]] = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    failed = [event["detail"] for event in events if event["event"] == "checkpoint_failed"]
+    if failed:
+        raise MeasurementError(f"a checkpoint was not saved: {failed[0]}")
+    saved = [event["detail"] for event in events if event["event"] == "checkpoint_saved" and begin < event["time_seconds"] <= end]
+    return [detail["stall_seconds"] for detail in saved], [detail["bytes"] for detail in saved]

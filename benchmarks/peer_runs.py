@@ -8,16 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crosstrain.launch.ports import PortBlock
 from crosstrain.launch.virtual_nodes import VirtualNetwork
 
+from .contestants import Peer
 from .figures import Measured
 from .processes import Group, MeasurementError, Start, environment
-from .rows import BATCH_SIZE, Peer
-from .workload import DATA, LEARNING_RATE, SEED
+from .workload import Work
 
 __all__ = ["Place", "places", "run_peer"]
 
@@ -42,16 +42,13 @@ class Place:
     variables: dict[str, str]
 
 
-def run_peer(peer: Peer, steps: int, warmup: int, threads: int, network: str, folder: Path, timeout_seconds: float) -> Measured:
+def run_peer(peer: Peer, work: Work, steps: int, threads: int, network: str, folder: Path, timeout_seconds: float) -> Measured:
     """Run a peer and return what it reports. Raises MeasurementError where it fails."""
     arguments = {
         "--steps": steps,
-        "--warmup": warmup,
-        "--batch-size": BATCH_SIZE,
-        "--lr": LEARNING_RATE,
-        "--seed": SEED,
+        "--warmup": work.warmup,
+        **work.arguments(),
         "--threads": threads,
-        "--data": DATA,
         "--variant": peer.variant,
         "--parent": os.getpid(),
     }
@@ -59,11 +56,12 @@ def run_peer(peer: Peer, steps: int, warmup: int, threads: int, network: str, fo
     with _nodes(peer.workers, network) as nodes, Group(folder) as group:
         found = places(peer, nodes)
         for place in found:
-            variables = environment({**place.variables, "BENCHMARK_FOLDER": str(folder)})
+            variables = environment({**place.variables, "BENCHMARK_FOLDER": str(folder), "TMPDIR": str(folder)}, gpu=peer.gpu)
             group.start(place.name, [*place.before, *script], variables, nodes.start(place.node))
         output = group.wait_for(found[0].name, timeout_seconds)
         group.wait_for_rest([place.name for place in found[1:]] if not _stays(peer) else [])
-    return _read(output, peer, threads)
+        measured = _read(output, peer, work)
+        return replace(measured, peak_memory_bytes=group.peak_bytes(found[0].name), tree_memory_bytes=group.tree_bytes(found[0].name))
 
 
 def _stays(peer: Peer) -> bool:
@@ -71,7 +69,7 @@ def _stays(peer: Peer) -> bool:
     return peer.start == "tf_config" and bool(peer.servers)
 
 
-def _read(output: str, peer: Peer, threads: int) -> Measured:
+def _read(output: str, peer: Peer, work: Work) -> Measured:
     lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
     if len(lines) != 1:
         raise MeasurementError(f"{peer.script} printed {len(lines)} results")
@@ -79,10 +77,10 @@ def _read(output: str, peer: Peer, threads: int) -> Measured:
     rate = found["steps"] / found["seconds"]
     return Measured(
         steps_per_second=rate,
-        examples_per_second=rate * BATCH_SIZE * (1 if peer.servers else peer.workers),
+        examples_per_second=rate * work.batch_size * (1 if peer.servers else peer.workers),
         first_step_seconds=found["first_step_seconds"],
         monitor_cores=None,
-        threads=threads,
+        threads=found["threads"],
         warmup=found["warmup"],
         steps=found["steps"],
         losses=tuple(found["losses"]),

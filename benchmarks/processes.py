@@ -11,10 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from .memory import TreeMemory
+
 __all__ = ["Group", "MeasurementError", "environment"]
 
 LAST_LINES = 15
 POLL_SECONDS = 0.1
+LOOKS_EVERY_SECONDS = 1.0
+"""At the memory of all processes: seldom enough to cost nothing that is measured."""
+
 GRACE_SECONDS = 20.0
 """For those that have nothing more to do, after the first one has ended."""
 
@@ -25,8 +30,8 @@ class MeasurementError(Exception):
     """A run that gave no figures, and why."""
 
 
-def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment without what would steer either side, and without GPUs; plus `extra`."""
+def environment(extra: Mapping[str, str], *, gpu: bool = False) -> dict[str, str]:
+    """Return this process's environment without what would steer either side, and without GPUs unless `gpu`; plus `extra`."""
     steering = ("TRAINER_", "TF_", "OMP_", "MKL_", "KMP_", "GLOO_", "SLURM_", "TORCHELASTIC_")
     contract = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     kept = {
@@ -34,7 +39,8 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if (not name.startswith(steering) and name not in contract) or name == "TRAINER_DATA_CACHE"
     }
-    return {**kept, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "1", "KERAS_BACKEND": "tensorflow", **extra}
+    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": "-1"}
+    return {**kept, **hidden, "TF_CPP_MIN_LOG_LEVEL": "1", "KERAS_BACKEND": "tensorflow", **extra}
 
 
 class Group:
@@ -43,6 +49,8 @@ class Group:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._processes: list[tuple[str, subprocess.Popen[Any]]] = []
+        self._peaks: dict[str, int] = {}
+        self._trees: dict[str, TreeMemory] = {}
 
     def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], popen: Start = subprocess.Popen) -> None:
         """Start a process whose output goes to files; `popen` may put it into a virtual node."""
@@ -57,21 +65,46 @@ class Group:
                 start_new_session=True,
             )
         self._processes.append((name, process))
+        self._trees[name] = TreeMemory(process.pid)
 
     def wait_for(self, leader: str, timeout_seconds: float) -> str:
         """Wait until the leader has ended; return its standard output. Raises MeasurementError where any process fails, or in time."""
         deadline = time.monotonic() + timeout_seconds
         process = dict(self._processes)[leader]
-        while process.poll() is None:
+        next_look = 0.0
+        while self._poll(leader, process) is None:
             for name, other in self._processes:
-                if other.poll() not in (None, 0):
+                if self._poll(name, other) not in (None, 0):
                     raise MeasurementError(self._failure(name, f"ended with code {other.returncode}"))
+            if time.monotonic() > next_look:
+                next_look = time.monotonic() + LOOKS_EVERY_SECONDS
+                self._trees[leader].look()
             if time.monotonic() > deadline:
                 raise MeasurementError(self._failure(leader, f"has not ended after {timeout_seconds:.0f} s"))
             time.sleep(POLL_SECONDS)
         if process.returncode != 0:
             raise MeasurementError(self._failure(leader, f"ended with code {process.returncode}"))
         return (self._folder / f"{leader}.out").read_text(errors="replace")
+
+    def peak_bytes(self, name: str) -> int | None:
+        """Return the peak resident memory of the largest among a process that has ended and those of its descendants that were waited for.
+
+        It is what wait4(2) says. None where the process was not waited for by `wait_for`.
+        """
+        return self._peaks.get(name)
+
+    def tree_bytes(self, name: str) -> int | None:
+        """Return the sum over a leader and all of its descendants of their peak resident memory, as seen every second."""
+        return self._trees[name].most_bytes
+
+    def _poll(self, name: str, process: subprocess.Popen[Any]) -> int | None:
+        """Return the code of a process that has ended. It is waited for here, since Popen does not tell what the process has used."""
+        if process.returncode is None:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                self._peaks[name] = usage.ru_maxrss * 1024
+        return process.returncode
 
     def wait_for_rest(self, names: Sequence[str]) -> None:
         """Give others the time to leave in good order. Raises MeasurementError where one fails or stays."""

@@ -6,27 +6,49 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from crosstrain.core.errors import UsageError
+
+from .contestants import Contestant, Ours, Peer
 from .figures import Measured, differs
-from .ours import run_ours
+from .ours import run_ours, steps_of
 from .peer_runs import run_peer
 from .processes import MeasurementError, environment
-from .rows import CONTESTANTS, ROWS, Contestant, Ours, Peer
-from .workload import WARMUP
+from .rows import CONTESTANTS, ROWS
+from .workload import Work
 
-__all__ = ["Session", "needed"]
+__all__ = ["Session", "needed", "prepare", "work_of"]
 
 FRAMEWORKS = {"tf": "tensorflow", "torch": "torch"}
 
 
 def needed(rows: Sequence[str]) -> list[str]:
     """Return the contestants of some rows in the order of the table of contestants; a peer brings the run it is compared with."""
-    names = {name for row in rows for name in (ROWS[row].ours, ROWS[row].peer) if name is not None}
+    names = {name for row in rows for name in ROWS[row].contestants}
     names |= {found.like for name in names if isinstance(found := CONTESTANTS[name], Peer)}
     return [name for name in CONTESTANTS if name in names]
+
+
+def prepare(datasets: Iterable[str]) -> None:
+    """Prepare what is missing, so that no run has to; in processes of their own, so that this one stays small.
+
+    A process inherits its starter's peak memory until it runs its own program, and wait4(2) counts that in. Raises UsageError.
+    """
+    for name in sorted(datasets):
+        trainer = str(Path(sys.executable).with_name("trainer"))
+        done = subprocess.run([trainer, "data", "prepare", name], capture_output=True, text=True, check=False, env=environment({}))
+        if done.returncode:
+            raise UsageError(f"data: {name!r} cannot be prepared: {done.stderr.strip()}")
+
+
+def work_of(contestant: Contestant) -> Work:
+    """Return what a contestant trains; a peer does the work of the run that it is compared with."""
+    ours = CONTESTANTS[contestant.like] if isinstance(contestant, Peer) else contestant
+    assert isinstance(ours, Ours)
+    return ours.work
 
 
 @dataclass
@@ -68,19 +90,21 @@ class Session:
         if measured is not None:
             first = "" if measured.first_step_seconds is None else f", first step after {measured.first_step_seconds:.1f} s"
             took = time.monotonic() - began
-            self.say(f"{repeat + 1}/{self.repeats} {name}: {measured.steps_per_second:,.0f} steps/s{first} (run of {took:.0f} s)")
+            rate = f"{measured.steps_per_second:,.{0 if measured.steps_per_second >= 100 else 2}f}"
+            self.say(f"{repeat + 1}/{self.repeats} {name}: {rate} steps/s{first} (run of {took:.0f} s)")
 
     def _measure(self, contestant: Contestant, repeat: int) -> Measured:
-        steps = contestant.steps // self.shorter
         with tempfile.TemporaryDirectory(prefix="trainer-benchmark-") as name:
             folder = Path(name)
             if isinstance(contestant, Ours):
-                return run_ours(contestant, steps, WARMUP, self.network, self.threads, folder, self.timeout_seconds)
+                return run_ours(contestant, self.shorter, self.network, self.threads, folder, self.timeout_seconds)
             ours = self.runs[contestant.like][repeat]
             if ours is None:
                 raise MeasurementError(f"{contestant.like!r} gave no figures to compare with")
-            found = run_peer(contestant, steps, WARMUP, ours.threads, self.network, folder, self.timeout_seconds)
-        other_work = differs(ours, found, same_order=contestant.same_order)
+            work = work_of(contestant)
+            steps = steps_of(contestant, work, self.shorter)
+            found = run_peer(contestant, work, steps, ours.threads, self.network, folder, self.timeout_seconds)
+        other_work = None if contestant.losses == "none" else differs(ours, found, contestant.losses, work.same_loss)
         if other_work:
             raise MeasurementError(f"does other work than {contestant.like!r}: {other_work}")
         return found

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from .figures import Measured, Spread, ratios
-from .rows import Row
+from .contestants import Reference, Row
+from .figures import Figure, Measured, Spread, copies, ratios
 
-__all__ = ["Result", "compute", "render"]
+__all__ = ["UNITS", "Result", "compute", "render"]
 
-UNITS = {"steps_per_second": "steps/s", "examples_per_second": "examples/s", "first_step_seconds": "s", "monitor_cores": "cores"}
+UNITS: Mapping[Figure, tuple[str, float]] = {
+    "steps_per_second": ("steps/s", 1),
+    "examples_per_second": ("examples/s", 1),
+    "first_step_seconds": ("s", 1),
+    "monitor_cores": ("cores", 1),
+    "peak_memory_bytes": ("MB", 1e6),
+    "tree_memory_bytes": ("MB", 1e6),
+    "data_wait_fraction": ("of the time", 1),
+    "time_to_target_seconds": ("s", 1),
+    "stall_seconds": ("s", 1),
+}
+"""How a figure is shown: its unit, and what that is of the figure's own."""
 HEADER = ("row", "unit", "ours", "peer", "ratio", "target", "met")
 
 
 @dataclass(frozen=True)
 class Result:
-    """A row with its figures. `met` is None where there is no target; `ours` is None where no repeat gave figures."""
+    """A row with its figures. `met` is None where there is no target; `ours` is None where no repeat gave figures.
+
+    `ratio` is what the row's `relation` compares: the ratio, or copies of the state.
+    """
 
     name: str
     row: Row
@@ -32,22 +46,22 @@ class Result:
         spreads = {
             key: vars(spread) if spread else None for key, spread in (("ours", self.ours), ("peer", self.peer), ("ratio", self.ratio))
         }
-        return {"name": self.name, **vars(self.row), "repeats": self.repeats, **spreads, "met": self.met}
+        return {"name": self.name, **asdict(self.row), "repeats": self.repeats, **spreads, "met": self.met}
 
 
 def compute(name: str, row: Row, runs: Mapping[str, Sequence[Measured | None]]) -> Result:
-    """Put a row together from each contestant's runs, in order of repeats; a repeat counts where all that the row needs succeeded."""
-    names = [row.ours] + ([row.peer] if row.peer else [])
-    complete = [turn for turn in zip(*(runs[each] for each in names), strict=True) if None not in turn]
-    values = [[getattr(run, row.figure) for run in turn] for turn in complete]
-    if not values:
+    """Put a row together from each contestant's runs, in order of repeats; a repeat counts where all that the row needs has the figure."""
+    turns = zip(*(runs[each] for each in row.contestants), strict=True)
+    complete = [turn for turn in turns if all(run is not None and getattr(run, row.figure) is not None for run in turn)]
+    if not complete:
         return Result(name, row, None, None, None, None if row.target is None else False, 0)
-    ours = [turn[0] for turn in values]
+    found = list(zip(*complete, strict=True))
+    ours = [getattr(run, row.figure) for run in found[0]]
     if row.peer is None:
-        return Result(name, row, Spread.of(ours), None, None, _met(row, Spread.of(ours).median), len(values))
-    theirs = [turn[1] for turn in values]
-    ratio = Spread.of(ratios(ours, theirs))
-    return Result(name, row, Spread.of(ours), Spread.of(theirs), ratio, _met(row, ratio.median), len(values))
+        return Result(name, row, Spread.of(ours), None, None, _met(row, Spread.of(ours).median), len(ours))
+    theirs = [row.peer.value] * len(ours) if isinstance(row.peer, Reference) else [getattr(run, row.figure) for run in found[1]]
+    compared = Spread.of(copies(found[0], found[1], row.figure) if row.relation == "copies" else ratios(ours, theirs))
+    return Result(name, row, Spread.of(ours), Spread.of(theirs), compared, _met(row, compared.median), len(ours))
 
 
 def _met(row: Row, value: float) -> bool | None:
@@ -73,20 +87,27 @@ def render(results: Sequence[Result]) -> str:
 
 def _cells(result: Result) -> tuple[str, ...]:
     row = result.row
-    title = f"{result.name}: {row.ours}" + (f" / {row.peer}" if row.peer else "")
+    unit, scale = UNITS[row.figure]
+    peer = row.peer.source if isinstance(row.peer, Reference) else row.peer
+    title = f"{result.name}: {row.ours}" + (f" / {peer}" if peer else "")
     target = "–" if row.target is None else f"{'≥' if row.bound == 'at_least' else '≤'} {row.target:g}"
     met = {None: "–", True: "yes", False: "NO"}[result.met]
     if result.ours is None:
         met = "no figures"
-    return (title, UNITS[row.figure], _spread(result.ours), _spread(result.peer), _spread(result.ratio), target, met)
+    theirs = _number(row.peer.value / scale) if isinstance(row.peer, Reference) else _spread(result.peer, scale)
+    compared = _spread(result.ratio, 1) + (" copies" if row.relation == "copies" and result.ratio else "")
+    return (title, unit, _spread(result.ours, scale), theirs, compared, target, met)
 
 
-def _spread(spread: Spread | None) -> str:
-    return "–" if spread is None else f"{_number(spread.median)} [{_number(spread.least)}–{_number(spread.most)}]"
+def _spread(spread: Spread | None, scale: float) -> str:
+    if spread is None:
+        return "–"
+    median, least, most = (_number(value / scale) for value in (spread.median, spread.least, spread.most))
+    return f"{median} [{least}–{most}]"
 
 
 def _number(value: float) -> str:
     """Three or more digits that count: 23,500  214  5.31  0.0042."""
-    if value >= 100:
+    if abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"

@@ -1,11 +1,43 @@
-"""The one workload of every row: logistic regression on 784 features and 10 classes, plain SGD, data in memory."""
+"""What is trained in the rows: model, data, batch and rule, the same for both sides."""
 
 from __future__ import annotations
 
-__all__ = ["DATA", "LEARNING_RATE", "SEED", "WARMUP"]
+from dataclasses import dataclass
 
-DATA = "glyphs28"
-LEARNING_RATE = 0.01
+__all__ = ["LOGREG", "SEED", "Work"]
+
 SEED = 0
-WARMUP = 500
-"""Updates of each run before the clock starts. They are real updates from the initial weights, on both sides."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One workload. `batch_size` is a worker's; `warmup` are the updates before the clock starts (real ones, on both sides).
+
+    `fewest_steps` bounds how much a quick pass may shorten a run. `same_loss` is the largest relative difference (norm-wise) between the
+    losses of two programs that do the same updates: rounding grows with the depth of the model.
+    """
+
+    model: str
+    data: str
+    batch_size: int
+    learning_rate: float
+    warmup: int
+    momentum: float = 0.0
+    precision: str = "fp32"
+    fewest_steps: int = 100
+    same_loss: float = 1e-4
+
+    def arguments(self) -> dict[str, object]:
+        """Return the options that `trainer run` and the peers' scripts share."""
+        return {
+            "--model": self.model,
+            "--data": self.data,
+            "--batch-size": self.batch_size,
+            "--lr": self.learning_rate,
+            "--momentum": self.momentum,
+            "--precision": self.precision,
+            "--seed": SEED,
+        }
+
+
+LOGREG = Work("logreg", "glyphs28", batch_size=10, learning_rate=0.01, warmup=500)

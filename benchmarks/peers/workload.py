@@ -12,15 +12,17 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from crosstrain.core.plugins import find, load
 from crosstrain.core.process import die_with_parent
 from crosstrain.data.sampler import permutation
-from crosstrain.data.store import open_dataset
-from crosstrain.models.logreg import build
+from crosstrain.data.store import StoredDataset, open_dataset
+from crosstrain.models.base import ModelSpec
 
 __all__ = ["Timer", "Workload", "read_workload"]
 
@@ -29,23 +31,54 @@ LOSSES_SHOWN = 500
 
 @dataclass(frozen=True)
 class Workload:
-    """The job: `warmup` + `steps` updates of plain SGD on batches of `batch_size` examples a worker; the clock sees the last `steps`.
+    """The job: `warmup` + `steps` updates of SGD on batches of `batch_size` examples a worker; the clock sees the last `steps`.
 
-    `variant` chooses among settings of a script that has several. `inputs` float32 [n, features], `labels` int64 [n], `weight` float32
-    [classes, features], `bias` float32 [classes].
+    `precision` is that of convolutions and matrix products. `variant` chooses among settings of a script that has several. `initial` has
+    the initial weights, float32, by name in torch's layouts (dense [out, in], convolutions OIHW), in the order of the layers.
     """
 
     steps: int
     warmup: int
     batch_size: int
     learning_rate: float
+    momentum: float
+    precision: str
     seed: int
     threads: int
     variant: str
-    inputs: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    weight: NDArray[np.float32]
-    bias: NDArray[np.float32]
+    data: StoredDataset
+    spec: ModelSpec
+    initial: dict[str, NDArray[np.float32]]
+
+    @property
+    def images(self) -> NDArray[np.uint8]:
+        """The pixels as stored, uint8 [n, c, h, w], a map of the file."""
+        return self.data.images("train")
+
+    @cached_property
+    def inputs_nchw(self) -> NDArray[np.float32]:
+        """Normalised pixels, float32 [n, c, h, w]."""
+        return self.data.inputs("train")
+
+    @cached_property
+    def inputs(self) -> NDArray[np.float32]:
+        """The same as rows, float32 [n, features]."""
+        return self.inputs_nchw.reshape(len(self.labels), -1)
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """Labels, int64 [n]."""
+        return np.array(self.data.labels("train"))
+
+    @property
+    def weight(self) -> NDArray[np.float32]:
+        """Initial weight of the only layer, [classes, features]."""
+        return self.initial["dense.weight"]
+
+    @property
+    def bias(self) -> NDArray[np.float32]:
+        """Initial bias of the only layer, [classes]."""
+        return self.initial["dense.bias"]
 
     @property
     def updates(self) -> int:
@@ -97,6 +130,7 @@ class Timer:
             "losses": list(losses),
             "mean_loss": mean_loss,
             "mean_over": mean_over,
+            "threads": workload.threads,
         }
         print("RESULT " + json.dumps(found), flush=True)
 
@@ -109,28 +143,32 @@ def read_workload() -> Workload:
         ("warmup", int),
         ("batch-size", int),
         ("lr", float),
+        ("momentum", float),
         ("seed", int),
         ("threads", int),
         ("parent", int),
     ):
         parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True)
+    parser.add_argument("--precision", required=True)
     parser.add_argument("--variant", default="")
     given = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # under torchrun the parent is torchrun
         die_with_parent(given.parent)
     data = open_dataset(given.data)
-    initial = build(data.info).initial(given.seed)
+    spec: ModelSpec = load(find("model", given.model), "model")(data.info)
     return Workload(
         steps=given.steps,
         warmup=given.warmup,
         batch_size=given.batch_size,
         learning_rate=given.lr,
+        momentum=given.momentum,
+        precision=given.precision,
         seed=given.seed,
         threads=given.threads,
         variant=given.variant,
-        inputs=data.inputs("train").reshape(data.info.sizes["train"], -1),
-        labels=np.array(data.labels("train")),
-        weight=initial["dense.weight"],
-        bias=initial["dense.bias"],
+        data=data,
+        spec=spec,
+        initial=spec.initial(given.seed),
     )

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import chosen_rows, parse
+from benchmarks.contestants import PEERS, Ours, Peer, Reference, Row
 from benchmarks.figures import Measured, Spread, differs, ratios, window
-from benchmarks.ours import read_run
+from benchmarks.memory import peak_bytes
+from benchmarks.ours import read_run, steps_of
 from benchmarks.peer_runs import Nodes, places
 from benchmarks.processes import Group, MeasurementError, environment
-from benchmarks.rows import CONTESTANTS, PEERS, ROWS, Ours, Peer
-from benchmarks.session import needed
-from benchmarks.table import compute, render
+from benchmarks.rows import CONTESTANTS, GROUPS, ROWS
+from benchmarks.session import needed, work_of
+from benchmarks.table import UNITS, compute, render
+
+ROOT = Path(__file__).parents[2]
 
 
 def measured(steps_per_second=100.0, **changes):
@@ -39,6 +46,33 @@ def test_the_ratio_is_the_median_of_neighbours_not_the_ratio_of_medians():
     assert (result.ours, result.peer, result.ratio) == (Spread(200.0, 100.0, 300.0), Spread(60.0, 50.0, 80.0), Spread(2.5, 2.0, 5.0))
     assert result.met is False
     assert compute("tf-fit", replace(ROWS["tf-fit"], target=2.5), runs).met is True
+
+
+def test_a_reference_stands_in_for_a_peer():
+    row = Row("tf CNN ×3", Reference(8112, "three machines"), "examples_per_second")
+    result = compute("cnn-tf-3", row, {"tf CNN ×3": [measured(examples_per_second=4056.0)]})
+    assert (result.ratio, result.met) == (Spread(0.5, 0.5, 0.5), None)
+    assert render([result]).splitlines()[1] == (
+        "cnn-tf-3: tf CNN ×3 / three machines  examples/s  4,056 [4,056–4,056]  8,112  0.5 [0.5–0.5]       –  –"
+    )
+    assert json.loads(json.dumps(result.to_json()))["peer"]["median"] == 8112
+
+
+def test_memory_is_compared_in_copies_of_the_state():
+    row = ROWS["checkpoint-alexnet-tf-memory"]
+    saving = [measured(tree_memory_bytes=3_000, checkpoint_bytes=400, saves=1), measured(tree_memory_bytes=3_100, checkpoint_bytes=400)]
+    plain = [measured(tree_memory_bytes=2_600), measured(tree_memory_bytes=2_500)]
+    result = compute("memory", row, {row.ours: saving, row.peer: plain})
+    assert result.ratio == Spread(1.25, 1.0, 1.5)
+    assert result.met is False
+    assert "1.25 [1.00–1.50] copies" in render([result])
+
+
+def test_a_figure_that_was_not_taken_takes_its_repeat_out():
+    row = ROWS["alexnet-tf-fp32-data-wait"]
+    runs = {row.ours: [measured(data_wait_fraction=0.01), measured(), measured(data_wait_fraction=0.03)]}
+    assert compute("wait", row, runs).ours == Spread(0.02, 0.01, 0.03)
+    assert compute("wait", row, runs).met is True
 
 
 def test_bounds_from_above_and_rows_without_a_target():
@@ -72,14 +106,14 @@ def test_the_table_reads_like_this():
 
 def test_a_peer_that_does_other_work_is_told_by_its_losses():
     ours = measured()
-    assert differs(ours, measured(losses=ours.losses[:20]), same_order=True) is None
+    assert differs(ours, measured(losses=ours.losses[:20]), "each", 1e-4) is None
     other = (*ours.losses[:7], ours.losses[7] * 1.01, *ours.losses[8:20])
-    assert "at update 7" in differs(ours, measured(losses=other), same_order=True)
-    assert "mean loss" in differs(ours, measured(mean_loss=ours.mean_loss * 1.01), same_order=True)
-    assert differs(ours, measured(mean_loss=ours.mean_loss * 1.01), same_order=False) is None
-    assert "mean loss" in differs(ours, measured(mean_loss=ours.mean_loss * 1.2), same_order=False)
-    assert "mean loss" in differs(ours, measured(mean_loss=float("nan")), same_order=False)
-    assert "did not take" in differs(ours, measured(mean_over=31), same_order=True)
+    assert "at update 7" in differs(ours, measured(losses=other), "each", 1e-4)
+    assert "mean loss" in differs(ours, measured(mean_loss=ours.mean_loss * 1.01), "each", 1e-4)
+    assert differs(ours, measured(mean_loss=ours.mean_loss * 1.01), "level", 1e-4) is None
+    assert "mean loss" in differs(ours, measured(mean_loss=ours.mean_loss * 1.2), "level", 1e-4)
+    assert "mean loss" in differs(ours, measured(mean_loss=float("nan")), "level", 1e-4)
+    assert "did not take" in differs(ours, measured(mean_over=31), "each", 1e-4)
 
 
 @pytest.mark.parametrize("name", CONTESTANTS)
@@ -96,13 +130,24 @@ def test_every_peer_has_a_readable_file_and_its_own_match(name):
 
 
 def test_every_row_has_its_contestants_and_every_file_its_row():
-    used = {name for row in ROWS.values() for name in (row.ours, row.peer) if name}
+    used = {name for row in ROWS.values() for name in row.contestants}
     assert used == set(CONTESTANTS)
     scripts = {contestant.path for contestant in CONTESTANTS.values() if isinstance(contestant, Peer)}
     assert scripts == set(PEERS.glob("*.py")) - {PEERS / "workload.py"}
     for row in ROWS.values():
         assert isinstance(CONTESTANTS[row.ours], Ours)
-        assert row.peer is None or CONTESTANTS[row.peer].scene == CONTESTANTS[row.ours].scene
+        contestants = [CONTESTANTS[name] for name in row.contestants]
+        assert len({contestant.scene for contestant in contestants}) == 1
+        assert len({contestant.gpu for contestant in contestants}) == 1
+        assert row.relation == "ratio" or contestants[0].checkpoint_seconds is not None
+        assert row.figure in UNITS
+
+
+def test_runs_stay_comparable_where_a_quick_pass_shortens_them():
+    loop = CONTESTANTS["torch AlexNet fp32 loop"]
+    assert [steps_of(loop, work_of(loop), shorter) for shorter in (1, 10)] == [12, 6]
+    assert steps_of(CONTESTANTS["tf"], work_of(CONTESTANTS["tf"]), 10) == 6000
+    assert work_of(CONTESTANTS["tf AlexNet bf16 loop"]) == CONTESTANTS["tf AlexNet bf16"].work
 
 
 def test_a_peer_brings_the_run_that_it_is_compared_with():
@@ -154,6 +199,82 @@ def test_a_process_that_fails_ends_the_wait_and_says_why(tmp_path):
     assert leader.returncode is not None
 
 
+MEASURE_PEAKS = """
+import json, sys
+from pathlib import Path
+from benchmarks.processes import Group, environment
+
+child = "import time; block = bytearray(150 * 2**20); time.sleep(1.5)"
+parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+with Group(Path(sys.argv[1])) as group:
+    group.start("leader", [sys.executable, "-c", parent], environment({}))
+    group.wait_for("leader", 30.0)
+    print(json.dumps([group.peak_bytes("leader"), group.tree_bytes("leader")]))
+"""
+
+
+def test_the_peak_is_that_of_the_largest_process_and_the_tree_adds_all_up(tmp_path):
+    """In a process of its own: the kernel hands a parent's peak on to what it starts, and a whole test session's is large."""
+    command = [sys.executable, "-c", MEASURE_PEAKS, str(tmp_path)]
+    peak, tree = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    assert 150 * 2**20 < peak < 250 * 2**20
+    assert peak < tree < peak + 60 * 2**20
+    assert peak_bytes(2**22 + 1) == 0
+
+
+def write_run(path, *, events=(), **changes):
+    records = [{"step": step, "count": 2, "time_seconds": 10.0 + step, "losses": [2.0, 2.0]} for step in (0, 2, 4)]
+    summary = {"steps": 6, "state": "succeeded", "init_seconds": 3.0, "examples": 60, "per_node": [{"monitor_cpu_cores_used": None}]}
+    summary |= {"train_seconds": 5.0, "data_wait_seconds": 0.1, "time_to_target_seconds": None, **changes}
+    (path / "steps.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (path / "summary.json").write_text(json.dumps(summary))
+    (path / "job.json").write_text(json.dumps({"threads_per_task": [2]}))
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def saved(time_seconds, stall_seconds):
+    detail = {"path": "step-000000004", "step": 4, "bytes": 1000, "seconds": 0.5, "stall_seconds": stall_seconds}
+    return {"event": "checkpoint_saved", "time_seconds": time_seconds, "detail": detail}
+
+
+def test_saves_count_where_they_were_made_while_the_clock_ran(tmp_path):
+    write_run(tmp_path, events=[saved(9.0, 0.9), saved(13.0, 0.02), saved(14.0, 0.03), saved(15.0, 0.8)])
+    run = read_run(tmp_path, 2)
+    assert (run.saves, run.stall_seconds, run.checkpoint_bytes, run.data_wait_fraction) == (2, 0.03, 1000, 0.02)
+    write_run(tmp_path, data_wait_seconds=None)
+    run = read_run(tmp_path, 2)
+    assert (run.saves, run.stall_seconds, run.checkpoint_bytes, run.data_wait_fraction) == (0, None, None, None)
+
+
+def test_a_save_that_failed_and_a_run_too_short_give_no_figures(tmp_path):
+    write_run(tmp_path, events=[{"event": "checkpoint_failed", "time_seconds": 12.0, "detail": {"message": "No space left on device"}}])
+    with pytest.raises(MeasurementError, match="No space left"):
+        read_run(tmp_path, 2)
+    write_run(tmp_path)
+    with pytest.raises(MeasurementError, match="6 updates leave nothing"):
+        read_run(tmp_path, 5)
+
+
+def test_rows_are_chosen_by_group_name_and_pattern(capsys):
+    assert main_rows("--group", "logreg") == list(GROUPS["logreg"])
+    assert main_rows("--only", "alexnet-torch-bf16*", "tf-fit") == [
+        "alexnet-torch-bf16",
+        "alexnet-torch-bf16-memory",
+        "alexnet-torch-bf16-data-wait",
+        "alexnet-torch-bf16-over-fp32",
+        "tf-fit",
+    ]
+    assert main_rows() == [*GROUPS["logreg"], *GROUPS["images"]]
+    assert "no GPU that torch finds" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main_rows("--only", "alexnet-trch-bf16")
+    assert "did you mean 'alexnet-torch-bf16'?" in capsys.readouterr().err
+
+
+def main_rows(*arguments):
+    return chosen_rows(parse(list(arguments)), gpu=False)
+
+
 def test_our_figures_come_from_the_run_directory(tmp_path):
     records = [
         {"step": 0, "count": 2, "time_seconds": 0.5, "losses": [4.0, 3.0]},
@@ -162,6 +283,8 @@ def test_our_figures_come_from_the_run_directory(tmp_path):
     ]
     nodes = [{"monitor_cpu_cores_used": 0.002}, {"monitor_cpu_cores_used": 0.004}]
     summary = {"steps": 6, "state": "succeeded", "init_seconds": 3.0, "examples": 60, "per_node": nodes}
+    summary |= {"train_seconds": 5.0, "data_wait_seconds": None, "time_to_target_seconds": 1.75}
+    (tmp_path / "events.jsonl").write_text("")
     (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "job.json").write_text(json.dumps({"threads_per_task": [1, 1]}))
@@ -169,6 +292,7 @@ def test_our_figures_come_from_the_run_directory(tmp_path):
     assert (run.steps_per_second, run.examples_per_second, run.first_step_seconds) == (4 / 1.5, 40 / 1.5, 3.5)
     assert run.losses == (4.0, 3.0, 2.0, 2.0, 1.0, 1.0)
     assert (run.mean_loss, run.mean_over, run.monitor_cores) == (1.5, 4, 0.004)
+    assert (run.data_wait_fraction, run.time_to_target_seconds) == (None, 1.75)
     (tmp_path / "summary.json").write_text(json.dumps({**summary, "state": "failed"}))
     with pytest.raises(MeasurementError, match="has not finished"):
         read_run(tmp_path, 2)

@@ -1,0 +1,92 @@
+"""What a contestant and a row are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .figures import Figure
+from .workload import LOGREG, Work
+
+__all__ = ["PEERS", "Contestant", "Ours", "Peer", "Reference", "Row"]
+
+PEERS = Path(__file__).parent / "peers"
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A run of the product: `trainer run` with these options, and otherwise its defaults.
+
+    `steps` come after the warm-up. Contestants of one `scene` take turns. With `checkpoint_seconds` it saves that often, and a run in whose
+    measured window no checkpoint was saved gives no figures. `gpu`: it sees the GPUs.
+    """
+
+    scene: str
+    backend: Literal["tf", "torch"]
+    mode: Literal["sync", "async"]
+    nodes: int
+    steps: int
+    options: tuple[str, ...] = ()
+    work: Work = LOGREG
+    checkpoint_seconds: float | None = None
+    gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A script in peers/, and how it is started.
+
+    `alone`: as it is; `tf_config`: a process a task, told by TF_CONFIG; `torchrun`: a torchrun a node; `variables`: a process a rank,
+    told by torchrun's variables (torchrun cannot give one node two ranks and the others one). `servers` counts the processes on node 0
+    besides the workers: a coordinator, a parameter server. `variant` is handed to the script. `like` is the contestant whose work and
+    threads it gets and whose losses it has to find: of each update, or only as a level where the order of updates or the framework's own
+    dropout differs, or not at all (something that does not train).
+    """
+
+    scene: str
+    script: str
+    like: str
+    steps: int
+    start: Literal["alone", "tf_config", "torchrun", "variables"] = "alone"
+    workers: int = 1
+    servers: tuple[str, ...] = ()
+    losses: Literal["each", "level", "none"] = "each"
+    variant: str = ""
+    gpu: bool = False
+
+    @property
+    def path(self) -> Path:
+        """The script."""
+        return PEERS / self.script
+
+
+Contestant = Ours | Peer
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A figure that is not measured here, and whose it is."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: `figure` of `ours` against that of `peer` (or a `reference`, or alone). `target` bounds what is compared.
+
+    `relation`: the ratio ours ÷ peer; or by how many copies of the saved state ours exceeds the peer, for figures in bytes.
+    """
+
+    ours: str
+    peer: str | Reference | None
+    figure: Figure
+    target: float | None = None
+    bound: Literal["at_least", "at_most"] = "at_least"
+    relation: Literal["ratio", "copies"] = "ratio"
+
+    @property
+    def contestants(self) -> tuple[str, ...]:
+        """Who has to run for this row, ours first."""
+        return (self.ours, self.peer) if isinstance(self.peer, str) else (self.ours,)
