@@ -105,6 +105,9 @@ class ForwardContext(Generic[Tensor]):
     updated: dict[str, Tensor] = field(default_factory=dict)
 
 
+DRAWN_AT_ONCE = 1 << 18
+"""Initial values that are drawn at once: bounds the memory beside the result."""
+
 BuildModel = Callable[[DataInfo], ModelSpec]
 """What a model's `build` is: from the shape of the data to the model that fits it."""
 
@@ -114,11 +117,17 @@ def initial_values(parameters: tuple[ParameterSpec, ...], seed: int) -> dict[str
     values: dict[str, Array] = {}
     for position, parameter in enumerate(parameters):
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, position])))
-        if parameter.bound:
-            drawn = (2.0 * generator.random(parameter.shape, dtype=np.float64) - 1.0) * parameter.bound
-        elif parameter.deviation:
-            drawn = generator.standard_normal(parameter.shape, dtype=np.float64) * parameter.deviation
-        else:
-            drawn = np.full(parameter.shape, parameter.constant)
-        values[parameter.name] = drawn.astype(np.float32)
+        values[parameter.name] = _drawn(parameter, generator).reshape(parameter.shape)
     return values
+
+
+def _drawn(parameter: ParameterSpec, generator: np.random.Generator) -> Array:
+    """Return the parameter's values as a vector. They are drawn as float64, piece by piece: the largest dense layers have 10⁸ of them."""
+    drawn = np.full(parameter.size, parameter.constant, np.float32)
+    for begin in range(0, parameter.size if parameter.bound or parameter.deviation else 0, DRAWN_AT_ONCE):
+        piece = drawn[begin : begin + DRAWN_AT_ONCE]
+        if parameter.bound:
+            piece[:] = (2.0 * generator.random(len(piece)) - 1.0) * parameter.bound
+        else:
+            piece[:] = generator.standard_normal(len(piece)) * parameter.deviation
+    return drawn

@@ -26,6 +26,7 @@ from .passes import Passes
 from .runtime import set_tf_config, translated_errors, within
 from .shards import make_shard
 from .state import StateMemory, check_fits
+from .state import cut as cut_flat
 from .tickets import Ticket, cut, pack, read_outcome
 from .tracing import make_tracer
 from .worker import element_spec, evaluation, local_dataset, training
@@ -154,6 +155,10 @@ class AsyncSession:
         memory = self._memory
         for shard in self._shards:
             shard.copy_to(memory.parameters, memory.slots, memory.buffers)
+        for vector in (memory.parameters, *memory.slots.values()):
+            for name, value in cut_flat(vector, self._spec.parameters).items():
+                if name in self._model.layouts:
+                    self._model.layouts[name].make_canonical(value)
         return memory.state(self._updates_applied())
 
     def load(self, state: State | None) -> None:
@@ -162,8 +167,8 @@ class AsyncSession:
             raise RuntimeError("the chief is the only leading task, so it has to be given the state")
         self._require_quiescence("load")
         check_fits(self._spec, self._slots, state)
-        values = _flat([*self._spec.parameters, *self._spec.buffers], {**state.parameters, **state.buffers})
-        slots = {slot: _flat(self._spec.parameters, of) for slot, of in state.slots.items()}
+        values = self._flat([*self._spec.parameters, *self._spec.buffers], {**state.parameters, **state.buffers})
+        slots = {slot: self._flat(self._spec.parameters, of) for slot, of in state.slots.items()}
         for shard in self._shards:
             shard.load(values, slots, state.updates)
 
@@ -196,6 +201,8 @@ class AsyncSession:
         if self._tickets.outstanding:
             raise RuntimeError(f"{what} was called with {self._tickets.outstanding} tickets outstanding; drain first")
 
-
-def _flat(specs: Sequence[ParameterSpec], values: Mapping[str, Array]) -> Array:
-    return np.concatenate([values[spec.name].ravel() for spec in specs])
+    def _flat(self, specs: Sequence[ParameterSpec], values: Mapping[str, Array]) -> Array:
+        """Return canonical values as one vector, each in the layout that the model holds it in."""
+        layouts = self._model.layouts
+        held = [layouts[spec.name].held(values[spec.name]) if spec.name in layouts else values[spec.name] for spec in specs]
+        return np.concatenate([value.ravel() for value in held])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
+from ...models.layers.tf import HeldParameters
 from .data import Resident
 from .model import TfModel, evaluation_batch
 from .passes import Context
@@ -14,7 +13,7 @@ __all__ = ["summed"]
 
 
 def summed(
-    model: TfModel, data: Resident, parameters: Mapping[str, tf.Tensor], context: Context, start: tf.Tensor | int, stop: tf.Tensor | int
+    model: TfModel, data: Resident, parameters: HeldParameters, context: Context, start: tf.Tensor | int, stop: tf.Tensor | int
 ) -> tf.Tensor:
     """Return `TfModel.sums`, float64 [3], of the examples start … stop − 1."""
     size = evaluation_batch(model.spec)

@@ -14,6 +14,8 @@ import tensorflow as tf
 from ...core import plugins
 from ...core.errors import UsageError
 from ...models.base import ModelSpec
+from ...models.layers.held import HeldLayout
+from ...models.layers.tf import HeldParameters
 from .passes import Context
 
 __all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened"]
@@ -30,20 +32,28 @@ Forward = Callable[..., tf.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TfModel:
-    """A model's functions over parameters given as tensors by canonical name; `Passes` makes the contexts."""
+    """A model's functions; `Passes` makes the contexts.
+
+    Parameters are held in the layouts of `layouts` where the model's module names one (its `held(spec)`), else in the canonical one.
+    """
 
     spec: ModelSpec
     forward: Forward
+    layouts: Mapping[str, HeldLayout]
+
+    def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
+        """Return tensors by canonical name, as they are held, as what a forward function takes."""
+        return HeldParameters(self.spec, self.layouts, held)
 
     def loss_and_gradients(
-        self, parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, y_b: tf.Tensor, weight: tf.Tensor, context: Context
+        self, parameters: HeldParameters, x_bchw: tf.Tensor, y_b: tf.Tensor, weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return Σ example losses, and the gradients of `weight` · Σ example losses in the order of the spec's parameters.
+        """Return Σ example losses, and the gradients of `weight` · Σ example losses in the order of the spec's parameters, as held.
 
         With a weight of 1 / (examples of all workers) the gradients add up over workers to those of the mean, whatever the slices (an
         empty one gives zeros). The sum is left as it is: a caller divides many of them at once. `context` takes new values of buffers.
         """
-        order = [parameters[parameter.name] for parameter in self.spec.parameters]
+        order = [parameters.held[parameter.name] for parameter in self.spec.parameters]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(order)
             logits_bk = self.forward(parameters, x_bchw, context)
@@ -52,20 +62,21 @@ class TfModel:
         gradients = tape.gradient(logits_bk, order, weight * slopes_bk, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return tf.reduce_sum(losses_b), gradients
 
-    def sums(self, parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, y_b: tf.Tensor, context: Context) -> tf.Tensor:
+    def sums(self, parameters: HeldParameters, x_bchw: tf.Tensor, y_b: tf.Tensor, context: Context) -> tf.Tensor:
         """Return float64 [3]: the sum of the example losses, the number of correct predictions, the number of examples."""
         logits_bk = self.forward(parameters, x_bchw, context)
         losses_b = tf.cast(_cross_entropy(logits_bk, y_b)[0], tf.float64)
         correct_b = tf.cast(tf.argmax(logits_bk, axis=1, output_type=tf.int32) == y_b, tf.float64)
         return tf.stack([tf.reduce_sum(losses_b), tf.reduce_sum(correct_b), tf.cast(tf.size(y_b), tf.float64)])
 
-    def unflattened(self, flat: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    def unflattened(self, flat: tf.Tensor) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
         """Cut a flat vector [spec.size + spec.buffers_size] into parameters and buffers, in the spec's order."""
         every = (*self.spec.parameters, *self.spec.buffers)
-        pieces = [tf.reshape(part, one.shape) for part, one in zip(tf.split(flat, [one.size for one in every]), every, strict=True)]
+        shapes = [self.layouts[one.name].shape if one.name in self.layouts else one.shape for one in every]
+        pieces = [tf.reshape(part, shape) for part, shape in zip(tf.split(flat, [one.size for one in every]), shapes, strict=True)]
         count = len(self.spec.parameters)
         names = [one.name for one in every]
-        return dict(zip(names[:count], pieces[:count], strict=True)), dict(zip(names[count:], pieces[count:], strict=True))
+        return self.parameters(dict(zip(names[:count], pieces[:count], strict=True))), dict(zip(names[count:], pieces[count:], strict=True))
 
 
 def evaluation_batch(spec: ModelSpec) -> int:
@@ -83,7 +94,8 @@ def build_model(name: str, spec: ModelSpec) -> TfModel:
     if spec.loss != "cross_entropy":
         raise UsageError.of("loss", spec.loss, "cross_entropy", ["cross_entropy"])
     module = plugins.load(plugins.forward_plugin(name, "tf"), "forward")
-    return TfModel(spec, module.forward)
+    layouts = module.held(spec) if hasattr(module, "held") else {}
+    return TfModel(spec, module.forward, layouts)
 
 
 def _cross_entropy(logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -8,8 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from ...core.job import Job
-from ...models.base import Array, ModelSpec
+from ...models.base import Array
+from ...models.layers.tf import HeldParameters
 from ..base import State
+from .model import TfModel
 from .optimizers import Optimizer, build_optimizer
 from .passes import Buffers
 from .precision import LossScale
@@ -21,20 +23,25 @@ Spread = Callable[[Array | None, tuple[int, ...]], Array]
 
 
 class Replica:
-    """The variables, at their initial values. Buffers are the rank's own; parameters and slots are equal on all ranks."""
+    """The variables, at their initial values. Buffers are the rank's own; parameters and slots are equal on all ranks.
 
-    def __init__(self, job: Job, spec: ModelSpec) -> None:
-        self._spec = spec
+    Parameters and slots are held in the layouts of the model; states are canonical.
+    """
+
+    def __init__(self, job: Job, model: TfModel) -> None:
+        spec = self._spec = model.spec
+        self._model = model
         self.optimizer: Optimizer = build_optimizer(job)
-        self._parameters = [tf.Variable(value, name=name) for name, value in spec.initial(job.seed).items()]
+        self._parameters = [tf.Variable(self._held(name, value), name=name) for name, value in spec.initial(job.seed).items()]
         self._slots = [{slot: tf.Variable(tf.zeros_like(variable)) for slot in self.optimizer.slots} for variable in self._parameters]
         self._buffers = {name: tf.Variable(value, name=name) for name, value in spec.initial_buffers().items()}
         self.loss_scale = LossScale() if job.precision == "fp16" else None
 
-    def read(self) -> tuple[dict[str, tf.Tensor], Buffers]:
+    def read(self) -> tuple[HeldParameters, Buffers]:
         """Return parameters and buffers by name, in ops. The raw op: `read_value` adds a copy of the reference to it."""
         named = zip((parameter.name for parameter in self._spec.parameters), self._parameters, strict=True)
-        return {name: _read(variable) for name, variable in named}, {name: _read(variable) for name, variable in self._buffers.items()}
+        parameters = self._model.parameters({name: _read(variable) for name, variable in named})
+        return parameters, {name: _read(variable) for name, variable in self._buffers.items()}
 
     def apply(self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]) -> None:
         """In ops: update every parameter, unless a scaled gradient overflowed."""
@@ -84,15 +91,18 @@ class Replica:
         of_parameters = [dict(zip(names, self._parameters, strict=True))]
         of_parameters += [{name: slots[slot] for name, slots in zip(names, self._slots, strict=True)} for slot in self.optimizer.slots]
         sources = [*of_parameters, self._buffers]
-        copy_all((into[name], _view(group[name])) for into, group in zip(targets, sources, strict=True) for name in into)
+        copy_all(
+            (into[name], self._canonical_view(name, group[name])) for into, group in zip(targets, sources, strict=True) for name in into
+        )
 
     def install(self, state: State | None, spread: Spread) -> None:
         """Take over rank 0's state, which `spread` brings to all; slots that are absent become zeros. Others give None."""
         for parameter, variable, slots in zip(self._spec.parameters, self._parameters, self._slots, strict=True):
-            variable.assign(spread(None if state is None else state.parameters[parameter.name], parameter.shape))
+            values = spread(None if state is None else state.parameters[parameter.name], parameter.shape)
+            variable.assign(self._held(parameter.name, values))
             for slot, of in slots.items():
                 given = None if state is None else _slot(state, slot, parameter.name, parameter.shape)
-                of.assign(spread(given, parameter.shape))
+                of.assign(self._held(parameter.name, spread(given, parameter.shape)))
         for buffer in self._spec.buffers:
             self._buffers[buffer.name].assign(spread(None if state is None else state.buffers[buffer.name], buffer.shape))
         if self.loss_scale is not None:
@@ -100,6 +110,14 @@ class Replica:
             own = np.array([mine.get(name, value) for name, value in LossScale.initial().items()], np.float32)
             given_scale = spread(None if state is None else own, own.shape)
             self.loss_scale.restore(dict(zip(LossScale.initial(), given_scale.tolist(), strict=True)))
+
+    def _held(self, name: str, canonical: Array) -> Array:
+        return self._model.layouts[name].held(canonical) if name in self._model.layouts else canonical
+
+    def _canonical_view(self, name: str, variable: tf.Variable) -> Array:
+        """Return a view of the variable's memory with the elements in canonical order."""
+        held = _view(variable)
+        return self._model.layouts[name].canonical_view(held) if name in self._model.layouts else held
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:

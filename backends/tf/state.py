@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -18,6 +18,10 @@ COPY_THREADS = 2
 
 PIECE_ELEMENTS = 1 << 22
 """Floats that are copied at once, so that threads share a model whose numbers are mostly in one parameter."""
+
+
+PERMUTED_ELEMENTS = 1 << 18
+"""The same where the elements lie in another order, which takes longer."""
 
 
 class StateMemory:
@@ -49,15 +53,22 @@ def cut(flat: NDArray[np.float32], specs: Sequence[ParameterSpec]) -> dict[str, 
 
 
 def copy_all(pairs: Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> None:
-    """Copy each second array into the first, by several threads."""
-    pieces = [
-        (target.ravel()[first : first + PIECE_ELEMENTS], source.ravel()[first : first + PIECE_ELEMENTS])
-        for target, source in pairs
-        for first in range(0, target.size, PIECE_ELEMENTS)
-    ]
+    """Copy each second array into the first, by several threads. Targets are contiguous; a source may be a view in another order."""
+    pieces = [piece for target, source in pairs for piece in _pieces(target, source)]
     with ThreadPoolExecutor(COPY_THREADS) as threads:
         for _ in threads.map(lambda pair: np.copyto(*pair), pieces):
             pass  # a failed copy raises here
+
+
+def _pieces(target: NDArray[np.float32], source: NDArray[np.float32]) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Cut both alike. A source whose elements lie in another order is cut along its first axis only, as a flat view of it is a copy."""
+    if source.flags.c_contiguous:
+        target, source, step = target.reshape(-1), source.reshape(-1), PIECE_ELEMENTS
+    else:
+        target = target.reshape(source.shape)
+        step = max(1, PERMUTED_ELEMENTS * len(source) // source.size)
+    for first in range(0, len(source), step):
+        yield target[first : first + step], source[first : first + step]
 
 
 def check_fits(spec: ModelSpec, slots: Sequence[str], state: State) -> None:

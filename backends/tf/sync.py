@@ -65,7 +65,7 @@ class SyncSession:
         self._changing = layout.changing
         with tf.device(device):
             self._data: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
-            self._replica = Replica(job, spec)
+            self._replica = Replica(job, self._model)
             self._sizes = {split: int(self._data[split].labels.shape[0]) for split in self._data}
         self._train = ranks.traced(
             self._steps,

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...data.base import Split
+from ...models.layers.tf import HeldParameters
 from . import handover
 from .data import Layout, Resident, resident_from_pixels
 from .evaluating import summed
@@ -108,6 +109,6 @@ def evaluation(
     return evaluate
 
 
-def _pulled(model: TfModel, messages: Sequence[tf.Tensor]) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+def _pulled(model: TfModel, messages: Sequence[tf.Tensor]) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
     """Return parameters and buffers in the shards' messages."""
     return model.unflattened(tf.concat([message[:-PULL_EXTRA] for message in messages], axis=0))

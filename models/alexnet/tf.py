@@ -6,11 +6,20 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from ..base import ForwardContext
+from ..base import ForwardContext, ModelSpec
+from ..layers.held import HeldLayout, convolutions
 from ..layers.tf import Layers
 from .spec import POOLED_SIDE, enlarged
 
-__all__ = ["forward"]
+__all__ = ["forward", "held"]
+
+
+def held(spec: ModelSpec) -> dict[str, HeldLayout]:
+    """Return how TensorFlow is to hold the weights.
+
+    The dense ones stay canonical: a copy of them in another order would stall training.
+    """
+    return convolutions(spec)
 
 
 def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, context: ForwardContext[tf.Tensor]) -> tf.Tensor:

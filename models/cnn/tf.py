@@ -6,10 +6,16 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from ..base import ForwardContext
+from ..base import ForwardContext, ModelSpec
+from ..layers.held import HeldLayout, behind_image, convolutions
 from ..layers.tf import Layers
 
-__all__ = ["forward"]
+__all__ = ["forward", "held"]
+
+
+def held(spec: ModelSpec) -> dict[str, HeldLayout]:
+    """Return how TensorFlow is to hold the weights: as its kernels read them."""
+    return {**convolutions(spec), **behind_image(spec, "fc1", channels=16)}
 
 
 def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, context: ForwardContext[tf.Tensor]) -> tf.Tensor:

@@ -7,15 +7,17 @@ empty result, and gradients of zero. Convolutions and dense products take inputs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ..base import ForwardContext
+from ..base import ForwardContext, ModelSpec
+from .held import HeldLayout
 
-__all__ = ["Layers"]
+__all__ = ["HeldParameters", "Layers"]
 
 MOMENTUM, EPSILON = 0.1, 1e-5
 """Batch normalisation: the share of a new batch in the running statistics, and what is added to the variance."""
@@ -24,11 +26,43 @@ PERMUTED_WEIGHT = 1 << 18
 """Most elements of a dense weight that are put in the order of the activations at each step, instead of the activations in its order."""
 
 
+class HeldParameters(Mapping[str, Any]):
+    """Parameters by canonical name. Each reads as its canonical value; `held` has the tensors as they are held."""
+
+    def __init__(self, spec: ModelSpec, layouts: Mapping[str, HeldLayout], held: Mapping[str, tf.Tensor]) -> None:
+        self._shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
+        self.layouts, self.held = layouts, held
+
+    def __getitem__(self, name: str) -> tf.Tensor:
+        """Return the canonical value, in ops where it is held otherwise."""
+        value = self.held[name]
+        if name not in self.layouts:
+            return value
+        layout = self.layouts[name]
+        whole = tf.reshape(value, [layout.cut[axis] for axis in layout.order])
+        return tf.reshape(tf.transpose(whole, np.argsort(layout.order)), self._shapes[name])
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is such a parameter, without an op."""
+        return name in self.held
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        """Return the number of parameters."""
+        return len(self.held)
+
+
 class Layers:
     """The layers of one forward pass; each takes the name under which its parameters are found."""
 
     def __init__(self, parameters: Mapping[str, tf.Tensor], context: ForwardContext[tf.Tensor]) -> None:
         self._parameters = parameters
+        self._held: Mapping[str, tf.Tensor] = {}
+        if isinstance(parameters, HeldParameters):
+            self._held = {name: parameters.held[name] for name in parameters.layouts}
         self._context = context
         self._batch: tf.Tensor | None = None
 
@@ -41,7 +75,7 @@ class Layers:
         x_bhwc = tf.transpose(x_bchw, [0, 2, 3, 1])
         if not x_bhwc.shape[0]:
             image_hwc = x_bhwc.shape[1:]
-            self._batch = tf.shape(x_bchw)[0]
+            self._batch = tf.shape(x_bhwc)[0]
             x_bhwc = tf.cond(self._batch > 0, lambda: x_bhwc, lambda: tf.zeros([1, *image_hwc], x_bhwc.dtype))
             x_bhwc = tf.ensure_shape(x_bhwc, [None, *image_hwc])
         return x_bhwc
@@ -54,7 +88,7 @@ class Layers:
 
     def conv(self, x_bhwc: tf.Tensor, name: str, stride: int = 1, padding: int = 0) -> tf.Tensor:
         """Cross-correlate with ``<name>.weight`` [out, in, h, w], zeros around the image; add ``<name>.bias`` where there is one."""
-        kernel_hwio = tf.transpose(self._low(self._parameters[f"{name}.weight"]), [2, 3, 1, 0])
+        kernel_hwio = self._kernel(f"{name}.weight")
         same = stride == 1 and all(2 * padding + 1 == side for side in kernel_hwio.shape[:2])
         if padding and not same:
             x_bhwc = tf.pad(x_bhwc, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
@@ -89,9 +123,14 @@ class Layers:
 
     def dense(self, x_bi: tf.Tensor, name: str) -> tf.Tensor:
         """Multiply by ``<name>.weight`` [out, in] and add ``<name>.bias``. An image [b, h, w, c] is taken in canonical order."""
-        weight_oi = self._parameters[f"{name}.weight"]
-        if x_bi.shape.rank == 4:
-            x_bi, weight_oi = self._flat_with(x_bi, weight_oi)
+        weight = f"{name}.weight"
+        if weight in self._held:
+            weight_oi = self._held[weight]
+            x_bi = tf.reshape(x_bi, [-1, weight_oi.shape[1]])
+        else:
+            weight_oi = self._parameters[weight]
+            if x_bi.shape.rank == 4:
+                x_bi, weight_oi = self._flat_with(x_bi, weight_oi)
         y_bo = tf.linalg.matmul(self._low(x_bi), self._low(weight_oi), transpose_b=True)
         return tf.nn.bias_add(y_bo, self._low(self._parameters[f"{name}.bias"]))
 
@@ -128,6 +167,12 @@ class Layers:
             return self.flatten(x_bhwc), weight_oi
         weight_ochw = tf.reshape(weight_oi, [-1, channels, height, width])
         return tf.reshape(x_bhwc, [-1, features]), tf.reshape(tf.transpose(weight_ochw, [0, 2, 3, 1]), [-1, features])
+
+    def _kernel(self, weight: str) -> tf.Tensor:
+        """Return a convolution's weight as [h, w, in, out]."""
+        if weight in self._held:
+            return self._low(self._held[weight])
+        return tf.transpose(self._low(self._parameters[weight]), [2, 3, 1, 0])
 
     def _low(self, x: tf.Tensor) -> tf.Tensor:
         """Return x in the number format of convolutions and products."""
