@@ -1,0 +1,134 @@
+"""Does a model compute the same on two backends? A suite for pytest.
+
+Subclass `ModelConformance` in a pytest module and name the model::
+
+    class TestMyModel(ModelConformance):
+        model = "my_package.my_model"
+
+Every case runs real processes through the command ``trainer``, each backend in its own. Tolerances: logits within 1e-4 and gradients within
+1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ..checkpoint import find_checkpoint
+from ..core.job import Job
+from ..core.plugins import find, load
+from ..data.store import open_dataset
+from .runs import FinishedRun, norm_wise_difference, relative_difference, run_job, trainer
+
+__all__ = ["ModelConformance"]
+
+LOGITS_TOLERANCE = 1e-4
+GRADIENT_TOLERANCE = 1e-3
+LOSS_TOLERANCE = 1e-3
+BUFFER_TOLERANCE = 1e-4
+
+GLOBAL_BATCH = 64
+"""Shared by 1, 2 and 3 workers as 64, 32 + 32, 22 + 21 + 21."""
+
+Train = Callable[[str, int], FinishedRun]
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """By canonical name: the gradient of the first global batch; the buffers after it, on one worker."""
+
+    gradient: Mapping[str, NDArray[np.float32]]
+    buffers: Mapping[str, NDArray[np.float32]]
+
+
+class ModelConformance:
+    """What every model with forward functions for two backends has to show.
+
+    - `model`, `data`: names as for ``--model`` and ``--data``. `data` needs 64 training examples or more.
+    - `backends`: the two that are compared; `network`: how nodes are connected.
+    - `options`: further fields of the job, such as the learning rate. A model that draws at random needs ``deterministic``.
+    - `steps`: how many losses are compared.
+    - `equal_over_workers`: whether the number of workers makes no difference either; false for batch normalisation, which sees the slice of
+      one worker.
+    """
+
+    model: ClassVar[str]
+    data: ClassVar[str] = "digits"
+    backends: ClassVar[tuple[str, str]] = ("tf", "torch")
+    network: ClassVar[str] = "auto"
+    options: ClassVar[Mapping[str, Any]] = {}
+    steps: ClassVar[int] = 50
+    equal_over_workers: ClassVar[bool] = True
+
+    @classmethod
+    def run(cls, out: Path, **options: Any) -> FinishedRun:
+        """Run one sync job of the model on `data`, evaluated at its end alone."""
+        common = {"model": cls.model, "data": cls.data, "network": cls.network, "global_batch_size": GLOBAL_BATCH}
+        return run_job(out, tensorboard=False, eval_every="end", **{**common, **cls.options, **options})
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def train(cls, tmp_path_factory: pytest.TempPathFactory) -> Train:
+        """Return a function of backend and number of workers that trains once, and then returns the same run again."""
+        out = tmp_path_factory.mktemp("runs")
+
+        def trained(backend: str, workers: int) -> FinishedRun:
+            return cls.run(out, backend=backend, nodes=workers, steps=cls.steps, save_final=workers == 1)
+
+        return cache(trained)
+
+    @pytest.mark.cluster
+    @pytest.mark.parametrize("workers", [1, 2, 3])
+    def test_losses_agree(self, workers: int, train: Train) -> None:
+        """Both backends have the same losses, step by step; and the same as one worker has."""
+        ours, theirs = (train(backend, workers) for backend in self.backends)
+        assert len(ours.losses) == len(theirs.losses) == self.steps
+        assert np.all(np.isfinite(ours.losses))
+        assert relative_difference(ours.losses, theirs.losses) <= LOSS_TOLERANCE
+        if self.equal_over_workers:
+            assert relative_difference(ours.losses, train(self.backends[0], 1).losses) <= LOSS_TOLERANCE
+
+    @pytest.mark.cluster
+    def test_gradients_agree(self, tmp_path: Path) -> None:
+        """The gradient of the first global batch is what one step of plain SGD with the learning rate 1 subtracts.
+
+        That step's running statistics, where the model keeps some, agree as well.
+        """
+        ours, theirs = (self.first_step(tmp_path, backend) for backend in self.backends)
+        assert norm_wise_difference(ours.gradient, theirs.gradient) <= GRADIENT_TOLERANCE
+        if theirs.buffers:
+            assert norm_wise_difference(ours.buffers, theirs.buffers) <= BUFFER_TOLERANCE
+
+    @classmethod
+    def first_step(cls, out: Path, backend: str) -> FirstStep:
+        """Return the gradient of the mean loss of the first global batch, and the buffers after it."""
+        run = cls.run(out, backend=backend, steps=1, optimizer="sgd", lr=1.0, momentum=0.0)
+        initial = load(find("model", cls.model), "model")(open_dataset(cls.data).info).initial(Job.model_fields["seed"].default)
+        checkpoint, _ = find_checkpoint(run.path)
+        return FirstStep({name: value - checkpoint.parameters[name] for name, value in initial.items()}, checkpoint.buffers)
+
+    @pytest.mark.cluster
+    def test_logits_agree(self, train: Train, tmp_path: Path) -> None:
+        """Both backends compute the same logits of the test split from one trained model."""
+        run = train(self.backends[0], 1)
+        ours, theirs = (self.logits(run, backend, tmp_path) for backend in self.backends)
+        assert norm_wise_difference({"logits": ours}, {"logits": theirs}) <= LOGITS_TOLERANCE
+        assert np.all(np.isfinite(theirs))
+        assert theirs.std() > 0
+
+    @staticmethod
+    def logits(run: FinishedRun, backend: str, out: Path) -> NDArray[np.float32]:
+        """Return what a backend computes from the run's last checkpoint: logits float32 [examples, classes] of the test split."""
+        path = out / f"{backend}.npz"
+        done = trainer("evaluate", str(run.path), "--backend", backend, "--predictions", str(path), "--json")
+        assert done.returncode == 0, done.stderr
+        with np.load(path) as found:
+            logits: NDArray[np.float32] = found["logits"]
+        return logits
