@@ -101,9 +101,7 @@ class LocalLauncher:
             if agent.stdout is not None:
                 agent.stdout.close()
         self._agents.clear()
-        for channel in self._channels:
-            if channel.scratch is not None:
-                shutil.rmtree(channel.scratch, ignore_errors=True)  # there only where the agent was killed
+        self._remove_scratch()
         self._cleanup.close()
 
     def ended(self, exit_code: int) -> None:
@@ -113,6 +111,13 @@ class LocalLauncher:
         """Kill the agents at once; their tasks follow them by the parent-death signal."""
         for agent in self._agents:
             agent.kill()
+        self._remove_scratch()
+
+    def _remove_scratch(self) -> None:
+        """Remove the temporary files of agents that were killed; the others have removed their own."""
+        for channel in self._channels:
+            if channel.scratch is not None:
+                shutil.rmtree(channel.scratch, ignore_errors=True)
 
     def _virtual_network(self) -> VirtualNetwork | None:
         """Start the virtual network, or return None where the nodes are to share, or have to share, the host's."""

@@ -20,7 +20,9 @@ def endless(backend, mode, out, *more):
 
 
 def start(tmp_path, backend="toy", mode="sync", *more):
-    environment = {"PYTHONPATH": os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    temporary_files = tmp_path / "tmp"
+    temporary_files.mkdir()
+    environment = {"PYTHONPATH": os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]), "TMPDIR": str(temporary_files)}
     return MarkedRun(endless(backend, mode, tmp_path / "runs", "--name", "run", *more), tmp_path, environment)
 
 
@@ -99,6 +101,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
         assert run.wait(3) == 130
         wait_until(lambda: not run.alive(), 10, "the end of every process")
         assert status(tmp_path)["state"] == "interrupted"
+        assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async"), ("torch", "async")])
