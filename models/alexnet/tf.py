@@ -9,7 +9,7 @@ import tensorflow as tf
 from ..base import ForwardContext, ModelSpec
 from ..layers.held import HeldLayout, convolutions
 from ..layers.tf import Layers
-from .spec import POOLED_SIDE, enlarged
+from .network import network
 
 __all__ = ["forward", "held"]
 
@@ -24,15 +24,4 @@ def held(spec: ModelSpec) -> dict[str, HeldLayout]:
 
 def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
     """Return logits_bk."""
-    layers = Layers(parameters, context)
-    _, _, height, width = x_bchw.shape
-    x = layers.enlarge(layers.images(x_bchw), enlarged(height), enlarged(width))
-    x = layers.max_pool(layers.relu(layers.conv(x, "features.0", stride=4, padding=2)), 3, 2)
-    x = layers.max_pool(layers.relu(layers.conv(x, "features.3", padding=2)), 3, 2)
-    x = layers.relu(layers.conv(x, "features.6", padding=1))
-    x = layers.relu(layers.conv(x, "features.8", padding=1))
-    x = layers.max_pool(layers.relu(layers.conv(x, "features.10", padding=1)), 3, 2)
-    x = layers.flatten(layers.average_pool(x, POOLED_SIDE))
-    x = layers.relu(layers.dense(layers.dropout(x, 0.5, 0), "classifier.1"))
-    x = layers.relu(layers.dense(layers.dropout(x, 0.5, 1), "classifier.4"))
-    return layers.logits(layers.dense(x, "classifier.6"))
+    return network(Layers(parameters, context), x_bchw)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from ..base import ForwardContext, ModelSpec
 from ..layers.held import HeldLayout, behind_image, convolutions
 from ..layers.tf import Layers
+from .network import network
 
 __all__ = ["forward", "held"]
 
@@ -20,8 +21,4 @@ def held(spec: ModelSpec) -> dict[str, HeldLayout]:
 
 def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
     """Return logits_bk."""
-    layers = Layers(parameters, context)
-    x = layers.max_pool(layers.relu(layers.conv(layers.images(x_bchw), "conv1")), 2, 2)
-    x = layers.max_pool(layers.relu(layers.conv(x, "conv2", padding=2)), 2, 2)
-    x = layers.relu(layers.dense(x, "fc1"))
-    return layers.logits(layers.dense(x, "fc2"))
+    return network(Layers(parameters, context), x_bchw)

@@ -8,14 +8,11 @@ import torch
 
 from ..base import ForwardContext
 from ..layers.torch import Layers
+from .network import network
 
 __all__ = ["forward"]
 
 
 def forward(parameters: Mapping[str, torch.Tensor], x_bchw: torch.Tensor, context: ForwardContext[torch.Tensor]) -> torch.Tensor:
     """Return logits_bk."""
-    layers = Layers(parameters, context)
-    x = layers.max_pool(layers.relu(layers.conv(layers.images(x_bchw), "conv1")), 2, 2)
-    x = layers.max_pool(layers.relu(layers.conv(x, "conv2", padding=2)), 2, 2)
-    x = layers.relu(layers.dense(x, "fc1"))
-    return layers.logits(layers.dense(x, "fc2"))
+    return network(Layers(parameters, context), x_bchw)

@@ -6,7 +6,10 @@ from ...data.base import DataInfo
 from ..base import ModelSpec
 from ..layers import LayerSpecs, convolved
 
-__all__ = ["STAGES", "build"]
+__all__ = ["STAGES", "STEM_CHANNELS", "build"]
+
+STEM_CHANNELS = 64
+"""Channels of the first convolution."""
 
 STAGES = (("layer1", 64, 1), ("layer2", 128, 2), ("layer3", 256, 2), ("layer4", 512, 2))
 """Name, channels and stride of each stage. A stage has two blocks of two convolutions; the stride is that of its first convolution."""
@@ -17,9 +20,9 @@ def build(data: DataInfo) -> ModelSpec:
     channels = data.input_shape[0]
     sides = [convolved(side, 7, stride=2, padding=3) for side in data.input_shape[1:]]
     layers = LayerSpecs()
-    _conv_norm(layers, "conv1", "bn1", (channels, 64), 7, sides)
+    _conv_norm(layers, "conv1", "bn1", (channels, STEM_CHANNELS), 7, sides)
     sides = [convolved(side, 3, stride=2, padding=1) for side in sides]
-    channels = 64
+    channels = STEM_CHANNELS
     for stage, width, stride in STAGES:
         sides = [convolved(side, 3, stride, padding=1) for side in sides]
         for block in (f"{stage}.0", f"{stage}.1"):

@@ -8,26 +8,11 @@ import torch
 
 from ..base import ForwardContext
 from ..layers.torch import Layers
-from .spec import STAGES
+from .network import network
 
 __all__ = ["forward"]
 
 
 def forward(parameters: Mapping[str, torch.Tensor], x_bchw: torch.Tensor, context: ForwardContext[torch.Tensor]) -> torch.Tensor:
     """Return logits_bk."""
-    layers = Layers(parameters, context)
-    x = layers.relu(layers.batch_norm(layers.conv(layers.images(x_bchw), "conv1", stride=2, padding=3), "bn1"))
-    x = layers.max_pool(x, 3, 2, padding=1)
-    for stage, _, stride in STAGES:
-        x = _block(layers, x, f"{stage}.0", stride, downsampled=f"{stage}.0.downsample.0.weight" in parameters)
-        x = _block(layers, x, f"{stage}.1", 1, downsampled=False)
-    return layers.logits(layers.dense(layers.average_pool(x, 1), "fc"))
-
-
-def _block(layers: Layers, x: torch.Tensor, name: str, stride: int, downsampled: bool) -> torch.Tensor:
-    """Return relu(x + two convolutions of x); where the shape changes, x goes through a 1×1 convolution."""
-    y = layers.relu(layers.batch_norm(layers.conv(x, f"{name}.conv1", stride, padding=1), f"{name}.bn1"))
-    y = layers.batch_norm(layers.conv(y, f"{name}.conv2", padding=1), f"{name}.bn2")
-    if downsampled:
-        x = layers.batch_norm(layers.conv(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
-    return layers.relu(x + y)
+    return network(Layers(parameters, context), x_bchw)

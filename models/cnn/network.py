@@ -1,0 +1,20 @@
+"""The small convolutional network, layer by layer, for every framework.
+
+Shapes: x_bchw [batch, channels, height, width]; logits_bk [batch, classes].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..layers.base import NetworkLayers
+
+__all__ = ["network"]
+
+
+def network(layers: NetworkLayers, x_bchw: Any) -> Any:
+    """Return logits_bk."""
+    x = layers.max_pool(layers.relu(layers.conv(layers.images(x_bchw), "conv1")), 2, 2)
+    x = layers.max_pool(layers.relu(layers.conv(x, "conv2", padding=2)), 2, 2)
+    x = layers.relu(layers.dense(x, "fc1"))
+    return layers.logits(layers.dense(x, "fc2"))
