@@ -5,17 +5,21 @@ Subclass `ModelConformance` in a pytest module and name the model::
     class TestMyModel(ModelConformance):
         model = "my_package.my_model"
 
-Every case runs real processes through the command ``trainer``, each backend in its own. Tolerances: logits within 1e-4 and gradients within
-1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers.
+Every case runs real processes through the command ``trainer``, each backend in its own, the two at the same time. Tolerances: logits within
+1e-4 and gradients within 1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers.
+
+A model whose fifty steps take minutes may name fewer `quick_steps`, which are compared unless the environment has TRAINER_CONFORMANCE=full.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -37,7 +41,9 @@ BUFFER_TOLERANCE = 1e-4
 GLOBAL_BATCH = 64
 """Shared by 1, 2 and 3 workers as 64, 32 + 32, 22 + 21 + 21."""
 
-Train = Callable[[str, int], FinishedRun]
+T = TypeVar("T")
+
+Train = Callable[[int], tuple[FinishedRun, FinishedRun]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class ModelConformance:
     - `model`, `data`: names as for ``--model`` and ``--data``. `data` needs 64 training examples or more.
     - `backends`: the two that are compared; `network`: how nodes are connected.
     - `options`: further fields of the job, such as the learning rate. A model that draws at random needs ``deterministic``.
-    - `steps`: how many losses are compared.
+    - `steps`: how many losses are compared; `quick_steps`: how many where not the full suite is asked for.
     - `equal_over_workers`: whether the number of workers makes no difference either; false for batch normalisation, which sees the slice of
       one worker.
     """
@@ -65,6 +71,7 @@ class ModelConformance:
     network: ClassVar[str] = "auto"
     options: ClassVar[Mapping[str, Any]] = {}
     steps: ClassVar[int] = 50
+    quick_steps: ClassVar[int | None] = None
     equal_over_workers: ClassVar[bool] = True
 
     @classmethod
@@ -73,14 +80,28 @@ class ModelConformance:
         common = {"model": cls.model, "data": cls.data, "network": cls.network, "global_batch_size": GLOBAL_BATCH}
         return run_job(out, tensorboard=False, eval_every="end", **{**common, **cls.options, **options})
 
+    @classmethod
+    def on_both(cls, compute: Callable[[str], T]) -> tuple[T, T]:
+        """Return what `compute` returns for each backend; both at once, since starting a framework keeps one core busy."""
+        with ThreadPoolExecutor(2) as pool:
+            ours, theirs = pool.map(compute, cls.backends)
+        return ours, theirs
+
+    @classmethod
+    def compared_steps(cls) -> int:
+        """Return how many losses are compared this time."""
+        full = os.environ.get("TRAINER_CONFORMANCE") == "full"
+        return cls.steps if full or cls.quick_steps is None else cls.quick_steps
+
     @pytest.fixture(scope="class")
     @classmethod
     def train(cls, tmp_path_factory: pytest.TempPathFactory) -> Train:
-        """Return a function of backend and number of workers that trains once, and then returns the same run again."""
+        """Return a function that trains on both backends with a number of workers, once, and then returns the same runs again."""
         out = tmp_path_factory.mktemp("runs")
+        steps = cls.compared_steps()
 
-        def trained(backend: str, workers: int) -> FinishedRun:
-            return cls.run(out, backend=backend, nodes=workers, steps=cls.steps, save_final=workers == 1)
+        def trained(workers: int) -> tuple[FinishedRun, FinishedRun]:
+            return cls.on_both(lambda backend: cls.run(out, backend=backend, nodes=workers, steps=steps, save_final=workers == 1))
 
         return cache(trained)
 
@@ -88,12 +109,12 @@ class ModelConformance:
     @pytest.mark.parametrize("workers", [1, 2, 3])
     def test_losses_agree(self, workers: int, train: Train) -> None:
         """Both backends have the same losses, step by step; and the same as one worker has."""
-        ours, theirs = (train(backend, workers) for backend in self.backends)
-        assert len(ours.losses) == len(theirs.losses) == self.steps
+        ours, theirs = train(workers)
+        assert len(ours.losses) == len(theirs.losses) == self.compared_steps()
         assert np.all(np.isfinite(ours.losses))
         assert relative_difference(ours.losses, theirs.losses) <= LOSS_TOLERANCE
         if self.equal_over_workers:
-            assert relative_difference(ours.losses, train(self.backends[0], 1).losses) <= LOSS_TOLERANCE
+            assert relative_difference(ours.losses, train(1)[0].losses) <= LOSS_TOLERANCE
 
     @pytest.mark.cluster
     def test_gradients_agree(self, tmp_path: Path) -> None:
@@ -101,7 +122,7 @@ class ModelConformance:
 
         That step's running statistics, where the model keeps some, agree as well.
         """
-        ours, theirs = (self.first_step(tmp_path, backend) for backend in self.backends)
+        ours, theirs = self.on_both(lambda backend: self.first_step(tmp_path, backend))
         assert norm_wise_difference(ours.gradient, theirs.gradient) <= GRADIENT_TOLERANCE
         if theirs.buffers:
             assert norm_wise_difference(ours.buffers, theirs.buffers) <= BUFFER_TOLERANCE
@@ -117,8 +138,8 @@ class ModelConformance:
     @pytest.mark.cluster
     def test_logits_agree(self, train: Train, tmp_path: Path) -> None:
         """Both backends compute the same logits of the test split from one trained model."""
-        run = train(self.backends[0], 1)
-        ours, theirs = (self.logits(run, backend, tmp_path) for backend in self.backends)
+        run, _ = train(1)
+        ours, theirs = self.on_both(lambda backend: self.logits(run, backend, tmp_path))
         assert norm_wise_difference({"logits": ours}, {"logits": theirs}) <= LOGITS_TOLERANCE
         assert np.all(np.isfinite(theirs))
         assert theirs.std() > 0

@@ -20,7 +20,7 @@ from ..metrics.rundir import RunReader
 
 __all__ = ["FinishedRun", "norm_wise_difference", "relative_difference", "run_job", "trainer"]
 
-TIMEOUT_SECONDS = 200.0
+TIMEOUT_SECONDS = 900.0
 
 
 @dataclass(frozen=True)

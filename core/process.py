@@ -1,4 +1,4 @@
-"""Processes that end with their parent (Linux)."""
+"""Processes that end with their parent, and how to tell a process from a later one with its number (Linux)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
-__all__ = ["die_with_parent"]
+__all__ = ["die_with_parent", "pid_namespace", "start_of"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -22,3 +23,18 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(70)
+
+
+def pid_namespace() -> int:
+    """Return the number of the namespace in which this process's and its children's ids count; 0 elsewhere than on Linux."""
+    namespace = Path("/proc/self/ns/pid")
+    return namespace.stat().st_ino if namespace.exists() else 0
+
+
+def start_of(pid: int) -> int:
+    """Return the start of a process in clock ticks after boot, or 0 where it does not live: ids are used again, pairs are not."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(line.rpartition(")")[2].split()[19])

@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import resource
-import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import asdict
@@ -22,13 +20,14 @@ from typing import TYPE_CHECKING
 from ..core.console import note
 from ..engine.messages import PROTOCOL, Message, RawArray, Stream
 from .ports import PortBlock
+from .scratch import make_scratch, remove_scratch
 from .supervise import Death, Supervisor, tail
 
 if TYPE_CHECKING:
     from ..metrics.records import SystemRecord
     from ..monitor.sampler import NodeSampler
 
-__all__ = ["Agent", "main", "remove_scratch"]
+__all__ = ["Agent", "main"]
 
 ORPHAN_CHECK_SECONDS = 0.5
 ORPHAN_PATIENCE_SECONDS = 4.0
@@ -54,7 +53,7 @@ class Agent:
         self._sampler: NodeSampler | None = None
         self._watching = threading.Lock()
         self._dead: set[int] = set()
-        self._scratch = Path(tempfile.mkdtemp(prefix="crosstrain-"))
+        self._scratch = make_scratch()
         self._logs = self._scratch
         self._ships_logs = False
 
@@ -206,11 +205,6 @@ def _task_environment(scratch: Path) -> dict[str, str]:
     """
     kept = {key: value for key, value in os.environ.items() if key not in FOREIGN_VARIABLES}
     return {**kept, "TMPDIR": str(scratch)}
-
-
-def remove_scratch(folder: Path) -> None:
-    """Remove a node's folder of temporary files; one that is gone already is fine."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _watch_parent(agent: Agent, parent: int) -> None:

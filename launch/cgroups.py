@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..core.process import pid_namespace, start_of
 from .lacking import LackingError
 
 __all__ = ["CpuGroup", "CpuGroups", "Hierarchy", "hands_cpu_down", "sweep"]
@@ -90,7 +91,7 @@ class CpuGroups:
 
     def __init__(self, hierarchy: Hierarchy, owner: int) -> None:
         self._hierarchy = hierarchy
-        self._prefix = f"crosstrain-{_pid_namespace()}-{owner}-{_start_of(owner)}-{os.getpid()}"
+        self._prefix = f"crosstrain-{pid_namespace()}-{owner}-{start_of(owner)}-{os.getpid()}"
 
     def make(self, node: int, cores: float) -> CpuGroup:
         """Make the group of a node and limit it to `cores` (such as 0.5). Raises LackingError where that is not allowed."""
@@ -113,7 +114,7 @@ def sweep(hierarchy: Hierarchy) -> list[Path]:
     removed = []
     for folder in hierarchy.base.glob("crosstrain-*-node*"):
         name = _NAME.fullmatch(folder.name)
-        if name is None or int(name[1]) != _pid_namespace() or _start_of(int(name[2])) == int(name[3]):
+        if name is None or int(name[1]) != pid_namespace() or start_of(int(name[2])) == int(name[3]):
             continue
         group = CpuGroup(folder)
         if not group.processes() and group.remove(0.0):
@@ -207,16 +208,3 @@ def _own_folder(root: str, mount: str, controller: str) -> Path:
             inside = os.path.relpath(own, root)
             return Path(mount) if inside.startswith("..") else Path(mount, inside)
     return Path(mount)
-
-
-def _pid_namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
-
-
-def _start_of(pid: int) -> int:
-    """Return the start of a process in clock ticks after boot, or 0 where it does not live: ids are used again, pairs are not."""
-    try:
-        line = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return int(line.rpartition(")")[2].split()[19])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from ..core.job import Job
 from ..engine.messages import Message, Stream
 from .channel import over_stdio
 from .lacking import LackingError
+from .scratch import remove_scratch
 
 if TYPE_CHECKING:
     from .virtual_nodes import VirtualNetwork
@@ -117,7 +117,7 @@ class LocalLauncher:
         """Remove the temporary files of agents that were killed; the others have removed their own."""
         for channel in self._channels:
             if channel.scratch is not None:
-                shutil.rmtree(channel.scratch, ignore_errors=True)
+                remove_scratch(channel.scratch)
 
     def _virtual_network(self) -> VirtualNetwork | None:
         """Start the virtual network, or return None where the nodes are to share, or have to share, the host's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -31,11 +32,12 @@ _START_TOLERANCE_SECONDS = 2.0  # psutil derives a process's start from the boot
 
 
 class RunWriter:
-    """Writes one run directory. Records may come from several threads."""
+    """Writes one run directory, which is locked meanwhile. Records may come from several threads."""
 
     def __init__(self, path: Path, created: datetime) -> None:
-        """Open the files in a directory that `create` has made."""
+        """Open the files in a directory that `create` has made. Raises UsageError where another process writes into it."""
         self.path = path
+        self._lock = _locked(path)
         self._created = created
         self._status_lock = threading.Lock()
         self._open()
@@ -69,7 +71,7 @@ class RunWriter:
 
     def cut(self, step: int, run_seconds: float) -> None:
         """Take the records back to a checkpoint (`cut_records`); call while nothing is written."""
-        self.close()
+        self._close_files()
         try:
             cut_records(self.path, step, run_seconds)
         finally:
@@ -127,8 +129,25 @@ class RunWriter:
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
+        self._close_files()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _close_files(self) -> None:
         for file in (self._steps, self._evals, self._events, self._system):
             file.close()
+
+
+def _locked(path: Path) -> int | None:
+    """Lock a run directory until the descriptor is closed or the process ends. Raises UsageError where it is locked already."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UsageError(f"run: another process is writing into {str(path)!r}. Wait until it has ended.") from None
+    return descriptor
 
 
 def _make_named(path: Path) -> Path:

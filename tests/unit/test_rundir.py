@@ -260,6 +260,35 @@ def test_kill_loses_at_most_the_line_being_written(tmp_path):
     assert len(steps) > max([1000, *told])
 
 
+HOLD = """
+import sys
+from pathlib import Path
+from crosstrain.metrics.rundir import RunWriter
+writer = RunWriter.reopen(Path(sys.argv[1]))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_never_write_into_one_run(tmp_path):
+    writer = RunWriter.create(a_job(tmp_path))
+    writer.write_status("interrupted")
+    with pytest.raises(UsageError, match="another process is writing into"):
+        RunWriter.reopen(writer.path)
+    writer.cut(0, 0.0)
+    with pytest.raises(UsageError, match="another process is writing into"):
+        RunWriter.reopen(writer.path)
+    writer.close()
+    command = [sys.executable, "-c", HOLD, str(writer.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        with pytest.raises(UsageError, match=f"another process is writing into '{writer.path}'"):
+            RunWriter.reopen(writer.path)
+        process.kill()
+    RunWriter.reopen(writer.path).close()
+
+
 WRITE_BEYOND_LIMIT = """
 import resource, sys
 from pathlib import Path
