@@ -7,9 +7,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from crosstrain.core.process import die_with_parent
 
 from .memory import TreeMemory
 
@@ -24,6 +27,11 @@ GRACE_SECONDS = 20.0
 """For those that have nothing more to do, after the first one has ended."""
 
 Start = Callable[..., "subprocess.Popen[Any]"]
+
+
+def _start_child(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a process that ends with this one, also where this one is killed."""
+    return subprocess.Popen(argv, preexec_fn=partial(die_with_parent, os.getpid()), **options)
 
 
 class MeasurementError(Exception):
@@ -52,7 +60,7 @@ class Group:
         self._peaks: dict[str, int] = {}
         self._trees: dict[str, TreeMemory] = {}
 
-    def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], popen: Start = subprocess.Popen) -> None:
+    def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], popen: Start = _start_child) -> None:
         """Start a process whose output goes to files; `popen` may put it into a virtual node."""
         with open(self._folder / f"{name}.out", "wb") as out, open(self._folder / f"{name}.err", "wb") as err:
             process = popen(

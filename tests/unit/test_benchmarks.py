@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.__main__ import chosen_rows, parse
@@ -296,3 +297,22 @@ def test_our_figures_come_from_the_run_directory(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({**summary, "state": "failed"}))
     with pytest.raises(MeasurementError, match="has not finished"):
         read_run(tmp_path, 2)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from benchmarks.processes import Group
+with Group(Path(sys.argv[1])) as group:
+    group.start("child", [sys.executable, "-c", "import time; time.sleep(600)"], {})
+    print(group._processes[0][1].pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_is_measured_ends_with_a_benchmark_that_is_killed(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    assert not psutil.wait_procs([child], timeout=10)[1]
