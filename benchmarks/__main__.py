@@ -23,7 +23,7 @@ QUICK_DIVISOR = 10
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table, and return the exit code: 0, 1 where a run failed (a missed target is no failure), 130 where asked to stop."""
+    """Measure, print the table, and return the exit code: 0, 1 where a run failed (a missed target is no failure), 130 after a signal."""
     given = parse(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has it ignored
         signal.signal(number, signal.default_int_handler)
