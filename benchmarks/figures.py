@@ -108,16 +108,17 @@ def window(counts: Sequence[int], seconds: Sequence[float], warmup: int) -> tupl
     return int(done[-1] - done[begin]), seconds[-1] - seconds[begin]
 
 
-def differs(ours: Measured, theirs: Measured, losses: Literal["each", "level"], same_loss: float) -> str | None:
+def differs(ours: Measured, theirs: Measured, losses: Literal["each", "level"], same_loss: float, same_mean: float) -> str | None:
     """Say how a peer's losses show that it did other work than the product, or return None.
 
-    `each`: those of every update have to agree within `same_loss` (norm-wise), and the means; `level`: only the means, and roughly.
+    `each`: those of every update have to agree within `same_loss` (norm-wise), and the means within `same_mean`; `level`: only the
+    means, and roughly.
     """
     covered = ours.losses[theirs.warmup : theirs.warmup + theirs.mean_over]
     if len(covered) < theirs.mean_over:
         return f"{theirs.mean_over} updates after the warm-up, which the product did not take"
     expected = float(np.mean(covered))
-    if not abs(theirs.mean_loss - expected) <= (same_loss if losses == "each" else SAME_LEVEL) * expected:
+    if not abs(theirs.mean_loss - expected) <= (same_mean if losses == "each" else SAME_LEVEL) * expected:
         return f"mean loss {theirs.mean_loss:.6g} instead of {expected:.6g}"
     count = min(len(ours.losses), len(theirs.losses)) if losses == "each" else 0
     mine, other = _array(ours.losses[:count]), _array(theirs.losses[:count])

@@ -19,8 +19,20 @@ CNN_BATCHES = (16, 64, 256)
 ALEXNET = Work("alexnet", "synthetic-images", batch_size=64, learning_rate=0.01, momentum=0.9, warmup=2, fewest_steps=6)
 """512 random images of 3×224×224 and 1000 classes."""
 
-CNN = Work("cnn", "synthetic-images:size=32,classes=10,train=51200,test=256", batch_size=64, learning_rate=0.01, warmup=100, same_loss=1e-3)
-"""An epoch is a whole number of batches of each size, which spares the peers the short last batch."""
+CNN = Work(
+    "cnn",
+    "synthetic-images:size=32,classes=10,train=51200,test=256",
+    batch_size=64,
+    learning_rate=0.01,
+    warmup=100,
+    same_loss=1e-3,
+    same_mean=1e-2,
+)
+"""An epoch is a whole number of batches of each size, which spares the peers the short last batch.
+
+Within 3,000 updates the loss falls from 2.3 to 0.2 and comes back: there TensorFlow's and torch's own losses are 3% apart in single updates,
+where they are 6e-4 apart in the first 500, and the means of such runs differ by 0.03 to 0.25%.
+"""
 
 CNN_ON_GLYPHS = replace(CNN, data="glyphs", batch_size=16, learning_rate=0.05)
 

@@ -104,7 +104,7 @@ class Session:
             work = work_of(contestant)
             steps = steps_of(contestant, work, self.shorter)
             found = run_peer(contestant, work, steps, ours.threads, self.network, folder, self.timeout_seconds)
-        other_work = None if contestant.losses == "none" else differs(ours, found, contestant.losses, work.same_loss)
+        other_work = None if contestant.losses == "none" else differs(ours, found, contestant.losses, work.same_loss, work.same_mean)
         if other_work:
             raise MeasurementError(f"does other work than {contestant.like!r}: {other_work}")
         return found

@@ -14,7 +14,8 @@ class Work:
     """One workload. `batch_size` is a worker's; `warmup` are the updates before the clock starts (real ones, on both sides).
 
     `fewest_steps` bounds how much a quick pass may shorten a run. `same_loss` is the largest relative difference (norm-wise) between the
-    losses of two programs that do the same updates: rounding grows with the depth of the model.
+    losses of two programs that do the same updates: rounding grows with the depth of the model. `same_mean` is that of the means over
+    the whole run, where rounding has had thousands of updates to grow.
     """
 
     model: str
@@ -26,6 +27,7 @@ class Work:
     precision: str = "fp32"
     fewest_steps: int = 100
     same_loss: float = 1e-4
+    same_mean: float = 1e-4
 
     def arguments(self) -> dict[str, object]:
         """Return the options that `trainer run` and the peers' scripts share."""

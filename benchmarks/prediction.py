@@ -1,0 +1,139 @@
+"""How good are the predictions of `trainer predict`? Runs of virtual nodes, some to fit the model to, the others to judge it on.
+
+``python -m benchmarks.prediction measure --out FOLDER`` makes the runs, those that FOLDER lacks; ``… write --out FOLDER`` judges and
+writes the table that the package ships and that docs/scaling.md shows. Nothing else may run on the machine while it measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crosstrain.core.units import parse_bandwidth
+from crosstrain.metrics.rundir import RunReader
+
+from .prediction_table import write_documents
+from .processes import Group, environment
+
+__all__ = ["FITTED", "SCENES", "Scene", "Wanted", "main", "wanted_runs"]
+
+WORKLOAD = ("--model", "cnn", "--data", "synthetic-images:size=64,classes=10")
+"""Its step computes for as long as its 0.93 MB take on a link of about 100 Mbit/s, so that either can be what holds it back."""
+
+BATCH_SIZE = 32
+CORES_PER_NODE = 0.4
+"""Four nodes of it leave a fifth of two cores to the kernel and the driver, so that nodes do not fight for them."""
+
+STEPS_OF_A_WORKER = 40
+BANDWIDTHS = ("50mbit", "200mbit", "1gbit")
+TIMEOUT_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A backend in a mode; each is fitted and judged by itself."""
+
+    backend: str
+    mode: str
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        return f"{self.backend}-{self.mode}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A run to make."""
+
+    scene: Scene
+    nodes: int
+    bandwidth: str
+    batch_size: int = BATCH_SIZE
+
+    @property
+    def name(self) -> str:
+        """The name of its run directory."""
+        return f"{self.scene.name}-{self.nodes}n-{self.bandwidth}-b{self.batch_size}"
+
+    @property
+    def bits_per_second(self) -> float:
+        """The speed of each node's link."""
+        return parse_bandwidth(self.bandwidth)
+
+    def command(self, out: Path) -> list[str]:
+        """Return the command that makes it."""
+        steps = STEPS_OF_A_WORKER * (self.nodes if self.scene.mode == "async" else 1)
+        given = {
+            "--backend": self.scene.backend,
+            "--mode": self.scene.mode,
+            "--nodes": self.nodes,
+            "--bandwidth": self.bandwidth,
+            "--batch-size": self.batch_size,
+            "--cores-per-node": CORES_PER_NODE,
+            "--threads": 1,
+            "--steps": steps,
+            "--eval-every": "end",
+            "--out": out,
+            "--name": self.name,
+        }
+        trainer = str(Path(sys.executable).with_name("trainer"))
+        return [trainer, "run", *WORKLOAD, "--no-save-final", *(str(word) for pair in given.items() for word in pair)]
+
+
+SCENES = tuple(Scene(backend, mode) for backend in ("torch", "tf") for mode in ("sync", "async"))
+
+FITTED = {1: ((2, "200mbit"),), 2: ((2, "50mbit"), (2, "1gbit"))}
+"""The runs (nodes, bandwidth) that the model is fitted to: one, or two of different bandwidths. It is judged on all others."""
+
+
+def wanted_runs(scene: Scene) -> Iterator[Wanted]:
+    """Yield a scene's runs: two, three and four nodes at each bandwidth; four with half the batch each, which is the batch of two."""
+    for nodes in (2, 3, 4):
+        for bandwidth in BANDWIDTHS:
+            yield Wanted(scene, nodes, bandwidth)
+    yield Wanted(scene, 4, BANDWIDTHS[1], BATCH_SIZE // 2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure or write; return the exit code: 1 where a run failed."""
+    given = _parse(arguments)
+    scenes = [scene for scene in SCENES if given.only is None or scene.name in given.only]
+    if given.action == "write":
+        write_documents(given.out, scenes, wanted_runs, FITTED, " ".join(WORKLOAD))
+        return 0
+    given.out.mkdir(parents=True, exist_ok=True)
+    began, left = time.monotonic(), [run for scene in scenes for run in wanted_runs(scene) if not (given.out / run.name).exists()]
+    while left and (given.seconds is None or time.monotonic() - began < given.seconds):
+        run = left.pop(0)
+        _make(run, given.out)
+        print(
+            f"{run.name}: {RunReader(given.out / run.name).summary()['examples_per_second']:.1f} examples/s; {len(left)} left", flush=True
+        )
+    return 0
+
+
+def _make(run: Wanted, out: Path) -> None:
+    """Make a run; its directory is there afterwards only if it succeeded. Raises MeasurementError."""
+    with tempfile.TemporaryDirectory(dir=out, prefix=".making-") as folder, Group(Path(folder)) as group:
+        group.start("trainer", run.command(Path(folder)), environment({}))
+        group.wait_for("trainer", TIMEOUT_SECONDS)
+        (Path(folder) / run.name).rename(out / run.name)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.prediction", description="Judge trainer predict; see docs/scaling.md.")
+    parser.add_argument("action", choices=("measure", "write"))
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the runs are")
+    parser.add_argument("--only", nargs="+", choices=[scene.name for scene in SCENES], help="these scenes (default: all)")
+    parser.add_argument("--seconds", type=float, help="measure: start no further run after this long; call again for the rest")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
