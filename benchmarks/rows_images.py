@@ -30,7 +30,7 @@ CNN = Work(
 )
 """An epoch is a whole number of batches of each size, which spares the peers the short last batch.
 
-Within 3,000 updates the loss falls from 2.3 to 0.2 and comes back: there TensorFlow's and torch's own losses are 3% apart in single updates,
+Within 3,000 updates the loss falls from 2.3 to 0.2 and comes back: there the losses of the two backends are 3% apart in single updates,
 where they are 6e-4 apart in the first 500, and the means of such runs differ by 0.03 to 0.25%.
 """
 
