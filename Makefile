@@ -36,7 +36,7 @@ test: lint
 	@$(BIN)/python -m pytest $(PYTEST)
 
 conformance: $(VENV)/.dev
-	@TRAINER_CONFORMANCE=full $(BIN)/python -m pytest --timeout 1200 -k 'conformance or toy' $(PYTEST)
+	@CROSSTRAIN_CONFORMANCE=full $(BIN)/python -m pytest --timeout 1200 -k 'conformance or toy' $(PYTEST)
 
 lint: $(VENV)/.dev $(LINK)
 	@echo '== ruff'

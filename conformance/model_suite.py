@@ -8,7 +8,7 @@ Subclass `ModelConformance` in a pytest module and name the model::
 Every case runs real processes through the command ``trainer``, each backend in its own, the two at the same time. Tolerances: logits within
 1e-4 and gradients within 1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers.
 
-A model whose fifty steps take minutes may name fewer `quick_steps`, which are compared unless the environment has TRAINER_CONFORMANCE=full.
+A model whose fifty steps take minutes may name fewer `quick_steps`, which are compared unless the environment has CROSSTRAIN_CONFORMANCE=full.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ModelConformance:
     @classmethod
     def compared_steps(cls) -> int:
         """Return how many losses are compared this time."""
-        full = os.environ.get("TRAINER_CONFORMANCE") == "full"
+        full = os.environ.get("CROSSTRAIN_CONFORMANCE") == "full"
         return cls.steps if full or cls.quick_steps is None else cls.quick_steps
 
     @pytest.fixture(scope="class")
