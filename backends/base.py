@@ -6,7 +6,7 @@ A backend module is imported by the driver too, which runs no framework: import 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -17,22 +17,29 @@ from ..core.cluster import Placed, Task
 from ..core.job import Job
 from ..data.augment import augmentation
 from ..data.base import Dataset, Split
-from ..data.sampler import Sampler
+from ..data.sampler import Batches, Sampler
 from ..models.base import Array, ModelSpec
 
 __all__ = [
     "Availability",
     "Backend",
+    "Calibrated",
+    "Calibration",
+    "CalibrationPart",
     "EvalResult",
     "Plan",
     "Server",
     "Session",
     "State",
     "StepResult",
+    "calibration_batches",
     "make_sampler",
     "parameter_server_placement",
     "ranks_placement",
 ]
+
+CALIBRATION_BATCHES = 2000
+"""Batches that are gathered in turn while ``data`` is timed, at most: so many that they do not all stay in a cache."""
 
 Mode = Literal["sync", "async"]
 
@@ -126,6 +133,42 @@ class State:
     scalars: Mapping[str, float] = field(default_factory=dict)
 
 
+CalibrationPart = Literal["data", "compute", "half", "communicate", "message"]
+"""A part of a step that can be repeated by itself:
+
+- ``data``: gather, change and normalise a training batch
+- ``compute``: forward, backward and (sync) update on the worker's batch, without communication; ``half``: the same on half of it
+- ``communicate``: the exchange of one step alone; sync: all-reduce of the gradients; async: push a gradient, pull parameters
+- ``message``: the same exchange with a few bytes in place of each message
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """An order to repeat a part of a step: `count` times, and then on until `seconds` have passed.
+
+    The first order for a part has the count 0: time to trace. Parts in which sync ranks meet come with `seconds` 0, so that all ranks
+    repeat them equally often; they had better meet once before the clock starts.
+    """
+
+    part: CalibrationPart
+    count: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """What came of it on one worker: how many repetitions there were and what they took together.
+
+    `native` has further figures of the framework's own about the run that has ended, by name; some answers carry them, most none.
+    """
+
+    worker: int
+    count: int
+    seconds: float
+    native: Mapping[str, float] = field(default_factory=dict)
+
+
 class Session(Protocol):
     """A leading task at work. Methods are called from the task's main thread, one after another, on every rank alike in sync mode."""
 
@@ -161,6 +204,14 @@ class Session(Protocol):
         """Replace the state; slots that are absent become zeros.
 
         Given on the first leading task, None on the others; the backend spreads it.
+        """
+        ...
+
+    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+        """Have every worker repeat a part of a step, all at once; sync: return this rank's figures, async: every worker's.
+
+        Called when training is over, on every leading task alike. The state is worthless afterwards; only `close` may follow, or
+        further calls.
         """
         ...
 
@@ -228,3 +279,13 @@ def make_sampler(job: Job, data: Dataset) -> Sampler:
     Raises UsageError where the job asks for changes that the data does not allow.
     """
     return Sampler(data.info.sizes["train"], job.seed, job.global_batch, job.workers, job.mode, augmentation(job.augment, data.info))
+
+
+def calibration_batches(sampler: Sampler, rank: int | None = None) -> Batches:
+    """Return the training batches that are repeated to calibrate: the first full ones of an epoch (one at least).
+
+    Of a sync rank its slices; without `rank` those that async workers take.
+    """
+    full = sampler.size // sampler.global_batch
+    count = max(1, min(CALIBRATION_BATCHES, full if rank is not None else min(full * sampler.workers, sampler.steps_per_epoch)))
+    return sampler.whole(0, 0, count) if rank is None else sampler.for_rank(0, 0, count, rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,6 @@ def read_run(path: Path, warmup: int) -> Measured:
     except ValueError as error:
         raise MeasurementError(str(error)) from error
     watched = [node["monitor_cpu_cores_used"] for node in summary["per_node"]]
-    waited = summary["data_wait_seconds"]
     stalls, sizes = _saves(path, times[-1] - seconds, times[-1])
     return Measured(
         steps_per_second=updates / seconds,
@@ -91,12 +90,18 @@ def read_run(path: Path, warmup: int) -> Measured:
         losses=tuple(losses.tolist()),
         mean_loss=float(losses[warmup:].mean()),
         mean_over=len(losses) - warmup,
-        data_wait_fraction=None if waited is None else waited / summary["train_seconds"],
+        data_wait_fraction=_data_fraction(summary),
         time_to_target_seconds=summary["time_to_target_seconds"],
         saves=len(stalls),
         stall_seconds=max(stalls, default=None),
         checkpoint_bytes=max(sizes, default=None),
     )
+
+
+def _data_fraction(summary: Mapping[str, Any]) -> float | None:
+    """Return what part of a step gathering its batch takes, on the worker where it is most; None where the run was not calibrated."""
+    shares = summary["time_shares"]
+    return None if shares is None else max(worker["data_seconds"] / worker["step_seconds"] for worker in shares["workers"])
 
 
 def _saves(path: Path, begin: float, end: float) -> tuple[Sequence[float], Sequence[int]]:

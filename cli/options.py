@@ -5,7 +5,7 @@ Values stay text here; `crosstrain.core.layers` validates them, so that a wrong 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import click
@@ -14,16 +14,25 @@ from click.core import ParameterSource
 from ..core.fields import choices, flag_name, is_boolean, schema
 from ..core.job import Job
 
-__all__ = ["given_options", "job_options"]
+__all__ = ["given_options", "job_options", "job_options_without"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def job_options(function: Function) -> Function:
     """Add an option for every field of the job to a click command."""
-    for field in reversed(list(Job.model_fields)):
-        function = _option(field)(function)
-    return function
+    return job_options_without(())(function)
+
+
+def job_options_without(left_out: Collection[str]) -> Callable[[Function], Function]:
+    """Return what adds an option for every field of the job but some, which mean something else to the command."""
+
+    def add(function: Function) -> Function:
+        for field in reversed(list(Job.model_fields)):
+            function = function if field in left_out else _option(field)(function)
+        return function
+
+    return add
 
 
 def given_options(ctx: click.Context) -> dict[str, Any]:

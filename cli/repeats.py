@@ -17,6 +17,7 @@ import click
 from ..core.console import note
 from ..core.errors import UsageError
 from ..core.job import Job
+from ..launch.tethered import tethered
 from ..metrics.display import number_text
 
 __all__ = ["repeat"]
@@ -66,8 +67,12 @@ def _without_repeats(arguments: Sequence[str]) -> list[str]:
 
 
 def _child(arguments: Sequence[str]) -> tuple[int, str]:
-    """Run one command to its end, passing signals on to it; return its exit code and what it wrote to standard output."""
-    child = subprocess.Popen([sys.executable, "-m", "crosstrain.cli.main", *arguments], stdout=subprocess.PIPE, text=True)
+    """Run one command to its end, passing signals on to it; return its exit code and what it wrote to standard output.
+
+    It ends with this process, also where this one is killed.
+    """
+    command = tethered([sys.executable, "-m", "crosstrain.cli.main", *arguments])
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         child.send_signal(number)

@@ -8,7 +8,8 @@ Subclass `ModelConformance` in a pytest module and name the model::
 Every case runs real processes through the command ``trainer``, each backend in its own, the two at the same time. Tolerances: logits within
 1e-4 and gradients within 1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers.
 
-A model whose fifty steps take minutes may name fewer `quick_steps`, which are compared unless the environment has CROSSTRAIN_CONFORMANCE=full.
+A model whose fifty steps take minutes may name fewer `quick_steps`; those are compared unless the environment has
+CROSSTRAIN_CONFORMANCE=full.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import pytest
 from ..core.job import Job
 from ..core.plugins import find, load
 from ..data.store import open_dataset
+from ..metrics.rundir import RunReader
 from .reference import Trained, train_logistic_regression
 from .runs import FinishedRun, norm_wise_difference, relative_difference, run_job, trainer
 
@@ -121,3 +122,21 @@ class BackendConformance:
         updates = run.summary["updates_by_worker"]
         assert min(updates) >= 0.5 * sum(updates) / len(updates)
         assert all(value >= 0 for record in run.steps for value in record.staleness or ())
+
+    @pytest.mark.cluster
+    def test_every_part_of_a_step_is_calibrated(self, tmp_path: Path) -> None:
+        """In each of its modes every worker repeats each part of a step, and the run still ends well."""
+        modes = load(find("backend", self.backend), "backend").modes
+        for mode in sorted(modes):
+            run = self.train(tmp_path / mode, mode=mode, nodes=2, global_batch_size=22, steps=60, calibrate=True)
+            found = RunReader(run.path).calibration()
+            assert found is not None, [record for record in RunReader(run.path).events() if record.event == "calibration_failed"]
+            assert [worker["worker"] for worker in found["workers"]] == [0, 1]
+            assert found["payload_bytes"] == sum(weights.nbytes for weights in run.weights.values())
+            for worker in found["workers"]:
+                for part in ("data", "compute", "half_compute", "communicate", "message"):
+                    assert worker[f"{part}_seconds"] > 0, (part, worker)
+            for shares in run.summary["time_shares"]["workers"]:
+                whole = sum(shares[f"{part}_seconds"] for part in ("data", "compute", "peers", "communicate"))
+                assert whole == pytest.approx(shares["step_seconds"])
+            self.check_counts(run)

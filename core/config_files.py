@@ -10,7 +10,10 @@ from typing import Any
 
 from .errors import UsageError
 
-__all__ = ["read_config", "shipped"]
+__all__ = ["SWEEP", "read_config", "shipped"]
+
+SWEEP = "sweep"
+"""The table of a file that says which points `trainer sweep` goes through; no setting of a job."""
 
 
 def shipped() -> dict[str, Traversable]:

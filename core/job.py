@@ -7,6 +7,7 @@ name; help texts are the descriptions below. A `Job` is immutable and complete: 
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -98,6 +99,10 @@ class Job(BaseModel):
     profile: Annotated[int, Field(ge=0)] = Field(
         0, description="Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer."
     )
+    calibrate: bool = Field(
+        True,
+        description="After training, time the parts of a step by themselves (about a second), so that a run can say where its time went.",
+    )
     mllog: bool = Field(False, description="Write MLPerf's event log (:::MLLOG) as mllog.txt beside the other records.")
 
     launcher: Literal["auto", "local"] = Field(
@@ -123,6 +128,12 @@ class Job(BaseModel):
     name: str | None = Field(None, description="Name of the run directory, instead of one made from date, job and a suffix.")
     save_final: bool = Field(True, description="Save a checkpoint after the last step.")
     tensorboard: bool = Field(True, description="Write TensorBoard event files beside the JSON lines.")
+    mlflow: str | None = Field(
+        None, description="Tell the run to MLflow too: a tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db."
+    )
+    mlflow_experiment: Annotated[str, Field(min_length=1, max_length=500)] = Field(
+        "crosstrain", description="The MLflow experiment that the run belongs to; made where there is none of this name."
+    )
 
     @field_validator("bandwidth")
     @classmethod
@@ -168,6 +179,15 @@ class Job(BaseModel):
     def _name(cls, value: str | None) -> str | None:
         if value is not None and (not value or value.startswith(".") or any(character in value for character in "/\\\0\n")):
             raise ValueError("a folder name without slashes that does not start with a dot")
+        return value
+
+    @field_validator("mlflow")
+    @classmethod
+    def _tracking_uri(cls, value: str | None) -> str | None:
+        if value is None or not value.strip():  # an empty one takes back what a file or a resumed run has
+            return None
+        if not re.match(r"[a-z][a-z0-9+.-]*:.", value, re.IGNORECASE):
+            raise ValueError("an MLflow tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db")
         return value
 
     @field_validator("cores_per_node", mode="before")

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .config_files import read_config
+from .config_files import SWEEP, read_config
 from .errors import MissingPackageError, UsageError, nearest
 from .fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean
 from .invalid import Given, as_usage_error
@@ -128,6 +128,7 @@ def _from_file(config: Path | str | None) -> dict[str, Given]:
     if config is None:
         return {}
     label, values = read_config(config)
+    values.pop(SWEEP, None)
     for key in values:
         if key not in Job.model_fields:
             raise UsageError(_unknown(f"{key} (in {label})", "no setting has this name", Job.model_fields, key))

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import EvalResult, Plan, State, StepResult
+from ..backends.base import Calibrated, Calibration, EvalResult, Plan, State, StepResult
 from ..metrics.records import StepRecord
 from .messages import Message
 
 __all__ = [
+    "calibrated_from_message",
+    "calibrated_to_message",
+    "calibration_from_message",
+    "calibration_to_message",
     "eval_from_message",
     "eval_to_message",
     "plan_from_message",
@@ -81,6 +85,26 @@ def eval_to_message(result: EvalResult) -> Message:
 def eval_from_message(message: Message) -> EvalResult:
     """Decode what `eval_to_message` made."""
     return EvalResult(**{name: message[name] for name in EvalResult.__dataclass_fields__})
+
+
+def calibration_to_message(order: Calibration) -> Message:
+    """Encode an order to calibrate."""
+    return Message("calibrate", {name: getattr(order, name) for name in Calibration.__dataclass_fields__})
+
+
+def calibration_from_message(message: Message) -> Calibration:
+    """Decode what `calibration_to_message` made."""
+    return Calibration(**{name: message[name] for name in Calibration.__dataclass_fields__})
+
+
+def calibrated_to_message(found: Calibrated) -> Message:
+    """Encode a worker's figures."""
+    return Message("calibrated", {name: getattr(found, name) for name in Calibrated.__dataclass_fields__})
+
+
+def calibrated_from_message(message: Message) -> Calibrated:
+    """Decode what `calibrated_to_message` made."""
+    return Calibrated(**{name: message[name] for name in Calibrated.__dataclass_fields__})
 
 
 def state_to_arrays(state: State) -> dict[str, NDArray[Any]]:

@@ -7,8 +7,8 @@ from typing import TextIO
 
 from ..core.job import Job
 from ..metrics.display import count_text
+from ..metrics.progress_text import NodeSamples, TrainingState, evaluation_text
 from ..metrics.records import EvalRecord, SystemRecord
-from .progress_text import NodeSamples, TrainingState, evaluation_text
 
 __all__ = ["PlainProgress"]
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.job import Job
+from ..metrics.progress_text import NodeSamples, TrainingState, evaluation_text
 from ..metrics.records import EvalRecord, SystemRecord
-from .progress_text import NodeSamples, TrainingState, evaluation_text
 
 __all__ = ["RichProgress"]
 

@@ -26,7 +26,7 @@ from ..core.job import Job
 from ..core.plugins import find, load
 from ..core.process import die_with_parent
 from ..data.store import open_dataset
-from .codec import eval_to_message, plan_from_message, state_from_message, steps_to_message
+from .codec import calibrated_to_message, calibration_from_message, eval_to_message, plan_from_message, state_from_message, steps_to_message
 from .messages import Message, Stream
 from .state_stream import StateAssembler, StateSender
 
@@ -145,6 +145,9 @@ class Leader:
         elif command.kind == "predict":
             logits_bk = self._session.predict(command["split"], command["start"], command["stop"])
             self._stream.send(Message("predicted", {"start": command["start"]}, {"logits": logits_bk}))
+        elif command.kind == "calibrate":
+            for found in self._session.calibrate(calibration_from_message(command)):
+                self._stream.send(calibrated_to_message(found))
         elif command.kind != "drain":
             raise ValueError(f"unknown command {command.kind!r}")
         return drained

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from ..backends.base import Backend
+from ..checkpoint import described_data
 from ..core.cluster import Placed
 from ..core.console import note
 from ..core.errors import InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, UsageError
@@ -26,6 +27,7 @@ from ..metrics.records import Clock
 from ..metrics.rundir import RunReader, RunState
 from ..metrics.summary import summarise
 from ..models.base import ModelSpec
+from .calibrating import calibrate_run
 from .control import AddressInUseError, Control
 from .endings import explained, train_seconds_by_node, verdict
 from .loading import load_state
@@ -34,7 +36,7 @@ from .placing import Hosts, described_cluster, make_cluster, make_tasks, nodes_s
 from .recording import PROFILE, Recording
 from .resuming import Resumption
 from .saving import CheckpointSaver, Subject
-from .segments import Segments
+from .segments import Segments, total_steps
 
 __all__ = ["Driver", "run"]
 
@@ -148,8 +150,8 @@ class Driver:
         self._recording.writer.write_job({**self._described(), **described_cluster(cluster, threads)})
         control.start_tasks(tasks, lambda node: self._start_request(control.channels[node]))
         self._recording.event("tasks_started", tasks=[task.name for task in tasks])
-        if self.job.tensorboard and self._resumption is None:
-            self._recording.add_tensorboard()
+        if self._resumption is None:
+            self._recording.add_followers(self._command)
         precisions = control.await_ready(deadline - time.monotonic())
         self._precision_used = ", ".join(sorted({used for used in precisions.values() if used})) or self.job.precision
         self._recording.event("cluster_ready")
@@ -169,6 +171,8 @@ class Driver:
         return {
             **self.job.model_dump(mode="json"),
             "global_batch_size_resolved": self.job.global_batch,
+            "total_steps": total_steps(self.job, self._data.info.sizes["train"], self._resumption),
+            "dataset": described_data(self._data.info, self._data.digest, self.job.data_dir),
             "sources": self._sources,
             "command": self._command,
             "segments": self._segments.described,
@@ -202,12 +206,15 @@ class Driver:
             control.sample_now()
         if outcome.interrupted:
             raise self._interrupted(saver)
+        if self.job.calibrate:
+            calibrate_run(self.job, self._spec, control, recording, outcome.train_seconds)
 
     def _go_back(self, control: Control, resumption: Resumption) -> None:
         """Bring the state to the tasks, and only then take the run back to where that state was saved."""
         load_state(control, resumption.state, self.job.stall_timeout)
         meta = resumption.checkpoint.meta
-        self._recording.go_back(meta.step, meta.run_seconds, tensorboard=self.job.tensorboard)
+        self._recording.writer.cut(meta.step, meta.run_seconds)
+        self._recording.add_followers(self._command, meta.run_seconds)
         if self.job.mllog:
             self._recording.add_mllog(self.job, self._data.info.sizes, meta.run_seconds)
         resumption.remove_later_checkpoints()
@@ -246,8 +253,10 @@ class Driver:
         if failure is not None:
             cause = (str(failure) or type(failure).__name__).splitlines()[0]  # the log's last lines are in the log
             self._recording.event("run_failed" if state == "failed" else "run_interrupted", cause=cause)
-        if self._loop is not None:
-            writer.write_summary(self._summary(self._loop.outcome, state))
+        summary = None if self._loop is None else self._summary(self._loop.outcome, state)
+        if summary is not None:
+            writer.write_summary(summary)
+        self._recording.ended(state, summary)
         writer.write_status(state, cause=cause, exit_code=code, task=getattr(failure, "task", None))
         self._recording.close()
 

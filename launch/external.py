@@ -22,7 +22,7 @@ from .local import NodeChannel, close_input, send_prepare
 
 __all__ = ["ExternalLauncher", "apply_contract", "join"]
 
-OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir"})
+OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir", "mlflow", "mlflow_experiment"})
 """Fields that may differ between the nodes of one job."""
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,19 @@ import psutil
 
 from ..core.job import Job
 from ..engine.progress import Progress
+from ..metrics.follower import Follower, replay
 from ..metrics.mllog import MLLogWriter, Sizes
 from ..metrics.records import EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
-from ..metrics.rundir import RunReader, RunWriter
+from ..metrics.rundir import RunReader, RunState, RunWriter
 from ..metrics.tensorboard import TensorBoardWriter
 
 __all__ = ["PROFILE", "Recording"]
 
 PROFILE = "profile"
 """The folder of a run directory that holds the traces of ``--profile``."""
+
+_BAD_NEWS = ("mlflow_lost", "mlflow_incomplete")
+"""Events about followers that a person should read at once."""
 
 
 class Recording:
@@ -30,14 +35,16 @@ class Recording:
     """
 
     def __init__(self, job: Job, progress: Progress, resumed: Path | None = None) -> None:
+        self.job = job
         self.writer = RunWriter.create(job) if resumed is None else RunWriter.reopen(resumed)
         self.progress = progress
         self.began = psutil.Process().create_time()
         self.init_seconds = 0.0
         self._zero: float | None = None
         self._early: list[Callable[[], None]] = []
-        self._tensorboard: TensorBoardWriter | None = None
-        self._mllog: MLLogWriter | None = None
+        self._early_lock = threading.RLock()
+        self._followers: list[Follower] = []
+        self._following = False
 
     @property
     def path(self) -> Path:
@@ -48,13 +55,14 @@ class Recording:
 
     def start_clock(self, run_seconds: float = 0.0) -> None:
         """Start the run clock, at `run_seconds`, and write what was held back; a second call does nothing."""
-        if self._zero is not None:
-            return
-        self._zero = time.monotonic() - run_seconds
-        self.init_seconds = time.time() - self.began
-        for write in self._early:
-            write()
-        self._early.clear()
+        with self._early_lock:
+            if self._zero is not None:
+                return
+            self._zero = time.monotonic() - run_seconds
+            self.init_seconds = time.time() - self.began
+            for write in self._early:
+                write()
+            self._early.clear()
 
     def clock(self) -> float:
         """Return seconds on the run clock. Raises RuntimeError where it has not been started."""
@@ -68,59 +76,66 @@ class Recording:
     def _at_its_time(self, write: Callable[[float], None]) -> None:
         """Write a record stamped with this moment: now, or as soon as the run clock starts."""
         moment = time.monotonic()
-        if self._zero is None:
-            self._early.append(lambda: write(self._since_zero(moment)))
-        else:
-            write(self._since_zero(moment))
+        with self._early_lock:
+            if self._zero is None:
+                self._early.append(lambda: write(self._since_zero(moment)))
+                return
+        write(self._since_zero(moment))
 
-    def go_back(self, step: int, run_seconds: float, *, tensorboard: bool) -> None:
-        """Take the records back to a checkpoint, and write TensorBoard's events of what stays; call before the clock is started."""
-        self.writer.cut(step, run_seconds)
-        if not tensorboard:
+    # Followers ------------------------------------------------------------------------------------------------------
+
+    def add_followers(self, command: Sequence[str], run_seconds: float | None = None) -> None:
+        """Tell TensorBoard and MLflow too, as the job asks. Loading them takes a while: call it while the tasks load theirs.
+
+        Where a run goes on, `run_seconds` is the run clock at its checkpoint; call after the records were cut, and what stays is told
+        first. `command` is what the user typed. A second call does nothing.
+        """
+        if self._following:
             return
-        self._tensorboard = TensorBoardWriter(self.path, time.time() - run_seconds)
-        reader = RunReader(self.path)
-        for group in reader.steps():
-            self._tensorboard.step(group)
-        for evaluation in reader.evals():
-            self._tensorboard.evaluation(evaluation)
-        for sample in reader.system():
-            self._tensorboard.system(sample)
-        self._tensorboard.replayed()
+        self._following = True
+        zero = None if run_seconds is None else time.time() - run_seconds
+        added: list[Follower] = []
+        if self.job.tensorboard:
+            added.append(TensorBoardWriter(self.path, self.job, zero))
+        if self.job.mlflow is not None:
+            from ..metrics.mlflow import MLflowWriter
 
-    # Records --------------------------------------------------------------------------------------------------------
+            added.append(MLflowWriter(self.path, self.job, command, self.began, self._about_follower, zero))
+        if zero is not None:
+            for follower in added:
+                replay(RunReader(self.path), follower)
+        self._followers += added
 
-    def add_tensorboard(self) -> None:
-        """Write TensorBoard's events too, from now on. Loading its writer takes a while: call it while the tasks load theirs."""
-        if self._tensorboard is None:
-            self._tensorboard = TensorBoardWriter(self.path)
+    def _about_follower(self, event: str, **detail: Any) -> None:
+        """Record what a follower says of itself, and tell the user where it is bad news."""
+        self.event(event, **detail)
+        if event in _BAD_NEWS:
+            told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in detail.items() if value is not None)
+            self.progress.message(f"{event.replace('_', ' ')}: {told}")
 
     def add_mllog(self, job: Job, sizes: Sizes, run_seconds: float | None = None) -> None:
         """Write MLPerf's event log too, from now on; `sizes` are the examples of the splits.
 
-        Where a run goes on, `run_seconds` is the run clock at its checkpoint; call after `go_back`, and what stays is told first.
+        Where a run goes on, `run_seconds` is the run clock at its checkpoint; call after the cut, and what stays is told first.
         """
         zero = None if run_seconds is None else time.time() - run_seconds
         began = self.began if zero is None else zero - (time.time() - self.began)
-        self._mllog = MLLogWriter(self.path, job, sizes, began, zero)
+        mllog = MLLogWriter(self.path, job, sizes, began, zero)
         if zero is not None:
-            self._mllog.replay(RunReader(self.path))
+            mllog.replay(RunReader(self.path))
+        self._followers.append(mllog)
 
     def step(self, record: StepRecord) -> None:
         """Record a group of updates."""
         self.writer.step(record)
-        if self._mllog is not None:
-            self._mllog.step(record)
-        if self._tensorboard is not None:
-            self._tensorboard.step(record)
+        for follower in self._followers:
+            follower.step(record)
 
     def evaluation(self, record: EvalRecord) -> None:
         """Record an evaluation."""
         self.writer.evaluation(record)
-        if self._mllog is not None:
-            self._mllog.evaluation(record)
-        if self._tensorboard is not None:
-            self._tensorboard.evaluation(record)
+        for follower in self._followers:
+            follower.evaluation(record)
 
     def event(self, event: str, **detail: Any) -> None:
         """Record that something happened just now."""
@@ -128,8 +143,8 @@ class Recording:
 
     def _event(self, record: EventRecord) -> None:
         self.writer.event(record)
-        if self._mllog is not None:
-            self._mllog.event(record)
+        for follower in self._followers:
+            follower.event(record)
 
     def sample(self, fields: Mapping[str, Any]) -> None:
         """Record a node's resources, as its agent sent them."""
@@ -140,8 +155,8 @@ class Recording:
     def _system(self, record: SystemRecord) -> None:
         self.writer.system(record)
         self.progress.node(record)
-        if self._tensorboard is not None:
-            self._tensorboard.system(record)
+        for follower in self._followers:
+            follower.system(record)
 
     def log(self, node: int, task: str, text: bytes) -> None:
         """Keep the log of a task whose node does not see our files."""
@@ -157,11 +172,14 @@ class Recording:
         with target.open("ab") as file:
             file.write(data)
 
+    def ended(self, state: RunState, summary: Mapping[str, Any] | None) -> None:
+        """Tell the followers how the run ended; `summary` is None where it never trained."""
+        for follower in self._followers:
+            follower.ended(state, summary)
+
     def close(self) -> None:
         """Flush and close everything, the display included."""
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        if self._mllog is not None:
-            self._mllog.close()
+        for follower in self._followers:
+            follower.close()
         self.writer.close()
         self.progress.close()

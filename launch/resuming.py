@@ -24,6 +24,7 @@ from ..engine.budget import Budget
 from ..engine.calendar import Calendar, Cursor
 from ..engine.codec import state_from_arrays
 from ..engine.parties import Start
+from ..metrics.points import NOT_SETTINGS
 from ..metrics.records import EvalRecord
 from ..metrics.rundir import RunReader
 from ..models.base import ModelSpec
@@ -106,8 +107,8 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
         raise UsageError(f"resume: the checkpoint is of another training: {'; '.join(problems)}. --force goes on nevertheless.")
     cursor = Cursor(meta.step, meta.epoch, 0 if other_data else meta.examples)
     state, dropped = _state(checkpoint, job, before, spec)
-    changed = {field: (before[field], value) for field, value in job.model_dump(mode="json").items() if before.get(field) != value}
-    changed = {field: values for field, values in changed.items() if field not in ("out", "name")}
+    compared = {field: value for field, value in job.model_dump(mode="json").items() if field in before and field not in NOT_SETTINGS}
+    changed = {field: (before[field], value) for field, value in compared.items() if before[field] != value}
     _something_left(reader, job, Calendar(run_sampler(job, data.info.sizes["train"]), cursor), resolved)
     notes = [*(f"{error} The one before it is used." for error in damaged)]
     notes.append(f"resuming {given_name} from step {meta.step:,} (epoch {cursor.epoch + 1}, {cursor.examples:,} examples into it)")

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from ..core.job import Job
+from ..engine.budget import Budget
+from ..engine.calendar import START, Calendar
+from .differences import run_sampler
 from .resuming import Resumption
 
-__all__ = ["Segments"]
+__all__ = ["Segments", "total_steps"]
 
 
 class Segments:
@@ -47,3 +51,9 @@ class Segments:
         before = [*self._spent.get("train_seconds_by_node", ()), *[None] * len(seconds)]
         both = zip(seconds, before[: len(seconds)], strict=True)
         return [None if now is None and then is None else (now or 0.0) + (then or 0.0) for now, then in both]
+
+
+def total_steps(job: Job, train_examples: int, resumption: Resumption | None) -> int:
+    """Return how many updates a run may make in all, those before it was resumed included; one with a target may make fewer."""
+    start = START if resumption is None else resumption.start.cursor
+    return Budget(job, Calendar(run_sampler(job, train_examples), start)).total

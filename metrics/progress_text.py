@@ -1,4 +1,4 @@
-"""What progress says, in words: the same on a terminal and in plain lines."""
+"""How a run stands, in words: the same on a terminal and in plain lines, from the run itself and from whoever watches it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..core.job import Job
-from ..metrics.display import UNKNOWN, bytes_text, duration_text, number_text, rate_text
-from ..metrics.nodes import rise_per_second
-from ..metrics.records import EvalRecord, SystemRecord
+from .display import UNKNOWN, bytes_text, duration_text, number_text, rate_text
+from .nodes import rise_per_second
+from .records import EvalRecord, SystemRecord
 
 __all__ = ["NodeSamples", "TrainingState", "evaluation_text"]
 

@@ -105,6 +105,10 @@ class RunWriter:
         """Write ``summary.json``."""
         write_document(self.path / "summary.json", summary)
 
+    def write_calibration(self, calibration: Mapping[str, Any]) -> None:
+        """Write ``calibration.json``."""
+        write_document(self.path / "calibration.json", calibration)
+
     def step(self, record: StepRecord) -> None:
         """Append to ``steps.jsonl``."""
         self._steps.write(record)
@@ -216,6 +220,10 @@ class RunReader:
         """Return ``summary.json``, or None where the run has none (yet)."""
         return self._document("summary.json")
 
+    def calibration(self) -> dict[str, Any] | None:
+        """Return ``calibration.json``, or None where the run has none."""
+        return self._document("calibration.json")
+
     def steps(self) -> Iterator[StepRecord]:
         """Yield the step records in the order of their arrival."""
         return read_records(self.path / "steps.jsonl", StepRecord)
@@ -243,8 +251,11 @@ class RunReader:
         if driver["host"] != socket.gethostname():
             return None
         try:
-            started = psutil.Process(driver["pid"]).create_time()
+            process = psutil.Process(driver["pid"])
+            started, ended = process.create_time(), process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
+            return False
+        if ended:  # though nobody has asked for its exit code yet
             return False
         known = driver["process_started_unix_seconds"]
         return known is not None and abs(started - known) <= _START_TOLERANCE_SECONDS

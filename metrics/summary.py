@@ -17,8 +17,9 @@ from ..core.units import Target
 from .nodes import network_source, per_node
 from .records import Clock, EvalRecord, EventRecord, StepRecord
 from .rundir import RunReader, RunState
+from .shares import StepTimes, time_shares
 
-__all__ = ["FINAL_LOSS_UPDATES", "quantile", "resumed_seconds", "summarise"]
+__all__ = ["FINAL_LOSS_UPDATES", "asked", "quantile", "read_job", "resumed_seconds", "summarise"]
 
 FINAL_LOSS_UPDATES = 20
 """`final_train_loss` is the mean over this many last updates (or all, where there are fewer): a single batch's loss is mostly noise."""
@@ -65,6 +66,11 @@ class _Steps:
             self.data_wait_seconds = (self.data_wait_seconds or 0.0) + record.data_wait_seconds
         if record.network_wait_seconds is not None:
             self.network_wait_seconds = (self.network_wait_seconds or 0.0) + record.network_wait_seconds
+
+    def waits(self) -> dict[str, float | None]:
+        """Return the waits that the framework measured, in seconds per update."""
+        sums = {"data_wait_seconds": self.data_wait_seconds, "network_wait_seconds": self.network_wait_seconds}
+        return {name: None if seconds is None or not self.steps else seconds / self.steps for name, seconds in sums.items()}
 
     def final_loss(self) -> float | None:
         return sum(self._last) / len(self._last) if self._last else None
@@ -114,7 +120,8 @@ def _rate(amount: int, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
 
 
-def _asked(job: Job, name: str) -> dict[str, Any]:
+def asked(job: Job, name: str) -> dict[str, Any]:
+    """Return what a summary says of the job itself; `name` is the run's."""
     return {
         "run": name,
         "backend": job.backend,
@@ -138,8 +145,8 @@ def _times(clock: Clock) -> dict[str, float]:
     return {name: getattr(clock, name) for name in names}
 
 
-def _read_job(values: Mapping[str, Any]) -> Job:
-    """Read the job's own fields out of ``job.json``, which may hold more."""
+def read_job(values: Mapping[str, Any]) -> Job:
+    """Return the job of a ``job.json``, which may hold more. Raises ValueError where its fields are not those of a job."""
     return Job.model_validate({name: values[name] for name in Job.model_fields if name in values})
 
 
@@ -164,15 +171,16 @@ def summarise(
     """
     reader = run if isinstance(run, RunReader) else RunReader(run)
     described = reader.job()
-    job = _read_job(described)
-    steps = _Steps(job.workers)
+    job = read_job(described)
+    steps, times = _Steps(job.workers), StepTimes()
     for record in reader.steps():
         steps.add(record)
+        times.add(record)
     evals = [record for record in reader.evals() if record.split == "test"]
     nodes = per_node(reader.system(), job.nodes, clock, resumed_seconds(described))
     return {
         "state": state,
-        **_asked(job, reader.name),
+        **asked(job, reader.name),
         "synthetic": synthetic,
         "precision_used": precision_used,
         "resumed": len(resumed_seconds(described)),
@@ -197,6 +205,7 @@ def summarise(
         "staleness": steps.staleness(),
         "updates_by_worker": steps.by_worker if job.mode == "async" else None,
         "checkpoints": _checkpoints(reader.events()),
+        "time_shares": time_shares(reader.calibration(), job.mode, times, clock, steps.waits()),
         "per_node": nodes,
     }
 

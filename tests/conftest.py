@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("TRAINER_CALIBRATE", "false")  # shorter runs; tests about calibration ask for it
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,19 @@ from ...core.errors import RunFailedError
 from ...core.job import Job
 from ...data.base import Dataset, Split
 from ...models.base import Array, ModelSpec, ParameterSpec
-from ..base import EvalResult, Plan, State, StepResult, make_sampler
+from ..base import (
+    Calibrated,
+    Calibration,
+    CalibrationPart,
+    EvalResult,
+    Plan,
+    State,
+    StepResult,
+    calibration_batches,
+    make_sampler,
+)  # fmt: skip
+from .calibration import limits_of, limits_spec
+from .calibration_async import WorkerParts
 from .data import layout_for
 from .fetcher import Fetcher
 from .model import build_model
@@ -44,6 +56,9 @@ OUTSTANDING_PER_WORKER = 3
 
 WARM_SPLIT: Split = "test"
 """The split that runs are evaluated on; warm-up does it once."""
+
+MOST_ROUNDS = 20
+"""Tries to have every worker calibrate at the same time; idle workers each take one of as many orders, so that the first succeeds."""
 
 EVALUATIONS_PER_WORKER = 2
 """Pieces that a split is evaluated in."""
@@ -77,6 +92,8 @@ class AsyncSession:
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
         self._train = self._traced(training(self._model, self._passes, self._shards, layout), tf.TensorSpec([None], tf.int32))
         self._evaluations: dict[Split, tf.types.experimental.ConcreteFunction] = {}
+        self._worker_parts = WorkerParts(self._model, self._passes, self._shards, layout)
+        self._parts: dict[CalibrationPart, tf.types.experimental.ConcreteFunction] = {}
         self._memory: StateMemory | None = None
         self._window = OUTSTANDING_PER_WORKER * job.workers
         self._tickets: Fetcher[Ticket] = Fetcher(self._window)
@@ -172,6 +189,32 @@ class AsyncSession:
         for shard in self._shards:
             shard.load(values, slots, state.updates)
 
+    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+        """Have every worker repeat a part of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
+        self._require_quiescence("calibrate")
+        if order.part not in self._parts:
+            signature = tf.TensorSpec([None], tf.int32), limits_spec()
+            self._parts[order.part] = self._traced(self._worker_parts.function(order.part), *signature)
+        return self._at_once(order)
+
+    def _at_once(self, order: Calibration) -> list[Calibrated]:
+        """Give the order to as many workers at once as there are, again until each of them had one.
+
+        Raises RunFailedError where that does not come about: the coordinator hands out work as it likes.
+        """
+        batches = calibration_batches(self._sampler)
+        arguments = (self._datasets, tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(limits_of(order)))
+        for _ in range(MOST_ROUNDS):
+            answers: Fetcher[None] = Fetcher(self._job.workers)
+            for _ in range(self._job.workers):
+                answers.expect(None, self._coordinator.schedule(self._parts[order.part], args=arguments))
+            found = [answers.next()[1].tolist() for _ in range(self._job.workers)]
+            if len({worker for worker, *_ in found}) == self._job.workers or not order.count:
+                return [Calibrated(int(worker), int(count), seconds) for worker, count, seconds in found]
+        raise RunFailedError(
+            f"in {MOST_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"
+        )
+
     def close(self) -> None:
         """Nothing is waited for: servers end with their processes, and TensorFlow's coordinator would wait for a dead worker for ever."""
 
@@ -182,10 +225,10 @@ class AsyncSession:
             self._evaluations[split] = self._traced(function, tf.TensorSpec([2], tf.int32))
         return self._evaluations[split]
 
-    def _traced(self, function: Callable[..., tf.Tensor], signature: tf.TensorSpec) -> tf.types.experimental.ConcreteFunction:
+    def _traced(self, function: Callable[..., tf.Tensor], *signature: tf.TensorSpec) -> tf.types.experimental.ConcreteFunction:
         """Trace once, for vectors of any length."""
         iterator = tf.data.IteratorSpec(element_spec(self._layout))
-        return tf.function(function, input_signature=[iterator, signature], autograph=False).get_concrete_function()
+        return tf.function(function, input_signature=[iterator, *signature], autograph=False).get_concrete_function()
 
     def _schedule(self, plan: Plan, begin: int, count: int) -> None:
         batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count, plan.skip)

@@ -73,15 +73,24 @@ class Resident:
 
     def batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Return (x_bchw, y_b) of the examples at `indices`, int32 [batch], with `changes` int32 [batch, 3] where there are any."""
+        images, labels_b = self.laid_batch(indices, changes)
+        return self.as_read(images), labels_b
+
+    def laid_batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the same with the images as they lie in memory."""
         images = tf.gather(self.inputs, indices)
         if changes is not None:
             images = changed(images, changes)
         if images.dtype == tf.uint8:
             images = normalised(images, self.layout.info, channels_last=self.layout.channels_last)
-        if self.layout.channels_last:
-            # A model that works channels last begins with the inverse, and TensorFlow's optimiser leaves out both.
-            images = tf.transpose(images, [0, 3, 1, 2])
         return images, tf.gather(self.labels, indices)
+
+    def as_read(self, images: tf.Tensor) -> tf.Tensor:
+        """Return images that lie as in memory as x_bchw.
+
+        A model that works channels last begins with the inverse, and TensorFlow's optimiser leaves out both.
+        """
+        return tf.transpose(images, [0, 3, 1, 2]) if self.layout.channels_last else images
 
 
 def resident(data: Dataset, split: Split, layout: Layout) -> Resident:

@@ -55,6 +55,20 @@ class Replica:
         else:
             self.loss_scale.guarded(gradients, update)
 
+    @property
+    def size(self) -> int:
+        """Number of trained numbers."""
+        return self._spec.size
+
+    def zeros(self) -> list[tf.Tensor]:
+        """In ops: return zeros in the shapes of the gradients."""
+        return [tf.zeros(variable.shape) for variable in self._parameters]
+
+    def a_number(self) -> tf.Tensor:
+        """In ops: return a number of the largest parameter, whose update takes longest."""
+        largest = max(self._parameters, key=lambda variable: int(np.prod(variable.shape)))
+        return tf.reshape(_read(largest), [-1])[0]
+
     def keep(self, updated: Buffers) -> None:
         """In ops: take over the buffers that a training pass has changed."""
         for name, value in updated.items():

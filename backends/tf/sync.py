@@ -6,7 +6,7 @@ One `tf.function` carries out many steps. With one worker, and unless the wrappe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,8 @@ from ...core.job import Job
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches
 from ...models.base import Array, ModelSpec
-from ..base import EvalResult, Plan, State, StepResult, make_sampler
+from ..base import Calibrated, Calibration, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from .calibration import Calibrator, RankParts
 from .data import Resident, layout_for, resident
 from .evaluating import summed
 from .model import TfModel, build_model, evaluation_batch
@@ -59,6 +60,7 @@ class SyncSession:
         self._updates = 0
         self._averaged = True
         self._memory: StateMemory | None = None
+        self._calibrator: Calibrator | None = None
         self._closed = False
         self.precision_used = precision_used(job.precision, device)
         layout = layout_for(job, spec, data.info)
@@ -144,6 +146,18 @@ class SyncSession:
         self._updates = self._spread_count(None if state is None else state.updates)
         self._averaged = True
 
+    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+        """Repeat a part of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        if self._calibrator is None:
+            batches = calibration_batches(self._sampler, self._task.rank)
+            scalars = self._replica.optimizer.host_scalars(np.zeros(1), self._updates + 1)[0]
+            parts = RankParts(
+                self._data["train"], batches, self._gradients, self._replica, self._ranks, scalars,
+                workers=self._job.workers, dropout=self._passes.dropout,
+            )  # fmt: skip
+            self._calibrator = Calibrator(self._ranks.traced, parts.make, deterministic=self._job.deterministic)
+        return [Calibrated(self._task.rank, *self._calibrator.run(order))]
+
     def close(self) -> None:
         """Wait until every rank is here, then leave; a second call does nothing."""
         if not self._closed:
@@ -224,14 +238,21 @@ class SyncSession:
     ) -> tf.Tensor:
         """Apply one update from this rank's examples and the other ranks' gradients; return the sum of this rank's example losses."""
         x_bchw, y_b = self._data["train"].batch(indices, changes)
+        loss_sum, gradients = self._gradients(x_bchw, y_b, indices, number, weight)
+        self._replica.apply(self._ranks.add_up(gradients), scalars)
+        return loss_sum
+
+    def _gradients(
+        self, x_bchw: tf.Tensor, y_b: tf.Tensor, indices: tf.Tensor, number: tf.Tensor | None, weight: tf.Tensor
+    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        """Return the sum of this rank's example losses and its share of the gradients; buffers are kept."""
         parameters, buffers = self._replica.read()
         context = self._passes.training(buffers, number, indices)
         scale = self._replica.loss_scale
         slope = weight if scale is None else weight * scale.scale
         loss_sum, gradients = self._model.loss_and_gradients(parameters, x_bchw, y_b, slope, context)
         self._replica.keep(context.updated)
-        self._replica.apply(self._ranks.add_up(gradients), scalars)
-        return loss_sum
+        return loss_sum, gradients
 
     def _evaluation(self, split: Split) -> Callable[[], tf.Tensor]:
         """Make the function that evaluates this rank's share of a split and adds the sums up over all ranks."""

@@ -17,7 +17,7 @@ from .passes import Passes
 from .shards import PULL_EXTRA, Shard, staleness_of
 from .tickets import Work, pack_outcome, unpack
 
-__all__ = ["element_spec", "evaluation", "local_dataset", "training"]
+__all__ = ["element_spec", "evaluation", "local_dataset", "pulled", "training"]
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
 
@@ -76,7 +76,7 @@ def _updates(model: TfModel, passes: Passes, shards: Sequence[Shard], data: Resi
         indices = work.indices[begin:end]
         x_bchw, y_b = data.batch(indices, None if work.changes is None else work.changes[begin:end])
         size = tf.cast(end - begin, tf.float32)
-        parameters, buffers = _pulled(model, messages)
+        parameters, buffers = pulled(model, messages)
         number = work.first_step + tf.cast(step, tf.int64) if passes.dropout else None
         context = passes.training(buffers, number, indices)
         loss_sum, gradients = model.loss_and_gradients(parameters, x_bchw, y_b, 1.0 / size, context)
@@ -103,12 +103,12 @@ def evaluation(
     def evaluate(iterator: Iterator[Any], bounds: tf.Tensor) -> tf.Tensor:
         element = next(iterator)
         data = Resident(layout, element[position], element[position + 1])
-        parameters, buffers = _pulled(model, [shard.pull() for shard in shards])
+        parameters, buffers = pulled(model, [shard.pull() for shard in shards])
         return summed(model, data, parameters, passes.evaluation(buffers), bounds[0], bounds[1])
 
     return evaluate
 
 
-def _pulled(model: TfModel, messages: Sequence[tf.Tensor]) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
+def pulled(model: TfModel, messages: Sequence[tf.Tensor]) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
     """Return parameters and buffers in the shards' messages."""
     return model.unflattened(tf.concat([message[:-PULL_EXTRA] for message in messages], axis=0))

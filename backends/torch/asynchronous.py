@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -17,7 +18,7 @@ from ...core.errors import RunFailedError
 from ...core.job import Job
 from ...data.base import Dataset, Split
 from ...models.base import Array, ModelSpec
-from ..base import EvalResult, Plan, State, StepResult, make_sampler
+from ..base import Calibrated, Calibration, EvalResult, Plan, State, StepResult, make_sampler
 from .dispenser import Dispenser
 from .handshake import Hello, connect
 from .model import evaluation_batch
@@ -51,7 +52,7 @@ class AsyncSession:
         self._shard = initial_shard(job, model, 0)
         self._dispenser = Dispenser()
         self._memory: StateMemory | None = None
-        self._open = True
+        self._open, self._calibrated, self._training_seconds = True, False, 0.0
         warm_rule(self._shard, job)
         deadline = time.monotonic() + job.start_timeout
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
@@ -88,8 +89,16 @@ class AsyncSession:
         """Answer one worker's requests until there are no more tickets."""
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
+        calibrating = False
         while True:
             frame = link.receive(incoming)
+            if frame.kind == Kind.ECHO:
+                link.send(Kind.DONE)
+                continue
+            if frame.kind == Kind.PUSH and calibrating:
+                self._shard.update(gradient, frame.lr, frame.version, values)
+                link.send(Kind.PARAMETERS, outgoing)
+                continue
             if frame.kind == Kind.PUSH and progress.expects_update:
                 staleness, version = self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & SKIP))
                 if progress.add(frame.loss, staleness, frame.seconds):
@@ -98,6 +107,8 @@ class AsyncSession:
                 self._dispenser.finish_train(worker, progress.close())
             elif frame.kind == Kind.SUMS:
                 self._dispenser.finish_eval(worker, (frame.loss, frame.version, frame.examples))
+            elif frame.kind == Kind.CALIBRATED and calibrating:
+                self._dispenser.finish_calibration(Calibrated(worker, frame.examples, frame.seconds))
             elif frame.kind == Kind.PULL:
                 link.send(Kind.PARAMETERS, outgoing, version=self._shard.read(values))
                 continue
@@ -106,6 +117,7 @@ class AsyncSession:
             else:
                 raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
             ticket, waited = self._dispenser.take(worker)
+            calibrating = isinstance(ticket, Calibration)
             if isinstance(ticket, TrainTicket):
                 progress.begin(ticket)
             flags = FRESH if waited or not isinstance(ticket, TrainTicket) else 0
@@ -124,11 +136,17 @@ class AsyncSession:
         """
         workers = self._job.workers
         self._dispenser.offer(cut_plan(plan, workers))
-        return self._gather(lambda: self._dispenser.waiting <= TICKETS_AHEAD * workers)
+        return self._timed(self._gather(lambda: self._dispenser.waiting <= TICKETS_AHEAD * workers))
 
     def drain(self) -> Iterator[StepResult]:
         """Yield everything outstanding; see `Session.drain`. Errors as in `train`."""
-        return self._gather(lambda: self._dispenser.quiescent)
+        return self._timed(self._gather(lambda: self._dispenser.quiescent))
+
+    def _timed(self, results: Iterator[StepResult]) -> Iterator[StepResult]:
+        """Yield the results and count the seconds that it takes, which are those of training."""
+        began = time.perf_counter()
+        yield from results
+        self._training_seconds += time.perf_counter() - began
 
     def _gather(self, ready: Callable[[], bool]) -> Iterator[StepResult]:
         """Yield results until `ready`."""
@@ -207,6 +225,16 @@ class AsyncSession:
             link.send(Kind.STORE, version=state.updates)
             link.send_parts([bytes_of(piece) for piece in part])
             link.receive()
+
+    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+        """Have every worker repeat a part of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
+        self._require_quiet("calibrate")
+        native = {} if self._calibrated else {"ps_busy_fraction": self._shard.busy_seconds / max(self._training_seconds, 1e-9)}
+        self._calibrated = True
+        self._dispenser.offer_each(dict.fromkeys(self._dispenser.present, order))
+        for result in self._gather(lambda: self._dispenser.quiescent):
+            raise RuntimeError(f"update {result.first_step} was applied while a part of a step was calibrated")
+        return [replace(found, native=native) for found in self._dispenser.take_calibrated()]
 
     def close(self) -> None:
         """Send workers and parameter servers home; bounded in time. A second call does nothing."""

@@ -19,7 +19,7 @@ from ...data.sampler import Batches
 from ...models.base import ModelSpec
 from .pixels import Normaliser, change
 
-__all__ = ["ResidentSplit", "first_examples", "part", "resident_splits", "share"]
+__all__ = ["Batch", "ResidentSplit", "first_examples", "part", "resident_splits", "share"]
 
 FLOAT_LIMIT_BYTES = 2**30
 """A split is kept normalised, as float32, up to this size; beyond it as uint8 (a quarter) and normalised batch by batch."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ..base import StepResult
+from ..base import Calibrated, StepResult
 from .tickets import EvalTicket, Ticket, TrainTicket
 
 __all__ = ["Dispenser", "EvalSums"]
@@ -22,10 +22,12 @@ class Dispenser:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: deque[Ticket] = deque()
+        self._own: dict[int, Ticket] = {}
         self._held: dict[int, Ticket] = {}
         self._present: set[int] = set()
         self._results: list[StepResult] = []
         self._sums: list[EvalSums] = []
+        self._calibrated: list[Calibrated] = []
         self._failure: Exception | None = None
         self._ended = False
         self.finished = 0
@@ -39,17 +41,20 @@ class Dispenser:
     def take(self, worker: int) -> tuple[Ticket | None, bool]:
         """Wait for a ticket. Returns (ticket, or None where there will be no more; whether there was a wait)."""
         with self._changed:
-            waited = not self._waiting and not self._ended
-            while not self._waiting and not self._ended:
+            waited = not self._has_ticket(worker) and not self._ended
+            while not self._has_ticket(worker) and not self._ended:
                 self._changed.wait()
-            if not self._waiting:
+            if not self._has_ticket(worker):
                 self._present.discard(worker)
                 self._changed.notify_all()
                 return None, waited
-            ticket = self._waiting.popleft()
+            ticket = self._own.pop(worker) if worker in self._own else self._waiting.popleft()
             self._held[worker] = ticket
             self._changed.notify_all()
             return ticket, waited
+
+    def _has_ticket(self, worker: int) -> bool:
+        return worker in self._own or bool(self._waiting)
 
     def finish_train(self, worker: int, result: StepResult | None) -> None:
         """A worker's ticket is used up."""
@@ -68,10 +73,19 @@ class Dispenser:
             self._sums.append(sums)
             self._changed.notify_all()
 
+    def finish_calibration(self, found: Calibrated) -> None:
+        """A worker has repeated a part of a step."""
+        with self._changed:
+            del self._held[found.worker]
+            self.finished += 1
+            self._calibrated.append(found)
+            self._changed.notify_all()
+
     def lose(self, worker: int, applied: StepResult | None) -> None:
         """A worker is gone: keep what was applied of its ticket and put the rest back at the head of the queue."""
         with self._changed:
             self._present.discard(worker)
+            self._own.pop(worker, None)
             ticket = self._held.pop(worker, None)
             if applied is not None:
                 self._results.append(applied)
@@ -91,6 +105,12 @@ class Dispenser:
         """Put tickets at the end of the queue."""
         with self._changed:
             self._waiting.extend(tickets)
+            self._changed.notify_all()
+
+    def offer_each(self, tickets: Mapping[int, Ticket]) -> None:
+        """Give workers a ticket of their own, all at once."""
+        with self._changed:
+            self._own.update(tickets)
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -115,7 +135,7 @@ class Dispenser:
     def quiescent(self) -> bool:
         """Whether no ticket is waiting or held."""
         with self._changed:
-            return not self._waiting and not self._held
+            return not self._waiting and not self._own and not self._held
 
     @property
     def has_news(self) -> bool:
@@ -134,6 +154,12 @@ class Dispenser:
         with self._changed:
             sums, self._sums = self._sums, []
             return sums
+
+    def take_calibrated(self) -> list[Calibrated]:
+        """Return the figures that came since the last call."""
+        with self._changed:
+            found, self._calibrated = self._calibrated, []
+            return found
 
     def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
         """Wait until `ready`, which is asked whenever something changed, or the time is over; return whether it is.

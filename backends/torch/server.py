@@ -158,6 +158,9 @@ class ShardServer:
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
         while (frame := link.receive(incoming)).kind != Kind.END:
+            if frame.kind == Kind.ECHO:
+                link.send(Kind.DONE)
+                continue
             link.send(Kind.PARAMETERS, outgoing, version=self._answer(frame, gradient, values))
 
     def _answer(self, frame: Frame, gradient: torch.Tensor, values: torch.Tensor) -> int:

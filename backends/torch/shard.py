@@ -6,6 +6,7 @@ The vector has the parameters first, which follow the update rule, then the mode
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -21,7 +22,7 @@ __all__ = ["Shard", "bytes_of"]
 class Shard:
     """Values [elements] float32 with their rule. The version is the number of updates applied (Adam's t).
 
-    The first `trained` values are parameters, the others buffers.
+    The first `trained` values are parameters, the others buffers. `busy_seconds` is the time spent applying updates.
     """
 
     def __init__(self, values: Array, trained: int, job: Job) -> None:
@@ -30,6 +31,7 @@ class Shard:
         self._rule = make_rule(job, [self._trained])
         self._slots = slot_names(job)
         self._lock = threading.Lock()
+        self.busy_seconds = 0.0
 
     @property
     def elements(self) -> int:
@@ -48,6 +50,7 @@ class Shard:
         applied between that version and this update. The gradient is overwritten.
         """
         with self._lock:
+            began = time.perf_counter()
             staleness = self._rule.updates - read
             if skip:
                 self._rule.updates += 1
@@ -57,6 +60,7 @@ class Shard:
             else:
                 self._rule.step([gradient], lr)
             out.copy_(self._values)
+            self.busy_seconds += time.perf_counter() - began
             return staleness, self._rule.updates
 
     def read(self, out: torch.Tensor) -> int:

@@ -21,7 +21,8 @@ from ...core.job import Job
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches
 from ...models.base import Array, ModelSpec
-from ..base import EvalResult, Plan, State, StepResult, make_sampler
+from ..base import Calibrated, Calibration, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from .calibration import AllReduce, Calibrator, reducer_figures
 from .data import first_examples, part, resident_splits
 from .group import join_group, leave_group
 from .model import Context, DistributedLoss, Model
@@ -52,6 +53,7 @@ class SyncSession:
         self.precision_used = precision_used(job.precision, device)
         self._averaged = True
         self._memory: StateMemory | None = None
+        self._calibrator: Calibrator | None = None
         self._tracer, self._left_to_trace = make_tracer(task, job, device), job.profile
         self._open, self._healthy = True, True
         self._distributed: torch.nn.Module | None = None
@@ -94,13 +96,19 @@ class SyncSession:
         if self._loss_scale is not None:
             self._loss_scale.restore({})
 
-    def _update(self, x: torch.Tensor, y: torch.Tensor, scale: float, lr: float, context: Context) -> torch.Tensor:
-        """Apply one update and return the loss: the batch's mean, or the slice's sum times `scale` among several ranks."""
+    def _update(self, x: torch.Tensor, y: torch.Tensor, scale: float, lr: float, context: Context, *, alone: bool = False) -> torch.Tensor:
+        """Apply one update and return the loss: the batch's mean, or the slice's sum times `scale` among several ranks.
+
+        `alone`: with this rank's gradients as they are, to calibrate.
+        """
         leaves = self._model.leaves
         loss: torch.Tensor
         gradients: Sequence[torch.Tensor]
         if self._distributed is None:
             loss = self._model.mean_loss(x, y, context)
+            gradients = torch.autograd.grad(self._scaled(loss), leaves)
+        elif alone:
+            loss = self._model.summed_loss(x, y, context) * scale
             gradients = torch.autograd.grad(self._scaled(loss), leaves)
         else:
             for leaf in leaves:
@@ -267,6 +275,27 @@ class SyncSession:
         self._rule.updates = int(updates)
         if self._loss_scale is not None:
             self._loss_scale.restore({"loss_scale": loss_scale, "clean_steps": clean_steps})
+
+    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+        """Repeat a part of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        native = reducer_figures(self._distributed) if self._calibrator is None else {}
+        if self._calibrator is None:
+            self._calibrator = self._make_calibrator()
+        self._healthy = False
+        count, seconds = self._calibrator.run(order)
+        self._healthy = True
+        return [Calibrated(self._rank, count, seconds, native)]
+
+    def _make_calibrator(self) -> Calibrator:
+        batches = calibration_batches(self._sampler, self._rank)
+        if self._distributed is None:
+            return Calibrator(self._splits["train"], batches, self._alone, None, None, self._device)
+        exchange = AllReduce([leaf.grad for leaf in self._model.leaves], self._world)
+        return Calibrator(self._splits["train"], batches, self._alone, exchange.whole, exchange.small, self._device)
+
+    def _alone(self, x: torch.Tensor, y: torch.Tensor, batch: Batches) -> None:
+        scale = self._world / float(batch.global_sizes[0])
+        self._update(x, y, scale, 0.0, self._model.passes.training(0, batch, 0), alone=True)
 
     def close(self) -> None:
         """Leave together with the other ranks (at once where this one failed); a second call does nothing."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.cluster import split_evenly
 from ...data.base import Split
-from ..base import Plan
+from ..base import Calibration, CalibrationPart, Plan
 
 __all__ = ["MAX_COUNT", "EvalTicket", "Ticket", "TrainTicket", "cut_evaluation", "cut_plan", "decode", "encode"]
 
@@ -26,6 +27,7 @@ MAX_COUNT = 512
 
 _HEAD = struct.Struct("<cqqqqq")
 _SPLITS: tuple[Split, ...] = ("train", "test")
+_PARTS: tuple[CalibrationPart, ...] = get_args(CalibrationPart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class EvalTicket:
     stop: int
 
 
-Ticket = TrainTicket | EvalTicket
+Ticket = TrainTicket | EvalTicket | Calibration
+"""An order to calibrate is a ticket for one worker alone."""
 
 
 def cut_plan(plan: Plan, workers: int) -> list[TrainTicket]:
@@ -81,6 +84,8 @@ def encode(ticket: Ticket | None) -> bytes:
         return _HEAD.pack(b"x", 0, 0, 0, 0, 0)
     if isinstance(ticket, EvalTicket):
         return _HEAD.pack(b"e", _SPLITS.index(ticket.split), ticket.start, ticket.stop, 0, 0)
+    if isinstance(ticket, Calibration):
+        return _HEAD.pack(b"c", _PARTS.index(ticket.part), ticket.count, round(1e9 * ticket.seconds), 0, 0)
     head = _HEAD.pack(b"t", ticket.first_step, ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip)
     return head + np.asarray(ticket.learning_rates, dtype="<f8").tobytes()
 
@@ -92,6 +97,8 @@ def decode(data: bytes) -> Ticket | None:
         return None
     if kind == b"e":
         return EvalTicket(_SPLITS[first], second, third)
+    if kind == b"c":
+        return Calibration(_PARTS[first], second, third / 1e9)
     rates = np.frombuffer(data, dtype="<f8", offset=_HEAD.size)
     if kind != b"t" or len(rates) != count:
         raise ValueError("not a ticket of the parameter server")

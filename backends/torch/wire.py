@@ -33,12 +33,16 @@ class Kind(IntEnum):
     """Chief to a shard: the state to take over follows, piece by piece. version = updates."""
     END = 7
     """Chief to a shard: serve no longer. Worker to a shard: goodbye (no reply)."""
+    ECHO = 8
+    """Worker to a shard: answer with DONE. Times the exchange of small messages."""
+    CALIBRATED = 9
+    """Worker to chief: a part of a step was repeated. examples = how often, seconds = how long."""
     PARAMETERS = 16
     """Shard to worker: parameters and their version; a trailer, where there is one, is the worker's next ticket."""
     STATE = 17
     """Shard to chief: its state follows, piece by piece. version = updates."""
     DONE = 18
-    """Shard to chief: what was asked for is done."""
+    """Shard to chief, or to a worker's ECHO: what was asked for is done."""
 
 
 class Frame(NamedTuple):

@@ -15,8 +15,10 @@ from ...core.cluster import Placed, Task
 from ...core.errors import RunFailedError
 from ...core.job import Job
 from ...data.base import Dataset
+from ...data.sampler import Batches
 from ...models.base import ModelSpec
-from ..base import make_sampler
+from ..base import Calibration, calibration_batches, make_sampler
+from .calibration import Calibrator
 from .data import first_examples, resident_splits
 from .handshake import Hello, connect
 from .model import Context, Model
@@ -80,6 +82,7 @@ class Worker:
         self._chief, self._others = self._remotes[0], self._remotes[1:]
         self._done = threading.Event()
         self._failure: Exception | None = None
+        self._calibrator: Calibrator | None = None
         self._chief.link.send(Kind.READY)
 
     def _connect(self, task: Task, model: ModelSpec) -> list[Remote]:
@@ -140,13 +143,18 @@ class Worker:
         try:
             frame = self._chief.receive()
             while (ticket := self._next(frame)) is not None:
-                frame = self._train(ticket) if isinstance(ticket, TrainTicket) else self._evaluate(ticket)
+                frame = self._carry_out(ticket)
             for remote in self._others:
                 remote.link.send(Kind.END)
         except Exception as error:  # noqa: BLE001 - handed to the main thread, which raises it
             self._failure = error
         finally:
             self._done.set()
+
+    def _carry_out(self, ticket: Ticket) -> Frame:
+        if isinstance(ticket, TrainTicket):
+            return self._train(ticket)
+        return self._calibrate(ticket) if isinstance(ticket, Calibration) else self._evaluate(ticket)
 
     def _next(self, frame: Frame) -> Ticket | None:
         """Read the ticket that came with the parameters; after a wait, fetch the other shards' newest parameters too."""
@@ -199,3 +207,26 @@ class Worker:
         loss_sum, correct, examples = self._model.sums(self._splits[ticket.split], ticket.start, ticket.stop)
         self._chief.link.send(Kind.SUMS, version=correct, examples=examples, loss=loss_sum)
         return self._chief.receive()
+
+    def _calibrate(self, order: Calibration) -> Frame:
+        """Repeat a part of a step, tell how long it took and return the reply."""
+        if self._calibrator is None:
+            batches = calibration_batches(self._sampler)
+            self._calibrator = Calibrator(self._splits["train"], batches, self._alone, self._push_in_vain, self._echo, self._device)
+        count, seconds = self._calibrator.run(order)
+        self._chief.link.send(Kind.CALIBRATED, examples=count, seconds=seconds)
+        return self._chief.receive()
+
+    def _alone(self, x: torch.Tensor, y: torch.Tensor, batch: Batches) -> None:
+        self._compute(x, y, self._model.passes.training(0, batch, 0))
+
+    def _push_in_vain(self) -> None:
+        """Exchange the last gradient for parameters, with a learning rate of 0. Not zeros: slots would decay to numbers that are slow."""
+        self._exchange(0.0, 0.0, 0.0, 0, False)
+
+    def _echo(self) -> None:
+        """Exchange headers alone with every shard, in the order of an update."""
+        for remote in (*self._others, self._chief):
+            remote.link.send(Kind.ECHO)
+        for remote in (*self._others, self._chief):
+            remote.link.receive()

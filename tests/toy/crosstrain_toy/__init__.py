@@ -7,7 +7,17 @@ import time
 
 import numpy as np
 
-from crosstrain.backends.base import Availability, EvalResult, State, StepResult, make_sampler, ranks_placement
+from crosstrain.backends.base import (
+    Availability,
+    Calibrated,
+    EvalResult,
+    State,
+    StepResult,
+    calibration_batches,
+    make_sampler,
+    ranks_placement,
+)
+from crosstrain.backends.repeating import repeat
 from crosstrain.core.cluster import split_evenly
 from crosstrain.core.plugins import forward_plugin, load
 
@@ -170,6 +180,23 @@ class ToySession:
         wanted = ["first_moment", "second_moment"] if self.job.optimizer != "sgd" else ["momentum"] if self.job.momentum else []
         used = {name: slots[name] for name in wanted}
         self.load_values(State(spread(given.parameters), used, int(self.star.sum([given.updates])[0])))
+
+    def calibrate(self, order):
+        batches = calibration_batches(self.sampler, self.rank)
+        own = batches.batch(0)[: len(batches.batch(0)) // 2] if order.part == "half" else batches.batch(0)
+        size = 1 if order.part == "message" else sum(value.size for value in self.values.values())
+        step = {
+            "data": lambda: (self.inputs["train"][own], self.data.labels("train")[own]),
+            "communicate": lambda: self.star.sum(np.zeros(size)),
+            "message": lambda: self.star.sum(np.zeros(size)),
+        }.get(order.part, lambda: self.compute_alone(own))
+        step()  # whoever is early waits here
+        return [Calibrated(self.rank, *repeat(order, lambda times: [step() for _ in range(times)]))]
+
+    def compute_alone(self, own):
+        x, _, error, _ = self.errors("train", own)
+        gradients = self.forward.backward(self.values, x, error)
+        self.apply(np.concatenate([gradients[name].ravel() for name in self.values]), 0.0)
 
     def close(self):
         for peer in self.star.peers:

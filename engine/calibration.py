@@ -1,0 +1,193 @@
+"""After a run: every worker repeats the parts of a step by themselves, so that it can be said where the run's time went.
+
+The state is no longer needed then, and the cluster is still up and warm. Workers do a part all at once, so that those which share cores
+or a link contend for them as they do while training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..backends.base import Calibrated, Calibration, CalibrationPart
+from ..core.errors import RunFailedError
+from ..core.job import Job
+from ..models.base import ModelSpec
+from .codec import calibrated_from_message, calibration_to_message
+from .messages import Message
+from .parties import Leaders
+
+__all__ = ["Conductor", "calibrate", "part_seconds", "spread"]
+
+MOST_PART_SECONDS, LEAST_PART_SECONDS = 0.2, 0.06
+"""How long a part is repeated: long enough for hundreds of a small model's steps, and not to be noticed behind a run."""
+
+LIMITED_SECONDS = 0.4
+"""How long a part is repeated at least where nodes have a CPU quota: the system hands it out in periods of 20 ms, and a short try would
+get by with what it finds."""
+
+RUN_FRACTION = 1 / 20
+"""A part takes no more than this fraction of the training time, within those bounds."""
+
+LONG_SECONDS = 0.5
+"""A part of which one repetition takes longer is not repeated beyond that and one more."""
+
+FAR_APART = 0.25
+"""Relative distance of two tries from which on they are not trusted: something else had the machine."""
+
+MOST_REPETITIONS = 100_000
+
+
+def part_seconds(train_seconds: float, *, limited: bool) -> float:
+    """Return how long a part is to be repeated after so much training, on nodes whose CPU is `limited` or not."""
+    seconds = min(MOST_PART_SECONDS, max(LEAST_PART_SECONDS, RUN_FRACTION * train_seconds))
+    return max(seconds, LIMITED_SECONDS) if limited else seconds
+
+
+@dataclass
+class Figures:
+    """A part on one worker: the seconds of a repetition, try by try."""
+
+    tries: list[float] = field(default_factory=list)
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        """The two tries in the middle (of a single one that one twice)."""
+        ordered = sorted(self.tries)
+        return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one repetition: the median of the tries."""
+        return sum(self.middle) / 2
+
+
+Part = Mapping[int, Figures]
+"""A part's figures by worker."""
+
+
+class Conductor:
+    """Gives the orders and collects the answers. `timeout_seconds` bounds the wait for an answer."""
+
+    def __init__(self, leaders: Leaders, seconds: float, timeout_seconds: float) -> None:
+        self._leaders = leaders
+        self._seconds = seconds
+        self._timeout_seconds = timeout_seconds
+        self._sequence = 0
+        self.native: dict[str, list[float]] = {}
+
+    def measure(self, part: CalibrationPart, *, lockstep: bool) -> Part:
+        """Have a part repeated in two tries, and two more where they are far apart.
+
+        A first repetition only warms up; where it takes long it is a try. `lockstep`: workers meet in each repetition, and have to do it
+        equally often; else each repeats for the same time.
+        """
+        self._order(Calibration(part, 0))
+        first = self._order(Calibration(part, 1))
+        longest = _longest(first)
+        if longest > LONG_SECONDS:
+            return _figures([first, self._order(Calibration(part, 1))])
+        repeat = self._equally_often if lockstep else self._equally_long
+        tries = repeat(part, longest)
+        found = _figures(tries)
+        if any(spread(figures) > FAR_APART for figures in found.values()):
+            found = _figures([*tries, *repeat(part, _longest(tries[-1]))])
+        return found
+
+    def _equally_long(self, part: CalibrationPart, _guess: float) -> list[Sequence[Calibrated]]:
+        once = self._order(Calibration(part, 1, self._seconds / 2))
+        count = 1 if min(found.count for found in once) > 1 else 2
+        return [once, self._order(Calibration(part, count, self._seconds / 2))]
+
+    def _equally_often(self, part: CalibrationPart, guess: float) -> list[Sequence[Calibrated]]:
+        """The guess comes from a repetition that was perhaps not warm, so that the first try may turn out short; it is made again then."""
+        tries: list[Sequence[Calibrated]] = []
+        while len(tries) < 2:
+            count = max(2, min(MOST_REPETITIONS, round(self._seconds / 2 / max(guess, 1e-9))))
+            found = self._order(Calibration(part, count))
+            guess = _longest(found)
+            if tries or guess * count >= self._seconds / 8 or count == MOST_REPETITIONS:
+                tries.append(found)
+        return tries
+
+    def _order(self, order: Calibration) -> Sequence[Calibrated]:
+        """Give an order to every leading task and return the answers of all. Raises RunFailedError where they do not come in time."""
+        self._sequence += 1
+        message = calibration_to_message(order)
+        self._leaders.send(Message(message.kind, {**message.fields, "sequence": self._sequence}))
+        found: list[Calibrated] = []
+        waiting, deadline = len(self._leaders), time.monotonic() + self._timeout_seconds
+        while waiting:
+            answer = self._leaders.receive(1.0)
+            if answer is not None and answer[1].kind == "calibrated":
+                found.append(calibrated_from_message(answer[1]))
+            elif answer is not None and answer[1].kind == "done":
+                waiting -= 1
+            elif time.monotonic() > deadline:
+                raise RunFailedError(f"calibrating {order.part!r} took more than {self._timeout_seconds:g} s (--stall-timeout)")
+        if order.count and (not found or any(one.count < order.count or one.seconds <= 0 for one in found)):
+            raise RunFailedError(f"calibrating {order.part!r} gave no figures")
+        for name, value in ((name, value) for one in found for name, value in one.native.items()):
+            self.native.setdefault(name, []).append(value)
+        return found
+
+
+def spread(*figures: Figures) -> float:
+    """Return how far the middle tries of some parts' sum lie apart, relative to it."""
+    return sum(high - low for low, high in (each.middle for each in figures)) / sum(each.seconds for each in figures)
+
+
+def _longest(found: Sequence[Calibrated]) -> float:
+    """Return the seconds of a repetition on the slowest worker."""
+    return max(one.seconds / one.count for one in found)
+
+
+def _figures(tries: Sequence[Sequence[Calibrated]]) -> dict[int, Figures]:
+    """Sort tries by worker; one that is missing in any (it was lost) is left out."""
+    figures: dict[int, Figures] = {}
+    for one in (one for found in tries for one in found):
+        figures.setdefault(one.worker, Figures()).tries.append(one.seconds / one.count)
+    return {worker: each for worker, each in figures.items() if len(each.tries) == len(tries)}
+
+
+def calibrate(job: Job, model: ModelSpec, leaders: Leaders, train_seconds: float) -> dict[str, Any]:
+    """Conduct a calibration; return what ``calibration.json`` holds (docs/run-directory.md explains each field).
+
+    Raises RunFailedError where a task dies or does not answer, InterruptedRunError where the user wants an end.
+    """
+    began = time.monotonic()
+    conductor = Conductor(leaders, part_seconds(train_seconds, limited=job.cores_per_node is not None), job.stall_timeout)
+    parts: dict[str, Part] = {part: conductor.measure(part, lockstep=False) for part in ("data", "compute")}
+    if job.per_worker_batch > 1:
+        parts["half"] = conductor.measure("half", lockstep=False)
+    if job.workers > 1 or job.mode == "async":
+        for meeting in ("communicate", "message"):
+            parts[meeting] = conductor.measure(meeting, lockstep=job.mode == "sync")
+    workers = sorted(set.intersection(*(set(part) for part in parts.values())))
+    elements = model.size + (model.buffers_size if job.mode == "async" else 0)
+    return {
+        "seconds": time.monotonic() - began,
+        "payload_bytes": 4 * elements,
+        "batch_size": job.per_worker_batch,
+        "half_batch_size": job.per_worker_batch // 2,
+        "workers": [_described(worker, worker // job.procs_per_node, parts) for worker in workers],
+        "native": {name: sum(values) / len(values) for name, values in conductor.native.items()},
+    }
+
+
+def _described(worker: int, node: int, parts: Mapping[str, Part]) -> dict[str, Any]:
+    def seconds(part: str) -> float | None:
+        return parts[part][worker].seconds if part in parts else None
+
+    return {
+        "worker": worker,
+        "node": node,
+        "data_seconds": seconds("data"),
+        "compute_seconds": seconds("compute"),
+        "half_compute_seconds": seconds("half"),
+        "communicate_seconds": seconds("communicate"),
+        "message_seconds": seconds("message"),
+        "spread": spread(parts["data"][worker], parts["compute"][worker]),
+    }

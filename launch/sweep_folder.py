@@ -1,0 +1,173 @@
+"""The folder of a sweep: ``sweep.json``, which says what the points are and how they stand, and a run directory for each point."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from ..core.errors import UsageError
+from ..core.job import Job
+from ..core.sweeps import NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
+from ..metrics.lines import DamagedRunError, write_document
+from ..metrics.records import SCHEMA
+
+__all__ = ["Entry", "Request", "SweepFolder", "read_request"]
+
+PointState = Literal["waiting", "running", "succeeded", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, so that the sweep can go on: a configuration, settings for all points, the grid."""
+
+    config: str | None
+    flags: Mapping[str, Any]
+    grid: Grid
+
+    def plan(self, environ: Mapping[str, str]) -> tuple[Point, ...]:
+        """Return the points. Raises UsageError for a wrong one."""
+        return plan(self.grid, self.flags, environ, self.config)
+
+
+@dataclass
+class Entry:
+    """A point and how it stands. `attempts` counts the processes that were started for it, `seconds` is what the last one took."""
+
+    point: Point
+    state: PointState = "waiting"
+    cause: str | None = None
+    exit_code: int | None = None
+    attempts: int = 0
+    seconds: float | None = None
+
+    def described(self) -> dict[str, Any]:
+        """Return the entry as ``sweep.json`` has it."""
+        job = self.point.job.model_dump(mode="json", exclude=set(NOT_SWEPT))
+        stands = {key: value for key, value in vars(self).items() if key != "point"}
+        return {"name": self.point.name, "settings": dict(self.point.settings), **stands, "job": job}
+
+
+def read_request(path: Path) -> Request:
+    """Return what a sweep's ``sweep.json`` was made for. Raises UsageError where `path` is no folder of a sweep."""
+    asked = _document(path)["request"]
+    return Request(asked["config"], asked["flags"], Grid(**asked["grid"]))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    file = path / SWEEP_FILE
+    try:
+        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"sweep: {str(path)!r} is not the folder of a sweep (it has no {SWEEP_FILE})") from None
+    except ValueError as error:
+        raise DamagedRunError(f"{file}: not a whole JSON document ({error}).") from error
+    if document.get("schema") != SCHEMA:
+        raise DamagedRunError(f"{file}: has schema {document.get('schema')}; this version of trainer reads {SCHEMA}.")
+    return document
+
+
+class SweepFolder:
+    """One sweep on disk, held by this process alone until `close`."""
+
+    def __init__(self, path: Path, request: Request, points: Sequence[Point], command: Sequence[str]) -> None:
+        """Make the folder, or take up the sweep that is there.
+
+        Raises UsageError where the folder is something else, its sweep has other points, or another process is at work on it.
+        """
+        self.path = path
+        self.entries = [Entry(point) for point in points]
+        self.request, self._command = request, list(command)
+        self._created = _now()
+        self._lock: int | None = _locked(path)
+        try:
+            if (path / SWEEP_FILE).exists():
+                self._take_up(_document(path))
+            elif any(path.iterdir()):
+                raise UsageError(f"name: {path.name!r} is taken in {str(path.parent)!r} and no sweep; give another --name")
+            else:
+                self.write("running")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others have the folder; a second call does nothing."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def run_path(self, entry: Entry) -> Path:
+        """Return the run directory of a point, which need not exist."""
+        return self.path / entry.point.name
+
+    def write(self, state: str) -> None:
+        """Replace ``sweep.json``; `state` is that of the whole: ``running``, ``succeeded``, ``failed`` or ``interrupted``."""
+        document = {
+            "name": self.path.name,
+            "state": state,
+            "created_at": self._created,
+            "changed_at": _now(),
+            "pid": os.getpid(),
+            "command": self._command,
+            "request": asdict(self.request),
+            "points": [entry.described() for entry in self.entries],
+        }
+        write_document(self.path / SWEEP_FILE, document)
+
+    def _take_up(self, document: Mapping[str, Any]) -> None:
+        before = {entry["name"]: entry for entry in document["points"]}
+        names = {entry.point.name for entry in self.entries}
+        differences = [f"{entry.point.name} is new" for entry in self.entries if entry.point.name not in before]
+        differences += [f"{name} is missing" for name in before if name not in names]
+        for entry in self.entries:
+            if entry.point.name in before:
+                differences += _changes(entry.point, before[entry.point.name]["job"])
+        if differences:
+            more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+            listed = "; ".join(differences[:3])
+            raise UsageError(
+                f"sweep: {str(self.path)!r} was begun with other points: {listed}{more}. Give another --name, or the same settings."
+            )
+        self._created = document["created_at"]
+        for entry in self.entries:
+            stood = before[entry.point.name]
+            entry.state, entry.cause, entry.exit_code = stood["state"], stood["cause"], stood["exit_code"]
+            entry.attempts, entry.seconds = stood["attempts"], stood["seconds"]
+
+
+def _changes(point: Point, before: Mapping[str, Any]) -> list[str]:
+    """Say which settings of a point are not what they were; settings that only one of the two versions knows do not count."""
+    now = point.job.model_dump(mode="json")
+    changed = [name for name, value in before.items() if name in Job.model_fields and now[name] != value]
+    return [f"{point.name}: {name} was {value_text(before[name])}, now {value_text(now[name])}" for name in changed]
+
+
+def _locked(path: Path) -> int:
+    """Make the folder where it is missing and lock it; the lock ends with this process."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"out: {str(path)!r} cannot hold a sweep ({error.strerror}). Give another folder with --out.") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UsageError(f"sweep: {str(path)!r} is at work already, in another process") from None
+    return descriptor
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")

@@ -1,0 +1,105 @@
+"""Conducting a calibration: which orders workers get, and what is made of their answers. The workers are made up, their speeds known."""
+
+import pytest
+
+from crosstrain.core.errors import RunFailedError
+from crosstrain.core.job import Job
+from crosstrain.data.base import DataInfo
+from crosstrain.engine.calibration import Conductor, calibrate, part_seconds, spread
+from crosstrain.engine.messages import Message
+from crosstrain.models.logreg import build
+
+INFO = DataInfo("toy", (1, 2, 2), 3, {"train": 10, "test": 5}, (0.0,), (1.0,))
+
+
+class Workers:
+    """Leading tasks that answer at once, as if each repetition took so many seconds, and the first repetition of a part `cold` more."""
+
+    def __init__(self, *seconds, cold=0.0, silent=False):
+        self.seconds, self.cold, self.silent = seconds, cold, silent
+        self.orders, self.answers = [], []
+        self.disturbed = {}  # by the order's number: how much longer it takes
+
+    def __len__(self):
+        return len(self.seconds)
+
+    def send(self, message):
+        order = message.fields
+        extra = self.cold if [before["part"] for before in self.orders].count(order["part"]) == 1 else 0.0
+        self.orders.append(order)
+        for worker, usual in enumerate(self.seconds if not self.silent else ()):
+            seconds = usual * self.disturbed.get(order["sequence"], 1.0)
+            count = max(order["count"], -(-order["seconds"] // seconds) if order["seconds"] else 0)
+            fields = {"worker": worker, "count": int(count), "seconds": count * seconds + extra, "native": {"own": 1.0 + worker}}
+            self.answers.append((worker, Message("calibrated", fields)))
+            self.answers.append((worker, Message("done", {"sequence": order["sequence"]})))
+
+    def receive(self, timeout_seconds):
+        return self.answers.pop(0) if self.answers else None
+
+
+def test_workers_that_meet_repeat_equally_often_and_the_first_repetition_counts_for_nothing():
+    workers = Workers(0.001, 0.002, cold=0.4)
+    figures = Conductor(workers, 0.2, 5.0).measure("communicate", lockstep=True)
+    assert {worker: each.seconds for worker, each in figures.items()} == pytest.approx({0: 0.001, 1: 0.002})
+    assert all(order["seconds"] == 0.0 for order in workers.orders)
+    assert [order["count"] for order in workers.orders[:2]] == [0, 1]
+    # The guess from the cold repetition was too low, and was corrected: half of 0.2 s, as the slower worker takes it, twice.
+    assert [order["count"] for order in workers.orders[-2:]] == [50, 50]
+
+
+def test_others_repeat_for_the_same_time():
+    workers = Workers(1 / 1024, 1 / 256)
+    figures = Conductor(workers, 0.25, 5.0).measure("compute", lockstep=False)
+    assert [order["seconds"] for order in workers.orders] == [0.0, 0.0, 0.125, 0.125]
+    assert [each.tries for each in figures.values()] == [[1 / 1024] * 2, [1 / 256] * 2]
+
+
+def test_at_least_three_repetitions_but_not_of_long_ones():
+    for seconds, counts in ((0.3, [0, 1, 1, 2]), (0.6, [0, 1, 1])):
+        workers = Workers(seconds)
+        Conductor(workers, 0.2, 5.0).measure("compute", lockstep=False)
+        assert [order["count"] for order in workers.orders] == counts
+
+
+def test_tries_that_lie_apart_are_made_again_and_the_middle_counts():
+    workers = Workers(1 / 128)
+    workers.disturbed = {3: 4.0}
+    (figures,) = Conductor(workers, 0.25, 5.0).measure("compute", lockstep=False).values()
+    assert len(figures.tries) == 4
+    assert figures.seconds == 1 / 128
+    assert spread(figures) == 0.0
+
+
+def test_workers_that_do_not_answer_are_said():
+    with pytest.raises(RunFailedError, match=r"calibrating 'data' took more than 0\.1 s \(--stall-timeout\)"):
+        Conductor(Workers(0.1, silent=True), 0.2, 0.1).measure("data", lockstep=False)
+
+
+def test_the_time_follows_that_of_the_training():
+    assert [part_seconds(seconds, limited=False) for seconds in (0.1, 2.0, 100.0)] == [0.06, 0.1, 0.2]
+    assert part_seconds(0.1, limited=True) == 0.4
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"nodes": 1}, {"data", "compute", "half"}),
+        ({"nodes": 1, "batch_size": 1}, {"data", "compute"}),
+        ({"nodes": 1, "mode": "async"}, {"data", "compute", "half", "communicate", "message"}),
+        ({"nodes": 2, "procs_per_node": 2, "global_batch_size": 30}, {"data", "compute", "half", "communicate", "message"}),
+    ],
+)
+def test_a_calibration_has_the_parts_that_there_are(fields, parts):
+    job = Job(backend="torch", **fields)
+    workers = Workers(*[0.01] * job.workers)
+    found = calibrate(job, build(INFO), workers, 1.0)
+    assert {order["part"] for order in workers.orders} == parts
+    assert found["payload_bytes"] == 4 * 15
+    assert (found["batch_size"], found["half_batch_size"]) == (job.per_worker_batch, job.per_worker_batch // 2)
+    assert [(each["worker"], each["node"]) for each in found["workers"]] == [(i, i // job.procs_per_node) for i in range(job.workers)]
+    for each in found["workers"]:
+        known = {name[: -len("_seconds")] for name, value in each.items() if name.endswith("_seconds") and value is not None}
+        assert known == {"half_compute" if part == "half" else part for part in parts}
+        assert each["spread"] == pytest.approx(0.0)
+    assert found["native"] == {"own": (1 + job.workers) / 2}

@@ -1,0 +1,101 @@
+"""Where the time went, against cases that were worked out by hand."""
+
+import pytest
+from run_samples import CLOCK, async_run, summary_of, sync_run
+
+from crosstrain.metrics.records import StepRecord
+from crosstrain.metrics.rundir import RunReader, RunWriter
+from crosstrain.metrics.shares import PARTS, StepTimes, time_shares
+from crosstrain.metrics.summary import summarise
+
+
+def calibration(*workers, **more):
+    """Each worker is (node, data, compute, communicate)."""
+    names = ("node", "data_seconds", "compute_seconds", "communicate_seconds")
+    return {"workers": [{"worker": i, **dict(zip(names, each, strict=True)), "spread": 0.1} for i, each in enumerate(workers)], **more}
+
+
+def times(*groups):
+    """Each group is (worker, updates, seconds)."""
+    found = StepTimes()
+    for worker, count, seconds in groups:
+        found.add(StepRecord(0, count, 0, 0.0, seconds, count, (1.0,) * count, (0.1,), worker=worker))
+    return found
+
+
+def parts(shares, index=0, level="workers"):
+    return [shares[level][index][name] for name in PARTS]
+
+
+def sync(calibrated, step):
+    return time_shares(calibrated, "sync", times((None, 4, 99.0), (None, 10, 10 * step)), CLOCK, {})
+
+
+def test_the_quick_worker_waits_for_the_slow_one_and_both_for_the_exchange():
+    shares = sync(calibration((0, 1.0, 2.0, 5.0), (1, 1.0, 6.0, 3.0)), 10.0)
+    assert parts(shares, 0) == [1.0, 2.0, 4.0, 3.0]
+    assert parts(shares, 1) == [1.0, 6.0, 0.0, 3.0]
+    assert [worker["step_seconds"] for worker in shares["workers"]] == [10.0, 10.0]
+    assert shares["overlap_fraction"] == 0.25  # 4 seconds alone, of which 3 show
+    assert shares["run"] == pytest.approx({"train_seconds": 1.6, "eval_seconds": 0.3, "checkpoint_seconds": 0.0, "other_seconds": 0.1})
+
+
+def test_an_exchange_that_hides_behind_computing_takes_nothing():
+    shares = sync(calibration((0, 1.0, 6.0, 5.0), (1, 1.0, 9.0, 5.0)), 10.0)
+    assert parts(shares, 0) == [1.0, 6.0, 3.0, 0.0]
+    assert shares["overlap_fraction"] == 1.0
+
+
+def test_one_that_takes_longer_in_a_step_than_alone_is_not_hidden_at_all():
+    assert sync(calibration((0, 1.0, 1.0, 3.0), (1, 1.0, 1.0, 3.0)), 10.0)["overlap_fraction"] == 0.0
+
+
+def test_own_work_beyond_the_step_is_scaled_down_to_it():
+    shares = sync(calibration((0, 5.0, 15.0, 1.0), (1, 1.0, 3.0, 1.0)), 10.0)
+    assert parts(shares, 0) == [2.5, 7.5, 0.0, 0.0]
+    assert parts(shares, 1) == [1.0, 3.0, 6.0, 0.0]
+
+
+def test_what_is_left_of_a_lone_workers_step_is_its_own():
+    shares = sync(calibration((0, 1.0, 6.0, None)), 10.0)
+    assert parts(shares) == [1.0, 9.0, 0.0, 0.0]
+    assert shares["overlap_fraction"] is None
+
+
+def test_async_workers_have_steps_of_their_own_and_wait_for_nobody():
+    found = times((0, 1, 50.0), (1, 1, 50.0), (0, 30, 120.0), (1, 10, 100.0))
+    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (0, 1.0, 3.0, 0.5)), "async", found, CLOCK, {"data_wait_seconds": None})
+    assert [worker["step_seconds"] for worker in shares["workers"]] == [4.0, 10.0]
+    assert parts(shares, 0) == [1.0, 2.0, 0.0, 1.0]
+    assert parts(shares, 1) == [1.0, 3.0, 0.0, 6.0]
+    assert shares["overlap_fraction"] is None
+    # A node's figures are means over its workers' updates, of which there were 31 and 11.
+    assert shares["nodes"][0]["step_seconds"] == pytest.approx((31 * 4.0 + 11 * 10.0) / 42)
+    assert parts(shares, 0, "nodes") == pytest.approx([1.0, (62 + 33) / 42, 0.0, (31 + 66) / 42])
+
+
+def test_a_worker_without_updates_has_no_shares():
+    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (1, 1.0, 3.0, 0.5)), "async", times((0, 5, 20.0)), CLOCK, {})
+    assert parts(shares, 0) == [1.0, 2.0, 0.0, 1.0]
+    assert parts(shares, 1) == parts(shares, 1, "nodes") == [None] * 4
+    assert shares["workers"][1]["step_seconds"] is None
+
+
+def test_what_the_framework_measured_stands_beside():
+    shares = time_shares(
+        calibration((0, 1.0, 2.0, 0.5), native={"ps_busy_fraction": 0.5}), "async", times((0, 5, 20.0)), CLOCK, {"data_wait_seconds": 0.25}
+    )
+    assert shares["native"] == {"data_wait_seconds": 0.25, "ps_busy_fraction": 0.5}
+
+
+@pytest.mark.parametrize(("make", "step"), [(sync_run, 0.15), (async_run, 0.05)])
+def test_a_summary_has_them_where_the_run_was_calibrated(tmp_path, make, step):
+    path = make(tmp_path)
+    assert summary_of(path)["time_shares"] is None
+    writer = RunWriter.reopen(path)
+    writer.write_calibration(calibration((0, 0.01, 0.02, 0.01), (1, 0.01, 0.03, 0.01)))
+    writer.close()
+    shares = summarise(RunReader(path), CLOCK, state="succeeded", updates_scheduled=10, updates_applied=10)["time_shares"]
+    assert shares["workers"][0]["step_seconds"] == pytest.approx(step)
+    for worker in shares["workers"]:
+        assert sum(worker[name] for name in PARTS) == pytest.approx(worker["step_seconds"])
