@@ -44,7 +44,8 @@ def cut_records(path: Path, step: int, run_seconds: float) -> None:
         os.replace(copied, path / name)
     (path / "summary.json").unlink(missing_ok=True)
     shutil.rmtree(path / "tensorboard", ignore_errors=True)  # both are derived from the records, and written anew from them
-    (path / "mllog.txt").unlink(missing_ok=True)
+    for name in ("mllog.txt", "calibration.json"):
+        (path / name).unlink(missing_ok=True)
 
 
 def _copy(path: Path, keeps: Keeps) -> Path:

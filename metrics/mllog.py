@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from ..core.job import Job
+from .follower import Follower
 from .lines import finite_json
 from .records import EvalRecord, EventRecord, StepRecord
 from .rundir import RunReader
@@ -37,7 +38,7 @@ Record = StepRecord | EvalRecord | EventRecord
 _START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
-class MLLogWriter:
+class MLLogWriter(Follower):
     """Writes a run's event log into its directory `path`, anew; methods may be called from several threads.
 
     Epochs count from 1, as MLPerf's do, and `epoch_num` of an evaluation within an epoch is a fraction; `samples_count` counts the

@@ -7,7 +7,6 @@ so would tensorboard itself at the first write; see `_without_tensorflow`.
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 import threading
 import time
@@ -16,7 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..core.job import Job
+from .follower import Follower
+from .hparams import HParams
 from .nodes import rise_per_second
+from .points import TrainingCurve, end_figures
 from .records import EvalRecord, StepRecord, SystemRecord
 
 __all__ = ["FOLDER", "TensorBoardWriter"]
@@ -24,10 +27,8 @@ __all__ = ["FOLDER", "TensorBoardWriter"]
 FOLDER = "tensorboard"
 """The folder of a run directory that holds the event file."""
 
-_POINTS_PER_SPACING = 1000
-"""After this many points of the training curves their distance in time doubles: a run of any length stays drawable."""
-
-_FIRST_SPACING_SECONDS = 0.1
+FIRST_SPACING_SECONDS = 0.1
+"""Distance of the training curves' points at first."""
 
 _FLUSH_SECONDS = 5
 
@@ -40,57 +41,17 @@ def _without_tensorflow() -> None:
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
 
 
-class _Curve:
-    """Training records on their way to a point: at most one point each `spacing` seconds."""
-
-    def __init__(self) -> None:
-        self.spacing = _FIRST_SPACING_SECONDS
-        self._points = 0
-        self._updates = 0
-        self._loss_sum = 0.0
-        self._since: float | None = None
-        self._learning_rate = math.nan
-
-    def add(self, record: StepRecord) -> dict[str, float] | None:
-        """Take a record in; return a point's values by tag when one is due.
-
-        The loss is the mean over the updates since the point before; the learning rate is the last one.
-        """
-        if self._since is None:
-            self._since = record.time_seconds - record.seconds
-        self._updates += record.count
-        self._loss_sum += sum(record.losses)
-        self._learning_rate = record.learning_rates[-1] if record.learning_rates else math.nan
-        if record.time_seconds - self._since < self.spacing:
-            return None
-        return self._point(record.time_seconds)
-
-    def rest(self, now: float) -> dict[str, float] | None:
-        """Return the last point, of what no point shows yet."""
-        return self._point(now) if self._updates else None
-
-    def _point(self, now: float) -> dict[str, float]:
-        values = {"train/loss": self._loss_sum / self._updates, "train/learning_rate": self._learning_rate}
-        elapsed = now - (self._since if self._since is not None else now)
-        if elapsed > 0:
-            values["train/steps_per_second"] = self._updates / elapsed
-        self._updates, self._loss_sum, self._since = 0, 0.0, now
-        self._points += 1
-        if self._points % _POINTS_PER_SPACING == 0:
-            self.spacing *= 2
-        return values
-
-
-class TensorBoardWriter:
+class TensorBoardWriter(Follower):
     """Writes a run's event file into ``tensorboard/`` of the run directory `path`; methods may be called from several threads.
 
     The step axis counts updates in ``train/`` and ``eval/``, and milliseconds of the run clock in ``system/``.
     """
 
-    def __init__(self, path: Path, zero_unix_seconds: float | None = None) -> None:
-        """Open a new event file. Where `zero_unix_seconds` is given, records carry the wall time at which they were made.
+    def __init__(self, path: Path, job: Job | None = None, zero_unix_seconds: float | None = None) -> None:
+        """Open a new event file. The settings of `job`, where it is given, are written for the HParams view.
 
-        That is their time on the run clock after `zero_unix_seconds`: for records that are written again when a run is resumed.
+        Where `zero_unix_seconds` is given, records carry the wall time at which they were made, which is their time on the run clock after
+        it: for records that are written again when a run is resumed.
         """
         self._zero = zero_unix_seconds
         _without_tensorflow()
@@ -99,20 +60,22 @@ class TensorBoardWriter:
         self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         self._file: Any = events.EventFileWriter(str(path / FOLDER), flush_secs=_FLUSH_SECONDS)
         self._lock = threading.Lock()
-        self._curve = _Curve()
-        self._updates = 0
+        self._curve = TrainingCurve(FIRST_SPACING_SECONDS)
         self._time_seconds = 0.0
         self._traffic: dict[int, SystemRecord] = {}
         self._closed = False
+        self._hparams = None if job is None else HParams()
+        if self._hparams is not None and job is not None:
+            for summary in self._hparams.start(job, time.time() if zero_unix_seconds is None else zero_unix_seconds):
+                self._add(summary, 0, 0.0)
 
     def step(self, record: StepRecord) -> None:
         """Take in a step record; about ten points a second are written at first, fewer in a long run."""
         with self._lock:
-            self._updates += record.count
             self._time_seconds = record.time_seconds
             values = self._curve.add(record)
             if values is not None:
-                self._write(self._updates, values, record.time_seconds)
+                self._write(self._curve.updates, values, record.time_seconds)
 
     def evaluation(self, record: EvalRecord) -> None:
         """Write ``eval/loss`` and ``eval/accuracy`` (of another split than test: ``eval/<split>/…``)."""
@@ -132,13 +95,29 @@ class TensorBoardWriter:
         """What follows happens now: it carries the wall time of its writing."""
         self._zero = None
 
+    def ended(self, state: str, summary: Mapping[str, Any] | None) -> None:
+        """Write the rest of the curve, ``summary/…``, and how the run ended."""
+        with self._lock:
+            self._finish_curve()
+            if summary is not None:
+                self._write(self._curve.updates, end_figures(summary), self._time_seconds)
+            if self._hparams is not None:
+                self._add(self._hparams.end(state, time.time()), 0, self._time_seconds)
+
     def _write(self, step: int, values: Mapping[str, float], time_seconds: float) -> None:
         if not values:
             return
+        points = [self._summaries.Summary.Value(tag=tag, simple_value=number) for tag, number in values.items()]
+        self._add(self._summaries.Summary(value=points), step, time_seconds)
+
+    def _add(self, summary: Any, step: int, time_seconds: float) -> None:
         wall_time = time.time() if self._zero is None else self._zero + time_seconds
-        value = self._summaries.Summary.Value
-        summary = self._summaries.Summary(value=[value(tag=tag, simple_value=number) for tag, number in values.items()])
         self._file.add_event(self._events.Event(wall_time=wall_time, step=step, summary=summary))
+
+    def _finish_curve(self) -> None:
+        values = self._curve.rest(self._time_seconds)
+        if values is not None:
+            self._write(self._curve.updates, values, self._time_seconds)
 
     def close(self) -> None:
         """Write what is left and close the file; a second call does nothing."""
@@ -146,9 +125,7 @@ class TensorBoardWriter:
             if self._closed:
                 return
             self._closed = True
-            values = self._curve.rest(self._time_seconds)
-            if values is not None:
-                self._write(self._updates, values, self._time_seconds)
+            self._finish_curve()
             self._file.close()
 
 

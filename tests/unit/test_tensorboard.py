@@ -9,11 +9,14 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from run_samples import EVALUATION, STEP, sample
+from processes import wait_until
+from run_samples import EVALUATION, STEP, a_job, sample
 
+from crosstrain.metrics.hparams import FIGURES
 from crosstrain.metrics.records import StepRecord
 from crosstrain.metrics.tensorboard import FOLDER, TensorBoardWriter
 
@@ -34,6 +37,7 @@ EXPECTED = {
     "train/loss": [(10, 4.0), (20, 3.0), (30, 2.0), (40, 1.0)],
     "train/learning_rate": [(10, 0.1), (20, 0.05), (30, 0.1 / 3), (40, 0.025)],
     "train/steps_per_second": [(10, 20.0), (20, 20.0), (30, 20.0), (40, 20.0)],
+    "train/examples_per_second": [(10, 200.0), (20, 200.0), (30, 200.0), (40, 200.0)],
     "eval/loss": [(10, 0.75), (40, 0.5)],
     "eval/accuracy": [(10, 0.875), (40, 0.9375)],
     "system/node0/cpu_cores_used": [(500, 1.5)],
@@ -126,32 +130,93 @@ def wait_for(address, tag, seconds=30.0):
             time.sleep(0.1)
 
 
-def test_a_real_tensorboard_shows_the_values(tmp_path):
-    write_a_run(tmp_path / "run")
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        SERVE,
-        "--logdir",
-        str(tmp_path / "run" / FOLDER),
-        "--port",
-        "0",
-        "--host",
-        "127.0.0.1",
-        "--load_fast=false",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+@contextmanager
+def tensorboard(folder):
+    """A real server over `folder`, on a port that it chooses; yields its address."""
+    options = ["--logdir", str(folder), "--port", "0", "--host", "127.0.0.1", "--load_fast=false", "--reload_interval", "1"]
+    command = [sys.executable, "-W", "ignore", "-c", SERVE, *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as server:
         try:
-            assert server.stdout is not None
-            assert server.stderr is not None
-            lines = iter(server.stderr.readline, "")
-            line = next(line for line in lines if "http://" in line)
-            address = "http://" + line.split("http://")[1].split()[0]
-            for tag, points in EXPECTED.items():
-                found = wait_for(address, tag)
-                assert [step for step, _ in found] == [step for step, _ in points]
-                assert [value for _, value in found] == pytest.approx([value for _, value in points])
+            line = next(line for line in iter(server.stderr.readline, "") if "http://" in line)
+            yield "http://" + line.split("http://")[1].split()[0]
         finally:
             server.terminate()
+
+
+def test_a_real_tensorboard_shows_the_values(tmp_path):
+    write_a_run(tmp_path / "run")
+    with tensorboard(tmp_path / "run" / FOLDER) as address:
+        for tag, points in EXPECTED.items():
+            found = wait_for(address, tag)
+            assert [step for step, _ in found] == [step for step, _ in points]
+            assert [value for _, value in found] == pytest.approx([value for _, value in points])
+
+
+# The view that lays runs side by side ----------------------------------------------------------------------------------
+
+
+def write_a_compared_run(out, name, job, state, summary):
+    writer = TensorBoardWriter(out / name, job)
+    writer.step(StepRecord(0, 10, 0, 1.0, 1.0, 100, (0.5,) * 10, (0.1,)))
+    writer.evaluation(replace(EVALUATION, step=10, loss=0.5, accuracy=0.75 if name == "one" else 0.875))
+    writer.ended(state, summary)
+    writer.close()
+
+
+def ask_hparams(address, what, request):
+    body = json.dumps(request).encode()
+    query = urllib.request.Request(f"{address}data/plugin/hparams/{what}", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(query, timeout=10) as answer:
+        return json.load(answer)
+
+
+def both_runs(address):
+    """The two runs, once the server has read them to their ends."""
+    statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
+    groups = ask_hparams(address, "session_groups", {"allowedStatuses": statuses, "sliceSize": 10}).get("sessionGroups", [])
+    return groups if len(groups) == 2 and all(group["sessions"][0].get("endTimeSecs") for group in groups) else None
+
+
+def test_a_real_tensorboard_lays_runs_side_by_side(tmp_path):
+    one = a_job(tmp_path, nodes=3, global_batch_size=40, lr=0.25)
+    two = a_job(tmp_path, backend="torch", mode="async", optimizer="adam", seed=7, cores_per_node="0.5")
+    write_a_compared_run(
+        tmp_path, "one", one, "succeeded", {"examples_per_second": 1234.5, "time_to_target_seconds": 2.5, "run_seconds": 3}
+    )
+    write_a_compared_run(tmp_path, "two", two, "failed", {"examples_per_second": 99.0, "time_to_target_seconds": None, "run_seconds": 4})
+    with tensorboard(tmp_path) as address:
+        groups = wait_until(lambda: both_runs(address), 30, "both runs")
+        experiment = ask_hparams(address, "experiment", {})
+    kinds = {info["name"]: info["type"] for info in experiment["hparamInfos"]}
+    assert {kinds["backend"], kinds["mode"]} == {"DATA_TYPE_STRING"}
+    assert {kinds[name] for name in ("nodes", "workers", "batch_size", "global_batch_size", "lr", "seed")} == {"DATA_TYPE_FLOAT64"}
+    assert kinds["deterministic"] == "DATA_TYPE_BOOL"
+    modes = next(info for info in experiment["hparamInfos"] if info["name"] == "mode")
+    assert modes["domainDiscrete"] == ["sync", "async"]
+    assert {"out", "name", "mlflow"}.isdisjoint(kinds)
+    assert [info["name"]["tag"] for info in experiment["metricInfos"]] == list(FIGURES)
+
+    found = {group["sessions"][0]["name"].split("/")[0]: group for group in groups}
+    settings = {name: group["hparams"] for name, group in found.items()}
+    for job, name in ((one, "one"), (two, "two")):
+        for field in ("backend", "mode", "model", "data", "nodes", "lr", "optimizer", "precision", "seed", "deterministic"):
+            assert settings[name][field] == getattr(job, field), (name, field)
+    assert {field: settings["one"][field] for field in ("workers", "batch_size", "global_batch_size")} == {
+        "workers": 3,
+        "batch_size": 14,
+        "global_batch_size": 40,
+    }
+    assert settings["two"]["cores_per_node"] == "0.5"
+    assert settings["one"].get("cores_per_node") is None
+    figures = {name: {value["name"]["tag"]: value["value"] for value in group["metricValues"]} for name, group in found.items()}
+    assert figures["one"] == {
+        "eval/accuracy": 0.75,
+        "eval/loss": 0.5,
+        "train/loss": 0.5,
+        "summary/examples_per_second": 1234.5,
+        "summary/time_to_target_seconds": 2.5,
+        "summary/run_seconds": 3,
+    }
+    assert figures["two"]["eval/accuracy"] == 0.875
+    assert "summary/time_to_target_seconds" not in figures["two"]
+    assert {name: group["sessions"][0]["status"] for name, group in found.items()} == {"one": "STATUS_SUCCESS", "two": "STATUS_FAILURE"}

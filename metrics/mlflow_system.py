@@ -1,0 +1,50 @@
+"""A node's resource samples under the names of MLflow's own monitor (the package ``mlflow.system_metrics``), and in its units."""
+
+from __future__ import annotations
+
+from .points import Spacing
+from .records import SystemRecord
+
+__all__ = ["NodeFigures"]
+
+FIRST_SPACING_SECONDS = 1.0
+"""Distance of the points at first; MLflow's monitor makes one every 10 s."""
+
+
+class NodeFigures:
+    """A node's samples as points under MLflow's names. Traffic counts from the first sample, as there."""
+
+    def __init__(self, first: SystemRecord) -> None:
+        """`told` counts the points; `first` is the node's first sample."""
+        self.told = 0
+        self._first = first
+        self._spacing = Spacing(FIRST_SPACING_SECONDS)
+        self._since: float | None = None
+
+    def values(self, record: SystemRecord) -> dict[str, float] | None:
+        """Return what to tell of a sample, or None where the last one told is too near."""
+        now = record.time_seconds
+        if self._since is not None and not self._spacing.over(self._since, now):
+            return None
+        self._since = now
+        self._spacing.count()
+        self.told += 1
+        known = {
+            "cpu_utilization_percentage": _scaled(record.cpu_fraction, 100),
+            "system_memory_usage_megabytes": _scaled(record.memory_rss_bytes, 1e-6),
+            "network_transmit_megabytes": self._since_first(record, "network_sent_bytes"),
+            "network_receive_megabytes": self._since_first(record, "network_received_bytes"),
+        }
+        for number, gpu in enumerate(record.gpus or ()):
+            known[f"gpu_{number}_utilization_percentage"] = _scaled(gpu.get("utilization"), 100)
+            known[f"gpu_{number}_memory_usage_megabytes"] = _scaled(gpu.get("memory_bytes"), 1e-6)
+            known[f"gpu_{number}_power_usage_watts"] = gpu.get("power_watts")
+        return {name: value for name, value in known.items() if value is not None}
+
+    def _since_first(self, record: SystemRecord, name: str) -> float | None:
+        now, before = getattr(record, name), getattr(self._first, name)
+        return None if now is None or before is None or now < before else (now - before) * 1e-6
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
