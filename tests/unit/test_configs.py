@@ -1,4 +1,4 @@
-"""Every configuration that is shipped is a valid job, and says what it is and how it is run."""
+"""Every configuration that is shipped is a valid job at all of its points, and says what it is and how it is run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,39 @@ import pytest
 from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.options import given_options
 from crosstrain.cli.run_command import run
+from crosstrain.cli.sweep_command import make_grid, sweep
 from crosstrain.core.config_files import shipped
 from crosstrain.core.layers import resolve
-from crosstrain.core.plugins import find, load
+from crosstrain.core.plugins import find, forward_plugin, load
+from crosstrain.core.sweeps import Grid, plan, read_grid
 from crosstrain.data.resolve import resolve as find_data
 
-EXPERIMENTS = {"cs744-alexnet", "eecs598-cnn", "eecs598-cnn-checkpoint", "eecs598-fastest-90", "hw2-cnn-batch", "quickstart"}
+RUNS = {
+    "cs744-alexnet",
+    "cs744-logreg-async",
+    "cs744-logreg-sync",
+    "eecs598-cnn",
+    "eecs598-cnn-checkpoint",
+    "eecs598-fastest-90",
+    "quickstart",
+}
+SWEEPS = {
+    "cs744-alexnet-2-vs-3": 2,
+    "cs744-logreg-batch-sweep": 10,
+    "eecs598-batch": 3,
+    "eecs598-nodes": 3,
+    "eecs598-plain-vs-ddp": 6,
+    "eecs598-profile": 2,
+    "eecs598-two-procs": 2,
+    "heterogeneous": 8,
+    "hw2-100-epochs": 2,
+    "hw2-cnn-batch": 6,
+    "hw2-logreg-batch": 5,
+    "hw2-logreg-nodes": 3,
+}
+"""Those that bring a grid, with its points."""
+
+EXPERIMENTS = RUNS | set(SWEEPS)
 
 
 def comment(name):
@@ -44,14 +71,36 @@ def test_it_is_a_job_whose_names_exist(name):
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
 def test_the_commands_in_its_comment_are_valid(name):
     shown = commands(name)
-    assert ["run", "--config", name] in shown
+    assert (["sweep", name] if name in SWEEPS else ["run", "--config", name]) in shown
     for command, *arguments in shown:
         assert command in COMMANDS
-        if command != "run" or "--resume" in arguments:
-            continue
-        with run.make_context("run", arguments) as context:
-            assert context.params["config"] == name
-            resolve(given_options(context), {}, name)
+        if command == "sweep":
+            with sweep.make_context("sweep", arguments) as context:
+                assert context.params["config"] == name
+                grid = make_grid(name, context.params["grids"], context.params["repeats"])
+                plan(grid, given_options(context), {}, name)
+        if command == "run" and "--resume" not in arguments:
+            with run.make_context("run", arguments) as context:
+                assert context.params["config"] == name
+                resolve(given_options(context), {}, name)
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def test_all_of_its_points_are_jobs(name):
+    grid = read_grid(name)
+    if name in RUNS:
+        assert grid == Grid()
+        return
+    points = plan(grid, {}, {}, name)
+    assert len(points) == SWEEPS[name]
+    for point in points:
+        load(find("model", point.job.model), "model")
+        forward_plugin(point.job.model, point.job.backend)
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def test_the_page_of_experiments_names_it(repository, name):
+    assert f"`{name}`" in (repository / "docs/experiments.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS - {"quickstart"}))
@@ -64,3 +113,8 @@ def test_it_says_what_the_reference_measured_and_how_real_data_is_used(name):
 def test_the_two_whole_runs_differ_in_their_checkpoints_alone():
     plain, with_checkpoints = (resolve({}, {}, name).job.model_dump() for name in ("eecs598-cnn", "eecs598-cnn-checkpoint"))
     assert {field for field, value in plain.items() if with_checkpoints[field] != value} == {"checkpoint_every", "keep_best"}
+
+
+def test_the_two_modes_of_one_experiment_differ_in_the_mode_alone():
+    sync, asynchronous = (resolve({}, {}, f"cs744-logreg-{mode}").job.model_dump() for mode in ("sync", "async"))
+    assert {field for field, value in sync.items() if asynchronous[field] != value} == {"mode"}
