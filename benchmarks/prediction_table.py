@@ -6,16 +6,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from crosstrain.monitor.host import describe_host
 from crosstrain.report.predict import Link
 from crosstrain.report.predict_band import VALIDATION_FILE, Judged, Point, Validation
 from crosstrain.report.predict_fit import Fitted, fit
 from crosstrain.report.predict_runs import Observed, observe
 from crosstrain.report.predict_scaling import Question, predict
-
-from . import machine
 
 __all__ = ["judge", "toml_text", "write_documents"]
 
@@ -32,16 +32,18 @@ def write_documents(
 ) -> None:
     """Judge the runs in `out` and write both tables."""
     judged = [judge(out, list(wanted(scene)), chosen, workload) for scene in scenes for chosen in fitted.values()]
-    facts = machine.describe("isolated", 1)
-    versions = {name: facts["versions"][name] for name in ("tensorflow", "torch")}
-    described = f"{facts['cores_available']:g} cores of {facts['cpu_model']}, Linux {facts['kernel']}, " + ", ".join(
-        f"{name} {version}" for name, version in versions.items()
-    )
-    validation = Validation(datetime.now(UTC).date().isoformat(), described, tuple(judged))
+    validation = Validation(datetime.now(UTC).date().isoformat(), _machine(), tuple(judged))
     VALIDATION_FILE.write_text(toml_text(validation), encoding="utf-8")
     text = DOCUMENT.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     DOCUMENT.write_text(f"{before}{BEGIN}\n{markdown(validation)}{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def _machine() -> str:
+    """Return what the runs were measured on, in words."""
+    host = describe_host()
+    versions = ", ".join(f"{name} {version(name)}" for name in ("tensorflow", "torch"))
+    return f"{host['cores_available']:g} cores of {host['cpu_model']}, Linux {host['kernel']}, {versions}"
 
 
 def judge(out: Path, runs: Sequence[Any], chosen: Sequence[tuple[int, str]], workload: str) -> Judged:

@@ -1,0 +1,252 @@
+"""What holds a run back? A verdict with the figures behind it, from the run directory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..core.errors import UsageError
+from ..metrics.rundir import RunReader
+from .explain_links import Link, NetworkCause, message_fraction, network_cause, read_links
+from .explain_shares import Shares, Worker, around_training, node_fractions, read_shares, read_workers
+
+__all__ = ["Explanation", "Facts", "NodeView", "explain", "read_facts"]
+
+Verdict = Literal["compute", "network", "data", "peers", "evaluating", "saving", "other", "mixed", "unclear", "unknown"]
+
+SLOW = 1.5
+"""From this on a worker counts as slow: its own work takes so many times that of a worker of ordinary speed."""
+
+DOMINANT = 0.4
+"""Below this nothing dominates: with seven parts, what is less has another of nearly its size beside it or is spread over many."""
+
+LEAST_DIFFERENCE = 0.05
+"""Shares of two runs of one job differ by so much on a machine that does other things too; a smaller lead decides nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a verdict rests on: the run's documents, and what was read out of them. `shares` is None without a calibration."""
+
+    summary: Mapping[str, Any]
+    job: Mapping[str, Any]
+    env: Sequence[Mapping[str, Any]]
+    calibration: Mapping[str, Any] | None
+    workers: Sequence[Worker]
+    shares: Shares | None
+    links: Sequence[Link]
+    evaluations: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node: what limits it, and the figures. Fractions of its own steps by part; None for what was not observed.
+
+    - `limit`: ``CPU``, ``GPU``, ``data``, ``link``, ``exchange`` (messages or copies at a link that is not full), ``peer``, or ``nothing``
+      where none dominates; None without a calibration
+    - `slowness`: its slowest worker's own time over that of a worker of ordinary speed
+    - `updates_fraction`: async: its part of all updates
+    """
+
+    node: int
+    limit: str | None
+    step_fractions: Mapping[str, float] | None
+    slowness: float | None
+    updates_fraction: float | None
+    cpu_cores_used: float | None
+    cores_available: float | None
+    cpu_fraction: float | None
+    gpu_utilization: float | None
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The verdict on a run.
+
+    - `verdict`: the part of the run that holds it back; ``unclear`` between `candidates` that differ by less than the figures are known;
+      ``mixed`` where none of several dominates; ``unknown`` where the run has no calibration and the rest says nothing either
+    - `network_cause`: why the exchange takes long, where it does
+    - `slow_node`: the node that is slow, if one is
+    - `run_fractions`, `run_uncertainty`, `step_fractions`: those of `Shares`; without calibration only what the clock tells
+    """
+
+    verdict: Verdict
+    candidates: tuple[str, ...]
+    network_cause: NetworkCause | None
+    message_fraction: float | None
+    slow_node: int | None
+    slowness: float | None
+    run_fractions: Mapping[str, float]
+    run_uncertainty: Mapping[str, float]
+    step_fractions: Mapping[str, float]
+    nodes: tuple[NodeView, ...]
+    facts: Facts = field(repr=False)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the run's calibration stands behind the verdict."""
+        return self.facts.shares is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures, without the documents that they were read from."""
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("facts", "nodes")}
+        nodes = [{**asdict(node), "link": _link_json(node.link)} for node in self.nodes]
+        return {"run": self.facts.summary["run"], "calibrated": self.calibrated, **own, "nodes": nodes}
+
+
+def _link_json(link: Link) -> dict[str, Any]:
+    return {**asdict(link), "sent_fraction": link.sent_fraction, "received_fraction": link.received_fraction}
+
+
+def explain(path: Path) -> Explanation:
+    """Return what holds back the run in this directory. Raises UsageError where it has no summary (yet)."""
+    return judge(read_facts(path))
+
+
+def read_facts(path: Path) -> Facts:
+    """Read a run directory. Raises UsageError where it has no summary (yet)."""
+    reader = RunReader(path)
+    summary = reader.summary()
+    if summary is None:
+        state = reader.state()
+        advice = "wait until it has ended" if state in ("starting", "running") else "there is nothing to explain"
+        raise UsageError(f"run: {str(path)!r} has no summary.json, for it is {state}; {advice}.")
+    job, env = reader.job(), reader.env()
+    shares, workers = None, []
+    if summary.get("time_shares") is not None:
+        workers = read_workers(summary)
+        shares = read_shares(summary, workers) if workers and summary["run_seconds"] else None
+    return Facts(summary, job, env, reader.calibration(), workers, shares, read_links(summary, job, env), sum(1 for _ in reader.evals()))
+
+
+# The verdict --------------------------------------------------------------------------------------------------------------
+
+
+def judge(facts: Facts) -> Explanation:
+    """Return the verdict that the facts allow."""
+    shares = facts.shares
+    if shares is None:
+        around = around_training(facts.summary)
+        long = [part for part in ("evaluating", "saving", "other") if around[part] > LARGEST_UNSEEN]
+        verdict: Verdict = long[0] if long else "unknown"  # type: ignore[assignment]
+        views = tuple(_view(facts, node, None) for node in range(len(facts.summary["per_node"])))
+        return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, facts)
+    verdict, candidates = _ranked(shares)
+    exchange = shares.step["network"]
+    cause = network_cause(exchange, facts.links, facts.calibration) if exchange >= NOTABLE else None
+    slow = shares.slowest.node if "peers" in candidates else None
+    views = tuple(_view(facts, node, cause) for node in range(len(facts.summary["per_node"])))
+    message = message_fraction(facts.calibration)
+    figures = (shares.run, shares.uncertainty, shares.step)
+    return Explanation(verdict, candidates, cause, message, slow, shares.slowness, *figures, views, facts)
+
+
+LARGEST_UNSEEN = 0.5
+"""Without a calibration a part beside training is the verdict if it is more than training and all else together."""
+
+NOTABLE = 0.2
+"""A cause is looked for where the exchange takes at least so much of the training."""
+
+_WORK = ("compute", "data", "peers")
+
+
+def _ranked(shares: Shares) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict and the parts that may be the largest.
+
+    Where a worker is slow, its work stands for waiting: not computing as such holds the run back but that one node computes slowly.
+    """
+    order = sorted(shares.run, key=lambda part: -shares.run[part])
+    largest = order[0]
+    if _strength(shares, largest) < DOMINANT:
+        return "mixed", tuple(part for part in order if shares.run[part] >= shares.run[largest] / 2)
+    near = [part for part in order if _lead(shares, largest, part) <= LEAST_DIFFERENCE]
+    candidates = list(dict.fromkeys(name for part in near for name in _named(part, shares)))
+    if len(candidates) > 1:
+        return "unclear", tuple(candidates)
+    verdict: Verdict = candidates[0]  # type: ignore[assignment]
+    return verdict, (verdict,)
+
+
+def _strength(shares: Shares, largest: str) -> float:
+    """Return what the largest part stands for: all work, where that of a slow worker is meant."""
+    slow = largest in _WORK and shares.slowness >= SLOW
+    return sum(shares.run[part] for part in _WORK) if slow else shares.run[largest]
+
+
+def _lead(shares: Shares, largest: str, part: str) -> float:
+    """Return by how much of the run one part is certainly larger than another."""
+    if part == largest:
+        return 0.0
+    return shares.run[largest] - shares.run[part] - shares.uncertainty[largest] - shares.uncertainty[part]
+
+
+def _named(part: str, shares: Shares) -> tuple[str, ...]:
+    """Return what a part of the run means: work is that of a slow node where there is one; both where that is not certain."""
+    if part not in _WORK:
+        return (part,)
+    if shares.slowness >= SLOW + shares.slowness_uncertainty:
+        return ("peers",)
+    ordinary = part if part != "peers" else "compute"
+    return (ordinary,) if shares.slowness < SLOW - shares.slowness_uncertainty else (ordinary, "peers")
+
+
+# The nodes ----------------------------------------------------------------------------------------------------------------
+
+
+def _view(facts: Facts, node: int, cause: NetworkCause | None) -> NodeView:
+    figures = facts.summary["per_node"][node]
+    own = [worker for worker in facts.workers if worker.node == node]
+    step = node_fractions(facts.workers, node)
+    utilizations = [gpu["utilization"]["mean"] for gpu in figures["gpus"] or () if gpu.get("utilization")]
+    gpu = max(utilizations, default=None)
+    return NodeView(
+        node,
+        None if step is None or facts.shares is None else _limit(facts, node, step, cause, gpu),
+        step,
+        _slowness(facts, own),
+        _updates_fraction(facts, own),
+        _mean(figures["cpu_cores_used"]),
+        figures["cores_available"],
+        _mean(figures["cpu_fraction"]),
+        gpu,
+        facts.links[node],
+    )
+
+
+def _mean(figure: Mapping[str, float] | None) -> float | None:
+    return None if figure is None else figure["mean"]
+
+
+def _slowness(facts: Facts, own: Sequence[Worker]) -> float | None:
+    if facts.shares is None or not own or not facts.shares.slowest.own_seconds:
+        return None
+    usual = facts.shares.slowest.own_seconds / facts.shares.slowness
+    return max(worker.own_seconds for worker in own) / usual if usual else None
+
+
+def _updates_fraction(facts: Facts, own: Sequence[Worker]) -> float | None:
+    counts = facts.summary["updates_by_worker"]
+    return None if not counts or not sum(counts) else sum(worker.updates or 0 for worker in own) / sum(counts)
+
+
+USED_GPU = 0.05
+"""A GPU that was busy for less than this did not compute the steps."""
+
+
+def _limit(facts: Facts, node: int, step: Mapping[str, float], cause: NetworkCause | None, gpu: float | None) -> str:
+    largest = max(step, key=lambda part: step[part])
+    if step[largest] < DOMINANT:
+        return "nothing"
+    if largest == "compute":
+        return "GPU" if (gpu or 0.0) > USED_GPU else "CPU"
+    if largest == "network":
+        return "link" if cause == "link" and not _serves_itself(facts, node) else "exchange"
+    return {"data": "data", "peers": "peer"}[largest]
+
+
+def _serves_itself(facts: Facts, node: int) -> bool:
+    """Async: whether the only parameter server is on this node, so that its workers' exchanges cross no link."""
+    return facts.summary["mode"] == "async" and facts.summary["parameter_servers"] == 1 and node == 0

@@ -1,0 +1,184 @@
+"""A fitted model at other numbers of nodes: a row for each, and what has to be said about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core.errors import UsageError
+from .predict import Link, Step, Topology, ring_step, server_step
+from .predict_band import Judged, Validation, band_factor
+from .predict_fit import Fitted
+
+__all__ = ["Question", "Row", "Scaling", "judged_for", "predict", "remarks"]
+
+Scaling = Literal["weak", "strong"]
+
+SHORT_SECONDS = 0.1
+"""Five of the periods in which the kernel limits a virtual node's processor time: shorter steps are distorted by more than a tenth."""
+
+MODES: dict[Topology, str] = {"ring": "sync", "ps": "async"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to predict. `ps` counts parameter servers; `scalings`: weak keeps each worker's batch, strong that of all workers together."""
+
+    nodes: tuple[int, ...]
+    link: Link
+    topology: Topology
+    ps: int
+    scalings: tuple[Scaling, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A prediction; `step` is None where the global batch has fewer examples than there are workers.
+
+    `speedup` is examples per second over those predicted for one node, `efficiency` its share of the number of nodes. Times are expected
+    between `step.seconds` ÷ `factor` and × `factor`; None where nothing like it was ever judged. `doublings` is how far the row lies
+    beyond what was.
+    """
+
+    scaling: Scaling
+    nodes: int
+    workers: int
+    batch_size: float
+    global_batch_size: float
+    step: Step | None
+    examples_per_second: float | None
+    speedup: float | None
+    factor: float | None
+    doublings: float | None
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed-up per node."""
+        return None if self.speedup is None else self.speedup / self.nodes
+
+
+def predict(fitted: Fitted, question: Question, validation: Validation) -> list[Row]:
+    """Return a row for each scaling and number of nodes. Raises UsageError where there are more parameter servers than nodes."""
+    if question.topology == "ps" and question.ps > min(question.nodes):
+        raise UsageError(f"ps: got {question.ps}; allowed: at most one on each node, and {min(question.nodes)} of --nodes is fewer.")
+    judged = judged_for(fitted, question.topology, validation)
+    return [_row(fitted, question, scaling, nodes, judged) for scaling in question.scalings for nodes in question.nodes]
+
+
+def judged_for(fitted: Fitted, topology: Topology, validation: Validation) -> Judged | None:
+    """Return what was judged that is most like this fit, None where there is nothing like it."""
+    if topology not in fitted.measured:
+        return None
+    mode = MODES[topology]
+    runs = [run for run in fitted.runs if run.mode == mode and run.communicates]
+    different = len({run.bytes_per_second for run in runs if run.bytes_per_second is not None}) > 1
+    return validation.of(str(fitted.first.same["backend"]), mode, 2 if different else 1)
+
+
+def _row(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judged: Judged | None) -> Row:
+    first = fitted.first
+    workers = nodes * first.procs_per_node
+    in_all = first.batch_size * workers if scaling == "weak" else first.global_batch_size
+    step, rate = _step(fitted, question, nodes, in_all)
+    _, alone = _step(fitted, question, 1, first.batch_size * first.procs_per_node if scaling == "weak" else in_all)
+    speedup = None if rate is None or alone is None else rate / alone
+    bits = None if question.link.bytes_per_second is None else 8 * question.link.bytes_per_second
+    factor, doublings = (None, None) if judged is None else band_factor(judged, nodes, bits)
+    return Row(scaling, nodes, workers, in_all / workers, in_all, step, rate, speedup, factor, doublings)
+
+
+def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tuple[Step | None, float | None]:
+    """Return the step and the examples per second of a global batch on some nodes; Nones where a worker would have no example."""
+    first = fitted.first
+    workers = nodes * first.procs_per_node
+    if in_all < workers:
+        return None, None
+    compute = fitted.compute.seconds(math.ceil(in_all / workers))  # sync: the worker with the largest slice is the one that is waited for
+    if question.topology == "ring":
+        step = ring_step(compute, first.payload_bytes, workers, nodes, fitted.ring, question.link)
+        return step, in_all * step.updates_per_second
+    ps = min(question.ps, nodes)
+    step = server_step(compute, first.payload_bytes, first.procs_per_node, nodes, ps, fitted.server, question.link)
+    return step, in_all / workers * step.updates_per_second
+
+
+def remarks(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    """Return what a reader has to know about these predictions, most important first."""
+    return [text for check in (_costs, _extrapolation, _cores, _batches, _unvalidated) for text in check(fitted, question, rows)]
+
+
+def _costs(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    if question.topology in fitted.measured:
+        return []
+    if not fitted.measured:
+        return [
+            "No run had two workers, so that software is assumed to exchange for nothing: times are lower bounds. "
+            "Add a run of two nodes for more than that."
+        ]
+    wanted, found = ("sync", "async") if question.topology == "ring" else ("async", "sync")
+    return [f"No run was {wanted}: what messages cost is taken from the {found} runs. That was never judged, so there is no band."]
+
+
+def _extrapolation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    most = max(run.nodes for run in fitted.runs)
+    beyond = [row.nodes for row in rows if row.step is not None and row.nodes > 2 * most]
+    texts = []
+    if beyond:
+        texts.append(
+            f"{_list(beyond)} nodes are an extrapolation from {most}: the model knows no stragglers, no switches that are shared and no "
+            "failures, all of which grow with the number of nodes."
+        )
+    wide = [row.nodes for row in rows if row.doublings]
+    if wide:
+        texts.append(
+            f"The band of {_list(wide)} nodes is widened, since nothing was judged there; the rule for that is caution, not measurement."
+        )
+    return texts
+
+
+def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    texts = []
+    sharing = max(run.nodes_sharing_cores for run in fitted.runs)
+    if sharing > 1:
+        texts.append(
+            f"{sharing} nodes of a fitted run shared cores, so that their steps were slower than those of nodes with their own cores: the "
+            "fit is doubtful. Give each node its share with --cores-per-node."
+        )
+    shortest = min(run.slowest for run in fitted.runs)
+    if fitted.first.same["cores_per_node"] and shortest < SHORT_SECONDS:
+        texts.append(
+            f"The kernel hands out a limited node's processor time every 20 ms, and a worker of a fitted run computes for only "
+            f"{shortest * 1e3:.3g} ms a step: while it waits for messages it saves up time that it lacks when it only computes. The fit is "
+            "doubtful; larger batches help."
+        )
+    return texts
+
+
+def _batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    smallest, largest = min(run.half_batch_size for run in fitted.runs), max(run.batch_size for run in fitted.runs)
+    texts = []
+    outside = [row.nodes for row in rows if row.step is not None and not smallest <= math.ceil(row.batch_size) <= largest]
+    if outside:
+        texts.append(
+            f"Batches of {_list(outside)} nodes lie outside the {smallest} to {largest} examples a worker that computing was measured for."
+        )
+    empty = [row.nodes for row in rows if row.step is None]
+    if empty:
+        texts.append(
+            f"{_list(empty)} nodes would leave workers without an example of the global batch of {fitted.first.global_batch_size}."
+        )
+    return texts
+
+
+def _unvalidated(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    texts = ["Latency is unvalidated: not every kernel can delay packets, so no judged run had any but the machine's own."]
+    if question.topology == "ps" and question.ps > 1:
+        texts.append("Several parameter servers are unvalidated: every judged run had one.")
+    return texts
+
+
+def _list(nodes: Sequence[int]) -> str:
+    names = [str(count) for count in sorted(set(nodes))]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

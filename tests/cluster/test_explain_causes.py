@@ -1,0 +1,72 @@
+"""`trainer explain` on runs whose bottleneck is certain by construction, with sizes and limits drawn at random.
+
+As many runs as there are causes, each on another backend and mode, dealt out at random; all combinations with CROSSTRAIN_TEST_CAUSES=all.
+CROSSTRAIN_TEST_SEED repeats a draw.
+"""
+
+import json
+import os
+import random
+import secrets
+import sys
+
+import psutil
+import pytest
+from bottlenecks import CAUSES, draw
+
+from crosstrain.conformance.runs import run_job, trainer
+from crosstrain.launch.cgroups import Hierarchy
+from crosstrain.launch.lacking import LackingError
+from crosstrain.launch.virtual_nodes import possible
+
+SEED = int(os.environ.get("CROSSTRAIN_TEST_SEED") or secrets.randbits(32))
+MOST_OTHERS = 0.3
+"""Of all cores. The limits drawn leave less than that over; with more, other programs decide what a quick node gets."""
+
+COMBINATIONS = [(backend, mode) for backend in ("tf", "torch") for mode in ("sync", "async")]
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
+
+
+def dealt():
+    """(cause, backend, mode) of each run of this session: every cause and every combination comes up."""
+    if os.environ.get("CROSSTRAIN_TEST_CAUSES") == "all":
+        return [(cause, *combination) for cause in CAUSES for combination in COMBINATIONS]
+    causes = random.Random(SEED).sample(list(CAUSES), len(CAUSES))
+    return [(cause, *combination) for cause, combination in zip(causes, COMBINATIONS, strict=True)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_limited_nodes():
+    able = possible()
+    if not able.ok:
+        pytest.skip(f"{able.reason}. {able.remedy}")
+    try:
+        Hierarchy.find()
+    except LackingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def _needs_the_processor():
+    """Limits of CPU decide, and what is timed after a run is like the run, only where other programs leave the cores alone."""
+    others = psutil.cpu_percent(interval=1.0) / 100
+    if others > MOST_OTHERS:
+        pytest.skip(f"other programs use {others:.0%} of the processor, so that what holds a run back is not certain")
+
+
+@pytest.mark.parametrize(("cause", "backend", "mode"), dealt(), ids=lambda value: value)
+def test_the_cause_is_found(tmp_path, cause, backend, mode):
+    options = draw(cause, backend, mode, SEED)
+    run = run_job(tmp_path, environment={**os.environ, "TRAINER_CALIBRATE": "true"}, **options)
+    done = trainer("explain", str(run.path), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    seen = {key: found[key] for key in ("verdict", "candidates", "network_cause", "slow_node", "step_fractions", "text")}
+    told = f"CROSSTRAIN_TEST_SEED={SEED} {options}\n{json.dumps(seen, indent=1)}\n{json.dumps(run.summary['time_shares'])}"
+    assert found["verdict"] == cause, told
+    if cause == "network":
+        assert found["network_cause"] == "link", told
+    if cause == "peers":
+        cores = [float(part) for part in options["cores_per_node"].split(",")]
+        assert found["slow_node"] == cores.index(min(cores)), told

@@ -1,0 +1,53 @@
+"""A prediction from real calibrated runs: at their own nodes and links it has to give what they did."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from crosstrain.launch.cgroups import Hierarchy
+from crosstrain.launch.lacking import LackingError
+from crosstrain.launch.virtual_nodes import possible
+
+pytestmark = pytest.mark.cluster
+
+JOB = ["--model", "logreg", "--data", "synthetic-images:size=48,classes=100", "--batch-size", "16", "--threads", "1", "--eval-every", "end"]
+TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
+PAYLOAD_BYTES = 4 * (3 * 48 * 48 + 1) * 100
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_limited_nodes():
+    able = possible()
+    if not able.ok:
+        pytest.skip(f"{able.reason}. {able.remedy}")
+    try:
+        Hierarchy.find()
+    except LackingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_run_predicts_itself_and_that_its_link_is_the_limit(tmp_path, mode):
+    """2.8 MB a step at 100 Mbit/s take a quarter of a second each way, far longer than the rest: that much is known without any run."""
+    limits = ["--nodes", "2", "--bandwidth", "100mbit", "--cores-per-node", "0.8", "--calibrate", "--no-save-final"]
+    steps = "12" if mode == "sync" else "24"
+    run = [*TRAINER, "run", "--backend", "torch", "--mode", mode, *JOB, *limits, "--steps", steps, "--out", str(tmp_path), "--name", "run"]
+    subprocess.run(run, check=True, capture_output=True, timeout=120)
+    asked = [*TRAINER, "predict", "run", "--out", str(tmp_path), "--nodes", "2,4", "--json"]
+    found = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert found["payload_bytes"] == PAYLOAD_BYTES
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    two, four = found["predictions"][:2]
+    steps_seconds = [worker["step_seconds"] for worker in summary["time_shares"]["workers"]]
+    rate = 2 * 16 / steps_seconds[0] if mode == "sync" else sum(16 / seconds for seconds in steps_seconds)
+    assert two["examples_per_second"] == pytest.approx(rate, rel=0.1 if mode == "sync" else 0.25)
+    on_link = 8 * PAYLOAD_BYTES * 1514 / 1448 / 100e6
+    assert four["limited_by"] == "link"
+    if mode == "sync":
+        assert four["parts"]["link_seconds"] == pytest.approx(1.5 * on_link, rel=0.3)
+    else:
+        assert four["examples_per_second"] < (1 / on_link + 1 / summary["time_shares"]["workers"][0]["step_seconds"]) * 16 * 1.3

@@ -1,0 +1,290 @@
+"""Verdicts on runs whose truth is written by hand."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from explained_runs import explained_run, time_shares
+from hypothesis import given
+from hypothesis import strategies as st
+from run_samples import a_job, open_run
+
+from crosstrain.cli.explain_command import explain as command
+from crosstrain.core.errors import UsageError
+from crosstrain.report.explain import explain, judge, read_facts
+from crosstrain.report.explain_advice import advise
+from crosstrain.report.explain_shares import read_shares, read_workers
+from crosstrain.report.explain_text import headline, notes, page
+from crosstrain.report.tables import to_text
+
+MS = 1e-3
+LINK = {"network_sent_bytes": 11_900_000, "network_received_bytes": 12_000_000}
+"""In one second of training, at 100 Mbit/s: 95 and 96 percent of 12.5 MB/s."""
+IDLE = {"network_sent_bytes": 100_000, "network_received_bytes": 100_000}
+
+
+def steps(*, data=0.0, compute=0.0, network=0.0, count=2, **more):
+    return [{"data": data * MS, "compute": compute * MS, "communicate": network * MS, **more} for _ in range(count)]
+
+
+def judged(out, workers, **options):
+    return explain(explained_run(out, workers, **options))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("parts", "verdict", "limit"),
+    [
+        ({"compute": 8, "network": 1, "data": 1}, "compute", "CPU"),
+        ({"compute": 1, "network": 8, "data": 1}, "network", "exchange"),
+        ({"compute": 1, "network": 1, "data": 8}, "data", "data"),
+    ],
+)
+def test_the_largest_part_of_the_step_is_the_verdict(tmp_path, mode, parts, verdict, limit):
+    found = judged(tmp_path, steps(**parts), mode=mode)
+    assert (found.verdict, found.candidates, found.slow_node) == (verdict, (verdict,), None)
+    assert [node.limit for node in found.nodes] == [limit, limit]
+    assert found.step_fractions[verdict] == pytest.approx(0.8)
+
+
+@pytest.fixture(scope="module")
+def four_nodes(tmp_path_factory):
+    """What is known of a run on four nodes, in both modes."""
+    return {
+        mode: read_facts(explained_run(tmp_path_factory.mktemp(mode), steps(compute=9, count=4), mode=mode)) for mode in ("sync", "async")
+    }
+
+
+@given(
+    mode=st.sampled_from(["sync", "async"]),
+    cause=st.sampled_from(["compute", "data", "communicate"]),
+    share=st.floats(0.6, 0.99),
+    rest=st.floats(0.0, 1.0),
+    step_seconds=st.floats(1e-5, 10.0),
+    unlike=st.lists(st.floats(0.9, 1.1), min_size=4, max_size=4),
+    spread=st.floats(0.0, 0.05),
+)
+def test_most_of_the_step_decides_whatever_the_sizes(four_nodes, mode, cause, share, rest, step_seconds, unlike, spread):
+    """One part has at least 60% of the step, the two others share the rest, and async workers differ by a tenth."""
+    first, second = (part for part in ("compute", "data", "communicate") if part != cause)
+    parts = {cause: share, first: (1 - share) * rest, second: (1 - share) * (1 - rest)}
+    workers = []
+    for factor in unlike if mode == "async" else [1.0] * 4:
+        workers.append({**{part: step_seconds * parts[part] * factor for part in parts}, "spread": spread})
+    facts = four_nodes[mode]
+    updates = {"updates_by_worker": [1000] * 4, "train_seconds": 1000 * step_seconds, "run_seconds": 1000 * step_seconds}
+    summary = {**facts.summary, **updates, "time_shares": time_shares(workers)}
+    known = read_workers(summary)
+    found = judge(replace(facts, summary=summary, workers=known, shares=read_shares(summary, known)))
+    assert found.verdict == {"communicate": "network"}.get(cause, cause)
+    assert sum(found.run_fractions.values()) == pytest.approx(1.0)
+    assert sum(found.step_fractions.values()) == pytest.approx(1.0)
+
+
+@given(
+    mode=st.sampled_from(["sync", "async"]),
+    times=st.floats(1.6, 100.0),
+    slow=st.integers(0, 3),
+    step_seconds=st.floats(1e-5, 10.0),
+    network=st.floats(0.0, 0.3),
+)
+def test_one_slow_node_of_four_is_named_whatever_the_sizes(four_nodes, mode, times, slow, step_seconds, network):
+    """Its own work takes at least 1.6 times as long; the exchange takes up to 0.3 of what an ordinary step does."""
+    workers = [{"compute": step_seconds * (times if node == slow else 1.0), "communicate": network * step_seconds} for node in range(4)]
+    for worker in workers:
+        worker["peers"] = step_seconds * times - worker["compute"] if mode == "sync" else 0.0
+    facts = four_nodes[mode]
+    shares = time_shares(workers)
+    rates = [1.0 / worker["step_seconds"] for worker in shares["workers"]]
+    updates = {"updates_by_worker": [1000 * rate / max(rates) for rate in rates], "train_seconds": 1000 / max(rates)}
+    summary = {**facts.summary, **updates, "run_seconds": updates["train_seconds"], "time_shares": shares}
+    known = read_workers(summary)
+    found = judge(replace(facts, summary=summary, workers=known, shares=read_shares(summary, known)))
+    assert (found.verdict, found.slow_node, found.slowness) == ("peers", slow, pytest.approx(times))
+
+
+SLOW_SYNC = [
+    {"compute": 2 * MS, "peers": 8 * MS, "communicate": 1 * MS},
+    {"compute": 10 * MS, "communicate": 1 * MS},
+]
+SLOW_ASYNC = [{"compute": 2 * MS, "communicate": 0.2 * MS}, {"compute": 10 * MS, "communicate": 0.2 * MS}]
+
+
+def test_a_slow_node_holds_up_the_others_in_sync_mode(tmp_path):
+    found = judged(tmp_path, SLOW_SYNC)
+    assert (found.verdict, found.slow_node, found.slowness) == ("peers", 1, pytest.approx(5.0))
+    assert found.step_fractions["peers"] == pytest.approx(8 / 11)
+    assert [node.limit for node in found.nodes] == ["peer", "CPU"]
+    assert "73% of each step others wait for node 1, whose own work takes 5.0 times as long" in headline(found)
+
+
+def test_a_slow_node_holds_nobody_up_in_async_mode(tmp_path):
+    found = judged(tmp_path, SLOW_ASYNC, mode="async")
+    assert (found.verdict, found.slow_node) == ("peers", 1)
+    assert [node.limit for node in found.nodes] == ["CPU", "CPU"]
+    assert found.nodes[1].updates_fraction == pytest.approx(98 / (455 + 98))
+    assert "It makes 18% of the updates; nobody waits for it." in headline(found)
+
+
+def test_one_quick_node_among_slow_ones_makes_no_slow_node(tmp_path):
+    workers = [{"compute": 2 * MS, "peers": 8 * MS}, {"compute": 10 * MS}, {"compute": 10 * MS}]
+    found = judged(tmp_path, workers)
+    assert (found.verdict, found.slow_node) == ("compute", None)
+    assert [node.limit for node in found.nodes] == ["peer", "CPU", "CPU"]
+
+
+def test_a_full_link_is_told_from_small_messages_and_from_copies(tmp_path):
+    def cause(traffic, message_seconds, name):
+        workers = steps(compute=2, network=8)
+        options = {"node_figures": [traffic] * 2, "bandwidth": "100mbit", "name": name}
+        return judged(tmp_path, workers, message_seconds=message_seconds, **options)
+
+    full, messages, copies = cause(LINK, 7 * MS, "a"), cause(IDLE, 7 * MS, "b"), cause(IDLE, 0.1 * MS, "c")
+    assert [found.network_cause for found in (full, messages, copies)] == ["link", "messages", "transfer"]
+    assert {found.verdict for found in (full, messages, copies)} == {"network"}
+    assert headline(full) == (
+        "network-bound: 80% of each step is all-reduce, beyond what computing hides, and node 0's link runs at 96% of 100 Mbit/s."
+    )
+    assert "an exchange of a few bytes takes 88% as long" in headline(messages)
+    assert "moving and adding up 31.4 kB" in headline(copies)
+    assert [node.limit for node in full.nodes] == ["link", "link"]
+
+
+def test_the_speed_of_a_real_interface_is_a_limit_too(tmp_path):
+    path = explained_run(tmp_path, steps(compute=2, network=8), node_figures=[LINK] * 2)
+    interface = {"addresses": ["10.77.0.1"], "speed_bits_per_second": 100_000_000}
+    other = {"addresses": ["10.77.0.2"], "speed_bits_per_second": None}
+    (path / "env.json").write_text(
+        json.dumps({"schema": 1, "nodes": [{"interfaces": {"eth0": interface}}, {"interfaces": {"eth0": other}}]})
+    )
+    found = explain(path)
+    assert found.network_cause == "link"
+    assert (found.nodes[0].link.limit_source, found.nodes[0].link.sent_fraction) == ("eth0", pytest.approx(0.952))
+    assert found.nodes[1].link.limit_bytes_per_second is None
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [
+        ({"train_seconds": 0.3, "eval_seconds": 0.6}, "evaluating"),
+        ({"train_seconds": 0.3, "checkpoint_seconds": 0.6}, "saving"),
+        ({"train_seconds": 0.2}, "other"),
+    ],
+)
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_what_lies_beside_training(tmp_path, figures, verdict, calibrated):
+    found = judged(tmp_path, steps(compute=9, network=1), figures=figures, calibrated=calibrated)
+    assert found.verdict == verdict
+    assert sum(found.run_fractions.values()) == pytest.approx(1.0)
+
+
+def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
+    updates = {"updates_by_worker": [20, 20]}  # of 10 ms each, in a second
+    found = judged(tmp_path, steps(compute=10), mode="async", figures=updates)
+    assert (found.verdict, found.run_fractions["other"]) == ("other", pytest.approx(0.8))
+    assert headline(found).startswith("nothing to do: workers wait for their next steps, or for the run's end, for 80% of the run's 1.00 s")
+
+
+def test_a_lead_within_the_spread_decides_nothing(tmp_path):
+    close = judged(tmp_path, steps(compute=5.5, network=4.5, spread=0.15), name="a")
+    assert (close.verdict, set(close.candidates)) == ("unclear", {"compute", "network"})
+    assert headline(close).startswith("not clear: computing 55% ± 8% or the exchange between tasks 45% ± 8% of the run's time")
+    sure = judged(tmp_path, steps(compute=5.5, network=4.5, spread=0.01), name="b")
+    assert sure.verdict == "compute"
+
+
+def test_whether_a_node_is_slow_can_be_unclear(tmp_path):
+    workers = [{"compute": 6 * MS, "peers": 3.2 * MS, "spread": 0.1}, {"compute": 9.2 * MS, "spread": 0.1}]
+    found = judged(tmp_path, workers)
+    assert (found.verdict, set(found.candidates)) == ("unclear", {"compute", "peers"})
+
+
+def test_nothing_dominates(tmp_path):
+    figures = {"run_seconds": 1.5, "train_seconds": 1.0, "eval_seconds": 0.35}
+    found = judged(tmp_path, steps(compute=5, network=3, data=2), figures=figures)
+    assert found.verdict == "mixed"
+    assert headline(found).startswith("nothing dominates: computing 33%, ")
+
+
+def test_without_calibration_nothing_is_guessed(tmp_path):
+    path = explained_run(tmp_path, steps(compute=9), calibrated=False, figures={"data_wait_seconds": 0.25})
+    found = explain(path)
+    assert (found.verdict, found.calibrated, [node.limit for node in found.nodes]) == ("unknown", False, [None, None])
+    text = to_text(page(found, advise(found)))
+    assert text.startswith("no verdict: the run was not calibrated.")
+    assert "no calibration" in text
+    assert "waiting for data 25%." in text
+    assert "What would help" not in text
+
+
+def test_a_summary_from_before_calibration_is_read(tmp_path):
+    path = explained_run(tmp_path, steps(compute=9), calibrated=False)
+    summary = json.loads((path / "summary.json").read_text())
+    del summary["time_shares"]
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert explain(path).verdict == "unknown"
+
+
+def test_a_run_that_has_no_summary_is_refused(tmp_path):
+    writer = open_run(a_job(tmp_path, name="going"))
+    with pytest.raises(UsageError, match=r"going' has no summary.json, for it is running; wait until it has ended\."):
+        explain(writer.path)
+    writer.close()
+
+
+def test_nodes_that_share_cores_are_named(tmp_path):
+    found = judged(tmp_path, steps(compute=9), figures={"nodes_sharing_cores": 2})
+    assert "2 nodes share the same cores and fight for them" in to_text(page(found, []))
+
+
+def test_a_node_that_others_kept_from_the_processor_is_named(tmp_path):
+    """Computing for nine tenths of the time takes nine tenths of a core; the second node had 0.5 of one."""
+    used = [{"cpu_cores_used": {"mean": cores, "max": cores}, "cores_available": 2.0} for cores in (0.9, 0.5)]
+    found = judged(tmp_path, steps(compute=9, network=1), node_figures=used)
+    assert [note for note in notes(found) if "processor" in note] == [
+        "Node 1 works for 90% of its steps, which takes 0.90 cores at least, and had 0.50: something else used the processor."
+    ]
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+PAGE = """\
+held back by a slow node: for 73% of each step others wait for node 1, whose own work takes 5.0 times as long as that of an ordinary one \
+(it may use 0.20 cores).
+
+of the run's time: training 100%, evaluating 0%, saving checkpoints 0%, between commands 0%
+of each step: computing 18%, data 0%, waiting for a slow node 73%, the exchange between tasks 9%
+
+node  limit  computing  data  peers  exchange     CPU cores            sent        received
+-------------------------------------------------------------------------------------------
+0     peer         18%    0%    73%        9%  0.30 of 1.00  100 kB/s (0.8%)  100 kB/s (0.8%)
+1     CPU          91%    0%     0%        9%  0.20 of 0.20  100 kB/s (0.8%)  100 kB/s (0.8%)
+"""
+
+
+def slow_run(out):
+    cpu = [(0.3, 1.0), (0.2, 0.2)]
+    node_figures = [
+        {**IDLE, "cpu_cores_used": {"mean": used, "max": used}, "cpu_fraction": {"mean": used / has, "max": 1.0}, "cores_available": has}
+        for used, has in cpu
+    ]
+    return explained_run(out, SLOW_SYNC, node_figures=node_figures, bandwidth="100mbit", cores_per_node="1,0.2", half_fraction=0.55)
+
+
+def test_the_page(tmp_path):
+    result = CliRunner().invoke(command, ["explained", "--out", str(slow_run(tmp_path).parent)], catch_exceptions=False)
+    shown = [" ".join(line.split()) for line in result.output.splitlines() if set(line) - set("─ ")]
+    expected = [" ".join(line.split()) for line in PAGE.splitlines() if set(line) - set("-")]
+    assert shown[: len(expected)] == expected
+
+
+def test_one_json_document(tmp_path):
+    result = CliRunner().invoke(command, [str(slow_run(tmp_path)), "--json"], catch_exceptions=False)
+    document = json.loads(result.output)
+    assert (document["run"], document["verdict"], document["slow_node"], document["calibrated"]) == ("explained", "peers", 1, True)
+    assert document["nodes"][1]["limit"] == "CPU"
+    assert document["nodes"][1]["link"]["sent_fraction"] == pytest.approx(0.008)
+    assert sum(document["run_fractions"].values()) == pytest.approx(1.0)
+    assert {entry["option"] for entry in document["advice"]} >= {"--cores-per-node 0.6"}

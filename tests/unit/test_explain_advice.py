@@ -1,0 +1,119 @@
+"""What would help, against arithmetic done by hand. A step takes 10 ms unless it says otherwise."""
+
+import pytest
+from click.testing import CliRunner
+from explained_runs import explained_run
+
+from crosstrain.cli.run_command import run as run_command
+from crosstrain.report.explain import explain
+from crosstrain.report.explain_advice import advise
+
+MS = 1e-3
+FULL = {"network_sent_bytes": 12_500_000, "network_received_bytes": 0}
+"""A hundred percent of 100 Mbit/s over a second of training."""
+
+
+def steps(*, data=0.0, compute=0.0, network=0.0, count=2, **more):
+    return [{"data": data * MS, "compute": compute * MS, "communicate": network * MS, **more} for _ in range(count)]
+
+
+def advice(out, workers, **options):
+    return {entry.option: entry for entry in advise(explain(explained_run(out, workers, **options)))}
+
+
+def test_twice_the_batch_pays_the_exchange_once(tmp_path):
+    """Computing takes 2 ms, and 1.2 ms for half the batch: 0.4 ms do not grow with it. Twice the examples take 11.6 ms instead of 10."""
+    entry = advice(tmp_path, steps(compute=2, network=8), half_fraction=0.6)["--batch-size 64"]
+    assert (entry.speedup, entry.bound) == (pytest.approx(2 * 10 / (10 + 1.6)), "about")
+    assert "learning rate" in entry.caution
+
+
+def test_a_batch_that_was_given_for_all_workers_is_doubled_for_all(tmp_path):
+    found = advice(tmp_path, steps(compute=2, network=8), batch_size=None, global_batch_size=64)
+    assert "--global-batch-size 128" in found
+    assert "--nodes 1" not in found  # it would have all of the batch
+
+
+def test_one_node_alone_may_be_faster_than_two(tmp_path):
+    """2 ms for a batch without an exchange, against two batches in 10 ms."""
+    assert advice(tmp_path, steps(compute=2, network=8))["--nodes 1"].speedup == pytest.approx((1 / 2) / (2 / 10))
+    assert "--nodes 1" not in advice(tmp_path, steps(compute=4.7, network=5.3), name="even")
+
+
+def test_a_wider_link_halves_what_it_carries(tmp_path):
+    found = advice(tmp_path, steps(compute=2, network=8), node_figures=[FULL] * 2, bandwidth="100mbit")
+    assert found["--bandwidth 200mbit"].speedup == pytest.approx(1 / (1 - 0.5))
+    assert found["--bandwidth 200mbit"].bound == "at most"
+    idle = advice(
+        tmp_path, steps(compute=2, network=8), node_figures=[{**FULL, "network_sent_bytes": 1000}] * 2, bandwidth="100mbit", name="idle"
+    )
+    assert not any(option.startswith("--bandwidth") for option in idle)
+
+
+def test_parameters_on_more_servers_take_the_load_off_one_link(tmp_path):
+    """Three nodes: one server carries the parameters twice, for its clients; of two each a half twice, and its worker's other half."""
+    found = advice(tmp_path, steps(compute=1, network=9, count=3), mode="async", node_figures=[FULL] * 3, bandwidth="100mbit")
+    assert found["--ps 2"].speedup == pytest.approx(1 / (1 - 0.9 * (1 - 1.5 / 2)))
+    assert found["--mode sync"].speedup == pytest.approx(1 / (1 - 0.9 * (1 - (4 / 3) / 2)))
+    sync = advice(tmp_path, steps(compute=1, network=9, count=3), node_figures=[FULL] * 3, bandwidth="100mbit", name="sync")
+    assert not any(option.startswith(("--ps", "--mode")) for option in sync)
+
+
+def test_the_same_cores_evenly(tmp_path):
+    """0.6 cores each: 2 ms on one core become 3.3 ms, 10 ms on 0.2 become 3.3 ms; with 1 ms of exchange 4.33 ms instead of 11 ms."""
+    workers = [{"compute": 2 * MS, "peers": 8 * MS, "communicate": MS}, {"compute": 10 * MS, "communicate": MS}]
+    found = advice(tmp_path, workers, cores_per_node="1,0.2")
+    assert found["--cores-per-node 0.6"].speedup == pytest.approx(11 / (10 / 3 + 1))
+    assert found["--mode async"].speedup == pytest.approx((11 / 3 + 11 / 11) / 2)
+    assert found["--nodes 1"].speedup == pytest.approx(1 / 2 / (3 / 11))
+
+
+def test_data_that_are_changed_on_the_way(tmp_path):
+    found = advice(tmp_path, steps(compute=1, data=9), augment="crop")
+    assert (found["--augment none"].speedup, found["--augment none"].bound) == (pytest.approx(10), "at most")
+    assert advice(tmp_path, steps(compute=1, data=9), name="plain") == {}
+
+
+def test_cores_that_are_not_used(tmp_path):
+    node = {"cores_available": 4.0, "cpu_cores_used": {"mean": 1.0, "max": 1.0}, "cpu_fraction": {"mean": 0.25, "max": 0.25}}
+    options = {"node_figures": [node] * 2, "figures": {"nodes_sharing_cores": 1}, "half_fraction": 0.5}
+    found = advice(tmp_path, steps(compute=10), **options)
+    assert found["--threads 4"].speedup == pytest.approx(4)
+    assert found["--threads 4"].bound == "at most"
+    assert found["--precision bf16"].speedup is None
+    assert "--batch-size 64" not in found  # everything grows with the batch
+    shared = advice(tmp_path, steps(compute=10), **{**options, "figures": {"nodes_sharing_cores": 2}}, name="shared")
+    assert "--threads 4" not in shared
+
+
+@pytest.mark.parametrize(
+    ("figures", "job", "option"),
+    [
+        ({"eval_seconds": 0.6}, {"eval_every": "2epochs"}, "--eval-every 4epochs"),
+        ({"eval_seconds": 0.6}, {"eval_every": "50steps"}, "--eval-every 100steps"),
+        ({"checkpoint_seconds": 0.6}, {"checkpoint_every": "1.5s"}, "--checkpoint-every 3s"),
+        ({"eval_seconds": 0.6}, {"eval_every": "end"}, None),
+    ],
+)
+def test_less_often(tmp_path, figures, job, option):
+    found = advice(tmp_path, steps(compute=10), figures={"train_seconds": 0.4, **figures}, **job)
+    assert list(found) == ([option] if option else [])
+    if option:
+        assert found[option].speedup == pytest.approx(1 / 0.7)
+
+
+def test_every_option_that_is_recommended_is_one_of_the_command(tmp_path):
+    """Typed as they are shown, they make a valid job of the kind that they are recommended for."""
+    runs = [
+        explained_run(tmp_path, steps(compute=1, network=9, count=3), mode="async", node_figures=[FULL] * 3, bandwidth="100mbit", name="a"),
+        explained_run(tmp_path, steps(compute=1, network=9), node_figures=[FULL] * 2, bandwidth="1.5gbit", name="b", batch_size=3),
+        explained_run(tmp_path, steps(compute=1, data=9), augment="crop", name="c"),
+        explained_run(tmp_path, steps(compute=9), name="d"),
+        explained_run(tmp_path, steps(compute=9), figures={"train_seconds": 0.3, "eval_seconds": 0.6}, name="e"),
+    ]
+    options = [entry.option for run in runs for entry in advise(explain(run))]
+    assert len(options) > 8
+    for text in options:
+        arguments = text.split() if "--nodes" in text or "--mode sync" in text else ["--nodes", "3", "--mode", "async", *text.split()]
+        done = CliRunner().invoke(run_command, [*arguments, "--backend", "torch", "--print-config"], catch_exceptions=False)
+        assert done.exit_code == 0, (text, done.output)

@@ -1,0 +1,261 @@
+"""`trainer predict`: the formulas by hand, the fit on runs made from a known model, the band, the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from predict_samples import BATCH, COMPUTE, PAYLOAD, RING, SERVER, calibrated_run, write
+
+from crosstrain.cli.group import invoke
+from crosstrain.cli.predict_command import predict
+from crosstrain.core.errors import UsageError
+from crosstrain.report.predict import Compute, Link, Ring, Server, ring_step, server_step
+from crosstrain.report.predict_band import Judged, Point, Validation, band_factor, read_validation
+from crosstrain.report.predict_fit import fit
+from crosstrain.report.predict_runs import observe
+from crosstrain.report.predict_scaling import Question, remarks
+from crosstrain.report.predict_scaling import predict as predicted
+
+BARE = Ring(wire_factor=1.0)
+
+
+class TestFormulas:
+    def test_a_ring_sends_2_n_minus_1_over_n_of_the_bytes(self):
+        """Four workers, 8 MB, 1 MB/s: 2·3/4·8 = 12 s on the link; 6 messages of 0.5 s, 0.25 s of them on the way."""
+        step = ring_step(1.0, 8e6, 4, 4, Ring(hop_seconds=0.25, wire_factor=1.0), Link(1e6, 0.25))
+        assert step.parts == {"compute": 1.0, "link": 12.0, "copying": 0.0, "latency": 3.0, "other": 0.0}
+        assert (step.seconds, step.updates_per_second, step.limited_by) == (16.0, 1 / 16, "link")
+
+    def test_what_is_hidden_fits_into_the_window(self):
+        half = ring_step(4.0, 4e6, 2, 2, Ring(wire_factor=1.0, hidden_fraction=0.5), Link(1e6))
+        assert (half.seconds, half.parts["link"]) == (6.0, 2.0)
+        long = ring_step(1.0, 4e6, 2, 2, Ring(wire_factor=1.0, hidden_fraction=0.5, window_fraction=0.25), Link(1e6))
+        assert (long.seconds, long.parts["link"]) == (4.75, 3.75)
+
+    def test_a_worker_alone_and_a_node_alone_need_no_link(self):
+        assert ring_step(1.0, 8e6, 1, 1, Ring(other_seconds=9.0), Link(1.0)).seconds == 1.0
+        assert ring_step(1.0, 8e6, 2, 1, Ring(0.5, 1e-6, 1.0), Link(1.0, 100.0)).seconds == 1.0 + 8.0 + 1.0
+
+    def test_a_worker_alone_with_its_parameter_server(self):
+        step = server_step(1.0, 1e6, 1, 1, 1, Server(0.5, 1e-6, 0.25, 1e-6, 1.0), Link(1.0, 100.0))
+        assert step.seconds == pytest.approx(1.0 + (0.5 + 1.0) + (0.25 + 1.0))
+
+    def test_the_parameter_servers_link_is_the_bound(self):
+        """20 MB of updates a second each way over 1 MB each: 20 updates a second cross the link; the one beside it needs none."""
+        crowd = server_step(0.1, 1e6, 1, 400, 1, Server(wire_factor=1.0, shared_cores=False), Link(20e6))
+        assert crowd.updates_per_second == pytest.approx(20 + 10, rel=0.01)
+        assert crowd.limited_by == "link"
+
+    def test_its_processor_is_the_bound_on_fast_links(self):
+        crowd = server_step(0.1, 1e6, 1, 400, 1, Server(service_seconds=0.02, shared_cores=False), Link(None))
+        assert crowd.updates_per_second == pytest.approx(50, rel=1e-3)
+        assert crowd.limited_by == "server"
+
+    def test_more_parameter_servers_share_the_bytes(self):
+        one, two = (server_step(0.1, 1e6, 1, 400, ps, Server(wire_factor=1.0, shared_cores=False), Link(20e6)) for ps in (1, 2))
+        assert two.updates_per_second / one.updates_per_second == pytest.approx(2.0, rel=0.1)
+        few = server_step(0.1, 1e6, 1, 3, 2, Server(wire_factor=1.0, shared_cores=False), Link(20e6))
+        assert few.parts["link"] <= 2 * 1e6 / 20e6  # nobody's own link carries more than the payload each way
+
+    def test_parts_sum_to_the_step(self):
+        for step in (
+            ring_step(0.1, 1e6, 3, 3, RING, Link(1e7, 1e-3)),
+            server_step(0.1, 1e6, 2, 3, 1, SERVER, Link(1e7, 1e-3)),
+        ):
+            assert math.fsum(step.parts.values()) == pytest.approx(step.seconds)
+        assert step.updates_per_second == pytest.approx(6 / step.seconds)
+
+
+class TestFit:
+    def test_one_sync_run_gives_back_what_it_was_made_from(self, tmp_path):
+        ring = Ring(0.001, 8e-9, hidden_fraction=0.25)
+        found = fit([observe(calibrated_run(tmp_path, ring=ring))])
+        for name in ("hop_seconds", "seconds_per_byte", "wire_factor", "hidden_fraction", "other_seconds"):
+            assert getattr(found.ring, name) == pytest.approx(getattr(ring, name), rel=1e-6, abs=1e-12)
+        assert found.compute.fixed_seconds == pytest.approx(COMPUTE.fixed_seconds)
+        assert found.compute.seconds_per_example == pytest.approx(COMPUTE.seconds_per_example)
+        assert found.measured == {"ring"}
+
+    @pytest.mark.parametrize("ring", [RING, replace(RING, hidden_fraction=0.9, window_fraction=0.3)])
+    def test_two_bandwidths_tell_how_much_can_be_hidden(self, tmp_path, ring):
+        runs = [calibrated_run(tmp_path, name=str(rate), bandwidth=f"{rate}mbit", ring=ring) for rate in (100, 1000)]
+        found = fit([observe(path) for path in runs]).ring
+        for name in ("seconds_per_byte", "hidden_fraction", "window_fraction"):
+            assert getattr(found, name) == pytest.approx(getattr(ring, name))
+
+    def test_what_differs_between_nodes_of_one_kind_is_chance(self, tmp_path):
+        path = calibrated_run(tmp_path)
+        calibration = json.loads((path / "calibration.json").read_text())
+        calibration["workers"][0]["compute_seconds"] *= 1.5
+        write(path, "calibration.json", calibration)
+        assert fit([observe(path)]).compute.seconds(BATCH) == pytest.approx(1.25 * COMPUTE.seconds(BATCH), rel=1e-3)
+        write(path, "job.json", {**json.loads((path / "job.json").read_text()), "cores_per_node": [0.3, 0.4]})
+        assert fit([observe(path)]).compute.seconds(BATCH) == pytest.approx(1.5 * COMPUTE.seconds(BATCH), rel=1e-3)
+
+    def test_what_comes_on_top_is_kept(self, tmp_path):
+        path = calibrated_run(tmp_path, ring=Ring(0.001, 8e-9, other_seconds=0.03))
+        assert fit([observe(path)]).ring.other_seconds == pytest.approx(0.03)
+
+    def test_an_async_run_gives_back_its_steps_and_other_numbers_of_nodes(self, tmp_path):
+        runs = [calibrated_run(tmp_path, name=str(rate), mode="async", nodes=3, bandwidth=f"{rate}mbit") for rate in (50, 1000)]
+        found = fit([observe(path) for path in runs])
+        assert found.measured == {"ps"}
+        assert found.server.pulls_per_update == 2.0
+        for nodes, rate in ((2, 200e6), (5, 200e6), (3, 50e6), (8, 1e9)):
+            expected = server_step(COMPUTE.seconds(BATCH), PAYLOAD, 1, nodes, 1, SERVER, Link(rate / 8))
+            step = server_step(found.compute.seconds(BATCH), PAYLOAD, 1, nodes, 1, found.server, Link(rate / 8))
+            assert step.updates_per_second == pytest.approx(expected.updates_per_second, rel=0.02)
+
+    def test_a_worker_alone_says_nothing_of_messages(self, tmp_path):
+        found = fit([observe(calibrated_run(tmp_path, nodes=1, bandwidth=None, cores_per_node=None))])
+        assert (found.measured, found.ring) == (frozenset(), Ring())
+
+    def test_a_batch_of_one_has_no_half(self, tmp_path):
+        found = fit([observe(calibrated_run(tmp_path, batch_size=1))]).compute
+        assert (found.seconds(1), found.seconds_per_example) == (pytest.approx(COMPUTE.seconds(1)), 0.0)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"model": "cnn"}, "model is logreg and cnn"),
+            ({"cores_per_node": (0.5,)}, r"cores_per_node is \[0.4\] and \[0.5\]"),
+            ({"payload_bytes": 7}, "1000000 and 7 bytes"),
+        ],
+    )
+    def test_runs_of_other_work_are_refused(self, tmp_path, change, message):
+        first, other = calibrated_run(tmp_path), calibrated_run(tmp_path, name="two", **change)
+        with pytest.raises(UsageError, match=message):
+            fit([observe(first), observe(other)])
+
+    def test_a_run_without_calibration_is_refused(self, tmp_path):
+        path = calibrated_run(tmp_path)
+        (path / "calibration.json").unlink()
+        with pytest.raises(UsageError, match=r"is not calibrated.*train a short one again"):
+            observe(path)
+
+
+JUDGED = Judged("tf", "sync", "w", ("a",), tuple(Point(nodes, 1e8, 32, 100.0, 100.0 * off) for nodes, off in ((2, 0.9), (4, 1.25))))
+
+
+class TestBand:
+    def test_errors_are_fractions_of_what_was_measured(self):
+        assert JUDGED.median_error == pytest.approx(0.175)
+        assert JUDGED.largest_error == pytest.approx(0.25)
+        assert JUDGED.factor == pytest.approx(1.25)
+
+    @pytest.mark.parametrize(
+        ("nodes", "bits_per_second", "doublings"),
+        [(1, None, 0), (4, 1e8, 0), (8, 1e8, 1), (512, 1e8, 7), (4, 4e8, 2), (4, 5e7, 1), (16, 2e8, 3), (2, None, 0)],
+    )
+    def test_each_doubling_widens_it(self, nodes, bits_per_second, doublings):
+        factor, found = band_factor(JUDGED, nodes, bits_per_second)
+        assert (factor, found) == (pytest.approx(1.25 ** (1 + doublings)), doublings)
+
+    def test_the_shipped_table_is_whole(self):
+        for judged in read_validation().judged:
+            assert judged.points
+            assert len(judged.fitted_on) in (1, 2)
+            assert judged.factor >= 1
+
+
+class TestRows:
+    def rows(self, tmp_path, *, judged=(JUDGED,), **question):
+        fitted = fit([observe(calibrated_run(tmp_path))])
+        asked = Question(
+            **{"nodes": (1, 4), "link": Link(1e8 / 8), "topology": "ring", "ps": 1, "scalings": ("weak", "strong"), **question}
+        )
+        rows = predicted(fitted, asked, Validation("2025-01-01", "m", judged))
+        return rows, remarks(fitted, asked, rows)
+
+    def test_speedup_is_over_one_node(self, tmp_path):
+        (alone, weak, whole, strong), _ = self.rows(tmp_path)
+        assert (alone.speedup, whole.speedup) == (1.0, 1.0)
+        assert weak.examples_per_second == pytest.approx(4 * BATCH / weak.step.seconds)
+        assert weak.speedup == pytest.approx(4 * COMPUTE.seconds(BATCH) / weak.step.seconds, rel=1e-6)
+        assert (strong.global_batch_size, strong.batch_size) == (2 * BATCH, BATCH / 2)
+        assert strong.step.parts["compute"] == pytest.approx(COMPUTE.seconds(BATCH / 2))
+        assert strong.efficiency == pytest.approx(COMPUTE.seconds(2 * BATCH) / strong.step.seconds / 4)
+        assert weak.factor == pytest.approx(1.25)
+
+    def test_workers_without_an_example_have_no_row(self, tmp_path):
+        rows, texts = self.rows(tmp_path, nodes=(512,))
+        assert [row.step is None for row in rows] == [False, True]
+        assert any("512 nodes would leave workers without an example of the global batch of 64" in text for text in texts)
+        assert any("512 nodes are an extrapolation from 2" in text for text in texts)
+
+    def test_the_other_topology_has_no_band_and_says_why(self, tmp_path):
+        rows, texts = self.rows(tmp_path, topology="ps")
+        assert {row.factor for row in rows} == {None}
+        assert texts[0].startswith("No run was async: what messages cost is taken from the sync runs.")
+
+    def test_latency_is_said_to_be_unvalidated(self, tmp_path):
+        assert any(text.startswith("Latency is unvalidated") for text in self.rows(tmp_path)[1])
+
+    def test_steps_that_are_short_against_the_kernels_periods_are_said_to_be(self, tmp_path):
+        assert not [text for text in self.rows(tmp_path)[1] if "every 20 ms" in text]
+        fitted = fit([observe(calibrated_run(tmp_path, name="short", compute=Compute(0.0, 0.001)))])
+        question = Question((2,), Link(None), "ring", 1, ("weak",))
+        texts = remarks(fitted, question, predicted(fitted, question, Validation("", "", ())))
+        assert any("a worker of a fitted run computes for only 32 ms a step" in text for text in texts)
+
+    def test_more_parameter_servers_than_nodes_are_refused(self, tmp_path):
+        with pytest.raises(UsageError, match="ps: got 3; allowed: at most one on each node, and 1 of --nodes is fewer"):
+            self.rows(tmp_path, topology="ps", ps=3)
+
+
+class TestCommand:
+    def test_json(self, tmp_path):
+        path = calibrated_run(tmp_path)
+        arguments = [path.name, "--out", str(tmp_path), "--nodes", "2,512", "--bandwidth", "10gbit", "--latency", "50us", "--json"]
+        done = CliRunner().invoke(predict, arguments)
+        found = json.loads(done.stdout)
+        assert (found["runs"], found["topology"], found["latency_seconds"]) == (["one"], "ring", pytest.approx(50e-6))
+        assert [row["nodes"] for row in found["predictions"]] == [2, 512, 2, 512]
+        weak = found["predictions"][0]
+        assert weak["step_seconds"] == pytest.approx(sum(weak["parts"].values()))
+        assert found["fitted"]["ring"]["hop_seconds"] == pytest.approx(RING.hop_seconds)
+        assert found["predictions"][3]["step_seconds"] is None
+
+    def test_the_table_names_runs_units_and_limits(self, tmp_path):
+        path = calibrated_run(tmp_path)
+        text = CliRunner().invoke(predict, [str(path), "--nodes", "1,2,8", "--scaling", "weak"]).stdout
+        lines = text.splitlines()
+        assert lines[0] == "logreg on digits, tf, all-reduce round a ring (sync)"
+        assert lines[1] == "Fitted to one (sync, 2 nodes, links of 100mbit)"
+        assert [line.split()[0] for line in lines if line[:5].strip().isdecimal()] == ["1", "2", "8"]
+        assert "(strong scaling)" not in text
+
+    @pytest.mark.parametrize(
+        ("option", "value", "message"),
+        [
+            ("--nodes", "2,x", "--nodes: got '2,x'; allowed: whole numbers from 1"),
+            ("--nodes", "0", "--nodes: got '0'"),
+            ("--bandwidth", "fast", "--bandwidth: got 'fast'; allowed: a positive number with kbit, mbit or gbit"),
+            ("--latency", "5", "--latency: got '5'; allowed: a number with ns, us, ms or s"),
+            ("--topology", "rin", "--topology: got 'rin'; allowed: ring, ps. Did you mean 'ring'?"),
+            ("--ps", "0", "--ps: got '0'; allowed: a whole number of at least 1"),
+            ("--scaling", "weka", "--scaling: got 'weka'; allowed: weak, strong, both. Did you mean 'weak'?"),
+        ],
+    )
+    def test_wrong_values_are_named(self, tmp_path, capsys, option, value, message):
+        assert invoke(["predict", str(calibrated_run(tmp_path)), option, value]) == 2
+        assert message in capsys.readouterr().err
+
+    def test_cores_that_nodes_share_make_the_fit_doubtful(self, tmp_path):
+        path = calibrated_run(tmp_path)
+        summary = json.loads((path / "summary.json").read_text())
+        write(path, "summary.json", {**summary, "nodes_sharing_cores": 2})
+        assert "fit is doubtful. Give each node its share with --cores-per-node" in CliRunner().invoke(predict, [str(path)]).stdout
+
+
+def test_the_table_of_the_document_is_the_shipped_one(repository: Path):
+    text = (repository / "docs/scaling.md").read_text(encoding="utf-8")
+    validation = read_validation()
+    assert validation.measured_on in text
+    for judged in validation.judged:
+        assert f"| {judged.backend} | {judged.mode} | {len(judged.fitted_on)} | {len(judged.points)} | {judged.median_error:.1%} |" in text
