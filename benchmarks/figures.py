@@ -37,7 +37,7 @@ class Measured:
 
     `peak_memory_bytes` is the resident memory of the run's largest process, which trains, at its peak, as wait4(2) tells whoever started
     the run (its descendants are in it where their parents waited for them); `tree_memory_bytes` the sum over all of the run's processes of
-    their own peaks. `data_wait_fraction` is the part of training spent waiting for data, `time_to_target_seconds` on the run clock.
+    their own peaks. `data_wait_fraction` is the part of a step that gathers its batch, `time_to_target_seconds` on the run clock.
     Of saving: `saves` in the measured window, the longest stall, the bytes of a checkpoint. None where not measured.
     """
 

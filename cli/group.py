@@ -35,7 +35,14 @@ class LazyCommand:
 
 COMMANDS: Mapping[str, LazyCommand] = {
     "run": LazyCommand("run_command:run", "Train one job and write a comparable run directory."),
-    "compare": LazyCommand("compare_command:compare", "Lay finished runs side by side."),
+    "sweep": LazyCommand("sweep_command:sweep", "Run one job at many settings, and lay the runs side by side."),
+    "watch": LazyCommand("watch_command:watch", "Show how a run stands, live, or how it ended."),
+    "runs": LazyCommand("runs_command:runs", "List runs, show one, delete some, export their records as tables."),
+    "compare": LazyCommand("compare_command:compare", "Compare finished runs, and say which of their figures compare."),
+    "report": LazyCommand("report_command:report", "Write runs side by side as one page with plots that opens offline."),
+    "plot": LazyCommand("plot_command:plot", "Draw the report's pictures as PNG, SVG or PDF."),
+    "explain": LazyCommand("explain_command:explain", "Say what holds a run back, with the figures behind it."),
+    "predict": LazyCommand("predict_command:predict", "Predict how a job would scale to more nodes and other links."),
     "export": LazyCommand("export_command:export", "Write a trained model for other programs, or list a run's files."),
     "evaluate": LazyCommand("evaluate_command:evaluate", "Evaluate a trained model on a dataset, on either backend."),
     "data": LazyCommand("data_command:data", "List, prepare and verify datasets."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..core.console import note
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.layers import Resolved, resolve
+from ..core.sweeps import SWEEP_FILE, Grid, read_grid
 from ..launch.contract import find_place
 from ..launch.local import Launcher, LocalLauncher
 from .interrupts import DeferredInterrupts
@@ -94,11 +96,15 @@ def run(
     if not quiet:
         for text in resolved.notes:
             note(text)
+        if config is not None and not (resolved.job.out / SWEEP_FILE).exists() and read_grid(config) != Grid():
+            note(f"{config} describes a sweep: this is its base job; `trainer sweep {config}` runs all of its points")
     command = ["trainer", *(ctx.obj or ())]
     job = resolved.job
     if job.launcher == "local" and (rendezvous is not None or node_rank is not None):
         raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")
     place = find_place(os.environ, rendezvous, node_rank, job.nodes) if job.launcher == "auto" else None
+    if given_options(ctx).get("tensorboard") and not quiet and (place is None or place.is_driver):
+        note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
     if repeats is not None:
         if place is not None or resume is not None:
             raise UsageError(
@@ -131,6 +137,10 @@ def _drive(
     as_json: bool,
 ) -> int:
     """Start the nodes, load the driver while they load, run, and print the summary."""
+    if job.mlflow is not None:
+        from ..metrics.mlflow import check_mlflow
+
+        check_mlflow(job.mlflow)
     try:
         with DeferredInterrupts():
             if isinstance(launcher, LocalLauncher):

@@ -15,6 +15,7 @@ import psutil
 
 from .cgroups import cpu_quota_cores, memory_limit_bytes
 from .gpu import GpuProbe
+from .software import installed_versions
 
 __all__ = ["cores_available", "describe_host"]
 
@@ -61,6 +62,7 @@ def describe_host() -> dict[str, Any]:
         "kernel": platform.release(),
         "machine": platform.machine(),
         "python": platform.python_version(),
+        "packages": installed_versions(),
         "gpus": None if devices is None else [{key: device[key] for key in ("name", "memory_total_bytes")} for device in devices],
         "gpu_problem": gpus.problem,
     }

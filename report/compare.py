@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UsageError
-from ..metrics.rundir import RunReader
+from .described import describe
 
-__all__ = ["load", "row", "rows"]
+__all__ = ["FIGURES", "load", "row", "rows"]
 
 _PLAIN = (
     "run",
@@ -24,7 +23,10 @@ _PLAIN = (
     "parameter_servers",
     "batch_size",
     "global_batch_size",
+    "optimizer",
+    "learning_rate",
     "seed",
+    "resumed",
     "precision",
     "precision_used",
     "network_source",
@@ -67,32 +69,24 @@ _PER_NODE = {
 }
 
 
+FIGURES: tuple[str, ...] = (*_PLAIN, *_NESTED, "eval_error", *_PER_NODE)
+"""What a row has, in its order."""
+
+
 def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
     """Return the summaries of the runs. Raises UsageError for one that does not exist or has no summary (yet)."""
-    return [_summary(RunReader(path), path) for path in paths]
-
-
-_STATES = {"died": "it was killed before it could write one", "failed": "it failed", "interrupted": "it was interrupted"}
-
-
-def _summary(reader: RunReader, path: Path | str) -> dict[str, Any]:
-    summary = reader.summary()
-    if summary is not None:
-        return summary
-    status = reader.status()
-    cause = f" ({status['cause']})" if status["cause"] else ""
-    state = reader.state()
-    advice = "Wait until it has ended." if state in ("starting", "running") else "Run it again, or leave it out."
-    raise UsageError(f"run: {str(path)!r} has no summary.json; {_STATES.get(state, f'it is {state}')}{cause}. {advice}")
+    return [dict(describe(path).summary) for path in paths]
 
 
 def row(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return a summary as one flat row: a figure a key, units in the names, a list in node order for the ``node_`` figures.
 
-    None stands for what was not observed.
+    None stands for what was not observed. ``eval_error`` is 1 − ``eval_accuracy``.
     """
     flat: dict[str, Any] = {name: summary.get(name) for name in _PLAIN}
     flat.update({name: _reach(summary, path) for name, path in _NESTED.items()})
+    accuracy = flat["eval_accuracy"]
+    flat["eval_error"] = 1 - accuracy if isinstance(accuracy, int | float) else accuracy  # null, or the string for a figure that is none
     flat.update({name: [_reach(node, path) for node in summary["per_node"]] for name, path in _PER_NODE.items()})
     return flat
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate"]
+__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "kept", "spread"]
 
 TRIMMED_FROM = 5
 """From this many runs on the fastest and the slowest are left out, as MLPerf training does."""
@@ -28,21 +30,31 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return mean and standard deviation over the runs of one job (their summaries, at least one).
 
     - ``runs``: how many; ``converged``: how many reached the target, null where there is none
-    - ``dropped``: names of the runs left out: from `TRIMMED_FROM` runs on the fastest and the slowest, by time to target (a run that
-      did not reach it is slower than all that did), without a target by the run clock
+    - ``dropped``: names of the runs left out (see `kept`)
     - ``figures``: for each of `FIGURES` ``mean``, ``sigma`` (sample standard deviation, n − 1; null for a single value) and ``values``,
       how many runs have it; null where none has
     """
+    staying, dropped = kept(summaries)
     with_target = summaries[0]["target"] is not None
-    ordered = sorted(summaries, key=lambda summary: _duration(summary, with_target))
-    kept = ordered[1:-1] if len(ordered) >= TRIMMED_FROM else ordered
-    dropped = [ordered[0]["run"], ordered[-1]["run"]] if len(ordered) >= TRIMMED_FROM else []
     return {
         "runs": len(summaries),
         "converged": sum(bool(summary["target_reached"]) for summary in summaries) if with_target else None,
-        "dropped": dropped,
-        "figures": {name: _spread([_reach(summary, path) for summary in kept]) for name, path in FIGURES.items()},
+        "dropped": [summary["run"] for summary in dropped],
+        "figures": {name: spread([_reach(summary, path) for summary in staying]) for name, path in FIGURES.items()},
     }
+
+
+def kept(summaries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return the runs whose figures count, from the fastest to the slowest, and those left out.
+
+    From `TRIMMED_FROM` runs on the fastest and the slowest are left out: by time to target (a run that did not reach it is slower than all
+    that did), without a target by the run clock.
+    """
+    with_target = summaries[0]["target"] is not None
+    ordered = sorted(summaries, key=lambda summary: _duration(summary, with_target))
+    if len(ordered) < TRIMMED_FROM:
+        return ordered, []
+    return ordered[1:-1], [ordered[0], ordered[-1]]
 
 
 def _duration(summary: Mapping[str, Any], with_target: bool) -> float:
@@ -57,10 +69,22 @@ def _reach(summary: Mapping[str, Any], path: Sequence[str]) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _spread(found: Sequence[float | None]) -> dict[str, Any] | None:
+def spread(found: Sequence[float | None]) -> dict[str, Any] | None:
+    """Return ``mean``, ``sigma`` and ``values`` (how many there are) of what was observed; None where nothing was."""
     values = [value for value in found if value is not None]
     if not values:
         return None
     mean = math.fsum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)
     return {"mean": mean, "sigma": math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, "values": len(values)}
+
+
+def common_name(names: Sequence[str]) -> str:
+    """Return what to call several runs of one job: what their names begin with, without the end that tells them apart, and how many."""
+    prefix = os.path.commonprefix(names)  # noqa: RUF071 — of names, which are no paths
+    numbered = all(len(name) - len(prefix) <= _LONGEST_NUMBER for name in names)
+    stem = re.sub(r"([-_,. ]+(seed|run|r)?)?[-_=,. ]*$", "", prefix) if numbered else ""
+    return f"{stem or names[0]} ×{len(names)}"
+
+
+_LONGEST_NUMBER = 4  # names that differ by more than a number of a seed are not alike; then the first one stands for all

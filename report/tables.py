@@ -1,19 +1,23 @@
-"""Summaries as tables for people: one run, or several side by side, a column each."""
+"""Runs as tables for people: one run, or several side by side, a column each."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from ..metrics.display import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text
-from .compare import row
+from ..metrics.display import UNKNOWN, count_text
+from .columns import DONE, MARK, NODE, cell, node_cell, relative, relative_speed, relative_target
+from .described import DescribedRun
+from .entries import Entry, entry_of
+from .rules import SPEED, TARGET
 
-__all__ = ["ACROSS_MODES", "SYNTHETIC", "one_run", "side_by_side", "to_text"]
+__all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "plain_table", "side_by_side", "to_text"]
 
 ACROSS_MODES = (
     "A step is one update of the parameters: of the global batch in sync mode, of one worker's batch in async mode.\n"
@@ -25,7 +29,9 @@ SYNTHETIC = "Synthetic data: images and labels are random. Speed and resources m
 """Stands under every table that has a run on synthetic data."""
 
 Show = Callable[[Any], str]
-Line = tuple[str, str, Show]
+
+_RELATIVE = "  relative to the first"
+_ROOM = "\u2800"  # a blank that is no white space, which would be cut off at the end of a cell
 
 
 def _text(value: Any) -> str:
@@ -36,20 +42,7 @@ def _source(value: Any) -> str:
     return "+".join(value) if isinstance(value, list) else _text(value)
 
 
-def _bytes_rate(value: float | None) -> str:
-    return bytes_text(value, per_second=True)
-
-
-def _decimal(value: float | None) -> str:
-    return number_text(value, 2)
-
-
-def _rate(value: float | None) -> str:
-    """Show a rate whose label already says per what."""
-    return rate_text(value).removesuffix("/s")
-
-
-_ASKED: tuple[Line, ...] = (
+_ASKED: tuple[tuple[str, str, Show], ...] = (
     ("state", "state", _text),
     ("backend", "backend", _text),
     ("mode", "mode", _text),
@@ -62,42 +55,28 @@ _ASKED: tuple[Line, ...] = (
     ("global batch", "global_batch_size", count_text),
 )
 
-_DONE: tuple[Line, ...] = (
-    ("steps", "steps", count_text),
-    ("examples", "examples", count_text),
-    ("examples/s", "examples_per_second", _rate),
-    ("steps/s", "steps_per_second", _rate),
-    ("run time", "run_seconds", duration_text),
-    ("init time", "init_seconds", duration_text),
-    ("train time", "train_seconds", duration_text),
-    ("final train loss", "final_train_loss", number_text),
-    ("test loss", "eval_loss", number_text),
-    ("test accuracy", "eval_accuracy", number_text),
-    ("time to target", "time_to_target_seconds", duration_text),
-    ("staleness mean", "staleness_mean", _decimal),
-)
-
-_NODE: tuple[Line, ...] = (
-    ("CPU cores used", "node_cpu_cores_used_mean", _decimal),
-    ("peak memory", "node_memory_rss_bytes_max", bytes_text),
-    ("sent", "node_network_sent_bytes_per_second", _bytes_rate),
-    ("received", "node_network_received_bytes_per_second", _bytes_rate),
-)
+_ONLY_SIDE_BY_SIDE = frozenset({"eval_error", "node_cpu_fraction_mean"})
+"""They follow from figures that the table of one run has."""
 
 
-def _table(**options: Any) -> Table:
+def plain_table(**options: Any) -> Table:
+    """Return an empty table with a line under its header and no frame."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
 
 
 def one_run(summary: Mapping[str, Any]) -> RenderableType:
     """Return the end-of-run table: the figures, then what each node used."""
-    figures = _figures(summary)
-    main = _table(show_header=False)
+    entry = _as_shown(_entry(summary))
+    figures = entry.figures
+    main = plain_table(show_header=False)
     main.add_column(no_wrap=True)
     main.add_column(no_wrap=True)
-    for label, key, show in _ASKED + _DONE:
+    for label, key, show in _ASKED:
         if figures[key] is not None:
             main.add_row(label, show(figures[key]))
+    for one in DONE:
+        if figures[one.key] is not None and one.key not in _ONLY_SIDE_BY_SIDE:
+            main.add_row(one.label, one.show(figures[one.key]))
     if figures["target"] is not None:
         main.add_row("target", f"{figures['target']} {'reached' if figures['target_reached'] else 'NOT reached within the budget'}")
     if figures["updates_by_worker"] is not None:
@@ -106,78 +85,102 @@ def one_run(summary: Mapping[str, Any]) -> RenderableType:
         main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (--cores-per-node)")
     if figures["network_source"] is not None:
         main.add_row("network counted at", _source(figures["network_source"]))
-    return Group(main, "", _nodes(figures), *_notes([figures]))
+    return Group(main, "", _nodes(entry), *_notes([summary]))
 
 
-def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a summary as tables show it: what the run computed in where it is known, and data that is synthetic named so."""
-    figures = row(summary)
+def _entry(summary: Mapping[str, Any]) -> Entry:
+    return entry_of([DescribedRun(Path(), summary, {})])
+
+
+def _as_shown(entry: Entry) -> Entry:
+    """Return a row as tables show it: what the run computed in where it is known, and data that is synthetic named so."""
+    figures = dict(entry.figures)
     if figures["synthetic"]:
         figures["data"] = f"{figures['data']} (synthetic)"
     figures["precision_used"] = figures["precision_used"] or figures["precision"]
-    return figures
+    return Entry(entry.label, entry.runs, figures, entry.sigmas, entry.left_out, entry.converged)
 
 
-def _notes(all_figures: Sequence[Mapping[str, Any]]) -> list[str]:
+def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what has to be said under a table of these runs, an empty line before each."""
     notes = []
-    if len({figures["mode"] for figures in all_figures}) > 1:
+    if len({summary["mode"] for summary in summaries}) > 1:
         notes += ["", ACROSS_MODES]
-    if any(figures["synthetic"] for figures in all_figures):
+    if any(summary.get("synthetic") for summary in summaries):
         notes += ["", SYNTHETIC]
     return notes
 
 
-def _nodes(figures: Mapping[str, Any]) -> Table:
-    table = _table()
+def _nodes(entry: Entry) -> Table:
+    columns = [one for one in NODE if one.key not in _ONLY_SIDE_BY_SIDE]
+    table = plain_table()
     table.add_column("node", no_wrap=True)
-    for label, _, _ in _NODE:
-        table.add_column(label, justify="right", no_wrap=True)
-    for node in range(figures["nodes"]):
-        table.add_row(str(node), *(show(figures[key][node]) for _, key, show in _NODE))
+    for one in columns:
+        table.add_column(one.label, justify="right", no_wrap=True)
+    for node in range(entry.figures["nodes"]):
+        table.add_row(str(node), *(node_cell(entry, one, node) for one in columns))
     return table
 
 
 def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return a table with a line a figure and a column a run; a dash stands for what was not observed or does not apply.
+    """Return a table with a line a figure and a column a run, and what has to be said under it."""
+    entries = [_entry(summary) for summary in summaries]
+    return Group(columns_of(entries, [frozenset()] * len(entries)), *_notes(summaries))
 
-    The relative speeds are examples/s over those of the first run.
+
+def columns_of(entries: Sequence[Entry], marks: Sequence[Collection[str]]) -> Table:
+    """Return a table with a line a figure and a column a row of the comparison; a dash stands for what was not observed or does not apply.
+
+    `marks` are the kinds of figures of each that cannot be compared. Relative are examples/s over those of the first, and how many times
+    as fast it reached the target.
     """
-    all_figures = [_figures(summary) for summary in summaries]
-    table = _table()
+    shown = [_as_shown(entry) for entry in entries]
+    main = _figure_lines(shown, marks)
+    nodes = [
+        (f"node {node} {one.label}", [node_cell(entry, one, node, own) for entry, own in zip(shown, marks, strict=True)])
+        for node in range(max(entry.figures["nodes"] for entry in shown))
+        for one in NODE
+    ]
+    table = plain_table()
     table.add_column("", no_wrap=True)
-    for figures in all_figures:
-        table.add_column(str(figures["run"]), justify="right", overflow="fold")
-    for label, key, show in _ASKED + _DONE:
-        table.add_row(label, *(_shown(figures, key, show) for figures in all_figures))
-        if key == "examples_per_second":
-            table.add_row("  relative to the first", *_relative([figures[key] for figures in all_figures]))
-    if any((figures["nodes_sharing_cores"] or 1) > 1 for figures in all_figures):
-        table.add_row("nodes sharing cores", *(count_text(figures["nodes_sharing_cores"]) for figures in all_figures))
-    table.add_section()
-    for node in range(max(figures["nodes"] for figures in all_figures)):
-        for label, key, show in _NODE:
-            table.add_row(f"node {node} {label}", *(_at_node(figures, key, node, show) for figures in all_figures))
-    return Group(table, *_notes(all_figures))
+    for entry in shown:
+        table.add_column(entry.label, justify="right", overflow="fold")
+    cells = aligned([texts for _, texts in (*main, *nodes)])
+    for index, ((label, _), texts) in enumerate(zip((*main, *nodes), cells, strict=True), 1):
+        table.add_row(label, *texts, end_section=index == len(main))
+    return table
 
 
-def _relative(values: Sequence[float | None]) -> list[str]:
-    first = values[0]
-    return [UNKNOWN if value is None or not first else f"{value / first:.2f}x" for value in values]
+Line = tuple[str, list[str]]
 
 
-def _shown(figures: Mapping[str, Any], key: str, show: Show) -> str:
-    if key == "time_to_target_seconds" and figures["target_reached"] is False:
-        return "not reached"
-    return show(figures[key])
+def _figure_lines(entries: Sequence[Entry], marks: Sequence[Collection[str]]) -> list[Line]:
+    lines: list[Line] = [(label, [show(entry.figures[key]) for entry in entries]) for label, key, show in _ASKED]
+    for one in DONE:
+        lines.append((one.label, [cell(entry, one, own) for entry, own in zip(entries, marks, strict=True)]))
+        if one.key == "examples_per_second":
+            lines.append((_RELATIVE, _relative(relative_speed(entries), SPEED, marks)))
+        if one.key == "time_to_target_seconds" and any(entry.converged is not None for entry in entries):
+            lines.append((_RELATIVE, _relative(relative_target(entries), TARGET, marks)))
+    if any((entry.figures["nodes_sharing_cores"] or 1) > 1 for entry in entries):
+        lines.append(("nodes sharing cores", [count_text(entry.figures["nodes_sharing_cores"]) for entry in entries]))
+    return lines
 
 
-def _at_node(figures: Mapping[str, Any], key: str, node: int, show: Show) -> str:
-    return show(figures[key][node]) if node < figures["nodes"] else ""
+def _relative(values: Sequence[float | None], group: str, marks: Sequence[Collection[str]]) -> list[str]:
+    return [relative(value, marked=group in own) for value, own in zip(values, marks, strict=True)]
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the lines of a table with room for a mark in every cell of a column that has one, so that figures stand below each other."""
+    marked = [any(text.endswith(MARK) for text in column) for column in zip(*lines, strict=True)]
+    return [
+        [f"{text}{_ROOM}" if room and not text.endswith(MARK) else text for text, room in zip(line, marked, strict=True)] for line in lines
+    ]
 
 
 def to_text(renderable: RenderableType, width: int = 10_000) -> str:
     """Return plain text without colours; lines are as long as they need to be unless `width` (in characters) is given."""
     stream = io.StringIO()
     Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False).print(renderable)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+    return "\n".join(line.replace(_ROOM, " ").rstrip() for line in stream.getvalue().splitlines()) + "\n"

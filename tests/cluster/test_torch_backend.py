@@ -14,7 +14,7 @@ import torch_tasks
 from logreg_reference import Reference, distance
 from processes import free_ports, script_process
 
-from crosstrain.backends.base import Plan, make_sampler
+from crosstrain.backends.base import Calibration, Plan, make_sampler
 from crosstrain.backends.torch import BACKEND
 from crosstrain.backends.torch.handshake import Hello, connect
 from crosstrain.backends.torch.tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, decode, encode
@@ -296,4 +296,5 @@ def test_tickets_cover_a_plan_and_survive_the_wire():
     pieces = [decode(encode(ticket)) for ticket in cut_evaluation("test", 5000, 3, 1024)]
     assert pieces[0] == EvalTicket("test", 0, 1250)
     assert [piece.stop for piece in pieces] == [1250, 2500, 3750, 5000]
+    assert decode(encode(Calibration("half", 7, 0.125))) == Calibration("half", 7, 0.125)
     assert decode(encode(None)) is None

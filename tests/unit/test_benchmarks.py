@@ -227,7 +227,8 @@ def test_the_peak_is_that_of_the_largest_process_and_the_tree_adds_all_up(tmp_pa
 def write_run(path, *, events=(), **changes):
     records = [{"step": step, "count": 2, "time_seconds": 10.0 + step, "losses": [2.0, 2.0]} for step in (0, 2, 4)]
     summary = {"steps": 6, "state": "succeeded", "init_seconds": 3.0, "examples": 60, "per_node": [{"monitor_cpu_cores_used": None}]}
-    summary |= {"train_seconds": 5.0, "data_wait_seconds": 0.1, "time_to_target_seconds": None, **changes}
+    steps = [{"data_seconds": data, "step_seconds": 5.0} for data in (0.05, 0.1)]
+    summary |= {"train_seconds": 5.0, "time_shares": {"workers": steps}, "time_to_target_seconds": None, **changes}
     (path / "steps.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (path / "summary.json").write_text(json.dumps(summary))
     (path / "job.json").write_text(json.dumps({"threads_per_task": [2]}))
@@ -243,7 +244,7 @@ def test_saves_count_where_they_were_made_while_the_clock_ran(tmp_path):
     write_run(tmp_path, events=[saved(9.0, 0.9), saved(13.0, 0.02), saved(14.0, 0.03), saved(15.0, 0.8)])
     run = read_run(tmp_path, 2)
     assert (run.saves, run.stall_seconds, run.checkpoint_bytes, run.data_wait_fraction) == (2, 0.03, 1000, 0.02)
-    write_run(tmp_path, data_wait_seconds=None)
+    write_run(tmp_path, time_shares=None)
     run = read_run(tmp_path, 2)
     assert (run.saves, run.stall_seconds, run.checkpoint_bytes, run.data_wait_fraction) == (0, None, None, None)
 
@@ -285,7 +286,7 @@ def test_our_figures_come_from_the_run_directory(tmp_path):
     ]
     nodes = [{"monitor_cpu_cores_used": 0.002}, {"monitor_cpu_cores_used": 0.004}]
     summary = {"steps": 6, "state": "succeeded", "init_seconds": 3.0, "examples": 60, "per_node": nodes}
-    summary |= {"train_seconds": 5.0, "data_wait_seconds": None, "time_to_target_seconds": 1.75}
+    summary |= {"train_seconds": 5.0, "time_shares": None, "time_to_target_seconds": 1.75}
     (tmp_path / "events.jsonl").write_text("")
     (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
     (tmp_path / "summary.json").write_text(json.dumps(summary))

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
+import statistics
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from comparison_samples import made, written
 from run_samples import a_job, async_run, open_run, summary_of, sync_run
 
 from crosstrain.cli.compare_command import compare
 from crosstrain.core.errors import UsageError
 from crosstrain.metrics.display import bytes_text, count_text, duration_text, number_text, rate_text
 from crosstrain.report.compare import rows
+from crosstrain.report.comparison import compare_paths, compare_runs
+from crosstrain.report.formats import as_latex, as_markdown, as_text
 from crosstrain.report.tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
 
 ONE_RUN = """\
@@ -44,45 +52,7 @@ node   CPU cores used   peak memory       sent   received
 1                2.00        200 MB   2.0 MB/s   4.0 MB/s
 """
 
-SIDE_BY_SIDE = """\
-                                one           two
-─────────────────────────────────────────────────
-state                     succeeded     succeeded
-backend                          tf         torch
-mode                           sync         async
-model                        logreg        logreg
-data                         digits        digits
-precision                      fp32          fp32
-nodes                             2             2
-workers                           2             2
-parameter servers                 -             1
-global batch                     10            10
-steps                            10            16
-examples                        100            80
-examples/s                     62.5            50
-  relative to the first       1.00x         0.80x
-steps/s                        6.25            10
-run time                     2.00 s        2.00 s
-init time                    3.00 s        3.00 s
-train time                   1.60 s        1.60 s
-final train loss             0.7750        0.4375
-test loss                    0.6000        0.7000
-test accuracy                0.9000        0.8000
-time to target               1.67 s   not reached
-staleness mean                    -          1.50
-
-node 0 CPU cores used          1.00             -
-node 0 peak memory           100 MB             -
-node 0 sent                2.0 MB/s             -
-node 0 received            4.0 MB/s             -
-node 1 CPU cores used          2.00             -
-node 1 peak memory           200 MB             -
-node 1 sent                2.0 MB/s             -
-node 1 received            4.0 MB/s             -
-
-A step is one update of the parameters: of the global batch in sync mode, of one worker's batch in async mode.
-So steps/s of sync and async runs are different things; compare examples/s and time to target.
-"""
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def two_runs(folder):
@@ -98,19 +68,180 @@ def test_a_target_that_was_missed_is_said_plainly(tmp_path):
     assert "accuracy>=0.9 NOT reached within the budget\n" in text
 
 
-def test_the_command_lays_runs_side_by_side(tmp_path):
-    result = CliRunner().invoke(compare, [str(path) for path in two_runs(tmp_path)], catch_exceptions=False)
-    assert (result.exit_code, result.output) == (0, SIDE_BY_SIDE)
+def repeats_and_another():
+    """Three runs that differ by their seed, of which one missed the target, and a slower async one under another kernel."""
+    goal, runs = "accuracy>=0.9", []
+    for seed, (speed, accuracy, seconds) in enumerate([(1000.0, 0.875, 8.0), (1100.0, 0.9, 9.0), (1200.0, 0.925, None)]):
+        figures = {
+            "examples_per_second": speed,
+            "eval": {"examples": 360, "loss": 0.5, "accuracy": accuracy},
+            "target_reached": seconds is not None,
+            "time_to_target_seconds": seconds,
+        }
+        runs.append(made(f"sync-r{seed + 1}", seed=seed, until=goal, nodes=2, summary=figures))
+    slow = {"examples_per_second": 550.0, "steps_per_second": 17.2, "time_to_target_seconds": 4.0, "staleness": {"mean": 1.5}}
+    return [*runs, made("async_1", until=goal, nodes=2, mode="async", node={"kernel": "6.2.0"}, summary=slow)]
+
+
+@pytest.mark.parametrize("form", ["--layout=columns", "--layout=rows", "--markdown", "--latex"])
+def test_what_the_command_prints(tmp_path, form):
+    """Each form is held against a file of what it should be."""
+    paths = written(tmp_path, *repeats_and_another())
+    result = CliRunner().invoke(compare, [*paths, form], catch_exceptions=False)
+    assert (result.exit_code, result.output) == (0, (GOLDEN / f"compare{form.replace('=', '-')}.txt").read_text(encoding="utf-8"))
+
+
+def test_a_few_runs_have_a_column_each_and_many_a_row(tmp_path):
+    two, five = (compare_runs([made(f"run{number}", model=f"model{number}") for number in range(count)]) for count in (2, 5))
+    assert "\ntest accuracy " in as_text(two)
+    assert "\ntest accuracy " not in as_text(five)
+    assert "\ntest accuracy " not in as_text(two, width=40)
+    assert "\ntest accuracy " in as_text(five, layout="columns")
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_tables_and_sentences_fit_the_terminal(width):
+    text = as_text(compare_runs(repeats_and_another()), layout="rows", width=width)
+    assert max(map(len, text.splitlines())) <= width
+    for label in ("examples/s", "init time", "error", "staleness", "received", "peak memory"):
+        assert re.search(rf"(^| ){label}( |$)", text, re.MULTILINE)
+
+
+def test_a_name_with_signs_of_markdown_and_latex_stays_text():
+    found = compare_runs([made(r"a|b_$x\y<z>"), made("two")])
+    assert r"| a\|b\_$x\\y\<z\> |" in as_markdown(found)
+    assert r"a\textbar{}b\_\$x\textbackslash{}y\textless{}z\textgreater{} &" in as_latex(found)
+
+
+def test_latex_has_as_many_cells_as_columns():
+    text = as_latex(compare_runs(repeats_and_another()))
+    tables = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n\\toprule\n(.*?)\\bottomrule\n\\end\{tabular\}", text, re.DOTALL)
+    assert len(tables) == 3
+    for alignment, body in tables:
+        rows = [line for line in body.splitlines() if line != "\\midrule"]
+        assert all(line.endswith(r" \\") for line in rows)
+        assert {len(re.split(r"(?<!\\)&", line)) for line in rows} == {len(alignment)}
+    outside = text.encode().decode("utf-8").replace("\n", "")
+    assert outside.isascii()
+
+
+def test_csv_has_the_figures_unrounded(tmp_path):
+    paths = written(tmp_path, *repeats_and_another())
+    result = CliRunner().invoke(compare, [*paths, "--csv"], catch_exceptions=False)
+    folded, other = csv.DictReader(io.StringIO(result.output))
+    assert (folded["run"], folded["runs"], other["run"], other["runs"]) == ("sync ×3", "3", "async_1", "1")
+    assert float(folded["examples_per_second"]) == 1100.0
+    assert float(folded["examples_per_second_sigma"]) == statistics.stdev([1000.0, 1100.0, 1200.0])
+    assert float(folded["eval_accuracy"]) == pytest.approx(0.9)
+    assert float(other["eval_error"]) == 0.125
+    assert float(other["relative_examples_per_second"]) == 0.5
+    assert (folded["seed"], folded["staleness_mean"], other["seed"], other["synthetic"]) == ("", "", "0", "false")
+    assert float(other["node_1_network_received_bytes_per_second"]) == 4e6
+
+
+def test_figures_can_be_chosen(tmp_path):
+    paths = written(tmp_path, *repeats_and_another())
+    chosen = [*paths, "--metric", "accuracy,examples-per-second,memory,target_reached"]
+    lines = CliRunner().invoke(compare, [*chosen, "--csv"], catch_exceptions=False).output.splitlines()
+    assert lines[0] == (
+        "run,runs,eval_accuracy,eval_accuracy_sigma,examples_per_second,examples_per_second_sigma,"
+        "node_0_memory_rss_bytes_max,node_1_memory_rss_bytes_max,target_reached"
+    )
+    text = CliRunner().invoke(compare, chosen, catch_exceptions=False).output
+    (line,) = (line for line in text.splitlines() if line.startswith("async_1"))
+    assert re.split(r"\s{2,}", line) == ["async_1", "0.8750†", "550†", "100 MB†", "100 MB†", "yes"]
+
+
+def test_repeats_stay_apart_on_request(tmp_path):
+    runs = [made("a", seed=0), made("b", seed=1), made("c", seed=1, node={"kernel": "7"})]
+    assert [entry.label for entry in compare_runs(runs).entries] == ["a ×2", "c"]
+    assert [entry.label for entry in compare_runs(runs, fold=False).entries] == ["a", "b", "c"]
+    assert [entry.label for entry in compare_runs([made("a"), made("b")]).entries] == ["a", "b"]  # alike, but no repeats of a job
+
+
+def test_from_five_repeats_on_the_extremes_do_not_count():
+    runs = [made(f"r{seed}", seed=seed, summary={"run_seconds": float(seed), "examples_per_second": 10.0**seed}) for seed in range(5)]
+    (entry,) = compare_runs(runs).entries
+    assert set(entry.left_out) == {"r0", "r4"}
+    assert entry.figures["examples_per_second"] == pytest.approx(370.0)
+    assert "r ×5: the fastest and the slowest are left out (r0, r4)." in as_text(compare_runs(runs))
+
+
+def test_a_loss_that_blew_up_in_one_repeat_is_not_averaged_away():
+    runs = [made("a-r1", seed=0), made("a-r2", seed=1, summary={"final_train_loss": "NaN"})]
+    assert compare_runs(runs).entries[0].figures["final_train_loss"] == "NaN"
+
+
+VERDICTS = [
+    ([("a", 1000.0, 8.0), ("b", 2000.0, 10.0)], ["b (2,000/s, 2.00x a)", "a (8.00 s, 1.25x as fast as b)"]),
+    ([("a", 1000.0, None), ("b", 2000.0, 10.0)], ["b (2,000/s, 2.00x a)", "b (10.0 s). Not reached, or not by every run, of: a"]),
+    ([("a", 1000.0, None), ("b", 500.0, None)], ["a (1,000/s, 2.00x b)", "none reached it in every run"]),
+]
+
+
+@pytest.mark.parametrize(("figures", "expected"), VERDICTS)
+def test_the_verdict_is_by_examples_and_by_time_to_target(figures, expected):
+    runs = [
+        made(name, until="accuracy>=0.9", backend=backend, summary={"examples_per_second": speed, "time_to_target_seconds": seconds,
+             "target_reached": seconds is not None})
+        for (name, speed, seconds), backend in zip(figures, ("tf", "torch"), strict=True)
+    ]  # fmt: skip
+    speed, target = compare_runs(runs).verdicts
+    assert speed == f"Fastest by examples/s: {expected[0]}."
+    assert target == f"Fastest to accuracy>=0.9: {expected[1]}."
+
+
+def test_steps_per_second_decide_nothing_across_modes():
+    busy = made("busy", mode="async", summary={"steps_per_second": 9e9, "examples_per_second": 900.0})
+    found = compare_runs([made(), busy])
+    assert found.verdicts == ("Fastest by examples/s: one (1,000/s, 1.11x busy).",)
+    (line,) = (line for line in as_text(found).splitlines() if line.startswith("steps/s "))
+    assert line.split()[1:] == ["31.2", "9,000,000,000†"]
+
+
+def test_the_verdict_leaves_out_what_cannot_be_compared():
+    runs = [made(), made("two", backend="tf", summary={"examples_per_second": 500.0}), made("fast", backend="tf", node={"cpu_model": "X"})]
+    assert compare_runs(runs).verdicts == ("Fastest by examples/s: one (1,000/s, 2.00x two). Not comparable, and left out: fast.",)
+
+
+def test_a_difference_within_the_scatter_is_said_to_be_so():
+    runs = [made(f"{backend}-r{seed}", backend=backend, seed=seed, summary={"examples_per_second": base + 100.0 * seed})
+            for backend, base in (("tf", 1000.0), ("torch", 1050.0)) for seed in (0, 1)]  # fmt: skip
+    (verdict,) = compare_runs(runs).verdicts
+    assert verdict == "Fastest by examples/s: torch ×2 (1,100/s, 1.05x tf ×2); the difference is within the scatter of the repeats."
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folder(tmp_path):
+    paths = [*written(tmp_path / "first", made("same")), *written(tmp_path / "second", made("same", backend="tf"))]
+    assert [entry.label for entry in compare_paths(paths).entries] == ["first/same", "second/same"]
+
+
+def test_repeats_whose_names_have_the_same_in_common_are_told_apart():
+    runs = [made(f"p-{backend}{seed}", backend=backend, seed=seed) for backend in ("tf", "torch") for seed in (0, 1)]
+    assert [entry.label for entry in compare_runs(runs).entries] == ["p-tf ×2", "p-torch ×2"]
+    runs = [made(f"p-{number}", backend="tf" if number < 3 else "torch", seed=number % 3) for number in range(6)]
+    assert [entry.label for entry in compare_runs(runs).entries] == ["p-0 ×3", "p-3 ×3"]
+
+
+def test_a_run_is_found_by_its_name(tmp_path):
+    written(tmp_path, made("mine"), made("other", backend="tf"))
+    result = CliRunner().invoke(compare, ["mine", "other", "--json"], env={"TRAINER_OUT": str(tmp_path)}, catch_exceptions=False)
+    assert [run["run"] for run in json.loads(result.output)["runs"]] == ["mine", "other"]
 
 
 def test_the_command_prints_one_json_document(tmp_path):
     paths = two_runs(tmp_path)
     result = CliRunner().invoke(compare, [*map(str, paths), "--json"], catch_exceptions=False)
-    first, second = json.loads(result.output)["runs"]
+    document = json.loads(result.output)
+    first, second = document["runs"]
     assert [first, second] == rows(paths)
     assert (first["examples_per_second"], second["staleness_mean"], first["staleness_mean"]) == (62.5, 1.5, None)
     assert first["node_network_sent_bytes_per_second"] == [2e6, 2e6]
     assert second["node_cpu_cores_used_mean"] == [None, None]
+    assert [row["relative_examples_per_second"] for row in document["rows"]] == [1.0, 0.8]
+    assert [one["setting"] for one in document["comparability"]["compared"]] == ["backend", "mode", "ps"][:2]
+    assert document["comparability"]["not_comparable_with_the_first"][1] == ["steps/s", "run time", "loss", "accuracy", "time to target"]
+    assert "kernel" in document["comparability"]["not_recorded"]
 
 
 def test_runs_of_one_mode_need_no_warning_and_nodes_may_differ(tmp_path):

@@ -16,8 +16,10 @@ from crosstrain.metrics.summary import resumed_seconds
 def test_what_is_later_goes_and_the_rest_stays_as_it_was(tmp_path):
     path = sync_run(tmp_path)
     before = (path / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    (path / "calibration.json").write_text("{}")
     cut_records(path, 4, 0.7)
     reader = RunReader(path)
+    assert reader.calibration() is None
     assert (path / "steps.jsonl").read_bytes() == b"".join(before[:2])
     assert [record.step for record in reader.evals()] == [4]
     assert all(record.time_seconds <= 0.7 for record in reader.system())

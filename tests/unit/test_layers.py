@@ -167,7 +167,7 @@ def test_a_wrong_value_in_a_file_names_the_file(config, toml, expected):
 
 def test_wrong_files(tmp_path, config):
     said = message(config="quickstrt")
-    assert ", or a shipped one: cs744-alexnet, eecs598-cnn, " in said
+    assert ", or a shipped one: cs744-alexnet, cs744-alexnet-2-vs-3, " in said
     assert said.endswith(" Did you mean 'quickstart'?")
     assert "is not valid TOML: " in message(config=config("nodes = "))
     assert message(config=tmp_path) == f"--config: file {tmp_path} cannot be read: Is a directory."

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from monitor_tools import program
 
@@ -29,6 +30,8 @@ def test_the_host_describes_itself_as_other_programs_do():
     assert described["memory_total_bytes"] == total
     assert described["kernel"] == kernel.strip()
     assert described["python"] == sys.version.split()[0]
+    assert set(described["packages"]) == {"crosstrain", "numpy", "tensorflow", "torch"}
+    assert described["packages"]["numpy"] == np.__version__
     assert "127.0.0.1" in described["interfaces"]["lo"]["addresses"]
     assert described["interfaces"]["lo"]["speed_bits_per_second"] is None
 

@@ -60,7 +60,7 @@ def test_every_package_is_typed_and_says_what_it_answers(repository, project):
 def test_extras_cover_one_another(project):
     extras = project["project"]["optional-dependencies"]
     assert {"tf", "torch", "all", "bench", "dev"} <= set(extras)
-    assert extras["all"] == ["crosstrain[tf,torch,gpu]"]
+    assert extras["all"] == ["crosstrain[tf,torch,gpu,parquet]"]
     frameworks = ("tensorflow", "torch", "torchvision")
     assert not [name for name in project["project"]["dependencies"] if name.startswith(frameworks)]
 
@@ -71,6 +71,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_other(repository, pro
         folder = repository.joinpath(*package.split(".")[1:])
         kept = [path for path in folder.iterdir() if path.suffix in {".py", ".toml"} or path.name == "py.typed"]
         expected |= {f"{package.replace('.', '/')}/{path.name}" for path in kept}
+    expected |= {f"crosstrain/report/templates/{path.name}" for path in (repository / "report/templates").iterdir()}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crosstrain.report.repeats import aggregate
+from crosstrain.report.repeats import aggregate, common_name
 
 
 def summary(run, seconds, *, reached=True, target="accuracy>=0.9", accuracy=0.9):
@@ -47,3 +47,17 @@ def test_without_a_target_there_is_no_time_to_it():
     assert found["converged"] is None
     assert found["figures"]["time_to_target_seconds"] is None
     assert found["figures"]["run_seconds"] == {"mean": 2.0, "sigma": None, "values": 1}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["job-r1", "job-r2", "job-r10"], "job ×3"),
+        (["batch_size=5,mode=sync,seed=0", "batch_size=5,mode=sync,seed=1"], "batch_size=5,mode=sync ×2"),
+        (["20261120-214413-logreg-tf-a1b2", "20261120-220001-logreg-tf-c3d4"], "20261120-214413-logreg-tf-a1b2 ×2"),
+        (["tiger1", "tiger2"], "tiger ×2"),
+        (["1", "2"], "1 ×2"),
+    ],
+)
+def test_repeats_are_called_by_what_their_names_have_in_common(names, expected):
+    assert common_name(names) == expected

@@ -354,7 +354,10 @@ def test_a_running_run_whose_driver_is_gone_has_died(tmp_path):
     writer.write_status("running", pid=process.pid)
     reader = RunReader(writer.path)
     assert (reader.state(), reader.driver_alive()) == ("running", True)
-    process.communicate(b"\n")
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its exit code yet
+    assert (reader.state(), reader.driver_alive()) == ("died", False)
+    process.communicate()
     assert (reader.state(), reader.driver_alive()) == ("died", False)
     writer.write_status("succeeded", pid=process.pid)
     assert reader.state() == "succeeded"

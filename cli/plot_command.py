@@ -1,0 +1,43 @@
+"""``trainer plot``: the report's pictures as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..report.figures import pictures
+from ..report.locate import find_runs
+from ..report.plots import FORMATS, Format, write_figures
+from ..report.shown import show_runs
+
+__all__ = ["plot"]
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN…")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("figures"),
+    show_default=True,
+    help="Folder for the pictures; earlier ones of this command are replaced, other files never.",
+)
+@click.option("--format", "image", type=click.Choice(FORMATS), default="png", show_default=True, help="What the files are.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    envvar="TRAINER_OUT",
+    show_default=True,
+    help="Folder in which run directories are made.",
+)
+def plot(runs: tuple[str, ...], output: Path, image: Format, out: Path) -> None:
+    """Draw runs side by side as files for papers and slides: loss, accuracy, speed, resources, where the time went.
+
+    RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. The paths are printed, a line each.
+    """
+    shown = show_runs(find_runs(runs, out))
+    for path in write_figures(pictures(shown), output, image):
+        click.echo(path)

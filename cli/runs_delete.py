@@ -1,0 +1,145 @@
+"""``trainer runs delete``: run directories disappear in one move each, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import psutil
+
+from ..checkpoint.hidden import hide, lock
+from ..core.console import note
+from ..core.errors import TrainerError, UsageError
+from ..metrics.display import bytes_text, count_text
+from ..metrics.rundir import RunReader
+from ..report.index import run_row
+from ..report.locate import is_run
+
+__all__ = ["delete"]
+
+_MARKS = ("job.json", "status.json")
+"""What tells a run directory from others; removed last, so that the rest of a killed deletion can be told as well."""
+
+_GONE = re.compile(r"\..+\.gone-\w{8}")
+
+
+def delete(paths: Sequence[Path], *, yes: bool) -> None:
+    """Show what goes, ask (unless `yes`), and delete the run directories. Raises UsageError before anything is deleted.
+
+    That is where one is a link or at work, and where nobody can be asked.
+    """
+    for path in paths:
+        _check(path)
+    sizes = [_size(path) for path in paths]
+    for path, (files, size) in zip(paths, sizes, strict=True):
+        note(f"{path}  ({run_row(path)['state']}, {count_text(files)} files, {bytes_text(size)})")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("runs delete: nobody can be asked, as standard input is no terminal. Give --yes to delete without asking.")
+        what = f"{len(paths)} runs" if len(paths) > 1 else "this run"
+        click.confirm(f"Delete {what}, {bytes_text(sum(size for _, size in sizes))}, for good?", abort=True, err=True)
+    for path, (_, size) in zip(paths, sizes, strict=True):
+        _check(path)  # while the question stood, somebody may have resumed it
+        parent = path.resolve().parent
+        _remove(path)
+        _remove_leftovers(parent)
+        click.echo(f"deleted {path} ({bytes_text(size)})")
+
+
+def _check(path: Path) -> None:
+    if path.is_symlink():
+        raise UsageError(f"run: {str(path)!r} is a link; give the run directory that it leads to, {str(path.resolve())!r}.")
+    if not is_run(path):
+        raise UsageError(f"run: {str(path)!r} is not a run directory, or no longer one; only run directories are deleted.")
+    try:
+        reader = RunReader(path)
+        state, driver = reader.state(), reader.status()["driver"]
+    except (TrainerError, KeyError, TypeError):  # its status cannot be read; a run at work has its records open
+        writers = list(_writers(path))
+        if writers:
+            raise UsageError(f"run: {str(path)!r} is still written, by process {writers[0]}; end it first.") from None
+        return
+    if state in ("starting", "running"):
+        unknown = " Nobody here can tell whether it still is." if reader.driver_alive() is None else ""
+        raise UsageError(f"run: {str(path)!r} is {state} (process {driver['pid']} on {driver['host']}); end it first.{unknown}")
+
+
+def _writers(path: Path) -> Iterator[int]:
+    """Yield the processes, as far as this user may see, that have a file in `path` open for writing."""
+    prefix = f"{path.resolve()}{os.sep}"
+    for process in psutil.process_iter():
+        try:
+            files = process.open_files()
+        except psutil.Error:
+            continue
+        if any(file.path.startswith(prefix) and file.mode != "r" for file in files):
+            yield process.pid
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Return how many files there are below a folder, and their bytes."""
+    try:
+        sizes = [entry.stat(follow_symlinks=False).st_size for entry in _files(path)]
+    except FileNotFoundError as error:
+        raise UsageError(f"run: {str(path)!r} changes, {error.filename!r} has just gone; is somebody else at it?") from error
+    return len(sizes), sum(sizes)
+
+
+def _files(path: Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(Path(entry.path))
+            else:
+                yield entry
+
+
+def _remove(path: Path) -> None:
+    """Move a run directory out of the way and remove it, under a lock that keeps other deletions from it."""
+    try:
+        held = lock(path)
+        if held is None:
+            raise FileNotFoundError
+        try:
+            if not _is_at(held, path):
+                raise FileNotFoundError
+            _empty(hide(path.resolve(), "gone"))
+        finally:
+            os.close(held)
+    except FileNotFoundError as error:
+        raise UsageError(f"run: {str(path)!r} is being deleted by another process.") from error
+    except OSError as error:
+        raise TrainerError(f"{path}: cannot be deleted as a whole ({error.filename}: {error.strerror}).") from error
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    return os.path.samestat(os.fstat(descriptor), os.stat(path))
+
+
+def _empty(folder: Path) -> None:
+    """Remove a folder, what marks it as a run directory last. Links are removed, never followed."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name in _MARKS):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+    folder.rmdir()
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove what deletions that were killed left in `parent`."""
+    for folder in parent.glob(".*.gone-*"):
+        if not _GONE.fullmatch(folder.name) or folder.is_symlink() or not (is_run(folder) or not any(folder.iterdir())):
+            continue
+        held = lock(folder)
+        if held is None:
+            continue  # another process is at it
+        try:
+            _empty(folder)
+        finally:
+            os.close(held)

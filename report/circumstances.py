@@ -1,0 +1,237 @@
+"""What a run was asked for and where it ran, as values that can be held against each other.
+
+Each is hashable; None where it was not recorded or does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..core.job import DEFAULT_EPOCHS, Job
+from ..core.plugins import BUILT_IN
+from ..core.units import parse_bandwidth
+from ..metrics.display import bytes_text
+from .described import DescribedRun
+
+__all__ = [
+    "asked",
+    "asked_or",
+    "bandwidth",
+    "budget",
+    "by_adam",
+    "by_sgd",
+    "changed_on_resume",
+    "cores",
+    "dataset",
+    "evaluated",
+    "framework",
+    "gpus",
+    "host",
+    "link",
+    "memory",
+    "network",
+    "on_its_own",
+    "package",
+    "precision",
+    "saving",
+    "shape",
+    "shown",
+    "shown_bytes",
+    "shown_seeds",
+    "summed",
+    "threads",
+    "when",
+]
+
+Value = Callable[[DescribedRun], Any]
+
+_PACKAGES: Mapping[str, str] = {plugin.name: plugin.requires for plugin in BUILT_IN["backend"]}
+
+
+def shown(value: Any) -> str:
+    """Return a value as text; of several nodes, all that occur."""
+    if isinstance(value, tuple):
+        return " and ".join(map(shown, value)) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def shown_bytes(value: tuple[int, ...]) -> str:
+    """Return amounts of bytes as text."""
+    return " and ".join(map(bytes_text, value))
+
+
+def shown_seeds(value: int | tuple[int, ...]) -> str:
+    """Return one seed or several as text."""
+    seeds = value if isinstance(value, tuple) else (value,)
+    if len(seeds) > 1 and seeds == tuple(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return "+".join(map(str, seeds))
+
+
+def asked(key: str) -> Value:
+    """Read a field of the job: what it was, or its default in a run that is older than the field."""
+    default = Job.model_fields[key].default
+
+    def value(run: DescribedRun) -> Any:
+        found = run.job.get(key, default)
+        return tuple(found) if isinstance(found, list) else found
+
+    return value
+
+
+def asked_or(key: str, otherwise: str) -> Value:
+    """Read a field of the job; `otherwise` is what it means where it was left open."""
+    field = asked(key)
+
+    def value(run: DescribedRun) -> Any:
+        found = field(run)
+        return otherwise if found is None else found
+
+    return value
+
+
+def when(key: str, applies: Callable[[DescribedRun], bool]) -> Value:
+    """Read a field of the job where it does something."""
+    field = asked(key)
+    return lambda run: field(run) if applies(run) else None
+
+
+def summed(key: str) -> Value:
+    """Read a field of the summary."""
+    return lambda run: run.summary.get(key)
+
+
+def _occurring(values: Iterable[Any]) -> tuple[Any, ...] | None:
+    """Return the different values in order; None where there is none."""
+    known = {value for value in values if value is not None}
+    return tuple(sorted(known)) if known else None
+
+
+def host(key: str) -> Value:
+    """Read what the nodes are, from ``env.json``."""
+    return lambda run: _occurring(node.get(key) for node in run.nodes)
+
+
+def package(name: str) -> Value:
+    """Read the release of a package on the nodes."""
+    return lambda run: _occurring((node.get("packages") or {}).get(name) for node in run.nodes)
+
+
+def framework(run: DescribedRun) -> Any:
+    """Read the release of the framework that trained; None for a backend that is not ours."""
+    name = _PACKAGES.get(str(run.summary["backend"]))
+    return None if name is None else package(name)(run)
+
+
+def cores(run: DescribedRun) -> Any:
+    """Read the cores that the nodes may use, apart from a limit that the job itself sets."""
+    return host("cores_available" if run.job.get("cores_per_node") is None else "cores_affinity")(run)
+
+
+def gpus(run: DescribedRun) -> Any:
+    """Read the names of all nodes' GPUs."""
+    listed = [node["gpus"] for node in run.nodes if node.get("gpus") is not None]
+    return tuple(sorted(str(gpu["name"]) for node in listed for gpu in node)) if listed else None
+
+
+def memory(run: DescribedRun) -> Any:
+    """Read the bytes of memory that the nodes may use."""
+    return _occurring(node.get("memory_limit_bytes") or node.get("memory_total_bytes") for node in run.nodes)
+
+
+def link(run: DescribedRun) -> Any:
+    """Read the speed of each node's fastest interface, in bits per second; that of a virtual one is not recorded."""
+    speeds = ([one.get("speed_bits_per_second") or 0 for one in (node.get("interfaces") or {}).values()] for node in run.nodes)
+    return _occurring(max(found) or None for found in speeds if found)
+
+
+def dataset(*path: str) -> Value:
+    """Read what the job says of its data."""
+
+    def value(run: DescribedRun) -> Any:
+        found: Any = run.job.get("dataset")
+        for key in path:
+            found = found.get(key) if found else None
+        return found
+
+    return value
+
+
+def shape(run: DescribedRun) -> Any:
+    """Read channels, height and width of an image, and the number of classes."""
+    described = run.job.get("dataset")
+    if not described:
+        return None
+    return f"{'×'.join(map(str, described['input_shape']))} in {described['classes']} classes"
+
+
+def evaluated(run: DescribedRun) -> Any:
+    """Read how many examples the last evaluation was over."""
+    return (run.summary.get("eval") or {}).get("examples")
+
+
+def precision(run: DescribedRun) -> Any:
+    """Read the number format that was computed in."""
+    return run.summary.get("precision_used") or run.summary["precision"]
+
+
+def threads(run: DescribedRun) -> Any:
+    """Read the threads of a task, on the nodes."""
+    return _occurring(run.job.get("threads_per_task") or ())
+
+
+def budget(run: DescribedRun) -> str:
+    """Read how far the run was to train at most: epochs, or examples where updates were counted."""
+    steps = run.job.get("steps")
+    if steps is None:
+        epochs = run.job.get("epochs") or DEFAULT_EPOCHS
+        return f"{epochs} epoch{'s' if epochs > 1 else ''}"
+    batch = run.summary["global_batch_size"] if run.summary["mode"] == "sync" else run.summary["batch_size"]
+    return f"{steps * batch:,} examples"
+
+
+def on_its_own(run: DescribedRun) -> bool:
+    """Return whether a single process did it all."""
+    return bool(run.summary["workers"] == 1 and run.summary["mode"] == "sync")
+
+
+def network(run: DescribedRun) -> str | None:
+    """Read what joined the nodes."""
+    source = run.summary.get("network_source")
+    if on_its_own(run) or source is None:
+        return None
+    names = {"interface": "an interface for each node", "sockets": "the host's, shared"}
+    return names.get(source, "several kinds") if isinstance(source, str) else "several kinds"
+
+
+def bandwidth(run: DescribedRun) -> str | None:
+    """Read the limit of the nodes' links."""
+    limit = run.job.get("bandwidth")
+    if run.summary["nodes"] == 1:
+        return None
+    return "no limit" if limit is None else f"{parse_bandwidth(limit) / 1e6:g} Mbit/s"
+
+
+def saving(run: DescribedRun) -> str:
+    """Read when checkpoints were saved."""
+    every = run.job.get("checkpoint_every")
+    return ("at the end" if asked("save_final")(run) else "none") if every in (None, "end") else f"every {every}"
+
+
+def by_adam(run: DescribedRun) -> bool:
+    """Return whether the optimiser is Adam or AdamW."""
+    return str(run.job.get("optimizer")).startswith("adam")
+
+
+def by_sgd(run: DescribedRun) -> bool:
+    """Return whether the optimiser is SGD."""
+    return run.job.get("optimizer") == "sgd"
+
+
+def changed_on_resume(run: DescribedRun) -> list[str]:
+    """Return which settings were others in an earlier part of a run that went on, apart from how far it was to go."""
+    parts = run.job.get("segments", ())[1:]
+    return sorted({field for part in parts for field in part.get("changed") or ()} - {"epochs", "steps", "until"})

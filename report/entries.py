@@ -1,0 +1,145 @@
+"""Rows of a comparison: a run, or several that differ by their seed alone, as mean and standard deviation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .comparability import alike
+from .compare import row
+from .described import DescribedRun
+from .repeats import common_name, kept, spread
+
+__all__ = ["Entry", "entry_of", "make_entries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row: the runs it stands for, and the flat row of `compare.row`, of several runs the means of what is a number.
+
+    `sigmas` has the sample standard deviation of each figure that is a mean (a list where the figure is one); empty for a single run.
+    `left_out` are the names of runs whose figures do not count (see `repeats.kept`), `converged` how many reached the target.
+    """
+
+    label: str
+    runs: tuple[DescribedRun, ...]
+    figures: Mapping[str, Any]
+    sigmas: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    converged: int | None = None
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of its runs, in order."""
+        return tuple(sorted({run.summary["seed"] for run in self.runs}))
+
+    def called(self, label: str) -> Entry:
+        """Return the same row under another name."""
+        return replace(self, label=label, figures={**self.figures, "run": label})
+
+    @property
+    def all_converged(self) -> bool:
+        """Whether there was a target and every run reached it."""
+        return self.converged == len(self.runs)
+
+
+def make_entries(runs: Sequence[DescribedRun], *, fold: bool = True, alike_too: bool = False) -> list[Entry]:
+    """Return the rows for some runs, in the order in which they are given.
+
+    With `fold`, runs that differ by their seed alone become one; with `alike_too` also those that do not differ at all.
+    """
+    if not fold:
+        return _told_apart([entry_of([run]) for run in runs])
+    found: dict[int, Entry] = {}
+    for group in alike(runs, without={"seed"}):
+        if len({run.summary["seed"] for run in group}) > 1 or alike_too:
+            found[id(group[0])] = entry_of(group)
+        else:
+            found.update({id(run): entry_of([run]) for run in group})
+    return _told_apart([found[id(run)] for run in runs if id(run) in found])
+
+
+def _told_apart(entries: Sequence[Entry]) -> list[Entry]:
+    """Return rows of which no two are called alike: where they would be, by their first run's name, or with its folder's name before."""
+    named = _renamed(entries, lambda entry: f"{entry.runs[0].name}{f' ×{len(entry.runs)}' if len(entry.runs) > 1 else ''}")
+    return _renamed(named, lambda entry: f"{_folder(entry)}/{entry.label}")
+
+
+def _renamed(entries: Sequence[Entry], name: Callable[[Entry], str]) -> list[Entry]:
+    counts = Counter(entry.label for entry in entries)
+    return [entry if counts[entry.label] == 1 else entry.called(name(entry)) for entry in entries]
+
+
+def _folder(entry: Entry) -> str:
+    return entry.runs[0].path.resolve().parent.name
+
+
+def entry_of(runs: Sequence[DescribedRun]) -> Entry:
+    """Return the row for the runs of one job, at least one."""
+    summaries = [run.summary for run in runs]
+    converged = None if summaries[0]["target"] is None else sum(bool(summary["target_reached"]) for summary in summaries)
+    if len(runs) == 1:
+        return Entry(runs[0].name, tuple(runs), row(summaries[0]), converged=converged)
+    staying, dropped = kept(summaries)
+    rows = [row(summary) for summary in staying]
+    together = {name: _alike_or_none(found) if name in _SETTINGS else _together(found) for name, found in _columns(rows).items()}
+    figures = {name: value for name, (value, _) in together.items()}
+    sigmas = {name: sigma for name, (_, sigma) in together.items() if sigma is not None}
+    label = common_name([run.name for run in runs])
+    figures |= {"run": label, "target_reached": None if converged is None else converged == len(runs)}
+    return Entry(label, tuple(runs), figures, sigmas, tuple(str(summary["run"]) for summary in dropped), converged)
+
+
+_SETTINGS = frozenset(
+    {
+        "batch_size",
+        "global_batch_size",
+        "learning_rate",
+        "nodes",
+        "nodes_sharing_cores",
+        "parameter_servers",
+        "resumed",
+        "seed",
+        "workers",
+    }
+)
+"""Numbers of which a mean means nothing."""
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [one[name] for one in rows] for name in rows[0]}
+
+
+def _alike_or_none(values: Sequence[Any]) -> tuple[Any, None]:
+    return (values[0] if all(value == values[0] for value in values) else None), None
+
+
+def _together(values: Sequence[Any]) -> tuple[Any, Any]:
+    """Return what values of a figure are together, and their standard deviation.
+
+    Equal ones stay what they are, numbers become their mean, lists of numbers a list of means. One that is not finite makes the mean so.
+    """
+    known = [value for value in values if value is not None]
+    if any(isinstance(value, list) for value in known):
+        return _lists(known)
+    if not known or any(isinstance(value, bool | str) for value in known):
+        return _agreed(known), None
+    if isinstance(known[0], int) and len(set(known)) == 1:
+        return known[0], None
+    found = spread(known)
+    return (None, None) if found is None else (found["mean"], found["sigma"])
+
+
+def _agreed(known: Sequence[Any]) -> Any:
+    if not known or len(set(known)) == 1:
+        return known[0] if known else None
+    return next((value for value in known if value in ("NaN", "Infinity", "-Infinity")), None)
+
+
+def _lists(known: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
+    if len({len(value) for value in known}) > 1 or any(isinstance(item, str) for value in known for item in value):
+        return (list(known[0]) if all(value == known[0] for value in known) else None), None
+    pairs = [_together(items) for items in zip(*known, strict=True)]
+    return [value for value, _ in pairs], [sigma for _, sigma in pairs]

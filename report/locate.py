@@ -1,0 +1,98 @@
+"""Where is the run that somebody means? A path, or a name below the folder that runs are made in."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..core.errors import UsageError
+
+__all__ = ["find_run", "find_runs", "is_run", "run_names"]
+
+_MOST_HINTS = 3
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder is a run directory: ``job.json`` or ``status.json`` lies in it."""
+    return os.path.isfile(path / "status.json") or os.path.isfile(path / "job.json")  # False, not an error, where it cannot be read
+
+
+def run_names(out: Path) -> Iterator[str]:
+    """Yield the run directories below `out`: ``RUN``, and ``FOLDER/RUN`` for those that a sweep keeps one level deeper; none without `out`.
+
+    Hidden folders are passed over, and so are folders that vanish or cannot be read meanwhile. The order is the file system's.
+    """
+    for name in _folders(out):
+        if is_run(out / name):
+            yield name
+        else:
+            yield from (f"{name}/{inner}" for inner in _folders(out / name) if is_run(out / name / inner))
+
+
+def _folders(path: Path) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+def find_run(text: str, out: Path) -> Path:
+    """Return the run directory that `text` means: a path, a name below `out` (``RUN``, ``FOLDER/RUN``), or a name in a folder of `out`.
+
+    A path comes first. Raises UsageError where there is none, naming what is called alike, or where there are several.
+    """
+    return _found(text, out, folders=False)[0]
+
+
+def find_runs(texts: Sequence[str], out: Path) -> list[Path]:
+    """Return the run directories that `texts` mean, in their order, each once.
+
+    Beside what `find_run` takes, a folder of runs (such as a sweep's) stands for all of its runs, in the order of their names. Raises
+    UsageError as `find_run` does.
+    """
+    found: dict[str, Path] = {}
+    for text in texts:
+        for path in _found(text, out, folders=True):
+            found.setdefault(os.path.realpath(path), path)
+    return list(found.values())
+
+
+def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
+    for path in (Path(text), out / text):
+        if text and is_run(path):
+            return [path]
+    inner = [out / name for name in run_names(out) if name.endswith(f"/{text}")]
+    if len(inner) == 1:
+        return inner
+    if inner:
+        raise UsageError(f"run: {text!r} is the name of {len(inner)} runs; say which: {', '.join(map(str, sorted(inner)))}.")
+    for folder in (Path(text), out / text):
+        below = sorted(run_names(folder)) if text and folder.is_dir() else []
+        if below and folders:
+            return [folder / name for name in below]
+        if below:
+            raise UsageError(f"run: {str(folder)!r} is a folder of runs; give one of them, such as {str(folder / below[0])!r}.")
+    raise UsageError(_missing(text, out))
+
+
+def _missing(text: str, out: Path) -> str:
+    names = sorted(run_names(out))
+    if Path(text).is_dir():
+        return f"run: {text!r} is not a run directory (it has neither job.json nor status.json){_hint(text, names, out)}"
+    return f"run: got {text!r}; allowed: the path of a run directory, or the name of one in {str(out)!r}{_hint(text, names, out)}"
+
+
+def _hint(text: str, names: Sequence[str], out: Path) -> str:
+    """Return what ends the message: the names that are most like the text or hold it, or that there are none at all."""
+    if not names:
+        return f"; there are no runs in {str(out)!r}." if out.is_dir() else f"; there is no folder {str(out)!r} (--out, TRAINER_OUT)."
+    wanted = Path(text).name.lower()
+    last = {name.rpartition("/")[2].lower(): name for name in names}
+    near = [last[close] for close in difflib.get_close_matches(wanted, last, n=_MOST_HINTS, cutoff=0.6)]
+    near += [name for name in names if wanted and wanted in name.lower() and name not in near]
+    if not near:
+        return f"; trainer runs lists those in {str(out)!r}."
+    return f". Did you mean {' or '.join(map(repr, near[:_MOST_HINTS]))}?"

@@ -1,0 +1,132 @@
+"""Runs as one page that opens anywhere: tables, plots and words in a single HTML file, which loads nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ..core.errors import UsageError
+from .blocks import Block, standard
+from .comparison import compare_runs
+from .described import DescribedRun
+from .figures import pictures
+from .notes import above, below
+from .page_plots import plots
+from .page_runs import ENVIRONMENT, SETTINGS, described
+from .picture import Bars, Panel, Picture, colour, dash, kinds
+from .shown import ShownRun
+from .tables import SYNTHETIC
+
+__all__ = ["MADE_BY", "render", "write_page"]
+
+MADE_BY = "crosstrain: trainer report"
+"""Stands at the top of every page, and tells a report of ours from another file."""
+
+_MARK_WITHIN = 2000  # characters from the beginning
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write_page(runs: Sequence[ShownRun], path: Path) -> Path:
+    """Write the report of the runs to `path`, in one move; an earlier report is replaced. Returns the path.
+
+    Raises UsageError, before anything is read, where another file has that name or the folder does not exist.
+    """
+    _check(path)
+    text = render(runs)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise UsageError(f"--output: {str(path)!r} cannot be written ({error.strerror}). Give another place.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _check(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(f"--output: there is no folder {str(path.parent)!r}. Make it, or give another place.")
+    if path.is_dir():
+        raise UsageError(f"--output: {str(path)!r} is a folder; give the name of a file, such as {str(path / 'report.html')!r}.")
+    if path.exists():
+        with path.open("rb") as file:
+            if MADE_BY.encode() not in file.read(_MARK_WITHIN):
+                raise UsageError(f"--output: {str(path)!r} was not written by `trainer report` and stays as it is. Give another name.")
+
+
+def render(runs: Sequence[ShownRun]) -> str:
+    """Return the page. Raises DamagedRunError where a run's records cannot be read."""
+    drawn = pictures(runs)
+    shown = [_picture(picture) for picture in drawn]
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals.update(colour=colour, dash=dash)
+    return environment.get_template("report.html").render(
+        title=f"Run {runs[0].label}" if len(runs) == 1 else f"{len(runs)} runs side by side",
+        made_by=MADE_BY,
+        version=version("crosstrain"),
+        sections=[("runs", "Runs"), ("comparison", "Figures"), ("plots-heading", "Plots"), ("each", "Each run")],
+        settings=SETTINGS,
+        environment=ENVIRONMENT,
+        synthetic=SYNTHETIC,
+        runs=[described(run) for run in runs],
+        **_compared(runs),
+        pictures=shown,
+        has_raw=any(_has_raw(picture) for picture in drawn),
+        plots=[plot for picture in shown for plot in picture["plots"]],
+        style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
+        script=Markup((_TEMPLATES / "report.js").read_text(encoding="utf-8")),
+        plotly=Markup(files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")),
+    )
+
+
+def _compared(runs: Sequence[ShownRun]) -> dict[str, Any]:
+    """Return the tables of the runs that have figures, and what has to be said about them."""
+    ended = [DescribedRun(run.path, run.summary, run.job, run.env) for run in runs if run.summary is not None]
+    if not ended:
+        return {"above": [], "blocks": [], "below": []}
+    comparison = compare_runs(ended, fold=False)
+    blocks = [_labelled(block) for block in standard(comparison)]
+    return {"above": [line.strip() for line in above(comparison)], "blocks": blocks, "below": below(comparison)}
+
+
+def _labelled(block: Block) -> Block:
+    """Return a table in which every row says what it is about, as a reader aloud needs it."""
+    rows: list[tuple[str, ...]] = []
+    for row in block.rows:
+        rows.append((row[0] or rows[-1][0], *row[1:]) if rows else row)
+    return replace(block, rows=tuple(rows))
+
+
+def _has_raw(picture: Picture) -> bool:
+    return any(drawn.kind == "faint" for panel in picture.panels if isinstance(panel, Panel) for drawn in panel.curves)
+
+
+def _picture(picture: Picture) -> dict[str, Any]:
+    found = plots(picture)
+    bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
+    for plot, panel in zip(found, bars, strict=False):
+        plot["segments"] = [{"name": segment.name, "colour": segment.colour} for segment in panel.segments]
+    lines = {drawn.name: drawn.number for panel in picture.panels if isinstance(panel, Panel) for drawn in panel.curves}
+    return {
+        "run": picture.run,
+        "title": picture.title,
+        "note": picture.note,
+        "words": picture.words,
+        "stacked": picture.stacked,
+        "whole": picture.stacked or bool(bars),
+        "lines": list(lines.items()),
+        "marks": kinds(picture.marks),
+        "plots": [{"segments": None, **plot} for plot in found],
+    }

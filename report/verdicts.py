@@ -1,0 +1,73 @@
+"""Who is fastest, in a sentence: by examples/s and by time to target, among runs that can be compared; never by steps/s."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..metrics.display import duration_text, rate_text
+from .comparability import Comparability
+from .entries import Entry
+from .rules import SPEED, TARGET
+
+__all__ = ["verdicts"]
+
+
+def verdicts(entries: Sequence[Entry], comparability: Comparability) -> list[str]:
+    """Return a sentence on the speed, and one on the time to target where there is one; none for a single row."""
+    if len(entries) < 2:
+        return []
+    targets = [_target(entries, comparability)] if sum(entry.converged is not None for entry in entries) > 1 else []
+    return [_speed(entries, comparability), *targets]
+
+
+def _speed(entries: Sequence[Entry], comparability: Comparability) -> str:
+    known = [index for index, entry in enumerate(entries) if entry.figures["examples_per_second"] is not None]
+    fair = comparability.comparable(SPEED, known)
+    if len(fair) < 2:
+        return "Fastest by examples/s: no verdict: no two of them can be compared."
+    ordered = sorted(fair, key=lambda index: -entries[index].figures["examples_per_second"])
+    first, second = (entries[index] for index in ordered[:2])
+    ratio = first.figures["examples_per_second"] / second.figures["examples_per_second"]
+    by = f"{rate_text(first.figures['examples_per_second'])}, {ratio:.2f}x {second.label}"
+    near = _within_scatter(first, second, "examples_per_second")
+    return f"Fastest by examples/s: {first.label} ({by}){near}.{_left_out(entries, ordered)}"
+
+
+def _target(entries: Sequence[Entry], comparability: Comparability) -> str:
+    aimed = [index for index, entry in enumerate(entries) if entry.converged is not None]
+    fair = comparability.comparable(TARGET, aimed)
+    if len(fair) < 2:
+        return "Fastest to the target: no verdict: no two of them can be compared."
+    goal = entries[fair[0]].figures["target"]
+    there = sorted((index for index in fair if entries[index].all_converged), key=lambda index: _time(entries[index]))
+    missed = [entries[index].label for index in fair if not entries[index].all_converged]
+    failed = f" Not reached, or not by every run, of: {'; '.join(missed)}." if missed else ""
+    if not there:
+        return f"Fastest to {goal}: none reached it in every run.{_left_out(entries, fair)}"
+    first = entries[there[0]]
+    if len(there) == 1:
+        return f"Fastest to {goal}: {first.label} ({duration_text(_time(first))}).{failed}{_left_out(entries, fair)}"
+    second = entries[there[1]]
+    by = f"{duration_text(_time(first))}, {_time(second) / _time(first):.2f}x as fast as {second.label}"
+    near = _within_scatter(first, second, "time_to_target_seconds")
+    return f"Fastest to {goal}: {first.label} ({by}){near}.{failed}{_left_out(entries, fair)}"
+
+
+def _time(entry: Entry) -> float:
+    return float(entry.figures["time_to_target_seconds"])
+
+
+def _within_scatter(one: Entry, other: Entry, key: str) -> str:
+    """Say so where two means are nearer than their standard deviations together; nothing is said where there are no repeats."""
+    sigmas = [entry.sigmas.get(key) for entry in (one, other)]
+    if None in sigmas:
+        return ""
+    together = math.hypot(*(sigma for sigma in sigmas if sigma is not None))
+    near = abs(one.figures[key] - other.figures[key]) <= together
+    return "; the difference is within the scatter of the repeats" if near else ""
+
+
+def _left_out(entries: Sequence[Entry], fair: Sequence[int]) -> str:
+    left = [entry.label for index, entry in enumerate(entries) if index not in fair]
+    return f" Not comparable, and left out: {'; '.join(left)}." if left else ""

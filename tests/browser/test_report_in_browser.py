@@ -1,0 +1,181 @@
+"""The report's page as people see it: drawn, offline, on a phone, in the dark, on paper, with the keyboard."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+
+import pytest
+from conftest import HOSTILE
+from selenium.webdriver.common.keys import Keys
+
+PAGES = ("real", "odd")
+PLOTS = "[...document.querySelectorAll('[id^=plot-][role=img]')]"
+
+
+@pytest.fixture(params=PAGES)
+def page(request, browser, pages):
+    browser.screen()
+    browser.open(pages[request.param])
+    return request.param
+
+
+def brightness(colour):
+    return sum(map(int, re.findall(r"\d+", colour)[:3])) / (3 * 255)
+
+
+def test_every_plot_is_drawn_and_nothing_is_fetched_or_complained_about(browser, page):
+    drawn = browser.run(
+        f"return {PLOTS}.map(plot => ({{id: plot.id, traces: plot.data.filter(t => t.type === 'scatter').length,"
+        " lines: [...plot.querySelectorAll('.scatterlayer .trace')].filter(t => "
+        "[...t.querySelectorAll('path.js-line, path.point')].some(p => p.getBoundingClientRect().width > 0)).length,"
+        " bars: [...plot.querySelectorAll('.barlayer .point path')].filter(p => p.getBoundingClientRect().width > 0).length,"
+        " height: plot.querySelector('.main-svg').getBoundingClientRect().height}))"
+    )
+    assert len(drawn) == {"real": 12, "odd": 12}[page]
+    for plot in drawn:
+        assert plot["height"] > 90, plot
+        if "time-shares" in plot["id"]:
+            assert plot["bars"] > 2, plot
+        else:
+            assert plot["lines"] == plot["traces"] > 1, plot
+    logged = [json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")]
+    asked = [entry["params"]["request"]["url"] for entry in logged if entry["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith(("data:", "chrome:", "chrome-untrusted:"))] == [browser.driver.current_url]
+    assert browser.driver.get_log("browser") == []
+
+
+@pytest.mark.parametrize("width", [360, 768])
+def test_a_narrow_screen_scrolls_down_alone(browser, page, width):
+    browser.screen(width, 740, mobile=True)
+    browser.wait(f"return {PLOTS}.every(plot => plot.querySelector('.main-svg')?.getBoundingClientRect().right <= {width})")
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    wide = browser.run(
+        "return [...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, .plot') && "
+        f"e.getBoundingClientRect().right > {width} + 1).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert wide == []
+    assert browser.run("return getComputedStyle(document.body).fontSize") == "16px"
+
+
+def test_the_page_follows_the_scheme_and_the_plots_with_it(browser, page):
+    seen = {}
+    for scheme in ("light", "dark"):
+        browser.screen(scheme=scheme)
+        seen[scheme] = browser.run(
+            "return [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color, "
+            "getComputedStyle(document.querySelector('.xtick text')).fill]"
+        )
+    paper, ink, ticks = (brightness(colour) for colour in seen["light"])
+    assert paper > 0.95
+    assert max(ink, ticks) < 0.3
+    paper, ink, ticks = (brightness(colour) for colour in seen["dark"])
+    assert paper < 0.15
+    assert min(ink, ticks) > 0.7
+
+
+def test_a_page_printed_at_once_has_every_plot_and_is_light(browser, pages):
+    """The browser is never idle here, so that plots out of view are drawn for the printer alone."""
+    never = browser.command("Page.addScriptToEvaluateOnNewDocument", {"source": "window.requestIdleCallback = () => 0"})
+    try:
+        browser.screen(scheme="dark")
+        browser.open(pages["odd"], wait=False)
+        browser.wait("return document.documentElement.dataset.plots")
+        drawn, plots = browser.run("return [document.documentElement.dataset.drawn, document.documentElement.dataset.plots].map(Number)")
+        assert drawn < plots
+        printed = printed_bytes(browser)
+        browser.wait("return document.documentElement.dataset.drawn === document.documentElement.dataset.plots")
+        browser.wait(f"return {PLOTS}.every(plot => plot.querySelector('.main-svg').getBoundingClientRect().width <= 1280)")
+        again = printed_bytes(browser)
+    finally:
+        browser.command("Page.removeScriptToEvaluateOnNewDocument", never)
+    assert printed > 50_000
+    assert printed == pytest.approx(again, rel=0.02)
+    browser.command("Emulation.setEmulatedMedia", {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    colours = browser.run("return [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
+    assert [brightness(colour) for colour in colours] == [1.0, 0.0]
+    assert browser.run("return getComputedStyle(document.querySelector('nav')).display") == "none"
+
+
+def printed_bytes(browser):
+    """The size of the page as PDF: a plot that is missing in it makes it smaller."""
+    content = base64.b64decode(browser.command("Page.printToPDF", {"printBackground": True})["data"])
+    assert content.startswith(b"%PDF")
+    return len(content)
+
+
+def test_what_a_run_is_called_is_never_run(browser, pages):
+    browser.screen()
+    browser.open(pages["odd"])
+    assert browser.run("return [typeof hacked, document.images.length]") == ["undefined", 0]
+    assert browser.run("return document.querySelector('#run-0').textContent") == HOSTILE
+    hover = "const plot = document.getElementById('plot-accuracy-0'); Plotly.Fx.hover(plot, [{curveNumber: 0, pointNumber: 1}]);"
+    browser.run(f"{hover} plot.scrollIntoView()")
+    browser.wait("return document.querySelector('#plot-accuracy-0 .hoverlayer text')")
+    assert browser.run("return [typeof hacked, document.images.length]") == ["undefined", 0]
+
+
+def test_a_loss_that_blew_up_leaves_gaps(browser, pages):
+    browser.screen()
+    browser.open(pages["odd"])
+    pieces = "return document.querySelectorAll('#plot-loss-0 .scatterlayer .trace')[2].querySelectorAll('path.js-line').length"
+    assert browser.run(pieces) == 3  # updates 50 and 51 are one gap, 120 is another
+    assert browser.run("return document.querySelectorAll('#plot-loss-0 path.point').length") == 3
+
+
+def test_the_keyboard_reaches_the_content_and_takes_runs_out(browser, pages):
+    browser.screen()
+    browser.open(pages["real"])
+    body = browser.driver.find_element("css selector", "body")
+    body.send_keys(Keys.TAB)
+    assert browser.run("const e = document.activeElement; return [e.className, e.getBoundingClientRect().left]") == ["skip", 0]
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.run("return document.activeElement.id") == "content"
+    box = browser.driver.find_element("css selector", "input[data-run='0']")
+    lines = "return document.querySelectorAll('#plot-accuracy-0 path.js-line').length"
+    assert browser.run(lines) == 2
+    box.send_keys(Keys.SPACE)
+    browser.wait(f"{lines} === 1")
+    resources = "return [...document.querySelectorAll('figure[data-of]')].map(figure => figure.getBoundingClientRect().height > 0)"
+    assert browser.run(resources) == [False, True]
+    box.send_keys(Keys.SPACE)
+    browser.wait(f"{lines} === 2")
+    assert browser.run(resources) == [True, True]
+    raw = browser.driver.find_element("id", "raw")
+    raw.send_keys(Keys.SPACE)
+    browser.wait("return document.querySelectorAll('#plot-loss-0 path.js-line').length === 2")
+    assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_words_and_controls_stand_out_from_the_paper(browser, page):
+    """WCAG's contrast for text: at least 4.5 to 1, in both schemes."""
+    for scheme in ("light", "dark"):
+        browser.screen(scheme=scheme)
+        style = "getComputedStyle(document.querySelector('{}')).{}"
+        found = browser.run(
+            f"return [{style.format('body', 'backgroundColor')}, {style.format('body', 'color')}, {style.format('figcaption p', 'color')}, "
+            f"{style.format('nav a', 'color')}, {style.format('summary', 'color')}, {style.format('footer', 'color')}]"
+        )
+        paper, *inks = (luminance(colour) for colour in found)
+        assert all((max(paper, ink) + 0.05) / (min(paper, ink) + 0.05) >= 4.5 for ink in inks), found
+
+
+def luminance(colour):
+    linear = [
+        value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4
+        for value in (int(v) / 255 for v in re.findall(r"\d+", colour)[:3])
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_picture_of_the_page_has_the_colours_of_both_runs(browser, pages):
+    from PIL import Image
+
+    browser.screen(1280, 1000)
+    browser.open(pages["real"])
+    browser.run("document.getElementById('plot-accuracy-0').scrollIntoView({behavior: 'instant', block: 'center'})")
+    image = Image.open(io.BytesIO(base64.b64decode(browser.command("Page.captureScreenshot", {})["data"]))).convert("RGB")
+    painted = {pixel for _, pixel in image.getcolors(1 << 24)}
+    assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= painted

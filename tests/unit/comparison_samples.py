@@ -1,0 +1,112 @@
+"""Finished runs with figures that are easy to work with by hand, as they are described and as they lie on the disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from crosstrain.core.job import Job
+from crosstrain.metrics.lines import write_document
+from crosstrain.report.described import DescribedRun
+
+NODE: dict[str, Any] = {
+    "cpu_model": "Made Up 3000",
+    "cores_affinity": 2,
+    "cores_available": 2.0,
+    "memory_total_bytes": 8_000_000_000,
+    "memory_limit_bytes": None,
+    "interfaces": {"eth0": {"speed_bits_per_second": None}},
+    "kernel": "6.1.0",
+    "python": "3.11.7",
+    "packages": {"crosstrain": "0.1.0", "numpy": "2.0", "tensorflow": "2.21.0", "torch": "2.15.0"},
+    "gpus": None,
+}
+
+DATASET: dict[str, Any] = {
+    "name": "digits",
+    "digest": "ab12",
+    "input_shape": [1, 8, 8],
+    "classes": 10,
+    "sizes": {"train": 1437, "test": 360},
+}
+
+
+def made(
+    name: str = "one",
+    *,
+    node: dict[str, Any] | None = None,
+    dataset: dict[str, Any] | None = None,
+    summary: dict[str, Any] | None = None,
+    described: dict[str, Any] | None = None,
+    folder: Path = Path("runs"),
+    **job: Any,
+) -> DescribedRun:
+    """A run of 10 epochs at 1000 examples/s; the arguments change its job, its nodes, its data, its summary and what else job.json has."""
+    asked = Job.model_validate({"backend": "torch", "out": folder, **job})
+    own = {**NODE, **(node or {})}
+    values = {
+        "run": name,
+        "state": "succeeded",
+        "backend": asked.backend,
+        "mode": asked.mode,
+        "model": asked.model,
+        "data": asked.data,
+        "nodes": asked.nodes,
+        "workers": asked.workers,
+        "parameter_servers": asked.ps if asked.mode == "async" else None,
+        "batch_size": asked.per_worker_batch,
+        "global_batch_size": asked.global_batch,
+        "optimizer": asked.optimizer,
+        "learning_rate": asked.lr,
+        "seed": asked.seed,
+        "precision": asked.precision,
+        "precision_used": asked.precision,
+        "synthetic": False,
+        "resumed": 0,
+        "network_source": "interface",
+        "nodes_sharing_cores": 1,
+        "steps": 450,
+        "examples": 14370,
+        "epochs": 10.0,
+        "examples_per_second": 1000.0,
+        "steps_per_second": 31.25,
+        "init_seconds": 3.0,
+        "train_seconds": 14.37,
+        "run_seconds": 15.0,
+        "total_seconds": 18.5,
+        "final_train_loss": 0.25,
+        "eval": {"split": "test", "examples": 360, "loss": 0.5, "accuracy": 0.875},
+        "best_eval": {"accuracy": 0.9},
+        "target": asked.until,
+        "target_reached": None if asked.until is None else True,
+        "time_to_target_seconds": None if asked.until is None else 8.0,
+        "per_node": [used() for _ in range(asked.nodes)],
+        **(summary or {}),
+    }
+    written = {**asked.model_dump(mode="json"), "threads_per_task": [1] * asked.nodes, "dataset": {**DATASET, **(dataset or {})}}
+    return DescribedRun(folder / name, values, {**written, **(described or {})}, [own] * asked.nodes)
+
+
+def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, received: float = 4e6) -> dict[str, Any]:
+    """What a node used, as a summary has it."""
+    return {
+        "cpu_cores_used": {"mean": cores, "max": cores},
+        "cpu_fraction": {"mean": cores / 2, "max": cores / 2},
+        "memory_rss_bytes": {"mean": memory, "max": memory},
+        "network_sent_bytes_per_second": sent,
+        "network_received_bytes_per_second": received,
+    }
+
+
+def written(folder: Path, *runs: DescribedRun) -> list[str]:
+    """Write runs as run directories below `folder`; return their paths."""
+    paths = []
+    for run in runs:
+        path = folder / run.name
+        path.mkdir(parents=True)
+        status = {"state": run.summary["state"], "cause": None, "created_at": "2026-11-20T10:00:00.000+00:00"}
+        for file, value in (("job", run.job), ("summary", run.summary), ("status", status), ("env", {"nodes": list(run.nodes)})):
+            write_document(path / f"{file}.json", json.loads(json.dumps(value, default=str)))
+        paths.append(str(path))
+    return paths

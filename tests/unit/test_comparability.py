@@ -1,0 +1,231 @@
+"""Which figures can be compared: each kind of difference once, and what follows from several together."""
+
+from __future__ import annotations
+
+import pytest
+from comparison_samples import NODE, made
+
+from crosstrain.core.job import Job
+from crosstrain.report.comparability import compare_settings
+from crosstrain.report.comparison import compare_runs
+from crosstrain.report.notes import above
+from crosstrain.report.rules import FAULTS, GROUPS, RULES
+
+SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS
+WORK = {SPEED, STEPS, TIME, TARGET, RESOURCES}
+LEARNT = {LOSS, ACCURACY, TARGET}
+
+PACKAGES = NODE["packages"]
+STEP = {"schedule": "step", "epochs": 10}
+
+DIFFERENCES = [
+    ("model", {}, {"model": "cnn"}, set(GROUPS)),
+    ("data", {}, {"data": "mnist"}, LEARNT),
+    ("digest", {}, {"dataset": {"digest": "cd34"}}, LEARNT),
+    ("shape", {}, {"dataset": {"input_shape": [3, 8, 8]}}, WORK),
+    ("train_size", {}, {"dataset": {"sizes": {"train": 100, "test": 360}}}, {RESOURCES}),
+    ("test_size", {}, {"summary": {"eval": {"examples": 100, "loss": 0.5, "accuracy": 0.9}}}, LEARNT),
+    ("seed", {}, {"seed": 1}, LEARNT),
+    ("optimizer", {}, {"optimizer": "adam"}, set(GROUPS)),
+    ("lr", {}, {"lr": 0.1}, LEARNT),
+    ("momentum", {}, {"momentum": 0.9}, LEARNT),
+    ("nesterov", {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, LEARNT),
+    ("weight_decay", {}, {"weight_decay": 0.1}, LEARNT),
+    ("beta1", {"optimizer": "adam"}, {"optimizer": "adam", "beta1": 0.8}, LEARNT),
+    ("beta2", {"optimizer": "adamw"}, {"optimizer": "adamw", "beta2": 0.8}, LEARNT),
+    ("epsilon", {"optimizer": "adam"}, {"optimizer": "adam", "epsilon": 1e-6}, LEARNT),
+    ("schedule", {}, {"schedule": "cosine"}, LEARNT),
+    ("schedule_step_epochs", STEP, {**STEP, "schedule_step_epochs": 2.0}, LEARNT),
+    ("schedule_gamma", STEP, {**STEP, "schedule_gamma": 0.5}, LEARNT),
+    ("warmup_steps", {}, {"warmup_steps": 10}, LEARNT),
+    ("scale_lr", {}, {"scale_lr": "linear"}, LEARNT),
+    ("base_batch_size", {"scale_lr": "sqrt"}, {"scale_lr": "sqrt", "base_batch_size": 16}, LEARNT),
+    ("augment", {}, {"augment": "flip"}, set(GROUPS)),
+    ("precision", {}, {"summary": {"precision_used": "bf16 (emulated)"}}, set(GROUPS)),
+    ("budget", {}, {"epochs": 2}, {TIME, LOSS, ACCURACY}),
+    ("until", {"until": "accuracy>=0.9"}, {"until": "accuracy>=0.8"}, LEARNT | {TIME}),
+    ("eval_every", {}, {"eval_every": "10steps"}, {TIME, TARGET}),
+    ("checkpoints", {}, {"checkpoint_every": "1epoch"}, {TIME, TARGET, RESOURCES}),
+    ("checkpoints", {}, {"save_final": False}, {TIME, TARGET, RESOURCES}),
+    ("threads", {}, {"described": {"threads_per_task": [2]}}, WORK),
+    ("cpu", {}, {"node": {"cpu_model": "Made Up 4000"}}, WORK),
+    ("cores", {}, {"node": {"cores_available": 4.0}}, WORK),
+    ("cores_per_node", {}, {"cores_per_node": "0.5", "node": {"cores_available": 0.5}}, WORK),
+    ("sharing", {"nodes": 2}, {"nodes": 2, "summary": {"nodes_sharing_cores": 2}}, WORK),
+    ("memory", {}, {"node": {"memory_limit_bytes": 4_000_000_000}}, {RESOURCES}),
+    ("gpus", {"node": {"gpus": []}}, {"node": {"gpus": [{"name": "Fast 1"}]}}, WORK),
+    ("device", {}, {"device": "cpu"}, WORK),
+    ("kernel", {}, {"node": {"kernel": "6.2.0"}}, WORK),
+    ("network", {"nodes": 2}, {"nodes": 2, "summary": {"network_source": "sockets"}}, WORK),
+    ("bandwidth", {"nodes": 2}, {"nodes": 2, "bandwidth": "100mbit"}, WORK),
+    ("link", {"node": {"interfaces": {"a": {"speed_bits_per_second": 10**9}}}},
+     {"node": {"interfaces": {"a": {"speed_bits_per_second": 10**10}, "lo": {"speed_bits_per_second": None}}}}, WORK),
+    ("framework", {}, {"node": {"packages": {**PACKAGES, "torch": "2.16.0"}}}, WORK),
+    ("trainer", {}, {"node": {"packages": {**PACKAGES, "crosstrain": "0.2.0"}}}, set(GROUPS)),
+    ("python", {}, {"node": {"python": "3.12.1"}}, WORK - {RESOURCES}),
+    ("distributed", {}, {"distributed": "always"}, WORK),
+    ("steps_per_call", {}, {"steps_per_call": 1}, WORK),
+    ("deterministic", {}, {"deterministic": True}, WORK),
+    ("profile", {}, {"profile": 5}, WORK),
+    ("sample_interval", {}, {"sample_interval": 2.0}, {RESOURCES}),
+    ("start_timeout", {}, {"start_timeout": 60.0}, set()),
+    ("stall_timeout", {}, {"stall_timeout": 60.0}, set()),
+]  # fmt: skip
+
+ALIKE = [
+    ({"momentum": 0.0, "optimizer": "adam"}, {"optimizer": "adam", "schedule_gamma": 0.5}),
+    ({}, {"base_batch_size": 16}),
+    ({"steps": 100, "batch_size": 20}, {"steps": 50, "batch_size": 40}),
+    ({"name": "a", "mllog": True, "tensorboard": False, "keep": 2}, {}),
+    ({"nodes": 1}, {"nodes": 1, "bandwidth": "100mbit"}),
+    ({"backend": "tf"}, {"backend": "torch", "node": {"packages": {**PACKAGES, "tensorflow": "2.20.0"}}}),
+    ({"data": "mnist", "dataset": {"digest": "cd34"}}, {"data": "mnist", "dataset": {"digest": "cd34"}}),
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "other", "spoilt"), DIFFERENCES, ids=[f"{index}-{case[0]}" for index, case in enumerate(DIFFERENCES)]
+)
+def test_a_difference_is_named_and_spoils_what_it_should(key, one, other, spoilt):
+    found = compare_settings([made(**one), made("two", **other)])
+    assert [difference.key for difference in found.faults] == [key]
+    assert set(found.faults[0].spoils) == spoilt
+    assert found.marks(1) == spoilt
+    assert found.marks(0) == set()
+    assert None not in found.faults[0].values
+    assert found.faults[0].values[0] != found.faults[0].values[1]
+    assert found.subject == []
+
+
+def test_every_rule_is_tried_here():
+    assert {case[0] for case in DIFFERENCES} == {rule.key for rule in RULES if not rule.subject}
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_what_makes_no_difference_is_passed_over(one, other):
+    found = compare_settings([made(**one), made("two", **other)])
+    assert found.faults == []
+    assert found.marks(1) <= {STEPS}
+
+
+NO_FIGURE = {"calibrate", "keep", "keep_best", "mlflow", "mlflow_experiment", "mllog", "monitor", "name", "out", "tensorboard"}
+"""Settings that no figure depends on."""
+
+ELSEWHERE = {
+    "procs_per_node": "workers",
+    "epochs": "budget",
+    "steps": "budget",
+    "checkpoint_every": "checkpoints",
+    "save_final": "checkpoints",
+    "data_dir": "digest",
+    "launcher": "network",
+}
+"""Settings that show in a rule of another name."""
+
+
+def test_every_setting_of_a_job_is_judged():
+    keys = {rule.key for rule in RULES}
+    assert set(ELSEWHERE.values()) <= keys
+    assert set(Job.model_fields) - keys - NO_FIGURE - set(ELSEWHERE) == set()
+
+
+@pytest.mark.parametrize(
+    ("other", "keys", "marks"),
+    [
+        ({"backend": "tf"}, ["backend"], set()),
+        ({"mode": "async"}, ["mode"], {STEPS}),
+        ({"nodes": 2, "batch_size": 16}, ["nodes", "workers", "batch_size"], set()),
+        ({"nodes": 2}, ["nodes", "workers", "global_batch_size"], {STEPS}),
+        ({"procs_per_node": 2, "batch_size": 16}, ["workers", "batch_size"], set()),
+        ({"batch_size": 64}, ["global_batch_size", "batch_size"], {STEPS}),
+    ],
+)
+def test_what_is_compared_is_no_fault(other, keys, marks):
+    found = compare_settings([made(), made("two", **other)])
+    assert [difference.key for difference in found.subject] == keys
+    assert found.faults == []
+    assert found.marks(1) == marks
+
+
+def test_parameter_servers_are_compared_within_async_mode():
+    found = compare_settings([made(mode="async"), made("two", mode="async", ps=2), made("three")])
+    assert {difference.key: difference.values for difference in found.subject}["ps"] == ("1", "2", None)
+
+
+def test_a_setting_that_is_asked_for_is_what_is_compared():
+    runs = [made(), made("two", precision="bf16")]
+    assert compare_settings(runs).marks(1) == set(GROUPS)
+    found = compare_settings(runs, subject={"precision"})
+    assert (found.faults, found.marks(1)) == ([], set())
+    assert [(difference.label, difference.values) for difference in found.subject] == [("precision", ("fp32", "bf16"))]
+
+
+def segments(**changed):
+    return {"segments": [{}, {"changed": {key: [1, 2] for key in changed}}]}
+
+
+FAULTY = [
+    ("state", {"summary": {"state": "interrupted"}}, set(GROUPS)),
+    ("synthetic", {"summary": {"synthetic": True}}, LEARNT),
+    ("resumed", {"summary": {"resumed": 1}, "described": segments(epochs=1)}, {TIME, RESOURCES}),
+    ("changed", {"summary": {"resumed": 1}, "described": segments(batch_size=1, epochs=1)}, set(GROUPS)),
+]
+
+
+@pytest.mark.parametrize(("key", "changes", "spoilt"), FAULTY, ids=[case[0] for case in FAULTY])
+def test_what_is_wrong_with_a_run_marks_it_whatever_it_is_compared_with(key, changes, spoilt):
+    assert {fault.key for fault in FAULTS} == {case[0] for case in FAULTY}
+    found = compare_settings([made("one", **changes), made("two", **changes)])
+    assert [difference.key for difference in found.faults] == [key]
+    assert found.marks(0) == found.marks(1) == spoilt
+    alone = compare_settings([made("one", **changes), made("two")])
+    assert alone.marks(1) == spoilt  # cannot be compared with a first run that is spoilt
+    assert alone.comparable(sorted(spoilt)[0], [0, 1]) == [1]
+
+
+def test_runs_that_can_all_be_compared_gather_round_the_first():
+    runs = [made("a"), made("b", seed=1), made("c"), made("d", seed=1), made("e", seed=1)]
+    found = compare_settings(runs)
+    assert found.comparable(ACCURACY, range(5)) == [0, 2]
+    assert found.comparable(ACCURACY, [1, 2, 3, 4]) == [1, 3, 4]
+    assert found.comparable(SPEED, range(5)) == [0, 1, 2, 3, 4]
+
+
+def test_a_first_run_that_stands_alone_leaves_the_verdict_to_the_others():
+    found = compare_settings([made("a", seed=7), made("b", seed=1), made("c", seed=1)])
+    assert found.comparable(ACCURACY, range(3)) == [1, 2]
+
+
+def test_releases_of_two_frameworks_are_not_held_against_each_other_through_a_third():
+    old = {"packages": {**PACKAGES, "tensorflow": "2.20.0"}}
+    found = compare_settings([made("torch"), made("new", backend="tf"), made("old", backend="tf", node=old)])
+    assert [difference.key for difference in found.faults] == ["framework"]
+    assert (found.marks(1), found.marks(2)) == (set(), set())
+    assert SPEED in found.spoiled(1, 2)
+    assert found.comparable(SPEED, range(3)) == [0, 1]
+
+
+def test_what_was_not_recorded_is_told_and_taken_as_alike():
+    found = compare_settings([made(), made("two", node={"kernel": None, "packages": None})])
+    assert found.unrecorded == {"kernel": ["two"], "framework's release": ["two"], "trainer's release": ["two"]}
+    assert (found.faults, found.marks(1)) == ([], set())
+    lines = above(compare_runs([made(), made("two", node={"kernel": None})]))
+    assert lines == ["No difference is known.", "Not recorded, so perhaps not alike: kernel of two."]
+
+
+def test_equal_runs_are_said_to_be_equal():
+    (line,) = above(compare_runs([made(), made("two")]))
+    assert line.startswith("Nothing differs: data, seed, precision,")
+
+
+def test_differences_are_told_in_sentences():
+    assert above(compare_runs([made(), made("two", backend="tf", mode="async", seed=3, stall_timeout=60, node={"kernel": "7"})])) == [
+        "Compared: backend torch, tf; mode sync, async.",
+        "  mode: an update is of the global batch in sync, of one worker's batch in async.",
+        "Not alike:",
+        "  seed (0, 3): loss, accuracy and time to target are not comparable; they differ by chance too, so compare means over several"
+        " seeds (--repeats).",
+        "  kernel (6.1.0, 7): speed, steps/s, run time, time to target and resources are not comparable; another kernel schedules and"
+        " sends in another way.",
+        "  time limit of a stall (120, 60): it only decides when a run is given up.",
+    ]

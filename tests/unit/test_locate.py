@@ -1,0 +1,91 @@
+"""Which run a person means: a path, a name, a name in a folder; near misses where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crosstrain.core.errors import UsageError
+from crosstrain.report.locate import find_run, find_runs, run_names
+
+RUNS = ("logreg-a1b2", "logreg-c3d4", "sweep/batch_size=5,seed=0", "sweep/batch_size=10,seed=0", "sweep/twice", "other/twice")
+
+
+@pytest.fixture
+def out(tmp_path):
+    for name in RUNS:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "job.json").write_text("{}")
+    for name in ("empty", ".hidden", "sweep/exports", "logreg-a1b2/inner", "a/b/too-deep"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    for name in (".hidden", "logreg-a1b2/inner", "a/b/too-deep"):
+        (tmp_path / "runs" / name / "status.json").write_text("{}")
+    (tmp_path / "runs" / "file").write_text("")
+    return tmp_path / "runs"
+
+
+def test_runs_are_found_one_level_deep_and_no_deeper(out):
+    assert sorted(run_names(out)) == sorted(RUNS)
+    assert list(run_names(out / "nothing")) == []
+    assert list(run_names(out / "file")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("logreg-a1b2", "logreg-a1b2"),
+        ("runs/logreg-a1b2", "logreg-a1b2"),
+        ("./runs/logreg-a1b2/", "logreg-a1b2"),
+        ("sweep/twice", "sweep/twice"),
+        ("batch_size=5,seed=0", "sweep/batch_size=5,seed=0"),
+        ("runs/a/b/too-deep", "a/b/too-deep"),
+    ],
+)
+def test_a_path_and_a_name_mean_the_same_run(out, monkeypatch, text, found):
+    monkeypatch.chdir(out.parent)
+    assert find_run(text, Path("runs")).resolve() == (out / found).resolve()
+
+
+def test_a_path_comes_before_a_name(out, monkeypatch):
+    monkeypatch.chdir(out / "sweep")
+    assert find_run("twice", out) == Path("twice")
+    assert find_run(".", out / "sweep" / "twice") == out / "sweep" / "twice"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("logreg-a1b3", r"got 'logreg-a1b3'; allowed: .* Did you mean 'logreg-a1b2'"),
+        ("runs/logreg-c3d5", r"Did you mean 'logreg-c3d4'"),
+        ("c3d4", r"Did you mean 'logreg-c3d4'\?"),
+        ("bach_size=5,seed=0", r"Did you mean 'sweep/batch_size=5,seed=0'"),
+        ("twice", r"'twice' is the name of 2 runs; say which: .*other/twice, .*sweep/twice"),
+        ("sweep", r"'.*sweep' is a folder of runs; give one of them, such as '.*sweep/batch_size=10,seed=0'"),
+        ("empty", r"got 'empty'"),
+        ("zzzzzz", r"allowed: .* in '.*runs'; trainer runs lists those in '.*runs'\."),
+        ("", r"'' is not a run directory"),
+    ],
+)
+def test_what_is_no_run_is_named_with_what_is_near(out, text, said):
+    with pytest.raises(UsageError, match=said):
+        find_run(text, out)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"there is no folder '.*nowhere' \(--out, TRAINER_OUT\)"):
+        find_run("x", tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"there are no runs in"):
+        find_run("x", tmp_path)
+
+
+def test_a_folder_stands_for_its_runs_and_none_comes_twice(out):
+    found = find_runs(["logreg-c3d4", "sweep", "sweep/twice", str(out / "logreg-c3d4")], out)
+    assert [path.relative_to(out).as_posix() for path in found] == [
+        "logreg-c3d4",
+        "sweep/batch_size=10,seed=0",
+        "sweep/batch_size=5,seed=0",
+        "sweep/twice",
+    ]
+    with pytest.raises(UsageError, match="Did you mean"):
+        find_runs(["sweep", "logreg"], out)

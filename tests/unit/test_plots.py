@@ -1,0 +1,107 @@
+"""Pictures as files: which ones, of what kind, the same bytes again, and nothing else touched."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from report_runs import make_run
+
+from crosstrain.cli.group import invoke
+from crosstrain.report.figures import pictures
+from crosstrain.report.picture import COLOURS, DASHES, Panel, colour, dash
+from crosstrain.report.plots import write_figures
+from crosstrain.report.shown import show_runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    return [make_run(out, "one", calibrated=True, steps=80), make_run(out, "_$x_1$ %", mode="async", bad=(5,), steps=80)]
+
+
+@pytest.fixture(scope="module")
+def drawn(runs):
+    """One picture of each kind: curves, bars, a stack."""
+    found = pictures(show_runs(runs))
+    assert [picture.name for picture in found] == [
+        "loss",
+        "accuracy",
+        "test-loss",
+        "speed",
+        "time-shares",
+        "resources-one",
+        "resources-_$x_1$ %",
+    ]
+    return [found[0], found[4], found[6]]
+
+
+@pytest.mark.parametrize(("image", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_every_format_is_what_it_says_and_comes_out_the_same(drawn, tmp_path, image, begins):
+    first = write_figures(drawn, tmp_path, image)
+    assert [path.name for path in first] == [f"{name}.{image}" for name in ("loss", "time-shares", "resources-__x_1_")]
+    written = [path.read_bytes() for path in first]
+    assert all(content.startswith(begins) for content in written)
+    again = write_figures(drawn, tmp_path, image)  # each file is known as ours and replaced
+    assert [path.read_bytes() for path in again] == written
+
+
+def test_the_pictures_show_something_in_the_colours_of_the_runs(drawn, tmp_path):
+    for path in write_figures(drawn, tmp_path, "png"):
+        image = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
+        assert image.width == 1350
+        painted = {"#{:02X}{:02X}{:02X}".format(*pixel) for _, pixel in image.getcolors(1 << 24)}
+        assert {COLOURS[0], COLOURS[1]} <= painted, path.name
+
+
+def test_runs_whose_names_make_one_file_name_have_two_files(drawn, tmp_path):
+    twins = [replace(drawn[0], name=name) for name in ("resources-a b", "resources-a/b", "resources-a_b-2")]
+    assert [path.name for path in write_figures(twins, tmp_path, "svg")] == [
+        "resources-a_b.svg",
+        "resources-a_b-2.svg",
+        "resources-a_b-2-2.svg",
+    ]
+
+
+def test_thirty_runs_look_different():
+    assert len({(colour(number), dash(number)) for number in range(len(COLOURS) * len(DASHES))}) == 30
+    assert all(colour(number) != colour(number + 1) and dash(number) != dash(number + 1) for number in range(29))
+
+
+def test_resources_of_all_runs_have_the_same_heights(tmp_path):
+    shown = show_runs([make_run(tmp_path, "small", steps=40), make_run(tmp_path, "large", steps=400)])
+    small, large = (picture for picture in pictures(shown) if picture.stacked)
+    tops = [[panel.top for panel in picture.panels if isinstance(panel, Panel)] for picture in (small, large)]
+    assert tops[0] == tops[1]
+    assert tops[0][0] == pytest.approx(1.05 * 2)
+
+
+def test_the_command_draws_without_a_display_and_prints_the_paths(runs, tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "MPLBACKEND")}
+    command = [sys.executable, "-m", "crosstrain.cli.main", "plot", str(runs[0]), "-o", str(tmp_path / "figures")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = ["loss", "accuracy", "test-loss", "speed", "time-shares", "resources"]
+    assert done.stdout.split() == [str(tmp_path / "figures" / f"{name}.png") for name in names]
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in done.stdout.split())
+
+
+def test_a_file_that_is_no_figure_of_ours_stays(runs, tmp_path, capsys):
+    (tmp_path / "speed.png").write_bytes(b"mine")
+    assert invoke(["plot", str(runs[0]), "-o", str(tmp_path)]) == 2
+    assert "speed.png' was not written by `trainer plot` and stays as it is" in capsys.readouterr().err
+    assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("speed.png", b"mine")]
+
+
+def test_a_folder_that_cannot_be_and_a_format_that_is_none_are_refused(runs, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert invoke(["plot", str(runs[0]), "-o", str(tmp_path / "file" / "figures")]) == 2
+    assert "cannot hold figures" in capsys.readouterr().err
+    assert invoke(["plot", str(runs[0]), "-o", str(tmp_path), "--format", "gif"]) == 2
+    assert "'gif' is not one of 'png', 'svg', 'pdf'" in capsys.readouterr().err

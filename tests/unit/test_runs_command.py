@@ -1,0 +1,351 @@
+"""``trainer runs``: which runs are listed, in which order, and how; one run with all that is known of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pty
+import random
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timedelta
+
+import pytest
+from run_folders import STARTED, documents, many_runs, variant, write_run
+from run_samples import a_job, async_run, open_run, sync_run
+
+from crosstrain.cli.group import invoke
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
+from crosstrain.report.index import FIGURES
+from crosstrain.report.repeating import repeat_command
+from crosstrain.report.runs_table import runs_table
+from crosstrain.report.selection import Condition, figure_name, fitting, in_order, parse_since
+from crosstrain.report.tables import SYNTHETIC
+
+EMPTY = dict.fromkeys(FIGURES)
+
+
+def rows(**columns):
+    """Rows with the given figures, all else not observed; the first was made last."""
+    (count,) = {len(values) for values in columns.values()}
+    made = [(STARTED - timedelta(hours=number)).isoformat() for number in range(count)]
+    return [
+        {**EMPTY, "created_at": made[number], "run": f"r{number}", **{name: values[number] for name, values in columns.items()}}
+        for number in range(count)
+    ]
+
+
+def names(found):
+    return [row["run"] for row in found]
+
+
+# Conditions ----------------------------------------------------------------------------------------------------------
+
+NUMBERS = [0.5, 0.9, None, "NaN", "Infinity", 1, [None, 0.2, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("condition", "fits"),
+    [
+        (">=0.9", {"r1", "r4", "r5", "r6"}),
+        (" > 0.9", {"r4", "r5", "r6"}),
+        ("<=.5", {"r0", "r6"}),
+        ("<9e-1", {"r0", "r6"}),
+        ("=1", {"r5"}),
+        ("==1.0", {"r5"}),
+        ("!=1", {"r0", "r1", "r3", "r4", "r6"}),
+        ("=null", {"r2"}),
+        ("!=null", {"r0", "r1", "r3", "r4", "r5", "r6"}),
+    ],
+)
+def test_a_condition_on_a_number(condition, fits):
+    found = fitting(rows(examples_per_second=NUMBERS), [Condition.parse(f"examples_per_second{condition}")])
+    assert set(names(found)) == fits
+
+
+@pytest.mark.parametrize(
+    ("condition", "fits"),
+    [("run=7", ["7"]), ("run!=7", ["a b", "x>=1"]), ("run=a b", ["a b"]), ("name = x>=1", ["x>=1"])],
+)
+def test_a_condition_on_a_text_takes_it_as_it_stands(condition, fits):
+    assert names(fitting(rows(run=["7", "a b", "x>=1"]), [Condition.parse(condition)])) == fits
+
+
+def test_conditions_hold_together():
+    table = rows(target_reached=[True, True, False, None], eval_accuracy=[0.9, 0.8, 0.95, 1.0])
+    wanted = [Condition.parse(text) for text in ("target_reached=true", "accuracy>0.85")]
+    assert names(fitting(table, wanted)) == ["r0"]
+    assert names(fitting(table, [Condition.parse("target_reached!=true")])) == ["r2"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ("acuracy>=0.9", "got 'acuracy'; .* Did you mean 'accuracy'"),
+        ("sent>=1", "Did you mean 'node_network_sent_bytes_per_second'"),
+        ("zzz=1", "Some are: name, when, accuracy"),
+        ("accuracy", "got 'accuracy'; allowed: FIGURE>=VALUE"),
+        ("accuracy>=", "allowed: FIGURE>=VALUE"),
+        ("accuracy>=high", "a value as eval_accuracy has them: a number"),
+        ("target_reached=1", "a value as target_reached has them: true or false"),
+        ("backend>=tf", "= and != only"),
+        ("accuracy<null", "= and != only"),
+    ],
+)
+def test_a_condition_that_makes_no_sense_is_explained(condition, said):
+    table = rows(eval_accuracy=[0.5, None], target_reached=[True, False], backend=["tf", "torch"])
+    with pytest.raises(UsageError, match=said):
+        fitting(table, [Condition.parse(condition)])
+
+
+def test_every_figure_can_be_asked_for():
+    assert [figure_name("--sort", name) for name in FIGURES] == list(FIGURES)
+    assert figure_name("--sort", "Examples-per-second") == "examples_per_second"
+
+
+# Order ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_run_comes_first_and_one_that_does_not_tell_last():
+    table = rows(seed=[0, 1, 2, 3])
+    table[1]["created_at"], table[2]["created_at"] = None, "yesterday"
+    random.Random(0).shuffle(table)
+    assert names(in_order(table, None))[:2] == ["r0", "r3"]
+    assert names(in_order(table, "when"))[:2] in (["r2", "r3"], ["r3", "r0"])
+
+
+def test_what_is_no_number_comes_last_in_either_direction():
+    table = rows(examples_per_second=[5, None, math.nan, "Infinity", 7.5, "NaN", [1, None, 6]])
+    assert names(in_order(table, "examples_per_second")) == ["r0", "r6", "r4", "r3", "r2", "r5", "r1"]
+    assert names(in_order(table, "examples_per_second:desc")) == ["r3", "r4", "r6", "r0", "r2", "r5", "r1"]
+
+
+def test_equals_stay_newest_first_in_either_direction():
+    table = rows(backend=["b", "a", "b", "a"])
+    assert names(in_order(table, "backend")) == ["r1", "r3", "r0", "r2"]
+    assert names(in_order(table, "backend:desc")) == ["r0", "r2", "r1", "r3"]
+
+
+@pytest.mark.parametrize(("order", "said"), [("speed:down", "FIGURE, FIGURE:asc or FIGURE:desc"), ("sped", "allowed: a figure")])
+def test_an_order_that_makes_no_sense_is_explained(order, said):
+    with pytest.raises(UsageError, match=said):
+        in_order([], order)
+
+
+NOW = datetime(2026, 3, 10, 15, 30).astimezone()
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("30min", NOW - timedelta(minutes=30)),
+        ("1.5h", NOW - timedelta(minutes=90)),
+        ("7d", NOW - timedelta(days=7)),
+        ("2w", NOW - timedelta(days=14)),
+        ("2026-03-01", datetime(2026, 3, 1, tzinfo=NOW.tzinfo)),
+        ("2026-03-01T12:00+02:00", datetime.fromisoformat("2026-03-01T12:00+02:00")),
+    ],
+)
+def test_how_far_to_look_back(text, moment):
+    assert parse_since(text, NOW) == moment
+
+
+@pytest.mark.parametrize("text", ["yesterday", "7", "-7d", "2026-13-01", "9" * 30 + "w", ""])
+def test_a_time_that_is_none_is_explained(text):
+    with pytest.raises(UsageError, match=r"--since: .* 7d or 2w, or a date"):
+        parse_since(text, NOW)
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+TABLE = """\
+name   state        backend  mode   model   data                          nodes  batch  examples/s    loss  accuracy  time to target  when
+one    succeeded    tf       sync   logreg  digits                            2     10        62.5  0.6000    0.9000          1.67 s  {one}
+two    succeeded    torch    async  logreg  synthetic-images (synthetic)      2     10          50  0.7000    0.8000               -  {two}
+wr?ng  damaged      -        -      -       -                                 -      -           -       -         -               -  -
+live   interrupted  tf       sync   cnn     digits                            1  1,024           -       -         -               -  {live}
+"""
+
+
+def test_the_table_of_runs(tmp_path, capsys):
+    out = tmp_path / "runs"
+    for path in (sync_run(out), async_run(out)):
+        found = documents(path)
+        found["status.json"]["created_at"] = (STARTED - timedelta(minutes=path.name == "two")).isoformat()
+        if path.name == "two":
+            found["summary.json"] |= {"data": "synthetic-images", "synthetic": True}
+        for name, value in found.items():
+            (path / name).write_text(json.dumps(value))
+    write_run(out / "wr\tng", {"job.json": "{", "status.json": "{"})
+    writer = open_run(a_job(out, name="live", model="cnn", batch_size=1024))
+    writer.write_status("interrupted")
+    writer.close()
+    assert invoke(["runs", "--out", str(out), "--sort", "created_at:desc", "--where", "state!=x"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    when = {line.split()[0]: line[-16:] for line in lines if line.startswith(("one", "two", "live"))}
+    assert when["one"] == f"{STARTED:%Y-%m-%d %H:%M}"
+    expected = TABLE.format(**when).splitlines()
+    assert sorted(line for line in lines if line and line != SYNTHETIC) == sorted(expected)
+    assert lines[-2:] == ["", SYNTHETIC]
+
+
+def test_a_narrow_terminal_loses_columns_but_never_a_name():
+    table = rows(run=["a" * 50, "b"], state=["succeeded"] * 2, eval_accuracy=[0.5, 0.75], examples_per_second=[10, 20])
+    for width in (300, 160, 120, 80, 70, 10):
+        text, left_out = runs_table(table, width)
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= max(width, 61)
+        assert lines[1].startswith("a" * 50)
+        assert ("accuracy" in lines[0]) != ("accuracy" in left_out)
+    assert runs_table(table, None) == runs_table(table, 300)
+    assert left_out[-1] == "examples/s"
+
+
+def test_a_terminal_gets_what_fits_it_and_a_pipe_all(tmp_path):
+    many_runs(tmp_path / "runs", 3)
+    primary, secondary = pty.openpty()
+    command = [sys.executable, "-m", "crosstrain.cli.main", "runs", "--out", str(tmp_path / "runs")]
+    done = subprocess.run(command, stdout=secondary, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "70"}, text=True)
+    os.close(secondary)
+    shown = os.read(primary, 10_000).decode()
+    os.close(primary)
+    assert done.returncode == 0
+    assert all(len(line) <= 70 for line in shown.splitlines())
+    assert "left out to fit the terminal: data, model, when" in done.stderr
+    piped = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "70"})
+    assert (piped.stderr, piped.stdout.splitlines()[0].split()[-4:]) == ("", ["time", "to", "target", "when"])
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+def listed(capsys, *arguments):
+    assert invoke(["runs", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["runs"]
+
+
+def test_filters_agree_with_the_documents(tmp_path, capsys):
+    out = tmp_path / "runs"
+    made = many_runs(out, 60)
+    summaries = {name.split("/")[-1]: found["summary.json"] for name, found in made.items()}
+    good = {name for name, summary in summaries.items() if summary["eval"] and summary["eval"]["accuracy"] >= 0.5}
+    torch = {name for name, summary in summaries.items() if summary["backend"] == "torch"}
+    late = {f"run-{number:05}" for number in range(24, 60)}
+    since = (STARTED + timedelta(hours=24)).isoformat()
+    given = ["--out", str(out), "--backend", "Torch", "--where", "accuracy>=0.5", "--since", since]
+    found = listed(capsys, *given, "--sort", "accuracy:desc")
+    assert names(found) == sorted(good & torch & late, key=lambda name: -summaries[name]["eval"]["accuracy"])
+    assert found
+    assert names(listed(capsys, "list", *given, "--sort", "accuracy:desc", "--limit", "2")) == names(found)[:2]
+    assert set(names(listed(capsys, "--out", str(out), "--backend", "tf", "--backend", "torch"))) == set(summaries)
+    assert names(listed(capsys, "--out", str(out)))[0] == "run-00059"
+    assert [row["path"] for row in found] == [str(out / next(path for path in made if path.endswith(row["run"]))) for row in found]
+
+
+def test_states_and_datasets_with_arguments(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TRAINER_OUT", str(tmp_path))
+    found = documents(sync_run(tmp_path))
+    template = variant(found, 1, name="synthetic", data="synthetic-images:64")
+    write_run(tmp_path / "synthetic", template)
+    write_run(tmp_path / "failed", {**template, "summary.json": None, "status.json": {**template["status.json"], "state": "failed"}})
+    assert names(listed(capsys, "--data", "synthetic-images")) == ["synthetic"]
+    assert names(listed(capsys, "--data", "synthetic-images:64")) == ["synthetic"]
+    assert names(listed(capsys, "--state", "failed")) == ["failed"]
+    assert set(names(listed(capsys, "--state", "failed", "--state", "SUCCEEDED"))) == {"failed", "synthetic", "one"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--mode", "snyc"], "--mode: got 'snyc'; allowed: sync, async. Did you mean 'sync'?"),
+        (["--state", "done"], "--state: got 'done'; allowed: starting, running"),
+        (["--where", "acuracy>=1"], "Did you mean 'accuracy'"),
+        (["--sort", "foo"], "--sort: got 'foo'"),
+        (["--since", "soon"], "--since: got 'soon'"),
+        (["--limit", "0"], "'--limit'"),
+        (["--out", "nowhere"], "--out: there is no folder 'nowhere'"),
+        (["lsit"], "got 'lsit'; there is no such command; allowed: list, show, delete, export. Did you mean 'list'?"),
+        (["show", "runn"], "got 'runn'; allowed: the path of a run directory"),
+    ],
+)
+def test_wrong_requests_end_with_code_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    sync_run(tmp_path / "runs")
+    assert invoke(["runs", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert said in output.err
+    assert output.err.count("\n") == 1
+
+
+def test_nothing_to_list_is_no_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert listed(capsys) == []
+    assert invoke(["runs"]) == 0
+    assert capsys.readouterr() == ("", "'runs' has no runs\n")
+    sync_run(tmp_path / "runs")
+    assert invoke(["runs", "--backend", "torhc"]) == 0
+    assert "no run has backend 'torhc'; there are: tf." in capsys.readouterr().err
+    assert invoke(["runs", "--where", "accuracy>1"]) == 0
+    assert "none of the runs in 'runs' fits (there is 1)" in capsys.readouterr().err
+
+
+# One run -------------------------------------------------------------------------------------------------------------
+
+
+def test_show_has_all_that_is_known(tmp_path, capsys):
+    path = sync_run(tmp_path)
+    (path / "checkpoints" / "step-000000010").mkdir(parents=True)
+    (path / "checkpoints" / "step-000000010" / "checkpoint.json").write_text("{")
+    node = {"hostname": "here", "cpu_model": "A Processor", "cores_available": 2.0, "memory_total_bytes": 8_000_000_000, "python": "3.12.1"}
+    (path / "env.json").write_text(json.dumps({"schema": 1, "nodes": [node, {}]}))
+    assert invoke(["runs", "show", "one", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    for line in (
+        "node 0: here, A Processor, 2 cores, 8.0 GB, Python 3.12.1",
+        "node 1: unknown",
+        f"files: {path.resolve()} (9 files,",
+        "checkpoint: checkpoints/step-000000010 (cannot be read, 1 B)",
+        "again: trainer run --backend tf --nodes 2 --batch-size 5 --until 'accuracy>=0.85'",
+        "test accuracy        0.9000",
+    ):
+        assert line in text
+    assert invoke(["runs", "show", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["summary"] == documents(path)["summary.json"]
+    assert found["row"]["eval_accuracy"] == 0.9
+    assert (found["state"], found["damaged"], found["bytes"]) == ("succeeded", [], sum(file["bytes"] for file in found["files"]))
+
+
+def test_show_of_a_run_that_came_to_nothing(tmp_path, capsys):
+    writer = open_run(a_job(tmp_path, name="bad"))
+    writer.write_status("failed", cause="worker-1 died", exit_code=1)
+    writer.close()
+    (writer.path / "env.json").write_text("{")
+    assert invoke(["runs", "show", "bad", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "state: failed; no summary\ncause: worker-1 died\ndamaged: " in text
+    assert "env.json: not a whole JSON document" in text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"mode": "async", "ps": 2, "nodes": 3, "procs_per_node": 2, "global_batch_size": 100, "steps": 10},
+        {"cores_per_node": [2, 0.5], "nodes": 2, "bandwidth": "100mbit", "tensorboard": False, "deterministic": True, "data_dir": "/a b/c"},
+        {"optimizer": "adamw", "lr": 1e-3, "epsilon": 1e-7, "warmup_steps": 5, "until": "accuracy>=0.9", "name": "mine", "seed": 2**62},
+    ],
+)
+def test_the_command_that_does_a_run_again_gives_the_same_job(tmp_path, fields, capsys):
+    job = a_job(tmp_path, **fields)
+    described = {**job.model_dump(mode="json"), "command": ["trainer"], "segments": []}
+    command, subcommand, *options = shlex.split(repeat_command(described, os.environ))
+    assert (command, subcommand) == ("trainer", "run")
+    assert invoke(["run", *options, "--print-config", "--json"]) == 0
+    again = {name: value["value"] for name, value in json.loads(capsys.readouterr().out).items()}
+    place = {"out", "name"}
+    assert Job.model_validate(again).model_dump(exclude=place) == job.model_dump(exclude=place)

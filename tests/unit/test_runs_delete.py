@@ -1,0 +1,140 @@
+"""``trainer runs delete``: what goes, goes as a whole, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+
+import pytest
+from processes import wait_until
+from run_samples import a_job, open_run, sync_run
+
+from crosstrain.cli.group import invoke
+from crosstrain.report.index import list_runs
+
+DELETE = [sys.executable, "-m", "crosstrain.cli.main", "runs", "delete"]
+
+
+@pytest.fixture
+def out(tmp_path):
+    for name in ("one", "two", "three"):
+        (sync_run(tmp_path / "runs", name=name) / "checkpoints" / "step-000000010").mkdir(parents=True)
+    return tmp_path / "runs"
+
+
+def names(out):
+    return sorted(row["run"] for row in list_runs(out))
+
+
+def everything(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.name.startswith(".index")}
+
+
+def test_the_runs_that_are_named_go_and_no_other(out, capsys):
+    (out / "two" / "notes.txt").write_text("x" * 1000)
+    kept = everything(out / "three")
+    bytes_of = sum(path.stat().st_size for path in (out / "two").rglob("*") if path.is_file())
+    assert invoke(["runs", "delete", "two", str(out / "one"), "two", "--yes", "--out", str(out)]) == 0
+    output = capsys.readouterr()
+    assert output.out.count("deleted ") == 2
+    assert f"two  (succeeded, 8 files, {bytes_of / 1000:.1f} kB)" in output.err
+    assert everything(out) == {"three", *(f"three/{name}" for name in kept)}
+    assert names(out) == ["three"]
+
+
+def test_a_link_is_not_followed_out_of_the_run(out, tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("")
+    (out / "one" / "link").symlink_to(tmp_path / "precious")
+    (out / "one" / "checkpoints" / "link").symlink_to(tmp_path / "precious")
+    assert invoke(["runs", "delete", "one", "--yes", "--out", str(out)]) == 0
+    assert (tmp_path / "precious" / "file").exists()
+    assert not (out / "one").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda out: (out.parent / "folder").mkdir(), "'../folder' is not a run directory (it has neither job.json nor status.json)"),
+        (lambda out: (out.parent / "folder").symlink_to(out / "one"), "'../folder' is a link; give the run directory that it leads to"),
+        (lambda out: shutil.copytree(out / "one", out.parent / "folder" / "inner"), "is a folder of runs; give one of them"),
+        (lambda out: open_run(a_job(out.parent, name="folder")), "is running (process "),
+    ],
+)
+def test_what_must_not_be_deleted_is_refused_and_so_is_all_else(out, monkeypatch, capsys, make, said):
+    monkeypatch.chdir(out)
+    writer = make(out)
+    before = everything(out.parent)
+    assert invoke(["runs", "delete", "one", "../folder", "--yes", "--out", str(out)]) == 2
+    assert said in capsys.readouterr().err.replace(str(out.parent), "..")
+    assert everything(out.parent) == before
+    if hasattr(writer, "close"):
+        writer.close()
+
+
+def test_a_run_at_work_whose_status_is_gone_is_refused_while_its_records_are_open(out, capsys):
+    writer = open_run(a_job(out, name="live"))
+    (out / "live" / "status.json").unlink()
+    arguments = ["runs", "delete", "live", "--yes", "--out", str(out)]
+    assert invoke(arguments) == 2
+    assert f"still written, by process {os.getpid()}" in capsys.readouterr().err
+    writer.close()
+    assert invoke(arguments) == 0
+    assert names(out) == ["one", "three", "two"]
+
+
+def test_without_a_terminal_nobody_is_asked_and_nothing_goes(out):
+    done = subprocess.run([*DELETE, "one", "--out", str(out)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "one  (succeeded, 7 files, " in done.stderr
+    assert "Give --yes to delete without asking" in done.stderr
+    assert names(out) == ["one", "three", "two"]
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("n\n", 130, ["one", "three", "two"]), ("y\n", 0, ["two"])])
+def test_at_a_terminal_it_asks(out, answer, code, left):
+    primary, secondary = pty.openpty()
+    os.write(primary, answer.encode())
+    done = subprocess.run([*DELETE, "one", "three", "--out", str(out)], stdin=secondary, capture_output=True, text=True)
+    os.close(primary)
+    os.close(secondary)
+    assert done.returncode == code
+    assert "Delete 2 runs, " in done.stderr
+    assert names(out) == left
+
+
+def test_a_deletion_that_is_killed_leaves_no_half_run(out):
+    """There are enough files that it can be caught between the move and the end; the next deletion removes what it left."""
+    folder = out / "one" / "many"
+    folder.mkdir()
+    for number in range(20_000):
+        (folder / str(number)).touch()
+    with subprocess.Popen([*DELETE, "one", "--yes", "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: not (out / "one").exists(), 60, "the run to be moved")
+        process.kill()
+    (rest,) = out.glob(".one.gone-*")
+    assert (rest / "job.json").exists()
+    assert names(out) == ["three", "two"]
+    (out / ".config.gone-12345678").mkdir()
+    (out / ".config.gone-12345678" / "mine").touch()
+    assert invoke(["runs", "delete", "two", "--yes", "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir() if not path.name.startswith(".index")) == [".config.gone-12345678", "three"]
+
+
+def test_two_deletions_at_once_end_well(out):
+    """One of the two deletes; the other finds nothing, or finds it at work."""
+    for number in range(2000):
+        (out / "one" / str(number)).touch()
+    command = [*DELETE, "one", "--yes", "--out", str(out)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=100) for process in both]
+    codes = [process.returncode for process in both]
+    assert 0 in codes
+    assert set(codes) <= {0, 2}, outputs
+    assert sum(output.count("deleted ") for output, _ in outputs) == codes.count(0)
+    assert "Traceback" not in "".join(error for _, error in outputs)
+    assert names(out) == ["three", "two"]
+    assert list(out.glob(".one*")) == []

@@ -1,0 +1,231 @@
+"""``trainer runs export``: the tables hold what the records hold, in either format; nothing is overwritten unasked."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+from run_samples import EVALUATION, STEP, SYSTEM, a_job, async_run, open_run, sample, sync_run
+
+from crosstrain.cli.group import invoke
+from crosstrain.metrics.lines import DamagedRunError
+from crosstrain.metrics.rundir import RunReader
+from crosstrain.report.compare import row
+from crosstrain.report.export_table import TABLES, table_of
+
+TYPES = {"integer": int, "number": float, "text": str, "truth": lambda text: {"True": True, "False": False}[text]}
+
+
+@pytest.fixture
+def out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sync_run(tmp_path / "runs")
+    async_run(tmp_path / "runs")
+    writer = open_run(a_job(tmp_path / "runs", name="odd"))
+    writer.step(replace(STEP, count=3, losses=(math.nan, math.inf, -math.inf), learning_rates=(0.1, 0.2, 0.3)))
+    writer.step(replace(STEP, step=3, count=1, losses=(0.1,), data_wait_seconds=0.125, epoch=1))
+    writer.evaluation(replace(EVALUATION, loss=math.nan))
+    gpu = {"name": 'A "GPU", fast', "utilization": 0.5, "memory_bytes": 2**40}
+    writer.system(replace(SYSTEM, cpu_seconds=None, gpus=(gpu,), problems=()))
+    writer.system(sample(1, 1.0, network_sent_bytes=10))
+    writer.system(sample(0, 2.0, network_sent_bytes=4000, network_received_bytes=1000))
+    writer.close()
+    return tmp_path / "runs"
+
+
+def read(path):
+    """The columns of an exported file, and its rows as dictionaries with None and numbers as they were."""
+    if path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow (extra parquet) is not installed")
+        table = parquet.read_table(path)
+        return table.column_names, table.to_pylist()
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    return reader.fieldnames, rows
+
+
+def exported(capsys, *arguments):
+    code = invoke(["runs", "export", *arguments])
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    return output.out
+
+
+def cells(path, table):
+    """The rows of an exported file as tuples, every value of its column's kind, compared by its representation as NaN is not itself."""
+    names, rows = read(path)
+    assert names == [column.name for column in table.columns]
+    kinds = [TYPES[column.kind] for column in table.columns]
+    text = path.suffix == ".csv"
+    return [
+        repr(
+            tuple(
+                None if row[name] in (None, "") else kind(row[name]) if text else row[name] for name, kind in zip(names, kinds, strict=True)
+            )
+        )
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("file_format", ["csv", "parquet"])
+@pytest.mark.parametrize("run", ["one", "two", "odd"])
+def test_every_table_comes_back_as_it_was(out, tmp_path, capsys, run, file_format):
+    if file_format == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
+    said = exported(capsys, run, "--format", file_format)
+    for what in TABLES:
+        path = tmp_path / f"{run}-tables" / f"{what}.{file_format}"
+        table = table_of(what, [Path("runs") / run])
+        rows = [
+            tuple(
+                float(value) if column.kind == "number" and value is not None else value
+                for column, value in zip(table.columns, row, strict=True)
+            )
+            for row in table.rows
+        ]
+        assert cells(path, table) == [repr(row) for row in rows]
+        assert f"{what}.{file_format}  ({len(rows)} row{'' if len(rows) == 1 else 's'})\n" in said
+
+
+def test_a_row_of_steps_is_an_update(out, tmp_path, capsys):
+    exported(capsys, "two", "--what", "steps")
+    names, rows = read(tmp_path / "two-steps.csv")
+    assert names[0] == "run"
+    records = list(RunReader(out / "two").steps())
+    assert [row["run"] for row in rows] == ["two"] * 16
+    assert [int(row["step"]) for row in rows] == list(range(16))
+    assert [float(row["loss"]) for row in rows] == [loss for record in records for loss in record.losses]
+    assert [int(row["staleness"]) for row in rows] == [stale for record in records for stale in record.staleness]
+    assert [int(row["worker"]) for row in rows] == [0] * 12 + [1] * 4
+    assert [float(row["time_seconds"]) for row in rows[:5]] == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.35])
+    assert [row["group_first_step"] for row in rows[3:5]] == ["0", "4"]
+    assert {(row["group_examples"], row["group_updates"], row["learning_rate"], row["group_network_wait_seconds"]) for row in rows} == {
+        ("20", "4", "0.05", "")
+    }
+
+
+def test_what_is_no_number_is_spelled_as_in_the_records(out, tmp_path, capsys):
+    exported(capsys, "odd", "--what", "steps", "-o", "steps.csv")
+    _, rows = read(tmp_path / "steps.csv")
+    assert [row["loss"] for row in rows[:3]] == ["NaN", "Infinity", "-Infinity"]
+    assert [row["learning_rate"] for row in rows] == ["0.1", "0.2", "0.3", "0.05"]
+    assert [row["group_data_wait_seconds"] for row in rows] == ["", "", "", "0.125"]
+
+
+def test_a_row_of_system_is_a_sample_of_a_node_with_rates(out, tmp_path, capsys):
+    exported(capsys, "odd", "--what", "system", "-o", "system.csv")
+    _, rows = read(tmp_path / "system.csv")
+    assert [(row["node"], row["time_seconds"], row["cpu_seconds"]) for row in rows] == [
+        ("0", "0.5", ""),
+        ("1", "1.0", "1.0"),
+        ("0", "2.0", "1.0"),
+    ]
+    assert [row["network_sent_bytes_per_second"] for row in rows] == ["", "", "2000.0"]  # (4000 − 1000) / 1.5 s
+    assert rows[2]["network_received_bytes_per_second"] == ""  # the counter fell: it began anew
+    assert json.loads(rows[0]["gpus"]) == [{"name": 'A "GPU", fast', "utilization": 0.5, "memory_bytes": 2**40}]
+    assert json.loads(rows[0]["interfaces"]) == {"node0": [1000, 2000]}
+    assert json.loads(rows[0]["tasks"])[0]["task"] == "worker-0"
+
+
+def test_a_row_of_summary_is_a_run_also_one_without_a_summary(out, tmp_path, capsys):
+    exported(capsys, "one", "two", "odd", "--what", "summary", "-o", "summary.csv")
+    names, rows = read(tmp_path / "summary.csv")
+    assert [row["run"] for row in rows] == ["one", "two", "odd"]
+    for found, name in zip(rows, ("one", "two"), strict=False):
+        figures = row(RunReader(out / name).summary())
+        assert set(figures) <= set(names)
+        for key, value in figures.items():
+            assert found[key] == (str(value) if isinstance(value, bool | str) else "" if value is None else json.dumps(value)), key
+    assert (rows[2]["state"], rows[2]["steps"], rows[2]["backend"]) == ("running", "", "tf")
+
+
+def test_several_runs_share_a_table_and_a_folder_stands_for_its_runs(out, tmp_path, capsys):
+    said = exported(capsys, "runs", "--what", "evals")
+    assert said == "3-runs-evals.csv  (4 rows)\n"
+    _, rows = read(tmp_path / "3-runs-evals.csv")
+    records = [(name, *astuple(record)) for name in ("odd", "one", "two") for record in RunReader(out / name).evals()]
+    assert [[str(value) for value in record] for record in records] == [
+        [value.replace("NaN", "nan") for value in row.values()] for row in rows
+    ]
+    (tmp_path / "elsewhere").mkdir()
+    sync_run(tmp_path / "elsewhere")
+    exported(capsys, "runs/one", "elsewhere/one", "--what", "evals", "-o", "same.csv")
+    assert [row["run"] for row in read(tmp_path / "same.csv")[1]] == ["runs/one", "runs/one", "elsewhere/one", "elsewhere/one"]
+
+
+def test_one_table_as_csv_goes_to_standard_output(out, capsys):
+    text = exported(capsys, "one", "--what", "evals", "-o", "-")
+    assert text.splitlines()[0].startswith("run,step,epoch,time_seconds")
+    assert text.count("\n") == 3
+
+
+@pytest.mark.parametrize(("output", "path"), [("new.csv", "new.csv"), ("folder", "folder/one-steps.csv"), ("made/", "made/one-steps.csv")])
+def test_where_a_table_goes(out, tmp_path, capsys, output, path):
+    (tmp_path / "folder").mkdir()
+    assert exported(capsys, "one", "--what", "steps", "-o", output).startswith(f"{path}  (10 rows)")
+    assert (tmp_path / path).stat().st_mode & 0o777 == 0o644
+
+
+def test_nothing_is_overwritten_unasked(out, tmp_path, capsys):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "system.csv").write_text("mine")
+    for arguments in (["-o", "t"], ["--what", "system", "-o", "t/system.csv"]):
+        assert invoke(["runs", "export", "one", *arguments]) == 2
+        assert "'t/system.csv' exists. Give another name, or --overwrite." in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["system.csv"]
+    assert (tmp_path / "t" / "system.csv").read_text() == "mine"
+    exported(capsys, "one", "-o", "t", "--overwrite")
+    assert sorted(path.name for path in (tmp_path / "t").iterdir()) == sorted(f"{what}.csv" for what in TABLES)
+    assert (tmp_path / "t" / "system.csv").read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--format", "xls"], "--format: got 'xls'; allowed: csv, parquet"),
+        (["--what", "step"], "--what: got 'step'; allowed: steps, evals, system, summary. Did you mean 'steps'?"),
+        (["-o", "-"], "--output: - prints one table as csv"),
+        (["--what", "steps", "-o", "no/such/folder.csv"], "no/such' cannot be made"),
+        (["-o", "file"], "file' cannot be made"),
+        (["--what", "steps", "-o", "file/x.csv"], "file' cannot be made"),
+    ],
+)
+def test_wrong_requests_end_with_code_2_and_write_nothing(out, tmp_path, capsys, arguments, said):
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert invoke(["runs", "export", "one", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_record_is_named_and_leaves_no_file(out, tmp_path, capsys):
+    with (out / "one" / "steps.jsonl").open("a") as file:
+        file.write('{"torn\n{"schema": 1}\n')
+    assert invoke(["runs", "export", "one", "--what", "steps", "-o", "steps.csv"]) == 1
+    assert "steps.jsonl, line 6: not a whole JSON record" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+
+
+def test_rows_come_before_the_file_is_read_to_its_end(out):
+    """What makes a run of any length fit into little memory."""
+    with (out / "one" / "steps.jsonl").open("a") as file:
+        file.write("damaged\n" * 2)
+    rows = table_of("steps", [out / "one"]).rows
+    assert [next(rows)[1] for _ in range(10)] == list(range(10))
+    with pytest.raises(DamagedRunError):
+        next(rows)
+
+
+def test_parquet_without_its_package_says_what_to_install(out, tmp_path):
+    script = "import sys; sys.modules['pyarrow'] = None; from crosstrain.cli.group import invoke; sys.exit(invoke(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "runs", "export", "one", "--format", "parquet"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: format parquet needs the package pyarrow. Install it: pip install 'crosstrain[parquet]'\n"

@@ -1,0 +1,214 @@
+"""The curves of a run as arrays: the figures of the records, also where they are damaged or out of order; thinner, smoother, as speed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import EVAL_SECONDS, make_run
+from run_samples import a_job, async_run, open_run, sample, sync_run
+
+from crosstrain.metrics.lines import DamagedRunError
+from crosstrain.metrics.nodes import rise_per_second
+from crosstrain.metrics.records import EvalRecord, EventRecord, StepRecord
+from crosstrain.metrics.rundir import RunReader
+from crosstrain.report.downsample import smoothed, thinned
+from crosstrain.report.pace import pace, pauses, training_clock
+from crosstrain.report.series import read_steps, read_system
+
+
+def test_the_arrays_hold_the_records(tmp_path):
+    path = sync_run(tmp_path)
+    series = read_steps(path)
+    records = list(RunReader(path).steps())
+    assert series.step.tolist() == list(range(10))
+    assert series.loss.tolist() == [loss for record in records for loss in record.losses]
+    assert series.examples.tolist() == [10 * (step + 1) for step in range(10)]
+    assert series.first.tolist() == [record.step for record in records]
+    assert series.group_time_seconds.tolist() == [record.time_seconds for record in records]
+    assert series.worker.tolist() == [-1] * 5
+    last = records[-1]
+    assert series.time_seconds[-2:] == pytest.approx([last.time_seconds - last.seconds / 2, last.time_seconds])
+
+
+def test_the_examples_of_a_group_that_does_not_divide_are_all_counted(tmp_path):
+    writer = open_run(a_job(tmp_path, name="uneven"))
+    writer.step(StepRecord(0, 3, 0, 1.0, 0.3, 25, (1.0, 1.0, 1.0), (0.1,)))
+    writer.step(StepRecord(3, 2, 0, 2.0, 0.3, 7, (1.0, 1.0), (0.1,)))
+    writer.close()
+    series = read_steps(writer.path)
+    assert series.examples.tolist() == [8, 16, 25, 28, 32]
+    assert series.group_examples.tolist() == [25, 7]
+
+
+def test_async_groups_are_put_in_order(tmp_path):
+    writer = open_run(a_job(tmp_path, name="late", mode="async"))
+    writer.step(StepRecord(2, 2, 0, 1.0, 0.5, 20, (3.0, 4.0), (0.1,), worker=1, staleness=(0, 0)))
+    writer.step(StepRecord(0, 2, 0, 1.2, 1.0, 20, (1.0, 2.0), (0.1,), worker=0, staleness=(0, 0)))
+    writer.close()
+    series = read_steps(writer.path)
+    assert series.step.tolist() == [0, 1, 2, 3]
+    assert series.loss.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert series.time_seconds == pytest.approx([0.7, 1.2, 0.75, 1.0])
+    assert series.in_time().tolist() == [0, 2, 3, 1]
+    assert series.worker.tolist() == [1, 0]
+    assert read_steps(async_run(tmp_path)).worker.tolist() == [0, 0, 0, 1]
+
+
+def test_losses_that_are_no_numbers_are_kept_apart(tmp_path):
+    writer = open_run(a_job(tmp_path, name="blown"))
+    writer.step(StepRecord(0, 4, 0, 1.0, 0.5, 40, (1.5, math.nan, math.inf, -math.inf), (0.1,)))
+    writer.close()
+    loss = read_steps(writer.path).loss
+    assert loss[0] == 1.5
+    assert np.isnan(loss[1])
+    assert loss[2:].tolist() == [math.inf, -math.inf]
+
+
+def test_a_run_without_records_has_empty_arrays(tmp_path):
+    writer = open_run(a_job(tmp_path, name="none"))
+    writer.close()
+    assert len(read_steps(writer.path)) == 0
+    assert read_system(writer.path) == []
+    (writer.path / "steps.jsonl").unlink()
+    assert len(read_steps(writer.path)) == 0
+
+
+@pytest.mark.parametrize("pieces", [1 << 22, 700])
+def test_a_torn_last_line_is_skipped_and_any_other_damage_named(tmp_path, monkeypatch, pieces):
+    """As the reader of whole records does it, and also where a file is read in several pieces."""
+    monkeypatch.setattr("crosstrain.report.pieces._PIECE_BYTES", pieces)
+    path = make_run(tmp_path, "torn", steps=40)
+    file = path / "steps.jsonl"
+    whole = file.read_bytes()
+    assert len(read_steps(path)) == 40
+    file.write_bytes(whole[:-20])
+    assert len(read_steps(path)) == 36
+    lines = whole.splitlines(keepends=True)
+    for damaged, words in {
+        lines[4][:30] + b"\n": "line 5: not a whole JSON record, and more lines follow",
+        b"\n": "line 5: not a whole JSON record, and more lines follow",
+        lines[4].replace(b'"schema":1', b'"schema":2'): "line 5: not a StepRecord that this release reads",
+        lines[4].replace(b'"count":4', b'"count":5'): "line 5: not a StepRecord .*5 updates with 4 losses",
+        lines[4].replace(b'"seconds":', b'"duration":'): "line 5: not a StepRecord .*`seconds`",
+    }.items():
+        file.write_bytes(b"".join([*lines[:4], damaged, *lines[5:]]))
+        with pytest.raises(DamagedRunError, match=words):
+            read_steps(path)
+
+
+def test_rates_are_those_of_the_records(tmp_path):
+    writer = open_run(a_job(tmp_path, name="counted"))
+    sent = [100, 400, 300, None, 900, 1000]
+    records = [
+        sample(0, seconds, network_sent_bytes=value, network_received_bytes=None, cpu_cores_used=None, gpus=None)
+        for seconds, value in zip([-0.5, 0.0, 0.6, 1.0, 1.5, 1.5], sent, strict=True)
+    ]
+    for record in records:
+        writer.system(record)
+    writer.system(sample(2, 0.5, gpus=({"utilization": 0.5}, {"utilization": 0.25}, {"utilization": None})))
+    writer.close()
+    first, last = read_system(writer.path)
+    expected = [rise_per_second(before, record, "network_sent_bytes") for before, record in zip([None, *records], records, strict=False)]
+    assert first.sent_bytes_per_second == pytest.approx([np.nan if rate is None else rate for rate in expected], nan_ok=True)
+    assert np.isfinite(first.sent_bytes_per_second).tolist() == [False, True, False, False, False, False]
+    assert np.isnan(first.received_bytes_per_second).all()
+    assert np.isnan(first.cpu_cores_used).all()
+    assert (first.node, first.cores_available, first.network_source) == (0, 2.0, "interface")
+    assert (last.node, last.gpu_utilization.tolist()) == (2, [0.375])
+
+
+def test_a_sample_that_was_held_up_makes_no_peak(tmp_path):
+    """A counter that rises by 10 a second; the third sample arrives when the fourth does."""
+    writer = open_run(a_job(tmp_path, name="held-up"))
+    for seconds, sent in ((0.0, 0), (0.5, 5), (1.45, 14), (1.5, 20), (2.0, 20), (2.05, 21)):
+        interval = 0.05 if seconds == 2.05 else 0.5  # the last one was taken on purpose so soon
+        writer.system(sample(0, seconds, network_sent_bytes=sent, interval_seconds=interval))
+    writer.close()
+    (node,) = read_system(writer.path)
+    assert node.sent_bytes_per_second[1:] == pytest.approx([10, 9 / 0.95, 15, 0, 20])
+
+
+@given(st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf)), max_size=400), st.integers(4, 60))
+def test_thinning_keeps_every_peak_and_every_gap(values, points):
+    array = np.array(values, np.float64)
+    picked = thinned(array, points)
+    assert picked.tolist() == sorted(set(picked.tolist()))
+    assert len(picked) <= (len(values) if len(values) <= points else 1.5 * points + 5)
+    kept = array[picked]
+    finite = array[np.isfinite(array)]
+    if len(finite):
+        assert (np.nanmin(kept[np.isfinite(kept)]), np.nanmax(kept[np.isfinite(kept)])) == (finite.min(), finite.max())
+    assert np.isfinite(kept).all() == np.isfinite(array).all()
+    if values:
+        assert (picked[0], picked[-1]) == (0, len(values) - 1)
+
+
+def test_thinning_a_long_curve_keeps_a_single_spike():
+    values = np.sin(np.arange(1_000_000) / 1e5)
+    values[654_321] = 50.0
+    picked = thinned(values, 2000)
+    assert len(picked) <= 2002
+    assert 654_321 in picked
+
+
+@given(st.lists(st.one_of(st.floats(-1e3, 1e3), st.just(math.nan)), max_size=60), st.floats(0, 0.99))
+def test_smoothing_is_the_weighted_mean_of_the_past(values, weight):
+    expected = []
+    past: list[float] = []
+    for value in values:
+        if math.isnan(value):
+            expected.append(math.nan)
+            continue
+        past.append(value)
+        weights = [weight ** (len(past) - 1 - index) for index in range(len(past))]
+        expected.append(sum(w * v for w, v in zip(weights, past, strict=True)) / sum(weights))
+    assert smoothed(np.array(values, np.float64), weight) == pytest.approx(expected, nan_ok=True, rel=1e-6, abs=1e-6)
+
+
+def test_smoothing_refuses_a_weight_that_forgets_nothing():
+    with pytest.raises(ValueError, match=r"got 1\.0; allowed: from 0 to below 1"):
+        smoothed(np.ones(3), 1.0)
+
+
+def test_the_training_clock_stands_still_while_training_does():
+    stops = [(1.0, 2.0), (1.5, 2.5), (4.0, 4.0), (6.0, 7.0)]
+    seconds = np.array([0.5, 1.0, 1.2, 2.2, 3.0, 6.5, 8.0])
+    assert training_clock(seconds, stops) == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.5, 4.5, 5.5])
+
+
+def test_pauses_are_evaluations_and_the_copies_of_checkpoints():
+    evaluation = EvalRecord(10, 1.0, 5.0, 0.5, "test", 360, 0.5, 0.9, 10)
+    saved = EventRecord("checkpoint_saved", 3.0, {"seconds": 0.75, "stall_seconds": 0.25})
+    assert pauses([evaluation], [saved, EventRecord("run_ended", 6.0)]) == [(2.0, 2.25), (4.5, 5.0)]
+
+
+def test_speed_leaves_evaluations_out_and_adds_up(tmp_path):
+    path = make_run(tmp_path, "steady", steps=400)
+    reader = RunReader(path)
+    speed = pace(read_steps(path), pauses(reader.evals(), reader.events()), windows=20)
+    assert len(speed.steps) == 20
+    assert speed.steps_per_second == pytest.approx(np.full(20, 100.0))
+    assert speed.examples_per_second == pytest.approx(np.full(20, 2000.0))
+    assert speed.steps[-1] == 400
+    assert speed.seconds[-1] == pytest.approx(4.0 + EVAL_SECONDS)
+
+
+def test_the_speed_of_async_workers_adds_up(tmp_path):
+    """Two workers with groups of 10 updates a second each, half a second apart, make 20 updates a second."""
+    writer = open_run(a_job(tmp_path, name="two-workers", mode="async"))
+    for group in range(20):
+        writer.step(StepRecord(10 * group, 10, 0, 1.0 + 0.5 * group, 1.0, 100, (1.0,) * 10, (0.1,), worker=group % 2, staleness=(1,) * 10))
+    writer.close()
+    speed = pace(read_steps(writer.path), [], windows=10)
+    assert speed.steps_per_second[1:-1] == pytest.approx(np.full(8, 20.0), rel=0.05)
+    assert speed.steps[-1] == 200
+
+
+def test_a_run_without_updates_has_no_speed(tmp_path):
+    writer = open_run(a_job(tmp_path, name="nothing"))
+    writer.close()
+    assert len(pace(read_steps(writer.path), []).steps) == 0
