@@ -128,7 +128,7 @@ def _wider_link(explanation: Explanation) -> Iterator[Advice]:
     link, facts = busiest(explanation.facts.links), explanation.facts
     if link is None or link.limit_source != "bandwidth" or facts.shares is None:
         return
-    saved = min(facts.shares.step["network"], (link.fraction or 0.0) / 2)
+    saved = facts.shares.step["network"] / 2
     yield Advice(f"--bandwidth {_doubled(facts.job['bandwidth'])}", "the bytes pass in half the time", 1.0 / (1.0 - saved), "at most")
 
 
@@ -138,26 +138,25 @@ def _doubled(bandwidth: str) -> str:
 
 
 def _spread_servers(explanation: Explanation) -> Iterator[Advice]:
-    """Async: the parameters' way through the first node, with one server more, and with all-reduce instead.
+    """Async: as many updates as the links would carry with one parameter server more, and with all-reduce instead.
 
     With n nodes of as many workers and p servers on p of them, a server's node carries (n − 1) / p of the parameters for its clients and
-    (p − 1) / p for its own worker, in each direction, while every worker makes an update; a ring carries 2 (n − 1) / n.
+    (p − 1) / p for its own worker, in each direction, while every node's worker makes an update; a ring of w workers carries 2 (w − 1) / w
+    of them. What the workers do by themselves bounds both.
     """
-    facts = explanation.facts
-    nodes, servers = facts.summary["nodes"], facts.summary["parameter_servers"]
-    if facts.shares is None or nodes < 3:
+    facts, link = explanation.facts, busiest(explanation.facts.links)
+    if facts.calibration is None or link is None or link.limit_bytes_per_second is None:
         return
-    carried = _carried(nodes, servers)
-    ring: tuple[str, float, str, str | None] = ("--mode sync", 2 * (nodes - 1) / nodes, "a ring of all-reduce", UPDATES_TOGETHER)
-    another = (f"--ps {servers + 1}", _carried(nodes, servers + 1), "another parameter server", None)
-    for option, less, what, caution in (another, ring) if servers < nodes else (ring,):
-        saved = facts.shares.step["network"] * max(0.0, 1.0 - less / carried)
-        reason = f"{what} brings {less / carried:.0%} of the bytes over the busiest link"
-        yield Advice(option, reason, 1.0 / (1.0 - saved), "at most", caution)
-
-
-def _carried(nodes: int, servers: int) -> float:
-    return (nodes - 1) / servers + (servers - 1) / servers
+    nodes, workers, servers = (facts.summary[name] for name in ("nodes", "workers", "parameter_servers"))
+    whole = link.limit_bytes_per_second / facts.calibration["payload_bytes"]
+    now = sum(1.0 / worker.step_seconds for worker in facts.workers)
+    alone = sum(1.0 / worker.own_seconds for worker in facts.workers)
+    if servers < nodes:
+        updates = min(alone, whole * nodes / ((nodes - 1) / (servers + 1) + servers / (servers + 1)))
+        yield Advice(f"--ps {servers + 1}", "the parameters' way is then shared by more links", updates / now, "at most")
+    if workers > 1:
+        updates = min(alone, whole * workers / (2 * (workers - 1) / workers))
+        yield Advice("--mode sync", "a ring of all-reduce burdens all links alike", updates / now, "at most", UPDATES_TOGETHER)
 
 
 # A slow node ----------------------------------------------------------------------------------------------------------
@@ -219,7 +218,10 @@ def _data(explanation: Explanation) -> Iterator[Advice]:
 
 
 def _more_cores(explanation: Explanation) -> Iterator[Advice]:
-    """Cores that the machine has and the nodes may not use, or may use and do not."""
+    """Cores that the machine has and the nodes may not use, or that a task may use and was told not to.
+
+    What threads the product chose by itself stands: for small steps one is quicker than several.
+    """
     facts, shares = explanation.facts, explanation.facts.shares
     if shares is None:
         return
@@ -231,14 +233,11 @@ def _more_cores(explanation: Explanation) -> Iterator[Advice]:
         if spare > 1:
             speedup = 1.0 / (1.0 - work * (1.0 - 1.0 / spare))
             yield Advice(f"--cores-per-node {cores[0] * spare:g}", f"each node uses {busiest_cpu:.0%} of what it may", speedup, "at most")
-    threads = facts.job.get("threads_per_task", ())
-    for view in explanation.nodes[:1]:
-        tasks = max(1, facts.summary["workers"] // facts.summary["nodes"])
-        free = (view.cores_available or 0.0) / tasks
-        sharing = facts.summary["nodes_sharing_cores"] or 1
-        if threads and sharing == 1 and view.limit == "CPU" and free >= 2 * threads[0]:
-            speedup = 1.0 / (1.0 - work * (1.0 - threads[0] / int(free)))
-            yield Advice(f"--threads {int(free)}", f"each task computes with {threads[0]} of the {free:g} cores it has", speedup, "at most")
+    threads, first = facts.job.get("threads"), explanation.nodes[0]
+    free = int((first.cores_available or 0.0) * facts.summary["nodes"] / facts.summary["workers"])
+    if threads is not None and (facts.summary["nodes_sharing_cores"] or 1) == 1 and first.limit == "CPU" and free > threads:
+        speedup = 1.0 / (1.0 - work * (1.0 - threads / free))
+        yield Advice(f"--threads {free}", f"each task computes with {threads} of the {free} cores it has", speedup, "at most")
 
 
 NEARLY_ALL = 0.85

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -50,24 +51,27 @@ class AllReduce:
             work.wait()
 
 
+class Exchange(Protocol):
+    """What a step exchanges with other tasks."""
+
+    def whole(self) -> None:
+        """Exchange it once."""
+        ...
+
+    def small(self) -> None:
+        """Exchange a few bytes in place of each message."""
+        ...
+
+
 class Calibrator:
     """Carries out orders. `batches` are those to gather, and the first of them is the one to compute on.
 
-    `communicate` and `message` exchange what a step exchanges, and a few bytes; None where there is nobody to exchange with.
+    `exchange` is None where there is nobody to exchange with.
     """
 
-    def __init__(
-        self,
-        data: ResidentSplit,
-        batches: Batches,
-        compute: Compute,
-        communicate: Step | None,
-        message: Step | None,
-        device: torch.device,
-    ) -> None:
-        self._data, self._batches, self._compute = data, batches, compute
-        self._exchanges = {"communicate": communicate, "message": message}
-        self._device = device
+    def __init__(self, data: ResidentSplit, batches: Batches, compute: Compute, exchange: Exchange | None, device: torch.device) -> None:
+        self._data, self._batches, self._compute, self._device = data, batches, compute, device
+        self._exchanges: dict[str, Step] = {} if exchange is None else {"communicate": exchange.whole, "message": exchange.small}
 
     def run(self, order: Calibration) -> tuple[int, float]:
         """Return how often the part was repeated and the seconds that it took. Raises ValueError for one that does not exist here."""
@@ -93,10 +97,9 @@ class Calibrator:
             return self._gather()
         if name in ("compute", "half"):
             return self._computing(self._first(half=name == "half"))
-        exchange = self._exchanges.get(name)
-        if exchange is None:
+        if name not in self._exchanges:
             raise ValueError(f"there is no part {name!r} of a step here")
-        return exchange
+        return self._exchanges[name]
 
     def _gather(self) -> Step:
         """Return what hands out the next batch, and gathers them in blocks as training does."""

@@ -104,11 +104,8 @@ class SyncSession:
         leaves = self._model.leaves
         loss: torch.Tensor
         gradients: Sequence[torch.Tensor]
-        if self._distributed is None:
-            loss = self._model.mean_loss(x, y, context)
-            gradients = torch.autograd.grad(self._scaled(loss), leaves)
-        elif alone:
-            loss = self._model.summed_loss(x, y, context) * scale
+        if self._distributed is None or alone:
+            loss = self._model.mean_loss(x, y, context) if self._distributed is None else self._model.summed_loss(x, y, context) * scale
             gradients = torch.autograd.grad(self._scaled(loss), leaves)
         else:
             for leaf in leaves:
@@ -288,10 +285,8 @@ class SyncSession:
 
     def _make_calibrator(self) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
-        if self._distributed is None:
-            return Calibrator(self._splits["train"], batches, self._alone, None, None, self._device)
-        exchange = AllReduce([leaf.grad for leaf in self._model.leaves], self._world)
-        return Calibrator(self._splits["train"], batches, self._alone, exchange.whole, exchange.small, self._device)
+        exchange = None if self._distributed is None else AllReduce([leaf.grad for leaf in self._model.leaves], self._world)
+        return Calibrator(self._splits["train"], batches, self._alone, exchange, self._device)
 
     def _alone(self, x: torch.Tensor, y: torch.Tensor, batch: Batches) -> None:
         scale = self._world / float(batch.global_sizes[0])

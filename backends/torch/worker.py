@@ -212,7 +212,7 @@ class Worker:
         """Repeat a part of a step, tell how long it took and return the reply."""
         if self._calibrator is None:
             batches = calibration_batches(self._sampler)
-            self._calibrator = Calibrator(self._splits["train"], batches, self._alone, self._push_in_vain, self._echo, self._device)
+            self._calibrator = Calibrator(self._splits["train"], batches, self._alone, self, self._device)
         count, seconds = self._calibrator.run(order)
         self._chief.link.send(Kind.CALIBRATED, examples=count, seconds=seconds)
         return self._chief.receive()
@@ -220,12 +220,15 @@ class Worker:
     def _alone(self, x: torch.Tensor, y: torch.Tensor, batch: Batches) -> None:
         self._compute(x, y, self._model.passes.training(0, batch, 0))
 
-    def _push_in_vain(self) -> None:
-        """Exchange the last gradient for parameters, with a learning rate of 0. Not zeros: slots would decay to numbers that are slow."""
+    def whole(self) -> None:
+        """To calibrate: exchange the last gradient for parameters, with a learning rate of 0.
+
+        Not zeros: slots would decay to numbers so small that they are slow to compute with.
+        """
         self._exchange(0.0, 0.0, 0.0, 0, False)
 
-    def _echo(self) -> None:
-        """Exchange headers alone with every shard, in the order of an update."""
+    def small(self) -> None:
+        """To calibrate: exchange headers alone with every shard, in the order of an update."""
         for remote in (*self._others, self._chief):
             remote.link.send(Kind.ECHO)
         for remote in (*self._others, self._chief):

@@ -1,0 +1,52 @@
+"""What crosses a shaped link: pieces as large as the link's bucket holds, not single frames."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from crosstrain.launch.lacking import LackingError
+from crosstrain.launch.virtual_nodes import VirtualNetwork, possible
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
+
+FRAME_BYTES = 1514
+SINK = """
+import socket
+server = socket.create_server(({address!r}, 5000))
+print("ready", flush=True)
+connection, _ = server.accept()
+while connection.recv(1 << 16):
+    pass
+for line in open("/proc/net/dev").read().splitlines()[2:]:
+    name, _, figures = line.partition(":")
+    if name.strip() != "lo":
+        print(*figures.split()[:2], flush=True)
+"""
+SENDER = """
+import socket
+with socket.create_connection(({address!r}, 5000)) as connection:
+    connection.sendall(bytes({size}))
+"""
+
+
+@pytest.mark.parametrize("megabits", [100, 300, 500, 1000])
+def test_pieces_fit_into_the_bucket(megabits):
+    """A piece that weighs more than the bucket would be cut up frame by frame, and the receiver pays for each of them."""
+    able = possible()
+    if not able.ok:
+        pytest.skip(f"{able.reason}. {able.remedy}")
+    try:
+        with VirtualNetwork(2, megabits * 1e6, lambda node: None) as network:
+            python, address = [sys.executable, "-I", "-S", "-c"], network.addresses[1]
+            sink = network.popen(1, [*python, SINK.format(address=address)], stdout=subprocess.PIPE, text=True)
+            assert sink.stdout is not None
+            assert sink.stdout.readline() == "ready\n"
+            sender = network.popen(0, [*python, SENDER.format(address=address, size=megabits * 30_000)])
+            assert sender.wait(timeout=60) == 0
+            received, pieces = (int(figure) for figure in sink.communicate(timeout=60)[0].split())
+    except LackingError as error:
+        pytest.skip(str(error))
+    assert received / pieces > 4 * FRAME_BYTES
