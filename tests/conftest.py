@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sysconfig
 import venv
 from collections.abc import Callable, Sequence
@@ -11,6 +12,11 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("TRAINER_CALIBRATE", "false")  # shorter runs; tests about calibration ask for it
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job is started so, and whatever the tests start would inherit it: Ctrl-C would do nothing.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
