@@ -153,7 +153,9 @@ def _other(explanation: Explanation) -> str:
     seconds = number_text(explanation.facts.summary["run_seconds"], 2)
     share = percent(explanation.run_fractions["other"])
     if explanation.facts.summary["mode"] == "async" and explanation.calibrated:
-        return f"nothing to do: workers wait for their next steps, or for the run's end, for {share} of the run's {seconds} s."
+        size = number_text((explanation.facts.summary["step_seconds"] or {}).get("group_size"), 0)
+        waits = f"workers wait for their next steps, or for the run's end, for {share} of the run's {seconds} s"
+        return f"nothing to do: {waits}; they get {size} at a time."
     return f"neither training nor evaluating: {share} of the run's {seconds} s pass between commands; a longer run would say more."
 
 

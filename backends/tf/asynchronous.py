@@ -35,6 +35,7 @@ from .fetcher import Fetcher
 from .model import build_model
 from .optimizers import build_optimizer
 from .passes import Passes
+from .precision import ChiefLossScale
 from .runtime import set_tf_config, translated_errors, within
 from .shards import make_shard
 from .state import StateMemory, check_fits
@@ -86,7 +87,9 @@ class AsyncSession:
         optimizer, self._model, self._passes = build_optimizer(job), build_model(job.model, spec), Passes(job, spec, 0)
         self._slots = optimizer.slots
         bounds = split_evenly(spec.size + spec.buffers_size, job.ps)
-        self._shards = [make_shard(index, start, stop, spec.size, optimizer) for index, (start, stop) in enumerate(bounds)]
+        self._loss_scale = ChiefLossScale() if job.precision == "fp16" else None
+        skipping = self._loss_scale is not None
+        self._shards = [make_shard(index, *bound, spec.size, optimizer, skipping=skipping) for index, bound in enumerate(bounds)]
         layout = self._layout = layout_for(job, spec, data.info)
         make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
@@ -139,7 +142,10 @@ class AsyncSession:
 
     def _finished(self) -> StepResult:
         """Wait for the next ticket that is done."""
-        result = read_outcome(*self._tickets.next())
+        ticket, outcome = self._tickets.next()
+        result, loss_scale = read_outcome(ticket, outcome)
+        if self._loss_scale is not None:
+            self._loss_scale.learn(ticket.loss_scale, loss_scale, ticket.count)
         if self._tracer is not None:
             self._tracer.done(result.count)
         return result
@@ -176,7 +182,7 @@ class AsyncSession:
             for name, value in cut_flat(vector, self._spec.parameters).items():
                 if name in self._model.layouts:
                     self._model.layouts[name].make_canonical(value)
-        return memory.state(self._updates_applied())
+        return memory.state(self._updates_applied(), None if self._loss_scale is None else self._loss_scale.scalars)
 
     def load(self, state: State | None) -> None:
         """Replace the state on the parameter servers. Raises ValueError where it does not fit the model or the optimiser."""
@@ -188,6 +194,8 @@ class AsyncSession:
         slots = {slot: self._flat(self._spec.parameters, of) for slot, of in state.slots.items()}
         for shard in self._shards:
             shard.load(values, slots, state.updates)
+        if self._loss_scale is not None:
+            self._loss_scale.restore(state.scalars)
 
     def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
         """Have every worker repeat a part of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
@@ -232,9 +240,10 @@ class AsyncSession:
 
     def _schedule(self, plan: Plan, begin: int, count: int) -> None:
         batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count, plan.skip)
-        vector = pack(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin)
+        loss_scale = 1.0 if self._loss_scale is None else self._loss_scale.scale
+        vector = pack(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin, loss_scale)
         remote = self._coordinator.schedule(self._train, args=(self._datasets, tf.constant(vector)))
-        self._tickets.expect(Ticket(plan.first_step + begin, count, len(batches.indices)), remote)
+        self._tickets.expect(Ticket(plan.first_step + begin, count, len(batches.indices), loss_scale), remote)
         self.scheduled += count
 
     def _updates_applied(self) -> int:

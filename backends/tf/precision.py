@@ -13,7 +13,17 @@ import tensorflow as tf
 from ...core.errors import UsageError
 from ...core.job import Job
 
-__all__ = ["CLEAN_STEPS", "FIRST_SCALE", "LossScale", "all_finite", "check_precision", "low_format", "precision_used"]
+__all__ = [
+    "CLEAN_STEPS",
+    "FIRST_SCALE",
+    "ChiefLossScale",
+    "LossScale",
+    "all_finite",
+    "check_precision",
+    "low_format",
+    "precision_used",
+    "unscaled",
+]
 
 FIRST_SCALE, CLEAN_STEPS = 2.0**16, 2000
 """Loss scale at the start, and steps without overflow after which it doubles."""
@@ -30,13 +40,9 @@ def low_format(precision: str) -> tf.DType | None:
 
 
 def check_precision(job: Job, device: str) -> None:
-    """Raise UsageError for fp16 on a device other than a GPU, or in async mode, where nobody scales the loss for all workers."""
-    if job.precision != "fp16":
-        return
-    if not device.startswith("GPU"):
+    """Raise UsageError for fp16 on a device other than a GPU."""
+    if job.precision == "fp16" and not device.startswith("GPU"):
         raise UsageError("precision: got 'fp16', which needs a GPU, and this run computes on the CPU; allowed here: fp32, bf16. Use bf16.")
-    if job.mode == "async":
-        raise UsageError("precision: got 'fp16', which backend 'tf' has in mode sync only; allowed here: fp32, bf16. Use bf16.")
 
 
 def precision_used(precision: str, device: str) -> str:
@@ -51,6 +57,11 @@ def precision_used(precision: str, device: str) -> str:
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """In ops: return whether every element is finite, as a boolean scalar."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+
+
+def unscaled(gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """In ops: return the gradients divided by the scale, and whether all of them are finite."""
+    return [gradient / scale for gradient in gradients], all_finite(gradients)
 
 
 class LossScale:
@@ -84,10 +95,10 @@ class LossScale:
 
         Ranks whose gradients are added up together come to the same answer.
         """
-        unscaled = [gradient / self.scale for gradient in gradients]
+        divided, finite = unscaled(gradients, self.scale)
 
         def take() -> tf.Tensor:
-            apply(unscaled)
+            apply(divided)
             clean = self._clean + 1.0
             grown = clean >= CLEAN_STEPS
             self.scale.assign(tf.where(grown, self.scale * 2.0, self.scale))
@@ -99,4 +110,33 @@ class LossScale:
             self._clean.assign(0.0)
             return tf.constant(False)
 
-        tf.cond(all_finite(gradients), take, leave_out)
+        tf.cond(finite, take, leave_out)
+
+
+class ChiefLossScale:
+    """The same for async workers, which the chief tells the scale with each ticket: they halve it meanwhile, and report where it ended."""
+
+    def __init__(self) -> None:
+        self.restore({})
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"loss_scale": self.scale, "clean_steps": float(self._clean)}
+
+    def restore(self, scalars: Mapping[str, float]) -> None:
+        """Take over what a checkpoint kept; begin anew where it kept nothing."""
+        values = {**LossScale.initial(), **scalars}
+        self.scale, self._clean = values["loss_scale"], int(values["clean_steps"])
+
+    def learn(self, given: float, ended: float, updates: int) -> None:
+        """Take over what a ticket of some updates found, which was `given` a scale and `ended` with another or the same.
+
+        A lower one holds for all, whichever scale other workers still have; steps without overflow are counted over all workers.
+        """
+        if ended < given:
+            self.scale, self._clean = min(self.scale, ended), 0
+            return
+        self._clean += updates
+        if self._clean >= CLEAN_STEPS:
+            self.scale, self._clean = self.scale * 2.0, 0

@@ -11,7 +11,7 @@ The vectors in messages are float32. An integer travels among them as its bits (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +20,13 @@ import tensorflow as tf
 from ...models.base import Array
 from .optimizers import Optimizer
 
-__all__ = ["PULL_EXTRA", "Shard", "make_shard", "staleness_of"]
+__all__ = ["PULL_EXTRA", "SKIP", "Shard", "make_shard", "staleness_of"]
 
 PULL_EXTRA = 4
 """A pulled message ends in two integers of two floats each: the version of the parameters, and the staleness of the push before."""
+
+SKIP = -1.0
+"""The learning rate of an update that is counted, but changes nothing: its gradient overflowed."""
 
 _NO_LIMIT = np.iinfo(np.int64).max
 
@@ -35,6 +38,8 @@ class Shard:
     `version` counts completed updates.
 
     `begun` counts updates whose application has begun: each takes its own number t for Adam, also where two are applied at once.
+
+    `skipping`: some pushes are to be skipped (`SKIP`). Looking costs time, so that only a loss scale makes a shard look.
     """
 
     device: str
@@ -46,6 +51,7 @@ class Shard:
     version: tf.Variable
     begun: tf.Variable
     optimizer: Optimizer
+    skipping: bool
 
     def pull(self, staleness: tf.Tensor | None = None) -> tf.Tensor:
         """In ops: return the message float32 [stop − start + PULL_EXTRA].
@@ -71,14 +77,22 @@ class Shard:
             gradient, *fall, rate, read = tf.split(message, [*(part.shape[0] for part in self._parts), 1, 2])
             with tf.control_dependencies([gradient]):  # nothing is read or counted before the message is here
                 update = _fetch_and_add(self.begun) + 1 if self.optimizer.needs_count else None
-                scalars = self.optimizer.scalars(tf.reshape(rate, []), update)
-                applied = [self.optimizer.apply(self.values, self.slots, gradient, scalars)]
-                if self.tail is not None:
-                    applied.append(tf.raw_ops.AssignSubVariableOp(resource=self.tail.handle, value=fall[0]))
+                if self.skipping:
+                    applied = [tf.cond(rate[0] == SKIP, lambda: tf.no_op(), lambda: tf.group(self._apply(gradient, fall, rate, update)))]
+                else:
+                    applied = self._apply(gradient, fall, rate, update)
             with tf.control_dependencies(applied):
                 before = _fetch_and_add(self.version)
             with tf.control_dependencies([before]):
                 return self.pull(before - tf.bitcast(read, tf.int64))
+
+    def _apply(self, gradient: tf.Tensor, fall: Sequence[tf.Tensor], rate: tf.Tensor, update: tf.Tensor | None) -> list[tf.Operation]:
+        """In ops: update the values and the tail; return the ops after which that is complete."""
+        scalars = self.optimizer.scalars(tf.reshape(rate, []), update)
+        applied = [self.optimizer.apply(self.values, self.slots, gradient, scalars)]
+        if self.tail is not None:
+            applied.append(tf.raw_ops.AssignSubVariableOp(resource=self.tail.handle, value=fall[0]))
+        return applied
 
     def load(self, values: Array, slots: Mapping[str, Array], updates: int) -> None:
         """Replace everything. `values` is the whole flat vector; each of `slots` that of the parameters, absent where it is all zero."""
@@ -114,7 +128,7 @@ def staleness_of(message: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(message[-2:], tf.int64)
 
 
-def make_shard(index: int, start: int, stop: int, parameters: int, optimizer: Optimizer) -> Shard:
+def make_shard(index: int, start: int, stop: int, parameters: int, optimizer: Optimizer, *, skipping: bool = False) -> Shard:
     """Create a shard's variables on parameter server `index`, all zeros. The first `parameters` elements of the vector have slots."""
     device = f"/job:ps/task:{index}/device:CPU:0"
     own = max(0, min(stop, parameters) - start)
@@ -122,7 +136,7 @@ def make_shard(index: int, start: int, stop: int, parameters: int, optimizer: Op
         slots = {slot: tf.Variable(tf.zeros([own])) for slot in optimizer.slots}
         counters = [tf.Variable(0, dtype=tf.int64) for _ in range(2)]
         tail = tf.Variable(tf.zeros([stop - start - own])) if own < stop - start else None
-        return Shard(device, start, stop, tf.Variable(tf.zeros([own])), tail, slots, counters[0], counters[1], optimizer)
+        return Shard(device, start, stop, tf.Variable(tf.zeros([own])), tail, slots, counters[0], counters[1], optimizer, skipping)
 
 
 def _fetch_and_add(counter: tf.Variable) -> tf.Tensor:

@@ -14,7 +14,8 @@ from .data import Layout, Resident, resident_from_pixels
 from .evaluating import summed
 from .model import TfModel, flattened
 from .passes import Passes
-from .shards import PULL_EXTRA, Shard, staleness_of
+from .precision import unscaled
+from .shards import PULL_EXTRA, SKIP, Shard, staleness_of
 from .tickets import Work, pack_outcome, unpack
 
 __all__ = ["element_spec", "evaluation", "local_dataset", "pulled", "training"]
@@ -49,7 +50,7 @@ def training(model: TfModel, passes: Passes, shards: Sequence[Shard], layout: La
     by op, and each further dependency between two tasks would be a message in every update: a quarter of a small model's time.
     """
 
-    def loop(inputs: tf.Tensor, labels: tf.Tensor, ticket: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def loop(inputs: tf.Tensor, labels: tf.Tensor, ticket: tf.Tensor) -> tuple[tf.Tensor, ...]:
         work = unpack(ticket, changing=layout.changing)
         return _updates(model, passes, shards, Resident(layout, inputs, labels), work)
 
@@ -63,35 +64,44 @@ def training(model: TfModel, passes: Passes, shards: Sequence[Shard], layout: La
     return train
 
 
-def _updates(model: TfModel, passes: Passes, shards: Sequence[Shard], data: Resident, work: Work) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Carry out a ticket: return the seconds it took, float64, each update's loss, float32, and its staleness, int64."""
+def _updates(model: TfModel, passes: Passes, shards: Sequence[Shard], data: Resident, work: Work) -> tuple[tf.Tensor, ...]:
+    """Carry out a ticket: return the seconds it took, float64, the loss scale at its end, each update's loss, and its staleness, int64."""
     with tf.control_dependencies([work.indices]):
         started = tf.timestamp()
     with tf.control_dependencies([started]):
         # A loop's values stay where the first one is made: without the copy each message would travel three times.
         first_pull = [tf.identity(shard.pull()) for shard in shards]
 
-    def body(step: tf.Tensor, messages: list[tf.Tensor], losses: tf.TensorArray, staleness: tf.TensorArray) -> tuple[Any, ...]:
+    scaled = shards[0].skipping
+
+    def body(
+        step: tf.Tensor, scale: tf.Tensor, messages: list[tf.Tensor], losses: tf.TensorArray, staleness: tf.TensorArray
+    ) -> tuple[Any, ...]:
         begin, end = tf.gather(work.offsets, step), tf.gather(work.offsets, step + 1)
         indices = work.indices[begin:end]
         x_bchw, y_b = data.batch(indices, None if work.changes is None else work.changes[begin:end])
         size = tf.cast(end - begin, tf.float32)
+        slope = scale / size if scaled else 1.0 / size
         parameters, buffers = pulled(model, messages)
         number = work.first_step + tf.cast(step, tf.int64) if passes.dropout else None
         context = passes.training(buffers, number, indices)
-        loss_sum, gradients = model.loss_and_gradients(parameters, x_bchw, y_b, 1.0 / size, context)
+        loss_sum, gradients = model.loss_and_gradients(parameters, x_bchw, y_b, slope, context)
         falls = [value - context.updated.get(name, value) for name, value in buffers.items()]
-        gradient, rate = flattened([*gradients, *falls]), tf.gather(work.learning_rates, step)
+        rate = tf.gather(work.learning_rates, step)
+        if scaled:
+            gradients, finite = unscaled(gradients, scale)
+            rate, scale = tf.where(finite, rate, SKIP), tf.where(finite, scale, scale / 2.0)
+        gradient = flattened([*gradients, *falls])
         messages = [shard.push(gradient[shard.start : shard.stop], rate, pulled) for shard, pulled in zip(shards, messages, strict=True)]
-        return step + 1, messages, losses.write(step, loss_sum / size), staleness.write(step, staleness_of(messages[0]))
+        return step + 1, scale, messages, losses.write(step, loss_sum / size), staleness.write(step, staleness_of(messages[0]))
 
     losses, staleness = (tf.TensorArray(dtype, size=work.count, element_shape=[]) for dtype in (tf.float32, tf.int64))
-    _, messages, losses, staleness = tf.while_loop(
-        lambda step, *_: step < work.count, body, (tf.constant(0), first_pull, losses, staleness)
+    _, scale, messages, losses, staleness = tf.while_loop(
+        lambda step, *_: step < work.count, body, (tf.constant(0), work.loss_scale, first_pull, losses, staleness)
     )
     with tf.control_dependencies(messages):
         seconds = tf.timestamp() - started
-    return seconds, losses.stack(), staleness.stack()
+    return seconds, scale, losses.stack(), staleness.stack()
 
 
 def evaluation(

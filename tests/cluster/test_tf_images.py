@@ -49,12 +49,12 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, name):
             assert all(not np.array_equal(middle[key], whole[key]) for key in [*buffers, *(k for k in middle.files if "weight" in k)])
 
 
-def asynchronous(folder, options, side, updates, tasks):
+def asynchronous(folder, options, side, updates, tasks, kind="task"):
     """Run an async job to its end; returns its figures."""
     scenario = folder / "scenario.json"
     scenario.write_text(json.dumps({"port": free_ports(8), "options": options, "side": side, "updates": updates}))
     with ExitStack() as stack:
-        chief, *others = [stack.enter_context(process("task", name, str(scenario))) for name in tasks]
+        chief, *others = [stack.enter_context(process(kind, name, str(scenario))) for name in tasks]
         assert chief.wait(200) == 0
         assert all(each.poll() is None for each in others)  # servers end with their agents
     return json.loads((folder / "figures.json").read_text())
@@ -95,6 +95,29 @@ def test_alexnet_on_two_workers_in_bf16(tmp_path):
     assert figures["covered"] == list(range(8))
     assert np.isfinite(figures["losses"]).all()
     assert figures["evaluated"][0] == 30
+
+
+def test_fp16_on_workers_scales_the_loss(tmp_path):
+    """An update whose gradient overflows counts, but changes nothing; the scale falls for all, rises after 2000, and cancels out."""
+    options = {"model": "cnn", "nodes": 2, "batch_size": 5, "momentum": 0.9, "weight_decay": 0.1, "lr": 0.01, "steps_per_call": 3}
+    figures = asynchronous(tmp_path, options, 32, 0, ["chief-0", "ps-0", "worker-0", "worker-1"], kind="half")
+    start, overflowed, low, high = (dict(np.load(tmp_path / f"{name}.npz")) for name in ("start", "overflowed", "low", "high"))
+    assert {name: found["updates"] for name, found in figures.items()} == {
+        f"{2.0**60:g}": 7, "16": 7, "512": 7, f"{2.0**22:g}": 96, "32": 24,
+    }  # fmt: skip
+    first = figures[f"{2.0**60:g}"]
+    assert 2.0**53 <= first["loss_scale"] < 2.0**60
+    assert first["clean_steps"] == 0
+    for name in start.keys() - {"updates"}:
+        assert np.array_equal(start[name], overflowed[name]), name
+    assert figures["16"]["clean_steps"] == 1997
+    moved = [name for name in start if name.startswith("parameters/")]
+    for name in moved:
+        change = np.linalg.norm(low[name] - start[name])
+        assert np.linalg.norm(high[name] - low[name]) < 0.2 * change, name
+    reached = figures[f"{2.0**22:g}"]["loss_scale"]
+    assert 2.0**4 < reached < 2.0**20
+    assert (figures["32"]["loss_scale"], figures["32"]["clean_steps"]) == (64, 14)
 
 
 def test_pieces():

@@ -6,12 +6,17 @@ They do what torch_image_tasks.py does; see there for the arguments and the scen
 import json
 import os
 import sys
+import threading
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch_image_tasks as tasks
-from tf_tasks import make_cluster
+from tf_tasks import make_cluster, whole_epochs
 from torch_tasks import task_of
 
+from crosstrain.backends.base import Plan
 from crosstrain.backends.tf import BACKEND
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, load
@@ -25,10 +30,42 @@ def opened(name, options, side, first_port):
     return BACKEND.open(task_of(make_cluster(job, first_port), name), job, spec, data), job, data
 
 
+def half_main(name, scenario, folder):
+    """Async in fp16, on the CPU: it computes that too, though slowly, so that jobs are refused there."""
+    from crosstrain.backends.tf import precision
+
+    precision.check_precision = lambda job, device: None
+    session, job, data = opened(name, {**scenario["options"], "mode": "async", "precision": "fp16"}, 32, scenario["port"])
+    if name != "chief-0":
+        session.serve(threading.Event())
+        return
+    figures, start = {}, deepcopy(session.state())
+
+    def trained(scale, count):
+        """Train from the start with a first scale; returns how the state is afterwards."""
+        session.load(replace(start, scalars={"loss_scale": scale, "clean_steps": 1990.0}))
+        plans = whole_epochs(job, data, count // 12) if count > 12 else [Plan(0, count, 0, 0, np.full(count, job.lr))]
+        assert sum(result.count for plan in plans for result in session.train(plan)) + sum(r.count for r in session.drain()) == count
+        state = session.state()
+        figures[f"{scale:g}"] = {"updates": state.updates, **state.scalars}
+        return tasks.flat(state)
+
+    np.savez(folder / "start.npz", **tasks.flat(start))
+    np.savez(folder / "overflowed.npz", **trained(2.0**60, 7))
+    np.savez(folder / "low.npz", **trained(2.0**4, 7))
+    np.savez(folder / "high.npz", **trained(2.0**9, 7))
+    trained(2.0**22, 96)
+    trained(2.0**5, 24)
+    (folder / "figures.json").write_text(json.dumps(figures))
+    session.close()
+
+
 def main(kind, who, path):
     described, beside = json.loads(Path(path).read_text()), Path(path).parent
     if kind == "rank":
         tasks.sync_main(int(who), described, beside)
+    elif kind == "half":
+        half_main(who, described, beside)
     else:
         tasks.async_main(who, described, beside)
 

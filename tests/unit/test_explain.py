@@ -183,7 +183,9 @@ def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
     updates = {"updates_by_worker": [20, 20]}  # of 10 ms each, in a second
     found = judged(tmp_path, steps(compute=10), mode="async", figures=updates)
     assert (found.verdict, found.run_fractions["other"]) == ("other", pytest.approx(0.8))
-    assert headline(found).startswith("nothing to do: workers wait for their next steps, or for the run's end, for 80% of the run's 1.00 s")
+    assert headline(found).startswith(
+        "nothing to do: workers wait for their next steps, or for the run's end, for 80% of the run's 1.00 s; they get 4 at a time."
+    )
 
 
 def test_a_lead_within_the_spread_decides_nothing(tmp_path):
