@@ -2,9 +2,11 @@
 #
 #   PYTHON   the interpreter for .venv, 3.11 or newer    make demo PYTHON=python3.12
 #   PYTEST   arguments for pytest                        make test PYTEST='tests/unit -x'
+#   JOBS     processes that test side by side             make test JOBS=4
 
 PYTHON ?= python3
 PYTEST ?=
+JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -33,7 +35,7 @@ demo: $(VENV)/.all
 
 test: lint
 	@echo '== pytest'
-	@$(BIN)/python -m pytest $(PYTEST)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(PYTEST)
 
 conformance: $(VENV)/.dev
 	@CROSSTRAIN_CONFORMANCE=full $(BIN)/python -m pytest --timeout 1200 -k 'conformance or toy' $(PYTEST)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from .units import Cadence, Target, parse_bandwidth
 
-__all__ = ["DEFAULT_BATCH_SIZE", "Job"]
+__all__ = ["DEFAULT_BATCH_SIZE", "Job", "without_password"]
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_EPOCHS = 10
@@ -23,6 +25,12 @@ DEFAULT_EPOCHS = 10
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def without_password(uri: str) -> str:
+    """Return a URI without the user and password that it may hold."""
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 class Job(BaseModel):
@@ -247,6 +255,14 @@ class Job(BaseModel):
     def bandwidth_bits_per_second(self) -> float | None:
         """The limit of each node's link, or None."""
         return parse_bandwidth(self.bandwidth) if self.bandwidth else None
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the values as a run's files have them, where a tracking URI has no user and password."""
+        return {**self.model_dump(mode="json"), "mlflow": None if self.mlflow is None else without_password(self.mlflow)}
+
+    def recorded_command(self, command: Sequence[str]) -> list[str]:
+        """Return what the user typed as a run's files have it."""
+        return [part if self.mlflow is None else part.replace(self.mlflow, without_password(self.mlflow)) for part in command]
 
     def cores_of(self, node: int) -> float | None:
         """Return the CPU limit of one node in cores, or None where it has none."""

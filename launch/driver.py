@@ -59,7 +59,7 @@ class Driver:
         self.job = job
         self._sources = dict(sources)
         self._progress = progress
-        self._command = list(command)
+        self._command = job.recorded_command(command)
         self._resumption = resumption
         self._segments = Segments(resumption, self._command)
         self._saver: CheckpointSaver | None = None
@@ -169,7 +169,7 @@ class Driver:
     def _described(self) -> dict[str, Any]:
         """The job as ``job.json`` has it before the cluster is known."""
         return {
-            **self.job.model_dump(mode="json"),
+            **self.job.recorded(),
             "global_batch_size_resolved": self.job.global_batch,
             "total_steps": total_steps(self.job, self._data.info.sizes["train"], self._resumption),
             "dataset": described_data(self._data.info, self._data.digest, self.job.data_dir),

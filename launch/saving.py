@@ -114,7 +114,7 @@ class CheckpointSaver:
             examples=save.cursor.examples,
             run_seconds=max(0.0, save.run_seconds),
             seed=job.seed,
-            job=job.model_dump(mode="json"),
+            job=job.recorded(),
             model=described_model(self._subject.model),
             data=described_data(self._subject.data.info, self._subject.data.digest, job.data_dir),
             scalars=dict(message["scalars"]),

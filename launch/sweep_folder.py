@@ -48,7 +48,7 @@ class Entry:
 
     def described(self) -> dict[str, Any]:
         """Return the entry as ``sweep.json`` has it."""
-        job = self.point.job.model_dump(mode="json", exclude=set(NOT_SWEPT))
+        job = {key: value for key, value in self.point.job.recorded().items() if key not in NOT_SWEPT}
         stands = {key: value for key, value in vars(self).items() if key != "point"}
         return {"name": self.point.name, "settings": dict(self.point.settings), **stands, "job": job}
 
@@ -149,7 +149,7 @@ class SweepFolder:
 
 def _changes(point: Point, before: Mapping[str, Any]) -> list[str]:
     """Say which settings of a point are not what they were; settings that only one of the two versions knows do not count."""
-    now = point.job.model_dump(mode="json")
+    now = point.job.recorded()
     changed = [name for name, value in before.items() if name in Job.model_fields and now[name] != value]
     return [f"{point.name}: {name} was {value_text(before[name])}, now {value_text(now[name])}" for name in changed]
 

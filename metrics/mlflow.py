@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..core.errors import MissingPackageError, UsageError
-from ..core.job import Job
+from ..core.job import Job, without_password
 from ..core.plugins import module_exists
 from .follower import Follower
 from .mlflow_system import NodeFigures
@@ -74,7 +74,7 @@ def check_mlflow(uri: str) -> None:
     parts = urlsplit(uri)
     if parts.scheme.partition("+")[0] in _DATABASES and not module_exists("sqlalchemy"):
         raise MissingPackageError(
-            f"mlflow: {_public(uri)!r} is a database, which needs the whole package. Install it with: pip install mlflow"
+            f"mlflow: {without_password(uri)!r} is a database, which needs the whole package. Install it with: pip install mlflow"
         )
     if parts.scheme not in ("http", "https"):
         return
@@ -83,15 +83,9 @@ def check_mlflow(uri: str) -> None:
         socket.create_connection((parts.hostname or "", port), CONNECT_SECONDS).close()
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"mlflow: got {_public(uri)!r}, but nobody answers there ({error}); allowed: the address of a server that runs, such as one "
-            "of `mlflow server`, or sqlite:///FILE."
+            f"mlflow: got {without_password(uri)!r}, but nobody answers there ({error}); allowed: the address of a server that runs, "
+            "such as one of `mlflow server`, or sqlite:///FILE."
         ) from error
-
-
-def _public(uri: str) -> str:
-    """Return a URI without the user and password that it may hold."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 class MLflowWriter(Follower):
@@ -121,8 +115,8 @@ class MLflowWriter(Follower):
         self._mlflow, self._client = _load(job.mlflow)
         self._path = path.absolute()
         self._job = job
-        self._uri = _public(job.mlflow or "")
-        self._command = " ".join(command).replace(job.mlflow or self._uri, self._uri)
+        self._uri = without_password(job.mlflow or "")
+        self._command = " ".join(command)
         self._report = report
         self._zero = zero_unix_seconds
         self._began_ms = round(1000 * min(began_unix_seconds, zero_unix_seconds or began_unix_seconds))
@@ -287,5 +281,5 @@ def _load(uri: str | None) -> tuple[Any, Any]:
         mlflow = importlib.import_module("mlflow")
         client: Any = importlib.import_module("mlflow.tracking").MlflowClient(uri)
     except Exception as error:  # a package of that size may raise anything, and so may the store of another scheme
-        raise UsageError(f"mlflow: {_public(uri or '')!r} cannot be used ({type(error).__name__}: {error})") from error
+        raise UsageError(f"mlflow: {without_password(uri or '')!r} cannot be used ({type(error).__name__}: {error})") from error
     return mlflow, client

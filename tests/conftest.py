@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import secrets
 import signal
 import sysconfig
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TRAINER_CALIBRATE", "false")  # shorter runs; tests about calibration ask for it
+os.environ.setdefault("CROSSTRAIN_TEST_SEED", str(secrets.randbits(32)))  # one for all processes of a session
+
+GATE, MACHINE = Path(__file__), Path(__file__).with_name("processes.py")
+"""Files that are locked; what is in them does not matter."""
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job is started so, and whatever the tests start would inherit it: Ctrl-C would do nothing.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Where several processes test (``pytest -n``), run a test marked `alone` while none of the others runs any.
+
+    Waiting is no part of a test's time. Whoever wants the machine stands in the gate meanwhile, so that no further test begins before it.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    with ExitStack() as held:
+        with _locked(GATE, fcntl.LOCK_EX):
+            held.enter_context(_locked(MACHINE, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH))
+        return (yield)
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    with path.open("rb") as file:
+        fcntl.flock(file, how)
+        yield
 
 
 @pytest.fixture(scope="session")

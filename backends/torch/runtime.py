@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import os
+import sys
 
 import psutil
 import torch
@@ -13,7 +15,10 @@ from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
 from ..base import Availability
 
-__all__ = ["availability", "interface_of", "prepare"]
+__all__ = ["availability", "interface_of", "keep_freed_memory", "prepare"]
+
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
+"""mallopt(3): numbers of the settings in glibc's ``malloc.h``."""
 
 
 def availability(name: str, install: str) -> Availability:
@@ -37,6 +42,22 @@ def prepare(task: Task, job: Job) -> torch.device:
     if job.deterministic:
         _make_deterministic(device)
     return device
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what a step's tensors free, for those of the next step.
+
+    By default glibc gives large pieces back to the system at once, and the next step takes them anew, page by page: a third of the
+    CNN's time at batch 256, and a fifth of AlexNet's. Called when the data are loaded, so that what loading them took is not kept.
+    Elsewhere than on Linux, or with another C library, nothing changes.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(MMAP_THRESHOLD, 2**30)
+        mallopt(ARENA_MAX, 1)  # another thread's own arena holds no piece above 64 MiB
 
 
 def choose_device(wanted: str, task: Task) -> torch.device:

@@ -9,7 +9,7 @@ from processes import MarkedRun, wait_until
 from crosstrain.conformance.runs import run_job
 from crosstrain.metrics.rundir import RunReader
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 BYTES_PER_SECOND = 5e6 / 8
 SLOW = {"bandwidth": "5mbit", "nodes": 2, "data": "glyphs28", "batch_size": 10, "steps": 8, "eval_every": "end", "calibrate": True}

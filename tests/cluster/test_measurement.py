@@ -15,7 +15,7 @@ from crosstrain.launch.local import LocalLauncher
 from crosstrain.launch.virtual_nodes import VirtualNetwork
 from crosstrain.metrics.rundir import RunReader
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 ASYNC_JOB = {"mode": "async", "nodes": 3, "batch_size": 10, "data": "glyphs28", "eval_every": "end", "tensorboard": False}
 

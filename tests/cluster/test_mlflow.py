@@ -143,7 +143,7 @@ def all_of(history, values):
 
 def test_a_run_and_its_continuation(tmp_path, server):
     asked = ["--backend", "toy", "--nodes", "2", "--epochs", "800", "--eval-every", "400epoch", "--sample-interval", "0.1"]
-    told = ["--mlflow", server.address, "--mlflow-experiment", "one"]
+    told = ["--mlflow", server.address.replace("http://", "http://someone:secret@"), "--mlflow-experiment", "one"]
     done = trainer("run", *asked, *told, "--until", "accuracy>=0.9", "--out", str(tmp_path), "--name", "first", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -182,6 +182,9 @@ def test_a_run_and_its_continuation(tmp_path, server):
         assert [step for step, _ in history] == list(range(len(history)))
         assert history[0][1] == 0
         assert all_of(history, sent)
+
+    assert job["mlflow"] == server.address
+    assert [file.name for file in (tmp_path / "first").rglob("*") if file.is_file() and b"secret" in file.read_bytes()] == []
 
     again = trainer("run", "--resume", str(tmp_path / "first"), "--epochs", "+10", "--json")
     assert again.returncode == 0, again.stderr

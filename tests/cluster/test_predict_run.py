@@ -12,7 +12,7 @@ from crosstrain.launch.cgroups import Hierarchy
 from crosstrain.launch.lacking import LackingError
 from crosstrain.launch.virtual_nodes import possible
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 JOB = ["--model", "logreg", "--data", "synthetic-images:size=48,classes=100", "--batch-size", "16", "--threads", "1", "--eval-every", "end"]
 TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]

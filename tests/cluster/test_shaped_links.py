@@ -10,7 +10,7 @@ import pytest
 from crosstrain.launch.lacking import LackingError
 from crosstrain.launch.virtual_nodes import VirtualNetwork, possible
 
-pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
 
 FRAME_BYTES = 1514
 SINK = """

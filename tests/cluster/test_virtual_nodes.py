@@ -25,7 +25,7 @@ from crosstrain.launch.cgroups import Hierarchy
 from crosstrain.launch.lacking import LackingError
 from crosstrain.launch.virtual_nodes import VirtualNetwork, possible
 
-pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
 
 PYTHON = [sys.executable, "-I", "-S"]
 TRAFFIC = [*PYTHON, str(Path(__file__).with_name("node_traffic.py"))]

@@ -11,7 +11,7 @@ from processes import MarkedRun, namespaces_in_use, wait_until
 
 TOY = Path(__file__).parent.parent / "toy"
 
-pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]
 
 
 def endless(backend, mode, out, *more):
