@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..core.errors import TrainerError
+from ..core.errors import UsageError
 from .entries import OPTIMIZER, PARAMETERS
 from .manifest import MANIFEST, digest_of, read_manifest
 from .meta import META, Meta, read_meta
@@ -18,7 +18,7 @@ from .safetensors_file import map_arrays
 __all__ = ["Checkpoint", "DamagedCheckpointError", "read_checkpoint"]
 
 
-class DamagedCheckpointError(TrainerError):
+class DamagedCheckpointError(UsageError):
     """A checkpoint is not what was written; the message names the file and what is wrong with it."""
 
     def __init__(self, path: Path, file: str, problem: str) -> None:

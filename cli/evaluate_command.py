@@ -23,6 +23,7 @@ from ..data.base import Split
 from ..data.store import StoredDataset, open_dataset
 from ..launch.evaluation import Evaluated, Evaluator
 from ..metrics.lines import finite_json
+from .targets import find_target
 
 __all__ = ["evaluate"]
 
@@ -54,7 +55,7 @@ def evaluate(
         raise UsageError.of("--split", split, "test, train", ["test", "train"])
     if predictions is not None:
         _check_new(predictions)
-    checkpoint, damaged = find_checkpoint(source)
+    checkpoint, damaged = find_checkpoint(find_target(source))
     for error in damaged:
         note(f"{error} An older one is taken.")
     job = _job(checkpoint.meta, data, data_dir, backend, precision)

@@ -23,6 +23,7 @@ from ..core.errors import TrainerError, UsageError
 from ..core.plugins import Plugin, available, load
 from .interrupts import TerminationAsInterrupt
 from .run_files import describe_folder
+from .targets import find_target
 
 __all__ = ["export"]
 
@@ -56,7 +57,7 @@ def export(source: Path, format_name: str | None, output: Path | None, describe:
         _describe(source, as_json=as_json)
         return
     choice = _choice(format_name or "")
-    checkpoint, damaged = find_checkpoint(source)
+    checkpoint, damaged = find_checkpoint(find_target(source))
     for error in damaged:
         note(f"{error} An older one is taken.")
     target = output or _beside(checkpoint.path, format_name or "")
@@ -153,8 +154,7 @@ def _print_result(checkpoint: Checkpoint, format_name: str, target: Path, *, as_
 
 
 def _describe(source: Path, *, as_json: bool) -> None:
-    if not source.is_dir():
-        raise UsageError(f"run: there is no folder {str(source)!r}. Give a run directory or a checkpoint.")
+    source = source if source.is_dir() else find_target(source)
     rows = describe_folder(source)
     problems = _problems(source)
     if as_json:

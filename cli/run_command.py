@@ -21,6 +21,7 @@ from ..launch.contract import find_place
 from ..launch.local import Launcher, LocalLauncher
 from .interrupts import DeferredInterrupts
 from .options import given_options, job_options
+from .targets import find_target
 
 if TYPE_CHECKING:
     from ..launch.resuming import Resumption
@@ -79,13 +80,15 @@ def run(
     """
     if force and resume is None:
         raise UsageError("--force: belongs to --resume")
+    if repeats is not None and resume is not None:
+        raise UsageError("--repeats: starts new runs, and --resume goes on with one; give one of the two")
     resumption = None
     if resume is None:
         resolved = resolve(given_options(ctx), os.environ, config)
     else:
         from ..launch.resuming import prepare
 
-        resumption = prepare(resume, given_options(ctx), os.environ, config, force=force)
+        resumption = prepare(find_target(resume), given_options(ctx), os.environ, config, force=force)
         resolved = resumption.resolved
     if print_config:
         click.echo(_as_json(resolved) if as_json else _as_text(resolved))
@@ -106,10 +109,8 @@ def run(
     if given_options(ctx).get("tensorboard") and not quiet and (place is None or place.is_driver):
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
     if repeats is not None:
-        if place is not None or resume is not None:
-            raise UsageError(
-                "--repeats: starts new runs on nodes of its own; it goes neither with --resume nor with nodes started elsewhere"
-            )
+        if place is not None:
+            raise UsageError("--repeats: starts new runs on nodes of its own; it does not go with nodes started elsewhere")
         from .repeats import repeat
 
         return repeat(job, ctx.obj or (), repeats, as_json=as_json)
@@ -152,6 +153,8 @@ def _drive(
         path, summary = driver.run(job, sources=sources, progress=progress, command=command, launcher=launcher, resumption=resumption)
     finally:
         launcher.close()
+    if job.profile and summary["profile"] is None:
+        note(f"trainer: nothing was traced: the run ended before the {job.profile} steps of --profile were over")
     _print_summary(str(path), summary, as_json=as_json)
     return 0
 

@@ -49,14 +49,16 @@ def cache_root() -> Path:
     return base / "crosstrain" / "data"
 
 
-def store_key(name: str, source: DatasetSource, data_dir: Path | None) -> str:
+def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_name: bool = False) -> str:
     """Return the folder name of a store: dataset, source version, arguments, and a fingerprint of the originals where the user gave some.
 
-    Raises UsageError where `data_dir` is no folder or lacks what the source needs.
+    `in_name`: the name says the folder. Raises UsageError where `data_dir` is no folder or lacks what the source needs.
     """
     key = key_without_originals(name, source)
     if data_dir is None:
         return key
+    if not data_dir.is_dir() and in_name:
+        raise UsageError(f"data: got {name!r}, but there is no folder {str(data_dir)!r}.")
     if not data_dir.is_dir():
         raise UsageError(f"data_dir: {str(data_dir)!r} is no folder; give the folder that holds the original files of {name!r}.")
     files = source.originals(data_dir) if isinstance(source, HasOriginals) else [file for file in data_dir.rglob("*") if file.is_file()]

@@ -115,7 +115,7 @@ def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["ch
     ``always``. Raises UsageError for an unknown name or missing originals, DamagedStoreError naming the damaged file.
     """
     found = resolve(name, data_dir)
-    key = store_key(found.name, found.source, found.data_dir)
+    key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
     folder = cache_root() / key
     if not folder.exists():
         build_store(cache_root(), key, found.name, found.source, found.data_dir, again=False)
@@ -125,7 +125,7 @@ def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["ch
 def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Path:
     """Make a dataset's store where there is none, or in any case with `again`, and return its folder. Errors as in `open_dataset`."""
     found = resolve(name, data_dir)
-    key = store_key(found.name, found.source, found.data_dir)
+    key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
     build_store(cache_root(), key, found.name, found.source, found.data_dir, again=again)
     return cache_root() / key
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -110,6 +111,8 @@ class Driver:
             failure = error
         self._end_processes(failure)
         self._write_end(failure)
+        if isinstance(failure, UsageError) and self._loop is None and self._resumption is None:
+            shutil.rmtree(self.path)  # the message says it all, and nothing was trained
         if failure is not None:
             raise failure
         summary = RunReader(self.path).summary()

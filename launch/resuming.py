@@ -36,7 +36,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {"sgd": ("momentum",), "adam": ("first_mo
 """The slots of each update rule; that of AdamW has Adam's."""
 
 IDENTITY = ("model", "data", "seed")
-"""What makes a training this training: a checkpoint of another is taken up with ``--force`` only."""
+"""What makes a training this training: that of the checkpoint is gone on with, another one with ``--force`` only."""
 
 
 @dataclass(frozen=True)
@@ -88,25 +88,27 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
     for own in ("out", "name"):
         if own in flags:
             raise UsageError(f"--{own}: a run that is resumed goes on in its own directory, {str(path)!r}")
-    given_name = path.resolve().name
+    given_name, origin = path.resolve().name, meta.job
     fields = {key: value for key, value in before.items() if key not in ("out", "name")}
+    fields |= {field: origin[field] for field in IDENTITY}
+    if origin["data"] != before["data"]:
+        fields["data_dir"] = origin["data_dir"]
     if flags.get("mode") == "sync" and "ps" not in flags:
         del fields["ps"]  # what only async mode knows does not have to be taken back by hand
     resolved = resolve(flags, environ, config, Standing(fields, given_name, meta.step, meta.epoch + (meta.examples > 0)))
     job = resolved.job.model_copy(update={"out": path.resolve().parent, "name": given_name})
     resolved = Resolved(job, resolved.sources, resolved.notes)
 
+    differing = [field for field in IDENTITY if getattr(job, field) != origin[field]]
+    problems = [f"{field} is {getattr(job, field)!r} instead of {origin[field]!r}" for field in differing]
+    _same_training(problems, force=force)
     data = open_dataset(job.data, job.data_dir)
     spec: ModelSpec = load(find("model", job.model), "model")(data.info)
-    differing = [field for field in IDENTITY if getattr(job, field) != before[field]]
-    problems = [f"{field} is {getattr(job, field)!r} instead of {before[field]!r}" for field in differing]
-    problems += model_problem(spec, meta)
     other_data = data_problem(data, meta)
-    problems += [] if job.data != before["data"] else other_data
-    if problems and not force:
-        raise UsageError(f"resume: the checkpoint is of another training: {'; '.join(problems)}. --force goes on nevertheless.")
+    problems += [*([] if "model" in differing else model_problem(spec, meta)), *([] if "data" in differing else other_data)]
+    _same_training(problems, force=force)
     cursor = Cursor(meta.step, meta.epoch, 0 if other_data else meta.examples)
-    state, dropped = _state(checkpoint, job, before, spec)
+    state, dropped = _state(checkpoint, job, origin, spec)
     compared = {field: value for field, value in job.model_dump(mode="json").items() if field in before and field not in NOT_SETTINGS}
     changed = {field: (before[field], value) for field, value in compared.items() if before[field] != value}
     _something_left(reader, job, Calendar(run_sampler(job, data.info.sizes["train"]), cursor), resolved)
@@ -124,6 +126,11 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
         described.get("segments", ()),
         tuple(notes),
     )
+
+
+def _same_training(problems: Sequence[str], *, force: bool) -> None:
+    if problems and not force:
+        raise UsageError(f"resume: the checkpoint is of another training: {'; '.join(problems)}. --force goes on nevertheless.")
 
 
 def _not_running(reader: RunReader, *, force: bool) -> None:

@@ -79,6 +79,8 @@ def one_run(summary: Mapping[str, Any]) -> RenderableType:
             main.add_row(one.label, one.show(figures[one.key]))
     if figures["target"] is not None:
         main.add_row("target", f"{figures['target']} {'reached' if figures['target_reached'] else 'NOT reached within the budget'}")
+    if (saving := summary.get("checkpoints") or {}).get("failed"):
+        main.add_row("checkpoints", f"{saving['saved']} saved, {saving['failed']} FAILED")
     if figures["updates_by_worker"] is not None:
         main.add_row("updates by worker", ", ".join(count_text(count) for count in figures["updates_by_worker"]))
     if (figures["nodes_sharing_cores"] or 1) > 1:

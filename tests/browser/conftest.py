@@ -53,7 +53,7 @@ class Browser:
         self.command("Emulation.setEmulatedMedia", {"media": "", "features": [{"name": "prefers-color-scheme", "value": scheme}]})
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     chromedriver = shutil.which("chromedriver")
@@ -93,7 +93,7 @@ def finish(*processes):
         assert process.returncode == 0, errors
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """Two reports: one of two real runs on both backends and in both modes, one of runs with every oddity."""
     folder = tmp_path_factory.mktemp("pages")

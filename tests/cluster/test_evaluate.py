@@ -145,7 +145,7 @@ class TestWrongRequests:
     def test_a_damaged_checkpoint_that_was_named(self, tmp_path, digits):
         path = save_model(tmp_path, "logreg", info=digits.info)
         (path / "parameters.safetensors").unlink()
-        assert "parameters.safetensors is missing" in evaluate(path, code=1).stderr
+        assert "parameters.safetensors is missing" in evaluate(path, code=2).stderr
         assert "no sound checkpoint" in evaluate(tmp_path, code=2).stderr
 
 

@@ -164,9 +164,9 @@ class TestTheCommand:
         assert re.search(said, trainer("export", run, *arguments, code=2).stderr)
 
     def test_no_run(self, tmp_path):
-        assert "there is no folder" in trainer("export", tmp_path / "none", "--format", "torch", code=2).stderr
-        assert "there is no folder" in trainer("export", tmp_path / "none", "--describe", code=2).stderr
-        assert "has no checkpoint" in trainer("export", tmp_path, "--format", "torch", code=2).stderr
+        for arguments in (["--format", "torch"], ["--describe"]):
+            assert "allowed: the path of a run directory" in trainer("export", tmp_path / "none", *arguments, code=2).stderr
+        assert "is not a run directory" in trainer("export", tmp_path, "--format", "torch", code=2).stderr
 
     def test_a_model_that_is_another_one_by_now(self, tmp_path):
         path = save_model(tmp_path, "logreg", (1, 8, 8))
@@ -183,7 +183,8 @@ class TestTheCommand:
 
     def test_every_file_is_described(self, run):
         trainer("export", run, "--format", "safetensors")
-        (run / "job.json").write_text("{}")
+        for name in "job.json", "calibration.json":
+            (run / name).write_text("{}")
         (run / "mine.txt").write_text("mine")
         rows = json.loads(trainer("export", run, "--describe", "--json").stdout)
         files = {row["path"]: row for row in rows["files"]}

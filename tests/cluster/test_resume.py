@@ -243,6 +243,25 @@ class TestRefusals:
         assert "seed is 4 instead of 0" in stderr
         assert resumed.summary["steps"] == 65
 
+    def test_a_checkpoint_from_before_that_goes_on_as_what_it_was(self, copy):
+        resume(copy, "--seed", 4, "--steps", "+5", "--force")
+        older = str(copy / "checkpoints/step-000000040")
+        again = trainer("run", "--quiet", "--resume", older, "--steps", "+5")
+        assert again.returncode == 0, again.stderr
+        assert RunReader(copy).job()["seed"] == 0
+        refused = trainer("run", "--quiet", "--resume", older, "--steps", "+5", "--seed", "4")
+        assert "seed is 4 instead of 0" in refused.stderr
+
+    def test_a_run_has_a_name(self, copy, monkeypatch):
+        monkeypatch.setenv("TRAINER_OUT", str(copy.parent))
+        done = trainer("run", "--quiet", "--resume", "part/checkpoints/step-000000020", "--steps", "30")
+        assert done.returncode == 0, done.stderr
+        done = trainer("run", "--quiet", "--resume", "part", "--steps", "+5")
+        assert done.returncode == 0, done.stderr
+        done = trainer("run", "--quiet", "--resume", "prat", "--steps", "+5")
+        assert done.returncode == 2
+        assert "Did you mean 'part'?" in done.stderr
+
     def test_another_optimizer_drops_the_slots_and_says_so(self, copy):
         resumed, stderr = resume(copy, "--optimizer", "sgd", "--steps", "+5")
         assert "first_moment, second_moment" in stderr

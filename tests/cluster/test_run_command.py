@@ -169,6 +169,12 @@ def test_wrong_requests_end_with_2_and_leave_nothing(tmp_path, arguments, key, h
     assert not list(tmp_path.glob("runs/*"))
 
 
+def test_a_trace_that_is_longer_than_the_run_is_missed(tmp_path):
+    done = trainer("run", "--backend", "torch", "--steps", "3", "--profile", "50", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "nothing was traced: the run ended before the 50 steps of --profile were over" in done.stderr
+
+
 def test_a_gpu_that_is_not_there_is_refused(tmp_path):
     """The task finds out; the user reads one line, not a traceback."""
     if any(Path("/dev").glob("nvidia[0-9]*")):
@@ -177,3 +183,4 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path):
     assert done.returncode == 2
     assert "gpu" in done.stderr.lower()
     assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

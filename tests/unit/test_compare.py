@@ -68,6 +68,13 @@ def test_a_target_that_was_missed_is_said_plainly(tmp_path):
     assert "accuracy>=0.9 NOT reached within the budget\n" in text
 
 
+def test_saves_that_failed_are_said_plainly(tmp_path):
+    summary = summary_of(sync_run(tmp_path))
+    text = to_text(one_run({**summary, "checkpoints": {**summary["checkpoints"], "saved": 1, "failed": 6}}))
+    assert re.search(r"^checkpoints +1 saved, 6 FAILED$", text, re.MULTILINE)
+    assert "FAILED" not in to_text(one_run(summary))
+
+
 def repeats_and_another():
     """Three runs that differ by their seed, of which one missed the target, and a slower async one under another kernel."""
     goal, runs = "accuracy>=0.9", []
