@@ -16,7 +16,7 @@ class TestAlexNet(ModelConformance):
     model = "alexnet"
     data = "synthetic-images:size=64,classes=10,test=64"
     options: ClassVar = {"deterministic": True}
-    quick_steps = 5
+    quick_steps = 4
 
 
 class TestResNet18(ModelConformance):
@@ -29,4 +29,5 @@ class TestResNet18(ModelConformance):
     model = "resnet18"
     data = "digits"
     options: ClassVar = {"lr": 3e-6}
+    quick_steps = 10
     equal_over_workers = False
