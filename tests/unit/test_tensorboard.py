@@ -141,6 +141,10 @@ def tensorboard(folder):
             yield "http://" + line.split("http://")[1].split()[0]
         finally:
             server.terminate()
+            try:
+                server.communicate(timeout=20)
+            except subprocess.TimeoutExpired:  # seen once: its own end hung
+                server.kill()
 
 
 def test_a_real_tensorboard_shows_the_values(tmp_path):
