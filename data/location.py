@@ -57,9 +57,9 @@ def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_nam
     key = key_without_originals(name, source)
     if data_dir is None:
         return key
-    if not data_dir.is_dir() and in_name:
-        raise UsageError(f"data: got {name!r}, but there is no folder {str(data_dir)!r}.")
     if not data_dir.is_dir():
+        if in_name:
+            raise UsageError(f"data: got {name!r}, but there is no folder {str(data_dir)!r}.")
         raise UsageError(f"data_dir: {str(data_dir)!r} is no folder; give the folder that holds the original files of {name!r}.")
     files = source.originals(data_dir) if isinstance(source, HasOriginals) else [file for file in data_dir.rglob("*") if file.is_file()]
     return f"{key}-{_fingerprint(data_dir, files)}"
