@@ -107,7 +107,7 @@ class ModelConformance:
         return cache(trained)
 
     @pytest.mark.cluster
-    @pytest.mark.parametrize("workers", [1, 2, 3])
+    @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
     def test_losses_agree(self, workers: int, train: Train) -> None:
         """Both backends have the same losses, step by step; and the same as one worker has."""
         ours, theirs = train(workers)

@@ -48,13 +48,13 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 def _every_optimizer() -> list[Any]:
     """Each optimiser on one, two and three workers: a global batch of 64 examples as 64, 32 + 32, 22 + 21 + 21.
 
-    Plain SGD on all of them and the others on one each need no marker; the rest takes long.
+    Every rule on one number of workers needs no marker; the rest takes long.
     """
     cases: list[Any] = []
     for place, name in enumerate(OPTIMIZERS):
         for workers in (1, 2, 3):
-            soon = name == "sgd" or workers == place % 3 + 1
-            cases.append(pytest.param(name, 64, workers, id=f"{name}-{workers}w", marks=() if soon else pytest.mark.slow))
+            marks = () if workers == place % 3 + 1 else pytest.mark.slow
+            cases.append(pytest.param(name, 64, workers, id=f"{name}-{workers}w", marks=marks))
     return cases
 
 

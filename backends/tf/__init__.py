@@ -61,7 +61,7 @@ class TfBackend:
         """Join the cluster and warm up; see `Backend.open`."""
         from .runtime import prepare
 
-        device = prepare(task, job)
+        device = prepare(task, job, model)
         if job.mode == "sync":
             from .sync import open_sync
 

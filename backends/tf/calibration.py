@@ -173,7 +173,7 @@ class RankParts:
         number = tf.constant(0, tf.int64) if self._dropout else None
 
         def own(x: tf.Tensor, y_b: tf.Tensor) -> tf.Tensor:
-            loss_sum, gradients = self._gradients(self._data.as_read(x), y_b, indices, number, tf.constant(self._weight))
+            loss_sum, gradients = self._gradients(x, y_b, indices, number, tf.constant(self._weight))
             self._replica.apply(gradients, tf.unstack(tf.constant(self._scalars)))
             return tf.reshape(loss_sum + self._replica.a_number(), [1])  # there once the update is complete
 

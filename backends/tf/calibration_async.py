@@ -87,7 +87,7 @@ class WorkerParts:
             number = work.first_step + tf.cast(done, tf.int64) if self._passes.dropout else None
             context = self._passes.training(buffers, number, indices)
             weight = 1.0 / tf.cast(size, tf.float32)
-            loss_sum, gradients = self._model.loss_and_gradients(parameters, data.as_read(x), y_b, weight, context)
+            loss_sum, gradients = self._model.loss_and_gradients(parameters, data.parts(x, y_b, 1), weight, context)
             falls = [value - context.updated.get(name, value) for name, value in buffers.items()]
             return [flattened([*gradients, *falls])[:1] + loss_sum]
 

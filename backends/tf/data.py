@@ -5,6 +5,7 @@ Shapes: x_bchw [batch, channels, height, width] float32; y_b [batch] int32.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from ...data.base import DataInfo, Dataset, Split
 from ...models.base import ModelSpec
 from .pixels import changed, normalised, normalised_in_blocks
 
-__all__ = ["RESIDENT_FLOAT_BYTES", "SMALL_ELEMENTS", "Layout", "Resident", "layout_for", "resident", "resident_from_pixels"]
+__all__ = ["RESIDENT_FLOAT_BYTES", "SMALL_ELEMENTS", "Layout", "Part", "Resident", "layout_for", "resident", "resident_from_pixels"]
 
 RESIDENT_FLOAT_BYTES = 1 << 30
 """Up to this size a split is held as float32; beyond it as stored (uint8), and each batch is normalised when it is taken."""
@@ -25,6 +26,10 @@ RESIDENT_FLOAT_BYTES = 1 << 30
 SMALL_ELEMENTS = 1 << 15
 """Images of more pixels than this (three channels of 104 × 104) stay uint8 in any case: their normalisation is half a percent of a step
 of AlexNet, and they would take four times the memory."""
+
+
+Part = tuple[tf.Tensor, tf.Tensor]
+"""Examples: x_bchw, y_b."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,17 @@ class Resident:
         if images.dtype == tf.uint8:
             images = normalised(images, self.layout.info, channels_last=self.layout.channels_last)
         return images, tf.gather(self.labels, indices)
+
+    def parts(self, images: tf.Tensor, y_b: tf.Tensor, count: int) -> list[Part]:
+        """Cut images that lie as in memory, and their labels, into parts (x_bchw, y_b); some are empty where there are fewer examples.
+
+        They depend on nothing of each other, so that they can be computed at the same time.
+        """
+        if count == 1:
+            return [(self.as_read(images), y_b)]
+        size = tf.size(y_b)
+        borders = [size * part // count for part in range(count + 1)]
+        return [(self.as_read(images[begin:end]), y_b[begin:end]) for begin, end in itertools.pairwise(borders)]
 
     def as_read(self, images: tf.Tensor) -> tf.Tensor:
         """Return images that lie as in memory as x_bchw.

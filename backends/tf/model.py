@@ -13,12 +13,20 @@ import tensorflow as tf
 
 from ...core import plugins
 from ...core.errors import UsageError
+from ...core.job import Job
 from ...models.base import ModelSpec
 from ...models.layers.held import HeldLayout
 from ...models.layers.tf import HeldParameters
+from .data import Part
 from .passes import Context
 
-__all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened"]
+__all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened", "parts_on"]
+
+LEAST_PART = 8
+"""Examples of a part, at least."""
+
+MOST_IN_PARTS = 1 << 20
+"""Parameters of a model whose steps are computed in parts, at most: each part has gradients of its own, which have to be added up."""
 
 EVALUATION_BATCH = 1024
 """Examples evaluated at once, at most."""
@@ -46,13 +54,22 @@ class TfModel:
         return HeldParameters(self.spec, self.layouts, held)
 
     def loss_and_gradients(
-        self, parameters: HeldParameters, x_bchw: tf.Tensor, y_b: tf.Tensor, weight: tf.Tensor, context: Context
+        self, parameters: HeldParameters, parts: Sequence[Part], weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return Σ example losses, and the gradients of `weight` · Σ example losses in the order of the spec's parameters, as held.
+        """Return, of all parts of a batch, Σ example losses, and the gradients of `weight` times that, in the spec's order, as held.
 
         With a weight of 1 / (examples of all workers) the gradients add up over workers to those of the mean, whatever the slices (an
         empty one gives zeros). The sum is left as it is: a caller divides many of them at once. `context` takes new values of buffers.
         """
+        found = [self._loss_and_gradients(parameters, *part, weight, context) for part in parts]
+        if len(found) == 1:
+            return found[0]
+        loss_sums, gradients = zip(*found, strict=True)
+        return tf.add_n(loss_sums), [tf.add_n(of_parts) for of_parts in zip(*gradients, strict=True)]
+
+    def _loss_and_gradients(
+        self, parameters: HeldParameters, x_bchw: tf.Tensor, y_b: tf.Tensor, weight: tf.Tensor, context: Context
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         order = [parameters.held[parameter.name] for parameter in self.spec.parameters]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(order)
@@ -62,12 +79,17 @@ class TfModel:
         gradients = tape.gradient(logits_bk, order, weight * slopes_bk, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return tf.reduce_sum(losses_b), gradients
 
-    def sums(self, parameters: HeldParameters, x_bchw: tf.Tensor, y_b: tf.Tensor, context: Context) -> tf.Tensor:
-        """Return float64 [3]: the sum of the example losses, the number of correct predictions, the number of examples."""
-        logits_bk = self.forward(parameters, x_bchw, context)
+    def sums(self, parameters: HeldParameters, parts: Sequence[Part], context: Context) -> tf.Tensor:
+        """Return, of all parts, float64 [3]: the sum of the example losses, the number of correct predictions, the number of examples."""
+        logits_bk, y_b = self.logits(parameters, parts, context), tf.concat([y_b for _, y_b in parts], axis=0)
         losses_b = tf.cast(_cross_entropy(logits_bk, y_b)[0], tf.float64)
         correct_b = tf.cast(tf.argmax(logits_bk, axis=1, output_type=tf.int32) == y_b, tf.float64)
         return tf.stack([tf.reduce_sum(losses_b), tf.reduce_sum(correct_b), tf.cast(tf.size(y_b), tf.float64)])
+
+    def logits(self, parameters: HeldParameters, parts: Sequence[Part], context: Context) -> tf.Tensor:
+        """Return logits_bk of all parts."""
+        found = [self.forward(parameters, x_bchw, context) for x_bchw, _ in parts]
+        return found[0] if len(found) == 1 else tf.concat(found, axis=0)
 
     def unflattened(self, flat: tf.Tensor) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
         """Cut a flat vector [spec.size + spec.buffers_size] into parameters and buffers, in the spec's order."""
@@ -87,6 +109,26 @@ def evaluation_batch(spec: ModelSpec) -> int:
 def flattened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return the elements of all tensors, one after another, as one vector."""
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+
+
+def parts_on(device: str, job: Job, spec: ModelSpec, threads: int) -> int:
+    """Return in how many parts a sync worker with so many compute threads computes its steps: one a thread, or 1.
+
+    A small convolution on two threads is hardly faster than on one, as they wait for each other in every op; with a thread for each part
+    they do so once a step: the small CNN makes 1.5 times as many steps of 16 examples, 1.2 times as many of 256. Large
+    models have large ops. Statistics of the batch must see all of it, and the parts would draw the same dropout. Functions of async
+    workers are traced by the chief, which does not know their threads.
+    """
+    convolves = any(len(parameter.shape) == 4 for parameter in spec.parameters)
+    suitable = (
+        job.mode == "sync"
+        and convolves
+        and device.startswith("CPU")
+        and not spec.buffers
+        and not spec.dropout
+        and spec.size <= MOST_IN_PARTS
+    )
+    return threads if suitable and job.per_worker_batch >= LEAST_PART * threads else 1
 
 
 def build_model(name: str, spec: ModelSpec) -> TfModel:

@@ -18,11 +18,13 @@ from typing import Any, TypeVar
 from ...core.cluster import Cluster, Task
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
+from ...models.base import ModelSpec
 
 __all__ = [
     "SERVER_INTER_OP_THREADS",
     "cluster_tasks",
     "environment",
+    "op_threads",
     "prepare",
     "set_tf_config",
     "single_threaded_executor",
@@ -49,28 +51,37 @@ def environment(deterministic: bool) -> dict[str, str]:
     return variables
 
 
-def prepare(task: Task, job: Job) -> str:
+def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
     """Import and configure TensorFlow; return the device that computes, such as ``CPU:0``.
 
-    `task.threads` compute threads; the executor's own threads only hand out work. Raises UsageError where a GPU is asked for, or the
-    precision needs one, and none is found. With a GPU, the task takes the one of its local index and lets memory grow (not tested on a
-    real GPU).
+    `task.threads` compute threads; the executor's own threads only hand out work, unless steps are computed in parts. Raises UsageError
+    where a GPU is asked for, or the precision needs one, and none is found. With a GPU, the task takes the one of its local index and lets
+    memory grow (not tested on a real GPU).
     """
     os.environ.update(environment(job.deterministic))
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(task.threads)
-    alone = job.mode == "sync" and not job.wrapped
-    tf.config.threading.set_inter_op_parallelism_threads(1 if alone else max(SERVER_INTER_OP_THREADS, task.threads))
+    device = _choose_device(task, job)
+    within_ops, of_ops = op_threads(task, job, spec, device)
+    tf.config.threading.set_intra_op_parallelism_threads(within_ops)
+    tf.config.threading.set_inter_op_parallelism_threads(of_ops)
     if job.deterministic:
         tf.config.experimental.enable_op_determinism()
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    device = _choose_device(task, job)
     if task.placed.role == "worker":
         from .precision import check_precision
 
         check_precision(job, device)
     return device
+
+
+def op_threads(task: Task, job: Job, spec: ModelSpec, device: str) -> tuple[int, int]:
+    """Return the threads that an op computes with, and those that carry out ops at the same time."""
+    from .model import parts_on
+
+    parts = parts_on(device, job, spec, task.threads)
+    alone = job.mode == "sync" and not job.wrapped
+    return task.threads if parts == 1 else 1, parts if alone else max(SERVER_INTER_OP_THREADS, task.threads)
 
 
 def _choose_device(task: Task, job: Job) -> str:

@@ -21,7 +21,7 @@ from ..base import Calibrated, Calibration, EvalResult, Plan, State, StepResult,
 from .calibration import Calibrator, RankParts
 from .data import Resident, layout_for, resident
 from .evaluating import summed
-from .model import TfModel, build_model, evaluation_batch
+from .model import TfModel, build_model, evaluation_batch, parts_on
 from .passes import Passes
 from .precision import precision_used
 from .ranks import Ranks, form
@@ -56,6 +56,7 @@ class SyncSession:
         self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
         self._sampler = make_sampler(job, data)
         self._model: TfModel = build_model(job.model, spec)
+        self._parts = parts_on(device, job, spec, task.threads)
         self._passes = Passes(job, spec, task.rank)
         self._updates = 0
         self._averaged = True
@@ -237,20 +238,21 @@ class SyncSession:
         self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, weight: tf.Tensor, *scalars: tf.Tensor
     ) -> tf.Tensor:
         """Apply one update from this rank's examples and the other ranks' gradients; return the sum of this rank's example losses."""
-        x_bchw, y_b = self._data["train"].batch(indices, changes)
-        loss_sum, gradients = self._gradients(x_bchw, y_b, indices, number, weight)
+        images, y_b = self._data["train"].laid_batch(indices, changes)
+        loss_sum, gradients = self._gradients(images, y_b, indices, number, weight)
         self._replica.apply(self._ranks.add_up(gradients), scalars)
         return loss_sum
 
     def _gradients(
-        self, x_bchw: tf.Tensor, y_b: tf.Tensor, indices: tf.Tensor, number: tf.Tensor | None, weight: tf.Tensor
+        self, images: tf.Tensor, y_b: tf.Tensor, indices: tf.Tensor, number: tf.Tensor | None, weight: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Return the sum of this rank's example losses and its share of the gradients; buffers are kept."""
+        """Return the sum of this rank's example losses and its share of the gradients; buffers are kept. `images` lie as in memory."""
         parameters, buffers = self._replica.read()
         context = self._passes.training(buffers, number, indices)
         scale = self._replica.loss_scale
         slope = weight if scale is None else weight * scale.scale
-        loss_sum, gradients = self._model.loss_and_gradients(parameters, x_bchw, y_b, slope, context)
+        parts = self._data["train"].parts(images, y_b, self._parts)
+        loss_sum, gradients = self._model.loss_and_gradients(parameters, parts, slope, context)
         self._replica.keep(context.updated)
         return loss_sum, gradients
 
@@ -260,7 +262,7 @@ class SyncSession:
 
         def evaluation() -> tf.Tensor:
             parameters, buffers = self._replica.read()
-            sums = summed(self._model, self._data[split], parameters, self._passes.evaluation(buffers), start, stop)
+            sums = summed(self._model, self._data[split], parameters, self._passes.evaluation(buffers), start, stop, self._parts)
             return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], sums)
 
         return evaluation
@@ -270,7 +272,8 @@ class SyncSession:
 
         def prediction(start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
             parameters, buffers = self._replica.read()
-            x_bchw, _ = self._data[split].batch(tf.range(start, stop))
-            return self._model.forward(parameters, x_bchw, self._passes.evaluation(buffers))
+            data = self._data[split]
+            parts = data.parts(*data.laid_batch(tf.range(start, stop)), self._parts)
+            return self._model.logits(parameters, parts, self._passes.evaluation(buffers))
 
         return prediction

@@ -79,13 +79,13 @@ def _updates(model: TfModel, passes: Passes, shards: Sequence[Shard], data: Resi
     ) -> tuple[Any, ...]:
         begin, end = tf.gather(work.offsets, step), tf.gather(work.offsets, step + 1)
         indices = work.indices[begin:end]
-        x_bchw, y_b = data.batch(indices, None if work.changes is None else work.changes[begin:end])
+        batch = data.batch(indices, None if work.changes is None else work.changes[begin:end])
         size = tf.cast(end - begin, tf.float32)
         slope = scale / size if scaled else 1.0 / size
         parameters, buffers = pulled(model, messages)
         number = work.first_step + tf.cast(step, tf.int64) if passes.dropout else None
         context = passes.training(buffers, number, indices)
-        loss_sum, gradients = model.loss_and_gradients(parameters, x_bchw, y_b, slope, context)
+        loss_sum, gradients = model.loss_and_gradients(parameters, [batch], slope, context)
         falls = [value - context.updated.get(name, value) for name, value in buffers.items()]
         rate = tf.gather(work.learning_rates, step)
         if scaled:

@@ -14,7 +14,7 @@ __all__ = ["network"]
 
 def network(layers: NetworkLayers, x_bchw: Any) -> Any:
     """Return logits_bk."""
-    x = layers.max_pool(layers.relu(layers.conv(layers.images(x_bchw), "conv1")), 2, 2)
-    x = layers.max_pool(layers.relu(layers.conv(x, "conv2", padding=2)), 2, 2)
+    x = layers.conv_pool(layers.images(x_bchw), "conv1", 2, 2)
+    x = layers.conv_pool(x, "conv2", 2, 2, padding=2)
     x = layers.relu(layers.dense(x, "fc1"))
     return layers.logits(layers.dense(x, "fc2"))

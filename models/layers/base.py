@@ -26,6 +26,13 @@ class NetworkLayers(Protocol):
         """Cross-correlate, with zeros around the image; add the bias where there is one."""
         ...
 
+    def conv_pool(self, x: Any, name: str, kernel: int, stride: int, padding: int = 0) -> Any:
+        """Cross-correlate, with `padding` zeros around the image, add the bias, take max(x, 0), and then the maximum of each window.
+
+        Adding the same number and cutting off at zero change no order, so that they may as well come after the maximum, on fewer elements.
+        """
+        ...
+
     def relu(self, x: Any) -> Any:
         """Return max(x, 0); x itself may be overwritten."""
         ...

@@ -88,13 +88,21 @@ class Layers:
 
     def conv(self, x_bhwc: tf.Tensor, name: str, stride: int = 1, padding: int = 0) -> tf.Tensor:
         """Cross-correlate with ``<name>.weight`` [out, in, h, w], zeros around the image; add ``<name>.bias`` where there is one."""
+        y_bhwc = self._convolved(x_bhwc, name, stride, padding)
+        bias = self._parameters.get(f"{name}.bias")
+        return y_bhwc if bias is None else tf.nn.bias_add(y_bhwc, self._low(bias))
+
+    def conv_pool(self, x_bhwc: tf.Tensor, name: str, kernel: int, stride: int, padding: int = 0) -> tf.Tensor:
+        """Convolve with a bias, take max(x, 0) and the maximum of each window."""
+        y_bhwc = self.max_pool(self._convolved(x_bhwc, name, 1, padding), kernel, stride)
+        return tf.nn.relu(tf.nn.bias_add(y_bhwc, self._low(self._parameters[f"{name}.bias"])))
+
+    def _convolved(self, x_bhwc: tf.Tensor, name: str, stride: int, padding: int) -> tf.Tensor:
         kernel_hwio = self._kernel(f"{name}.weight")
         same = stride == 1 and all(2 * padding + 1 == side for side in kernel_hwio.shape[:2])
         if padding and not same:
             x_bhwc = tf.pad(x_bhwc, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
-        y_bhwc = tf.nn.conv2d(self._low(x_bhwc), kernel_hwio, stride, "SAME" if same and padding else "VALID")
-        bias = self._parameters.get(f"{name}.bias")
-        return y_bhwc if bias is None else tf.nn.bias_add(y_bhwc, self._low(bias))
+        return tf.nn.conv2d(self._low(x_bhwc), kernel_hwio, stride, "SAME" if same and padding else "VALID")
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
         """Return max(x, 0)."""

@@ -42,6 +42,10 @@ class Layers:
             x_bchw, self._parameters[f"{name}.weight"], self._parameters.get(f"{name}.bias"), stride=stride, padding=padding
         )
 
+    def conv_pool(self, x_bchw: torch.Tensor, name: str, kernel: int, stride: int, padding: int = 0) -> torch.Tensor:
+        """Convolve with a bias, take max(x, 0) and the maximum of each window; the convolution adds the bias as it goes."""
+        return self.relu(self.max_pool(self.conv(x_bchw, name, padding=padding), kernel, stride))
+
     def relu(self, x: torch.Tensor) -> torch.Tensor:
         """Return max(x, 0), in the memory of x: fresh memory would cost AlexNet's step 2%."""
         return functional.relu(x, inplace=True)

@@ -15,7 +15,7 @@ from crosstrain.launch.local import LocalLauncher
 from crosstrain.launch.virtual_nodes import VirtualNetwork
 from crosstrain.metrics.rundir import RunReader
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]
+pytestmark = pytest.mark.cluster
 
 ASYNC_JOB = {"mode": "async", "nodes": 3, "batch_size": 10, "data": "glyphs28", "eval_every": "end", "tensorboard": False}
 
@@ -88,6 +88,7 @@ def test_a_ring_all_reduce_makes_the_traffic_of_the_formula(tmp_path):
         assert received - received_before == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.alone
 def test_cpu_seconds_equal_what_wait4_returns(tmp_path):
     """The last sample before the tasks ended, against the kernel's own account of each task after its end."""
     run = run_job(tmp_path, backend="torch", nodes=2, batch_size=64, data="glyphs28", epochs=6, tensorboard=False, sample_interval=0.2)
@@ -103,6 +104,7 @@ def test_cpu_seconds_equal_what_wait4_returns(tmp_path):
         assert sampled[-1] == pytest.approx(truth, rel=0.02)
 
 
+@pytest.mark.alone
 def test_no_direction_passes_the_bandwidth(tmp_path):
     """A parameter server sends and receives all it can: close to the limit, and never beyond it by more than 5%."""
     run = run_job(tmp_path, backend="torch", bandwidth="100mbit", steps=6000, **ASYNC_JOB)

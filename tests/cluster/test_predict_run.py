@@ -49,5 +49,5 @@ def test_a_run_predicts_itself_and_that_its_link_is_the_limit(tmp_path, mode):
     assert four["limited_by"] == "link"
     if mode == "sync":
         assert four["parts"]["link_seconds"] == pytest.approx(1.5 * on_link, rel=0.3)
-    else:
-        assert four["examples_per_second"] < (1 / on_link + 1 / summary["time_shares"]["workers"][0]["step_seconds"]) * 16 * 1.3
+    else:  # the three workers on other nodes than the parameter server's spend nearly all their time on links
+        assert 2.5 < four["examples_per_second"] / 16 * four["parts"]["link_seconds"] < 3

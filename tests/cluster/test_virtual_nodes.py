@@ -25,7 +25,7 @@ from crosstrain.launch.cgroups import Hierarchy
 from crosstrain.launch.lacking import LackingError
 from crosstrain.launch.virtual_nodes import VirtualNetwork, possible
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
 
 PYTHON = [sys.executable, "-I", "-S"]
 TRAFFIC = [*PYTHON, str(Path(__file__).with_name("node_traffic.py"))]
@@ -110,6 +110,7 @@ def test_both_ends_of_a_cable_count_the_same(three: VirtualNetwork) -> None:
     assert sum(peers[2]) < 1000
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("senders", "receiver"), [([1, 2], 0), ([0], 1)], ids=["two to one", "one to one"])
 def test_bandwidth_holds_in_both_directions(senders: list[int], receiver: int) -> None:
     limit = 100e6
@@ -135,6 +136,7 @@ def rates(readings: list[tuple[float, list[tuple[int, int]]]], of: Callable[[lis
     return [(of(after) - of(before)) * 8 / (end - start) for (start, before), (end, after) in itertools.pairwise(readings)]
 
 
+@pytest.mark.alone
 def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:
     burn = "import time\nend = time.monotonic() + 1.2\nwhile time.monotonic() < end: pass"
     with VirtualNetwork(2, None, lambda node: [0.5, None][node]) as network:
@@ -254,6 +256,7 @@ def kill_owner(cores: str, what: str, seconds: float) -> tuple[dict[str, Any], f
     return said, time.monotonic() - start, owner.pid
 
 
+@pytest.mark.alone
 @pytest.mark.faults
 def test_nothing_remains_after_the_owner_is_killed(groups: Path) -> None:
     said, seconds, owner = kill_owner("1.0", "leave", 12.0)
@@ -263,6 +266,7 @@ def test_nothing_remains_after_the_owner_is_killed(groups: Path) -> None:
     assert list(groups.glob(f"crosstrain-*-{owner}-*")) == []
 
 
+@pytest.mark.alone
 @pytest.mark.faults
 def test_the_holder_notices_although_a_fork_keeps_its_socket_open() -> None:
     said, seconds, owner = kill_owner("None", "fork", 5.0)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from crosstrain.backends.base import Plan, State, make_sampler
 from crosstrain.backends.tf import data as data_module
 from crosstrain.backends.tf import pixels as pixels_module
+from crosstrain.backends.tf.model import build_model, parts_on
 from crosstrain.backends.tf.passes import Passes
 from crosstrain.backends.tf.pixels import changed, normalised, normalised_in_blocks
 from crosstrain.backends.tf.precision import LossScale
@@ -73,6 +74,45 @@ def test_batches_are_the_definition(monkeypatch, small, augment, model):
         x, y = split.batch(indices, changes)
         assert np.array_equal(x.numpy(), ((pixels / 255.0 - mean) / std).astype(np.float32))
         assert np.array_equal(y.numpy(), data.labels("train")[indices])
+
+
+@pytest.mark.parametrize("size", [17, 1])
+def test_parts_add_up_to_the_whole(size):
+    data, job = Pictures(32), Job(backend="tf")
+    spec = load(find("model", "cnn"), "model")(data.info)
+    model, context = build_model("cnn", spec), Passes(job, spec, 0).training({}, None, tf.range(size))
+    split = data_module.resident(data, "train", data_module.layout_for(job, spec, data.info))
+    canonical = spec.initial(0)
+    held = {name: model.layouts[name].held(value) if name in model.layouts else value for name, value in canonical.items()}
+    parameters = model.parameters({name: tf.constant(value) for name, value in held.items()})
+    images, labels = split.laid_batch(tf.range(size))
+    whole, cut = split.parts(images, labels, 1), split.parts(images, labels, 3)
+    assert [len(y) for _, y in cut] == [size // 3, (size + 1) // 3, (size + 2) // 3]
+    loss_sum, gradients = model.loss_and_gradients(parameters, whole, tf.constant(0.1), context)
+    loss_sum_of_parts, gradients_of_parts = model.loss_and_gradients(parameters, cut, tf.constant(0.1), context)
+    assert float(loss_sum_of_parts) == pytest.approx(float(loss_sum), rel=1e-5)
+    assert len(gradients) == len(gradients_of_parts) == len(canonical)
+    for one, other in zip(gradients, gradients_of_parts, strict=True):
+        assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(one)
+    assert np.allclose(model.sums(parameters, cut, context), model.sums(parameters, whole, context), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("parts", "model", "options", "threads", "device"),
+    [
+        (2, "cnn", {}, 2, "CPU:0"),
+        (4, "cnn", {}, 4, "CPU:0"),
+        (1, "cnn", {}, 5, "CPU:0"),  # too few examples for five threads
+        (1, "cnn", {}, 2, "GPU:0"),
+        (1, "cnn", {"mode": "async"}, 2, "CPU:0"),
+        (1, "logreg", {}, 2, "CPU:0"),
+        (1, "resnet18", {}, 2, "CPU:0"),
+        (1, "alexnet", {}, 2, "CPU:0"),
+    ],
+)
+def test_a_small_convolutional_networks_step_has_a_part_for_each_thread(parts, model, options, threads, device):
+    spec = load(find("model", model), "model")(Pictures(32).info)
+    assert parts_on(device, Job(backend="tf", batch_size=32, **options), spec, threads) == parts
 
 
 def test_changed_pixels_are_the_definition():

@@ -33,6 +33,11 @@ class Case:
         return f"{self.model}-{'x'.join(map(str, self.shape))}-{self.batch}"
 
     @property
+    def plain(self):
+        """Whether a plain module takes it: torchvision's have three channels, and AlexNet at least 63 pixels."""
+        return self.model == "cnn" or (self.shape[0] == 3 and min(self.shape[1:]) >= (63 if self.model == "alexnet" else 1))
+
+    @property
     def spec(self):
         info = DataInfo("made", self.shape, self.classes, {"train": 1, "test": 1}, (0.0,) * self.shape[0], (1.0,) * self.shape[0])
         return load(find("model", self.model), "model")(info)

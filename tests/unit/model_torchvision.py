@@ -1,15 +1,39 @@
-"""``python model_torchvision.py FILE``: torchvision's models with our values; writes their logits and statistics to FILE (npz)."""
+"""``python model_torchvision.py FILE``: plain modules with our values; writes their logits and statistics to FILE (npz).
+
+torchvision's models, and the CNN as its description reads: a convolution, ReLU, a pool, and so on.
+"""
 
 import sys
+from collections import OrderedDict
 
 import numpy as np
 import torch
 import torchvision
 from model_cases import CASES
+from torch import nn
+
+
+def cnn(num_classes, channels, features):
+    layers = {
+        "conv1": nn.Conv2d(channels, 6, 5),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": nn.Conv2d(6, 16, 5, padding=2),
+        "relu2": nn.ReLU(),
+        "pool2": nn.MaxPool2d(2),
+        "flat": nn.Flatten(),
+        "fc1": nn.Linear(features, 64),
+        "relu3": nn.ReLU(),
+        "fc2": nn.Linear(64, num_classes),
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def module_of(case):
-    module = getattr(torchvision.models, case.model)(num_classes=case.classes)
+    if case.model == "cnn":
+        module = cnn(case.classes, case.shape[0], case.parameters["fc1.weight"].shape[1])
+    else:
+        module = getattr(torchvision.models, case.model)(num_classes=case.classes)
     state = {name: torch.from_numpy(value) for name, value in (case.parameters | case.buffers).items()}
     counters = {name: value for name, value in module.state_dict().items() if name.endswith("num_batches_tracked")}
     names = [name for name in module.state_dict() if name not in counters]
@@ -42,7 +66,7 @@ def spread(model):
 if __name__ == "__main__":
     results = {}
     for case in CASES:
-        if case.model != "cnn" and case.shape[0] == 3 and min(case.shape[1:]) >= (63 if case.model == "alexnet" else 1):
+        if case.plain:
             results |= {f"{case}/{key}": np.asarray(value) for key, value in passes(case)}
     for model in ("alexnet", "resnet18"):
         results |= {f"spread/{model}/{name}": np.asarray(value) for name, value in spread(model).items()}

@@ -56,11 +56,8 @@ def test_both_frameworks_compute_the_same(results, case):
     assert torch[f"{case}/trained"].dtype == tf[f"{case}/trained"].dtype == np.float32
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.model == "resnet18" or min(case.shape[1:]) >= 63], ids=str)
-def test_logits_are_torchvisions(results, case):
-    if case.shape[0] != 3:
-        assert not any(name.startswith(str(case)) for name in results("torchvision"))  # torchvision takes three channels alone
-        return
+@pytest.mark.parametrize("case", [case for case in CASES if case.plain], ids=str)
+def test_logits_are_those_of_plain_modules(results, case):
     for framework in ("passes_tf", "passes_torch"):
         assert difference(results(framework), results("torchvision"), case, "evaluated") <= LOGITS_TOLERANCE
         if case.buffers:
