@@ -28,7 +28,7 @@ from .group import join_group, leave_group
 from .model import Context, DistributedLoss, Model
 from .optimizers import make_rule, slot_names
 from .precision import LossScale, precision_used
-from .runtime import keep_freed_memory
+from .runtime import keep_steps_memory
 from .state import StateMemory, each_value
 from .tracing import make_tracer
 
@@ -61,7 +61,7 @@ class SyncSession:
         if job.wrapped:
             join_group(task, job, device)
             self._distributed = self._wrap()
-        keep_freed_memory()
+        keep_steps_memory()
         self._warm_up()
 
     def _wrap(self) -> torch.nn.Module:

@@ -23,7 +23,7 @@ from .data import first_examples, resident_splits
 from .handshake import Hello, connect
 from .model import Context, Model
 from .precision import LossScale, precision_used
-from .runtime import keep_freed_memory
+from .runtime import keep_steps_memory
 from .server import shard_bounds
 from .shard import bytes_of
 from .state import cut
@@ -76,7 +76,7 @@ class Worker:
         self._tracer = make_tracer(task, job, device)
         self._gradient_views = cut(self._gradient[: model.size], model.parameters)
         self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))
-        keep_freed_memory()
+        keep_steps_memory()
         self._warm_up()
         self._remotes = self._connect(task, model)
         for remote in self._remotes:
