@@ -35,7 +35,7 @@ class CountingLauncher(LocalLauncher):
 
 @pytest.mark.parametrize("backend", ["torch", "tf"])
 def test_bytes_equal_those_at_the_other_end_of_the_cable(tmp_path, backend):
-    job = resolve({**ASYNC_JOB, "backend": backend, "steps": 2000, "out": tmp_path}, {}).job
+    job = resolve({**ASYNC_JOB, "backend": backend, "steps": 800, "out": tmp_path}, {}).job
     driver = Driver(job, {}, make_progress(sys.stderr, True), ["test"])
     launcher = CountingLauncher(job, lambda text: None)
     driver.execute(launcher)

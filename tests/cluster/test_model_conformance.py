@@ -16,7 +16,7 @@ class TestAlexNet(ModelConformance):
     model = "alexnet"
     data = "synthetic-images:size=64,classes=10,test=64"
     options: ClassVar = {"deterministic": True}
-    quick_steps = 4
+    quick_steps = 2
 
 
 class TestResNet18(ModelConformance):

@@ -193,15 +193,18 @@ def test_staleness_and_counts_by_hand(tmp_path):
         assert sorted(steps) == list(range(6))
         by_step = {result["step"]: result for result in results}
         assert sorted(by_step) == list(range(6))
-        assert [by_step[step]["staleness"] for step in steps] == [[0], [0], [0], [0], [4], [1]]
+        slow_first, slow_last = ([4], [1]), ([5], [0])  # its update was the fifth, or came behind the fast worker's last one
+        found = [by_step[step]["staleness"] for step in steps]
+        assert found[:4] == [[0]] * 4
+        assert tuple(found[4:]) in (slow_first, slow_last)
         assert [by_step[step]["losses"] for step in steps] == [[0.0], [1.0], [2.0], [3.0], [9.0], [4.0]]
         assert [by_step[step]["worker"] for step in steps] == [0, 0, 0, 0, 1, 0]
         assert all(result["examples"] == 10 and 0 <= result["wait"] <= result["seconds"] for result in results)
 
         values, updates = chief.state()
         velocity, moved = 0.0, 0.0
-        rates = [0.1 * (step + 1) for step in steps[:4]] + [0.25, 0.5]
-        for gradient, lr in zip([1, 1, 1, 1, 2, 1], rates, strict=True):
+        last = [(2, 0.25), (1, 0.5)] if tuple(found[4:]) == slow_first else [(1, 0.5), (2, 0.25)]
+        for gradient, lr in [*((1, 0.1 * (step + 1)) for step in steps[:4]), *last]:
             velocity = 0.5 * velocity + gradient
             moved += lr * velocity
         assert updates == 6
