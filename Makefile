@@ -20,7 +20,7 @@ SHELL  := /bin/bash
 help:
 	@echo 'make demo       train on TensorFlow (async) and on torch (sync), three nodes each, and compare'
 	@echo 'make test       ruff, mypy and every test'
-	@echo 'make conformance  every backend, optimiser and number of workers against the float64 reference'
+	@echo 'make conformance  every backend, optimiser and number of workers against the float64 reference; all slow tests'
 	@echo 'make lint       ruff and mypy alone;  make format  puts the sources in shape'
 	@echo 'make bench      the speed of trainer beside hand-written loops and other trainers'
 	@echo 'make clean      remove what was built;  make distclean  also .venv'
@@ -38,7 +38,7 @@ test: lint
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST)
 
 conformance: $(VENV)/.dev
-	@CROSSTRAIN_CONFORMANCE=full $(BIN)/python -m pytest --timeout 1200 -m '' -k 'conformance or toy' $(PYTEST)
+	@CROSSTRAIN_CONFORMANCE=full $(BIN)/python -m pytest --timeout 1200 -m '' -k 'conformance or toy or slow' $(PYTEST)
 
 lint: $(VENV)/.dev $(LINK)
 	@echo '== ruff'

@@ -9,7 +9,7 @@ Every case runs real processes through the command ``trainer``, each backend in 
 1e-4 and gradients within 1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers.
 
 A model whose fifty steps take minutes may name fewer `quick_steps`; those are compared unless the environment has
-CROSSTRAIN_CONFORMANCE=full.
+CROSSTRAIN_CONFORMANCE=full. Numbers of workers that are not among its `quick_workers` carry the marker `slow`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class ModelConformance:
     - `backends`: the two that are compared; `network`: how nodes are connected.
     - `options`: further fields of the job, such as the learning rate. A model that draws at random needs ``deterministic``.
     - `steps`: how many losses are compared; `quick_steps`: how many where not the full suite is asked for.
+    - `quick_workers`: on how many workers they are compared without the marker `slow`, besides on one.
     - `equal_over_workers`: whether the number of workers makes no difference either; false for batch normalisation, which sees the slice of
       one worker.
     """
@@ -73,6 +74,7 @@ class ModelConformance:
     options: ClassVar[Mapping[str, Any]] = {}
     steps: ClassVar[int] = 50
     quick_steps: ClassVar[int | None] = None
+    quick_workers: ClassVar[int] = 3
     equal_over_workers: ClassVar[bool] = True
 
     @classmethod
@@ -106,8 +108,13 @@ class ModelConformance:
 
         return cache(trained)
 
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Say on how many workers losses are compared."""
+        if "workers" in metafunc.fixturenames:
+            soon = (1, self.quick_workers)
+            metafunc.parametrize("workers", [pytest.param(n, marks=() if n in soon else pytest.mark.slow) for n in (1, 2, 3)])
+
     @pytest.mark.cluster
-    @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
     def test_losses_agree(self, workers: int, train: Train) -> None:
         """Both backends have the same losses, step by step; and the same as one worker has."""
         ours, theirs = train(workers)

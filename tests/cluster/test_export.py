@@ -80,7 +80,7 @@ def models(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", ["logreg", pytest.param("cnn", marks=pytest.mark.slow), "alexnet", "resnet18"])
 class TestEveryModel:
     def test_plain_tensorflow_serves_the_savedmodel(self, models, name):
         model = models(name)

@@ -17,6 +17,7 @@ class TestAlexNet(ModelConformance):
     data = "synthetic-images:size=64,classes=10,test=64"
     options: ClassVar = {"deterministic": True}
     quick_steps = 2
+    quick_workers = 2
 
 
 class TestResNet18(ModelConformance):
@@ -30,4 +31,5 @@ class TestResNet18(ModelConformance):
     data = "digits"
     options: ClassVar = {"lr": 3e-6}
     quick_steps = 10
+    quick_workers = 2
     equal_over_workers = False

@@ -64,12 +64,19 @@ def without_gap_or_double(records, steps):
     assert sorted(covered) == list(range(steps))
 
 
+ON_THREE = {"backend": "torch", "nodes": 3, "global_batch_size": 20, "steps": 700, "optimizer": "adam", "schedule": "cosine", "lr": 0.002}
+
+
+@pytest.fixture(scope="module")
+def whole_on_three(tmp_path_factory):
+    """The run that nobody stopped."""
+    return run(tmp_path_factory.mktemp("whole"), "whole", **ON_THREE)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_torch_on_three_workers_goes_on_to_the_bit(tmp_path, how):
+def test_torch_on_three_workers_goes_on_to_the_bit(tmp_path, whole_on_three, how):
     """Killed, or stopped by a signal: losses and final weights are those of the run that nobody stopped."""
-    job = {"backend": "torch", "nodes": 3, "global_batch_size": 20, "steps": 700, "optimizer": "adam", "schedule": "cosine", "lr": 0.002}
-    whole = run(tmp_path, "whole", **job)
-    path, code, stderr = stopped(tmp_path, how, *flags(**job, checkpoint_every="100steps", keep=2), after=100)
+    path, code, stderr = stopped(tmp_path, how, *flags(**ON_THREE, checkpoint_every="100steps", keep=2), after=100)
     assert code == (75 if how == signal.SIGTERM else -9)
     if how == signal.SIGTERM:
         assert "--resume" in stderr
@@ -80,6 +87,7 @@ def test_torch_on_three_workers_goes_on_to_the_bit(tmp_path, how):
     resumed, stderr = resume(path)
     assert f"from step {before:,}" in stderr
     without_gap_or_double(resumed.steps, 700)
+    whole = whole_on_three
     np.testing.assert_array_equal(resumed.losses, whole.losses)
     for name, value in whole.weights.items():
         np.testing.assert_array_equal(resumed.weights[name], value)

@@ -50,7 +50,7 @@ def summary_of(tmp_path, run):
     return json.loads((tmp_path / "run/summary.json").read_text())
 
 
-@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("torch", "async"), ("tf", "sync")])
+@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("torch", "async"), pytest.param("tf", "sync", marks=pytest.mark.slow)])
 def test_three_nodes_by_rendezvous(tmp_path, backend, mode):
     shared = environment()
     port = free_port()
