@@ -9,7 +9,8 @@ Every case runs real processes through the command ``trainer``, each backend in 
 1e-4 and gradients within 1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers.
 
 A model whose fifty steps take minutes may name fewer `quick_steps`; those are compared unless the environment has
-CROSSTRAIN_CONFORMANCE=full. Numbers of workers that are not among its `quick_workers` carry the marker `slow`.
+CROSSTRAIN_CONFORMANCE=full. Comparisons on other numbers of workers than 1 and `quick_workers` carry the marker
+`slow`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ModelConformance:
     - `backends`: the two that are compared; `network`: how nodes are connected.
     - `options`: further fields of the job, such as the learning rate. A model that draws at random needs ``deterministic``.
     - `steps`: how many losses are compared; `quick_steps`: how many where not the full suite is asked for.
-    - `quick_workers`: on how many workers they are compared without the marker `slow`, besides on one.
+    - `quick_workers`: the number of workers on which they are compared without the marker `slow`, besides one.
     - `equal_over_workers`: whether the number of workers makes no difference either; false for batch normalisation, which sees the slice of
       one worker.
     """

@@ -24,7 +24,6 @@ __all__ = [
     "SERVER_INTER_OP_THREADS",
     "cluster_tasks",
     "environment",
-    "op_threads",
     "prepare",
     "set_tf_config",
     "single_threaded_executor",
@@ -62,7 +61,7 @@ def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
     import tensorflow as tf
 
     device = _choose_device(task, job)
-    within_ops, of_ops = op_threads(task, job, spec, device)
+    within_ops, of_ops = _op_threads(task, job, spec, device)
     tf.config.threading.set_intra_op_parallelism_threads(within_ops)
     tf.config.threading.set_inter_op_parallelism_threads(of_ops)
     if job.deterministic:
@@ -75,7 +74,7 @@ def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
     return device
 
 
-def op_threads(task: Task, job: Job, spec: ModelSpec, device: str) -> tuple[int, int]:
+def _op_threads(task: Task, job: Job, spec: ModelSpec, device: str) -> tuple[int, int]:
     """Return the threads that an op computes with, and those that carry out ops at the same time."""
     from .model import parts_on
 

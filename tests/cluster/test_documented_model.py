@@ -15,19 +15,8 @@ def test_the_pages_own_test_passes(repository, tmp_path):
     written = write_package(repository / "docs/adding-a-model.md", package)
     (test,) = (path for path in written if path.name.startswith("test_"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-        "--basetemp",
-        str(tmp_path / "runs"),
-        str(test),
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    command += ["--basetemp", str(tmp_path / "runs"), str(test)]
     done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout
     assert "4 passed, 1 deselected" in done.stdout

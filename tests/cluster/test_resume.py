@@ -68,13 +68,13 @@ ON_THREE = {"backend": "torch", "nodes": 3, "global_batch_size": 20, "steps": 70
 
 
 @pytest.fixture(scope="module")
-def whole_on_three(tmp_path_factory):
+def whole(tmp_path_factory):
     """The run that nobody stopped."""
     return run(tmp_path_factory.mktemp("whole"), "whole", **ON_THREE)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_torch_on_three_workers_goes_on_to_the_bit(tmp_path, whole_on_three, how):
+def test_torch_on_three_workers_goes_on_to_the_bit(tmp_path, whole, how):
     """Killed, or stopped by a signal: losses and final weights are those of the run that nobody stopped."""
     path, code, stderr = stopped(tmp_path, how, *flags(**ON_THREE, checkpoint_every="100steps", keep=2), after=100)
     assert code == (75 if how == signal.SIGTERM else -9)
@@ -87,7 +87,6 @@ def test_torch_on_three_workers_goes_on_to_the_bit(tmp_path, whole_on_three, how
     resumed, stderr = resume(path)
     assert f"from step {before:,}" in stderr
     without_gap_or_double(resumed.steps, 700)
-    whole = whole_on_three
     np.testing.assert_array_equal(resumed.losses, whole.losses)
     for name, value in whole.weights.items():
         np.testing.assert_array_equal(resumed.weights[name], value)

@@ -11,7 +11,10 @@ from crosstrain.conformance.runs import trainer
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("name", ["quickstart", "eecs598-cnn-checkpoint", "eecs598-fastest-90", "hw2-cnn-batch"])
+@pytest.mark.parametrize(
+    "name",
+    ["quickstart", pytest.param("eecs598-cnn", marks=pytest.mark.slow), "eecs598-cnn-checkpoint", "eecs598-fastest-90", "hw2-cnn-batch"],
+)
 def test_a_few_steps(tmp_path, name):
     done = trainer("run", "--config", name, "--steps", "6", "--quiet", "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
