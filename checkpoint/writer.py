@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +20,10 @@ from .meta import META, Meta, write_meta
 from .safetensors_file import header
 
 __all__ = ["CheckpointWriter", "checkpoint_name"]
+
+SYNC_BYTES = 32 * 2**20
+"""How much of a file waits for the disk at most. A large state that stayed in the system's cache until its end would take as much memory
+as the state itself, which training, and the data it reads, would have to make room for."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -127,23 +132,33 @@ class CheckpointWriter:
 
 
 class _HashedFile:
-    """A file that is hashed while it is written."""
+    """A file that is hashed while it is written, and that leaves no more than `SYNC_BYTES` of itself in the system's cache."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 — closed by finish or close
         self._sha256 = hashlib.sha256()
+        self._waiting_bytes = 0
 
     def write(self, part: bytes | memoryview) -> None:
         self._sha256.update(part)
         self._file.write(part)
+        self._waiting_bytes += len(part)
+        if self._waiting_bytes >= SYNC_BYTES:
+            self._sync()
 
     def finish(self) -> FileDigest:
         """Have the content on the disk and return what it is."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._sync()
         digest = FileDigest(self._file.tell(), self._sha256.hexdigest())
         self._file.close()
         return digest
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if sys.platform == "linux":
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # of all of the file, which is on the disk
+        self._waiting_bytes = 0
 
     def close(self) -> None:
         """Close without caring for the content, which is about to be removed."""

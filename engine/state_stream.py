@@ -20,7 +20,7 @@ from .messages import Message, RawArray, Stream
 
 __all__ = ["PART_BYTES", "WINDOW", "StateAssembler", "StateSender", "load_messages"]
 
-PART_BYTES = 8 * 2**20
+PART_BYTES = 2**20
 
 WINDOW = 4
 """Parts on their way at a time: enough that neither end waits for the other, few enough to weigh nothing."""

@@ -12,12 +12,13 @@ import os
 import secrets
 import socket
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..core.errors import UsageError
 from ..engine.messages import Stream
 
-__all__ = ["HandshakeError", "accept", "connect", "over_socket", "over_stdio", "read_secret"]
+__all__ = ["HandshakeError", "accept", "connect", "over_socket", "read_secret", "start_over_stdio"]
 
 CHALLENGE_BYTES = 32
 DIGEST_BYTES = 32
@@ -47,11 +48,17 @@ def read_secret(secret_file: Path | None) -> bytes:
     return text.encode()
 
 
-def over_stdio(process: subprocess.Popen[bytes]) -> Stream:
-    """Return the channel to a child over its standard input and output, which have to be pipes."""
-    if process.stdin is None or process.stdout is None:
-        raise ValueError("the child's standard input and output have to be pipes")
-    return Stream(process.stdout, process.stdin)
+def start_over_stdio(popen: Callable[..., subprocess.Popen[bytes]], command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Stream]:
+    """Start a child in a session of its own; return it, and the channel to it over its standard input and output.
+
+    `popen` takes what `subprocess.Popen` takes. The output is a socket, which a whole state passes in a fraction of a pipe's time.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = popen(command, stdin=subprocess.PIPE, stdout=theirs, start_new_session=True)
+        reader = ours.makefile("rb")  # keeps our end open
+    assert process.stdin is not None
+    return process, Stream(reader, process.stdin)
 
 
 def over_socket(connection: socket.socket) -> Stream:

@@ -16,7 +16,7 @@ from ..core.errors import RunFailedError, UsageError
 from ..core.job import Job
 from ..engine.messages import Message, Stream
 from .agent import Agent
-from .channel import HandshakeError, accept, connect, over_stdio
+from .channel import HandshakeError, accept, connect, start_over_stdio
 from .contract import Place
 from .local import NodeChannel, close_input, send_prepare
 
@@ -70,8 +70,8 @@ class ExternalLauncher:
     def _await_everybody(self) -> list[NodeChannel]:
         self._server = self._listen()
         command = [sys.executable, "-m", "crosstrain.launch.agent", "--node", "0", "--parent", str(os.getpid())]
-        self._own = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        channels = {0: self._channel(0, over_stdio(self._own), self._own_address(), self._own)}
+        self._own, stream = start_over_stdio(subprocess.Popen, command)
+        channels = {0: self._channel(0, stream, self._own_address(), self._own)}
         standbys: set[tuple[int, int]] = set()
         deadline = time.monotonic() + self.job.start_timeout
         while len(channels) < self.job.nodes or len(standbys) < self.place.standbys:

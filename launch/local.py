@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..core.job import Job
 from ..engine.messages import Message, Stream
-from .channel import over_stdio
+from .channel import start_over_stdio
 from .lacking import LackingError
 from .scratch import remove_scratch
 
@@ -98,8 +99,8 @@ class LocalLauncher:
             except subprocess.TimeoutExpired:
                 agent.kill()
                 agent.wait()
-            if agent.stdout is not None:
-                agent.stdout.close()
+        for channel in self._channels:
+            channel.stream.close()
         self._agents.clear()
         self._remove_scratch()
         self._cleanup.close()
@@ -155,19 +156,20 @@ class LocalLauncher:
         self.warn(text)
 
     def _isolated_node(self, network: VirtualNetwork, node: int) -> NodeChannel:
-        process = network.popen(node, self._command(node), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        return self._channel(node, process, network.addresses[node], isolated=True, cores=network.cores(node))
+        started = start_over_stdio(partial(network.popen, node), self._command(node))
+        return self._channel(node, *started, network.addresses[node], isolated=True, cores=network.cores(node))
 
     def _host_node(self, node: int) -> NodeChannel:
-        process = subprocess.Popen(self._command(node), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        return self._channel(node, process, "127.0.0.1", isolated=False, cores=None)
+        started = start_over_stdio(subprocess.Popen, self._command(node))
+        return self._channel(node, *started, "127.0.0.1", isolated=False, cores=None)
 
     def _command(self, node: int) -> list[str]:
         return [sys.executable, "-m", "crosstrain.launch.agent", "--node", str(node), "--parent", str(os.getpid())]
 
-    def _channel(self, node: int, process: subprocess.Popen[bytes], address: str, *, isolated: bool, cores: float | None) -> NodeChannel:
+    def _channel(
+        self, node: int, process: subprocess.Popen[bytes], stream: Stream, address: str, *, isolated: bool, cores: float | None
+    ) -> NodeChannel:
         self._agents.append(process)
-        stream = over_stdio(process)
         send_prepare(stream, self.job)
         return NodeChannel(node, stream, address, isolated, cores, True, process)
 
