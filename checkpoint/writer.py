@@ -5,13 +5,15 @@ Order: temporary folder beside → files, each synced → manifest, synced → t
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import mmap
 import os
 import shutil
-import sys
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from .entries import PARAMETERS, ArrayEntry
 from .hidden import hide, lock, new_draft, remove_leftovers, sync_folder
@@ -21,9 +23,10 @@ from .safetensors_file import header
 
 __all__ = ["CheckpointWriter", "checkpoint_name"]
 
-SYNC_BYTES = 32 * 2**20
-"""How much of a file waits for the disk at most. A large state that stayed in the system's cache until its end would take as much memory
-as the state itself, which training, and the data it reads, would have to make room for."""
+_PIECE_BYTES = 2**20
+"""How much is written at a time: whole blocks of any disk."""
+
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
 def checkpoint_name(step: int) -> str:
@@ -132,40 +135,72 @@ class CheckpointWriter:
 
 
 class _HashedFile:
-    """A file that is hashed while it is written, and that leaves no more than `SYNC_BYTES` of itself in the system's cache."""
+    """A file that is hashed while it is written, past the system's cache where the file system can do that (open(2), O_DIRECT).
+
+    Nobody reads a checkpoint soon. In the cache a large one would take as much memory as the state itself, and each byte of it a copy
+    more, on processors that train meanwhile.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 — closed by finish or close
+        self._file = _open_past_the_cache(path)
+        self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # begins at a block's boundary, as it has to
+        self._filled = 0
+        self._bytes = 0
         self._sha256 = hashlib.sha256()
-        self._waiting_bytes = 0
 
     def write(self, part: bytes | memoryview) -> None:
         self._sha256.update(part)
-        self._file.write(part)
-        self._waiting_bytes += len(part)
-        if self._waiting_bytes >= SYNC_BYTES:
-            self._sync()
+        self._bytes += len(part)
+        rest = memoryview(part)
+        while rest:
+            taken = rest[: _PIECE_BYTES - self._filled]
+            self._piece[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            rest = rest[len(taken) :]
+            if self._filled == _PIECE_BYTES:
+                self._write_piece(_PIECE_BYTES)
 
     def finish(self) -> FileDigest:
         """Have the content on the disk and return what it is."""
-        self._sync()
-        digest = FileDigest(self._file.tell(), self._sha256.hexdigest())
-        self._file.close()
-        return digest
-
-    def _sync(self) -> None:
-        self._file.flush()
+        if self._filled:
+            _use_the_cache(self._file)  # the end is no whole block
+            self._write_piece(self._filled)
         os.fsync(self._file.fileno())
-        if sys.platform == "linux":
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # of all of the file, which is on the disk
-        self._waiting_bytes = 0
+        self._file.close()
+        return FileDigest(self._bytes, self._sha256.hexdigest())
 
     def close(self) -> None:
         """Close without caring for the content, which is about to be removed."""
+        self._file.close()
+
+    def _write_piece(self, count: int) -> None:
+        left = self._piece[:count]
+        while left:
+            try:
+                left = left[self._file.write(left) :]
+            except OSError as error:  # a limit that lies within a block, after which the next try says what it is
+                if error.errno != errno.EINVAL or not _use_the_cache(self._file):
+                    raise
+        self._filled = 0
+
+
+def _open_past_the_cache(path: Path) -> FileIO:
+    """Make a file and open it for writing whole blocks; through the cache where the system or the file system knows nothing else."""
+    file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+    if _DIRECT:
         try:
-            self._file.close()
-        except OSError:  # the buffer could not be written: the disk is full
-            return
+            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | _DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    return file
+
+
+def _use_the_cache(file: FileIO) -> bool:
+    """Have the file's next bytes go through the cache, any number of them; return whether they would not have before."""
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    fcntl.fcntl(file, fcntl.F_SETFL, flags & ~_DIRECT)
+    return bool(flags & _DIRECT)
 
 
 def _sync_file(path: Path) -> None:

@@ -46,6 +46,14 @@ def arrays(seed=0):
     return {key: draw.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
 
 
+def large_arrays():
+    """Arrays of several pieces of a file and a part of one."""
+    draw = np.random.default_rng(1)
+    return {
+        key: draw.standard_normal(700_003).astype(np.float32) for key in ("parameters/large", "slots/momentum/large", "parameters/more")
+    }
+
+
 def entries(values):
     return [ArrayEntry(key, value.dtype.str, value.shape) for key, value in values.items()]
 

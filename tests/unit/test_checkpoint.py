@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from checkpoint_tools import arrays, entries, meta, save, save_until
+from checkpoint_tools import arrays, entries, large_arrays, meta, save, save_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +54,10 @@ class TestRoundTrip:
         assert same(found.arrays, by_file(arrays(500)))
         assert sorted(found.parameters) == ["dense.bias", "dense.weight"]
         assert list(found.buffers) == ["norm.running_mean"]
+
+    @pytest.mark.parametrize("chunk", [300_007, 2**20, 10**7])
+    def test_files_of_several_pieces(self, tmp_path, chunk):
+        assert same(read_checkpoint(save(tmp_path, values=large_arrays(), chunk=chunk)).arrays, by_file(large_arrays()))
 
     def test_the_library_of_the_format_reads_it(self, tmp_path):
         path, values = save(tmp_path), arrays(500)
@@ -284,14 +288,20 @@ class TestSuddenDeath:
 
 
 class TestFullDisk:
-    @pytest.mark.parametrize("limit", [0, 100, 1000, 2600, 2800])
-    def test_the_error_passes_and_nothing_stays(self, tmp_path, limit):
+    @pytest.mark.parametrize(
+        ("arrays", "limit"),
+        [
+            *(("arrays", limit) for limit in (0, 100, 1000, 2600, 2800)),
+            *(("large_arrays", limit) for limit in (2**20, 1_500_100, 5_600_000)),
+        ],
+    )
+    def test_the_error_passes_and_nothing_stays(self, tmp_path, arrays, limit):
         """No file may become longer than `limit` bytes, which the system refuses as it refuses to fill a disk."""
         save(tmp_path, 100)
         script = (
-            "import resource, signal, sys\nfrom pathlib import Path\nfrom checkpoint_tools import save\n"
+            f"import resource, signal, sys\nfrom pathlib import Path\nfrom checkpoint_tools import {arrays}, save\n"
             f"signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-            "try:\n    save(Path(sys.argv[1]), 200)\nexcept OSError as error:\n    sys.exit(error.errno)\nsys.exit(0)\n"
+            f"try:\n    save(Path(sys.argv[1]), 200, {arrays}())\nexcept OSError as error:\n    sys.exit(error.errno)\nsys.exit(0)\n"
         )
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=60)
