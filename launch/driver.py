@@ -6,7 +6,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -69,6 +70,8 @@ class Driver:
         self._loop: TrainingLoop | None = None
         self._run_seconds: float | None = None
         self._nodes_sharing_cores: int | None = None
+        self._once_back: list[Callable[[], None]] = []
+        self._status_before: Mapping[str, Any] | None = None
         self._control: Control | None = None
         self._recording: Recording
         self._launcher: Launcher
@@ -91,7 +94,9 @@ class Driver:
             raise UsageError.of("mode", self.job.mode, f"on backend {backend.name}: {', '.join(sorted(backend.modes))}")
         placed = backend.placement(self.job)
         self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
-        self._recording.writer.write_job(self._described())
+        if self._resumption is not None:
+            self._status_before = RunReader(self._resumption.path).status()
+        self._write(partial(self._recording.writer.write_job, self._described()))
         self._recording.writer.write_status("starting")
         if self.job.mllog and self._resumption is None:
             self._recording.add_mllog(self.job, self._data.info.sizes)
@@ -132,7 +137,7 @@ class Driver:
         hosts = control.hello(deadline - time.monotonic())
         settle_isolation(channels, hosts)
         self._nodes_sharing_cores = nodes_sharing_cores(channels, hosts)
-        self._recording.writer.write_env(hosts)
+        self._write(partial(self._recording.writer.write_env, hosts))
         for attempt in range(1, MOST_START_ATTEMPTS + 1):
             try:
                 self._start_tasks(control, placed, hosts, deadline)
@@ -150,7 +155,7 @@ class Driver:
         cluster = make_cluster(placed, control.channels, control.reserve_ports(counts, deadline - time.monotonic()))
         threads = threads_per_task(self.job, self._spec, control.channels, hosts, placed)
         tasks = make_tasks(cluster, threads)
-        self._recording.writer.write_job({**self._described(), **described_cluster(cluster, threads)})
+        self._write(partial(self._recording.writer.write_job, {**self._described(), **described_cluster(cluster, threads)}))
         control.start_tasks(tasks, lambda node: self._start_request(control.channels[node]))
         self._recording.event("tasks_started", tasks=[task.name for task in tasks])
         if self._resumption is None:
@@ -169,6 +174,13 @@ class Driver:
             "cores_available": channel.cores,
         }
 
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write at once; of a run that is to go on, only when it does, so that a start that fails changes nothing of it."""
+        if self._status_before is None:
+            write()
+        else:
+            self._once_back.append(write)
+
     def _described(self) -> dict[str, Any]:
         """The job as ``job.json`` has it before the cluster is known."""
         return {
@@ -185,10 +197,10 @@ class Driver:
 
     def _train(self, control: Control) -> None:
         recording = self._recording
-        recording.writer.write_status("running")
         resumption = self._resumption
         if resumption is not None:
             self._go_back(control, resumption)
+        recording.writer.write_status("running")
         if self.job.monitor:
             control.sample_now()
         recording.start_clock(resumption.run_seconds if resumption else 0.0)
@@ -217,6 +229,9 @@ class Driver:
         load_state(control, resumption.state, self.job.stall_timeout)
         meta = resumption.checkpoint.meta
         self._recording.writer.cut(meta.step, meta.run_seconds)
+        self._status_before = None
+        for write in self._once_back:
+            write()
         self._recording.add_followers(self._command, meta.run_seconds)
         if self.job.mllog:
             self._recording.add_mllog(self.job, self._data.info.sizes, meta.run_seconds)
@@ -260,7 +275,11 @@ class Driver:
         if summary is not None:
             writer.write_summary(summary)
         self._recording.ended(state, summary)
-        writer.write_status(state, cause=cause, exit_code=code, task=getattr(failure, "task", None))
+        if self._status_before is not None:  # it never went on, so it is what it was
+            before = self._status_before
+            writer.write_status(before["state"], cause=before["cause"], exit_code=before["exit_code"], task=before["task"])
+        else:
+            writer.write_status(state, cause=cause, exit_code=code, task=getattr(failure, "task", None))
         self._recording.close()
 
     def _summary(self, outcome: Outcome, state: RunState) -> dict[str, Any]:

@@ -141,11 +141,16 @@ def _not_running(reader: RunReader, *, force: bool) -> None:
 
 
 def _something_left(reader: RunReader, job: Job, calendar: Calendar, resolved: Resolved) -> None:
-    """Raise UsageError where the run has come to its end and nobody says how much further it is to go."""
+    """Raise UsageError where the run has come to its end and nobody says how much further it is to go.
+
+    A run that succeeded and whose newest checkpoint is gone, or passed over, has the rest to do anew.
+    """
     total, step = Budget(job, calendar).total, calendar.start.step
+    summary = reader.summary()
+    done = step if summary is None else max(step, summary["steps"])
     extended = any(not resolved.sources[field].startswith(("run ", "default")) for field in ("steps", "epochs", "until"))
     finished = reader.status()["state"] == "succeeded"
-    if total < step or (finished and (total == step or not extended)):
+    if total < step or (finished and (total == step or (step == done and not extended))):
         what = f"{job.steps:,} steps" if job.steps is not None else f"{job.epochs or 'the default'} epochs"
         raise UsageError(
             f"resume: the run {reader.name} has done {step:,} steps and its job ends with {what}; "

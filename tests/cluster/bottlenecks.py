@@ -52,15 +52,15 @@ def _slow_node(rng: random.Random, mode: str) -> Options:
 
 
 def _data(rng: random.Random, mode: str) -> Options:
-    """Images that are moved and mirrored one by one and then normalised, for a model that makes two sums of products of each.
+    """Small images that are moved and mirrored one by one and then normalised, for a model that makes two sums of products of each.
 
-    An example of 3 S² pixels costs about twenty passes over them for that, some of them in float64, against four passes of products; a
-    batch is large enough for what a step costs besides to be little. An epoch has enough steps for orders of several at once: an order
-    takes a chief on TensorFlow six milliseconds, as much as such a step.
+    What an image costs besides its pixels makes gathering it several times the model's work; a batch is large enough for what a step costs
+    besides to be little. An epoch has enough steps for orders of several at once: an order takes a chief on TensorFlow six milliseconds,
+    as much as such a step.
     """
-    size = rng.randint(64, 104)
-    data = f"synthetic-images:size={size},classes=2,train=4096,test=16"
-    return {"model": "logreg", "data": data, "augment": "crop+flip", "batch_size": rng.randint(112, 176), "steps": 250}
+    size, batch = rng.randint(24, 40), rng.randint(800, 1200)
+    data = f"synthetic-images:size={size},classes=2,train={24 * batch},test=16"
+    return {"model": "logreg", "data": data, "augment": "crop+flip", "batch_size": batch, "steps": 150}
 
 
 def _compute(rng: random.Random, mode: str) -> Options:

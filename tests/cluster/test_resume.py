@@ -245,6 +245,17 @@ class TestRefusals:
         assert said in stderr
         assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
 
+    def test_what_a_task_refuses_leaves_the_run_what_it_was(self, copy):
+        names = ("job.json", "env.json", "summary.json")
+        before, state = [(copy / name).read_bytes() for name in names], RunReader(copy).status()["state"]
+        _, stderr = resume(copy, "--backend", "torch", "--precision", "fp16", "--steps", "+5", code=2)
+        assert "fp16" in stderr
+        assert [(copy / name).read_bytes() for name in names] == before
+        assert RunReader(copy).status()["state"] == state == "succeeded"
+        resume(copy, "--steps", "+5")
+        assert RunReader(copy).job()["precision"] == "fp32"
+        assert RunReader(copy).job()["backend"] == "toy"
+
     def test_force_goes_on_nevertheless(self, copy):
         resumed, stderr = resume(copy, "--seed", 4, "--steps", "+5", "--force")
         assert "seed is 4 instead of 0" in stderr
@@ -275,18 +286,19 @@ class TestRefusals:
         assert not [key for key in find_checkpoint(copy)[0].arrays if key.startswith("slots/")]
         assert resumed.summary["steps"] == 65
 
-    def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(self, copy):
+    @pytest.mark.parametrize(("further", "total"), [(["--steps", 70], 70), ([], 60)])
+    def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(self, copy, further, total):
         newest = list_checkpoints(copy)[0]
         weights = newest / "parameters.safetensors"
         content = bytearray(weights.read_bytes())
         content[-5] ^= 1
         weights.write_bytes(content)
-        resumed, stderr = resume(copy, "--steps", 70)
+        resumed, stderr = resume(copy, *further)
         assert newest.name in stderr
         assert "parameters.safetensors" in stderr
         assert "from step 40" in stderr
         assert "checkpoint_damaged" in {record.event for record in RunReader(copy).events()}
-        without_gap_or_double(resumed.steps, 70)
+        without_gap_or_double(resumed.steps, total)
 
     def test_without_a_sound_checkpoint_each_is_named(self, copy):
         for path in list_checkpoints(copy):
