@@ -22,7 +22,7 @@ from ..core.console import note
 from ..core.errors import TrainerError, UsageError
 from ..core.plugins import Plugin, available, load
 from .interrupts import TerminationAsInterrupt
-from .run_files import describe_folder
+from .run_files import UNKNOWN, describe_folder
 from .targets import find_target
 
 __all__ = ["export"]
@@ -156,6 +156,8 @@ def _print_result(checkpoint: Checkpoint, format_name: str, target: Path, *, as_
 def _describe(source: Path, *, as_json: bool) -> None:
     source = source if source.is_dir() else find_target(source)
     rows = describe_folder(source)
+    if all(row.purpose == UNKNOWN for row in rows):
+        raise UsageError(f"export: {str(source)!r} has no file of a run, a checkpoint or an export")
     problems = _problems(source)
     if as_json:
         files = [dataclasses.asdict(row) for row in rows]

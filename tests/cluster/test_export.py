@@ -197,6 +197,11 @@ class TestTheCommand:
         assert re.search(r"^optimizer\.safetensors +2\.\d kB +what the optimiser remembers", text, re.MULTILINE)
         assert text.splitlines()[-1].startswith("4 files, ")
 
+    def test_a_folder_of_something_else_is_refused(self, tmp_path):
+        (tmp_path / "mine.txt").write_text("mine")
+        done = trainer("export", tmp_path, "--describe", code=2)
+        assert "no file of a run" in done.stderr
+
     def test_damage_is_described(self, run):
         (run / "checkpoints/step-000000200/optimizer.safetensors").unlink()
         assert "optimizer.safetensors is missing" in trainer("export", run, "--describe").stdout.splitlines()[-1]
