@@ -12,7 +12,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair, not a test's
+hypothesis.settings.load_profile("untimed")
 
 os.environ.setdefault("TRAINER_CALIBRATE", "false")  # shorter runs; tests about calibration ask for it
 os.environ.setdefault("CROSSTRAIN_TEST_SEED", str(secrets.randbits(32)))  # one for all processes of a session
