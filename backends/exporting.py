@@ -120,6 +120,7 @@ def _description(meta: Meta, export_format: str) -> dict[str, object]:
         "format": export_format,
         "model": meta.model["name"],
         "classes": meta.data["classes"],
+        "class_names": meta.data.get("class_names", []),
         "input_shape": meta.data["input_shape"],
         "input_layout": "NCHW",
         "mean": meta.data["mean"],

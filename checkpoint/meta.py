@@ -71,6 +71,7 @@ def described_data(info: DataInfo, digest: str, data_dir: Path | None) -> dict[s
         "mean": list(info.mean),
         "std": list(info.std),
         "synthetic": info.synthetic,
+        "class_names": list(info.class_names),
     }
 
 
@@ -85,6 +86,7 @@ def data_info(data: Mapping[str, Any]) -> DataInfo:
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
         synthetic=data.get("synthetic", False),
+        class_names=tuple(data.get("class_names", ())),
     )
 
 

@@ -20,6 +20,7 @@ from ..core.errors import MissingPackageError, UsageError
 from ..core.job import Job
 from ..core.plugins import available, forward_plugin, load
 from ..data.base import Split
+from ..data.resolve import written_out
 from ..data.store import StoredDataset, open_dataset
 from ..launch.evaluation import Evaluated, Evaluator
 from ..metrics.lines import finite_json
@@ -76,7 +77,7 @@ def _job(meta: Meta, data: str | None, data_dir: Path | None, backend: str | Non
     if precision not in (None, "fp32", "bf16", "fp16"):
         raise UsageError.of("--precision", precision, "fp32, bf16, fp16", ["fp32", "bf16", "fp16"])
     known_dir = meta.data["data_dir"] if data is None or data == meta.job["data"] else None
-    return Job(
+    job = Job(
         backend=_backend(meta, backend),
         model=meta.job["model"],
         data=data or meta.job["data"],
@@ -87,6 +88,7 @@ def _job(meta: Meta, data: str | None, data_dir: Path | None, backend: str | Non
         monitor=False,
         tensorboard=False,
     )
+    return written_out(job)
 
 
 def _backend(meta: Meta, asked: str | None) -> str:
@@ -116,7 +118,7 @@ def _has_forward(model: str, backend: str) -> bool:
 
 
 def _fitting_data(meta: Meta, job: Job) -> StoredDataset:
-    """Open the dataset. Raises UsageError where the model does not fit it."""
+    """Open the dataset, normalised as the model's training data was. Raises UsageError where the model does not fit it."""
     dataset = open_dataset(job.data, job.data_dir)
     info, trained = dataset.info, meta.data
     for what, given, expected in (
@@ -128,9 +130,16 @@ def _fitting_data(meta: Meta, job: Job) -> StoredDataset:
                 f"--data: {job.data!r} has {what} {given}, but the model was trained on {trained['name']!r} with {what} {expected}."
                 " Give a dataset of the same shape and classes."
             )
+    known = trained.get("class_names") or info.class_names
+    if info.class_names and list(info.class_names) != list(known):
+        label, here, there = next((i, a, b) for i, (a, b) in enumerate(zip(info.class_names, known, strict=True)) if a != b)
+        raise UsageError(
+            f"--data: class {label} of {job.data!r} is called {here!r}, but the model was trained on {trained['name']!r}, where it is"
+            f" {there!r}. Labels would not mean the same; give a dataset with the same classes."
+        )
     if (list(info.mean), list(info.std)) != (list(trained["mean"]), list(trained["std"])):
-        note(f"data: {job.data} is normalised by its own mean and standard deviation, not by those of {trained['name']}")
-    return dataset
+        note(f"data: {job.data} is normalised by the mean and standard deviation of {trained['name']}, as in training")
+    return dataset.normalised_as(trained["mean"], trained["std"])
 
 
 # What comes out -------------------------------------------------------------------------------------------------------

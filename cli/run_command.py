@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ def run(
         raise UsageError("--repeats: starts new runs, and --resume goes on with one; give one of the two")
     resumption = None
     if resume is None:
-        resolved = resolve(given_options(ctx), os.environ, config)
+        resolved = _lasting(resolve(given_options(ctx), os.environ, config))
     else:
         from ..launch.resuming import prepare
 
@@ -125,6 +126,15 @@ def run(
     if not place.is_driver:
         return join(job, place, secret)
     return _drive(job, sources, command, ExternalLauncher(job, place, secret), resumption, quiet=quiet, as_json=as_json)
+
+
+def _lasting(resolved: Resolved) -> Resolved:
+    """Name the data so that the run means the same from any directory."""
+    if ":" not in resolved.job.data and resolved.job.data_dir is None:
+        return resolved
+    from ..data.resolve import written_out
+
+    return replace(resolved, job=written_out(resolved.job))
 
 
 def _drive(

@@ -8,7 +8,7 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,7 @@ def sweep(
         points = request.plan(os.environ)
     else:
         flags.pop("out", None)
+        flags = _lasting_data(flags)
         request = Request(_lasting(config), flags, make_grid(config, grids, repeats))
         points = request.plan(os.environ)
         out = Path(ctx.params["out"]) if ctx.params["out"] is not None else points[0].job.out
@@ -99,6 +100,18 @@ def sweep(
 def _lasting(config: str | None) -> str | None:
     """Return a shipped configuration by name, any other by its full path, so that the sweep can go on from elsewhere."""
     return config if config is None or config in shipped() else str(Path(config).resolve())
+
+
+def _lasting_data(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Name data and its folder so that the sweep can go on from elsewhere."""
+    found = dict(flags)
+    if "data_dir" in flags:
+        found["data_dir"] = str(Path(flags["data_dir"]).expanduser().absolute())
+    if ":" in flags.get("data", ""):
+        from ..data.resolve import resolve as resolve_data
+
+        found["data"] = resolve_data(flags["data"]).name
+    return found
 
 
 def make_grid(config: str | None, grids: Sequence[str], repeats: int | None) -> Grid:

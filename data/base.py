@@ -24,7 +24,8 @@ class DataInfo:
 
     `input_shape` is (channels, height, width). `mean` and `std` (a number a channel, of pixels scaled to 0…1) define the
     normalisation (pixel / 255 − mean) / std for every backend. `synthetic`: images and labels are random, there is nothing to learn,
-    and reports say so. `flippable`: a mirrored image still belongs to its class (not so with digits and letters).
+    and reports say so. `flippable`: a mirrored image still belongs to its class (not so with digits and letters). `class_names` are in the
+    order of the labels, empty where classes are numbers.
     """
 
     name: str
@@ -35,6 +36,7 @@ class DataInfo:
     std: tuple[float, ...]
     synthetic: bool = False
     flippable: bool = True
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

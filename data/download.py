@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ..core.console import note
 from ..core.errors import MissingPackageError, UsageError
 
 __all__ = ["download"]
@@ -24,6 +25,7 @@ def download(name: str, folder: Path, seconds: float, files_hint: str, parts: tu
             f"data: {name!r} is not prepared, and downloading it needs torchvision, which is not installed. Either {files_hint}, "
             "or install it with: pip install 'crosstrain[torch]'"
         )
+    note(f"data: downloading {name}, once, for at most {seconds / 60:.0f} minutes")
     command = [sys.executable, "-m", "crosstrain.data.torchvision_download", str(folder), name, *parts]
     environment = {**os.environ, "TMPDIR": str(folder)}  # torch leaves folders of its own in the temporary folder
     with tempfile.TemporaryFile() as output:

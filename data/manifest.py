@@ -57,7 +57,17 @@ class Manifest(BaseModel):
 
     def info(self) -> DataInfo:
         """Return the part that models and backends need."""
-        return DataInfo(self.name, self.input_shape, self.classes, dict(self.sizes), self.mean, self.std, self.synthetic, self.flippable)
+        return DataInfo(
+            self.name,
+            self.input_shape,
+            self.classes,
+            dict(self.sizes),
+            self.mean,
+            self.std,
+            self.synthetic,
+            self.flippable,
+            self.class_names,
+        )
 
     @property
     def total_bytes(self) -> int:

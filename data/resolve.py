@@ -7,9 +7,10 @@ from pathlib import Path
 
 from ..core import plugins
 from ..core.errors import UsageError
+from ..core.job import Job
 from .base import DatasetSource, HasFolder, TakesArguments
 
-__all__ = ["Resolved", "resolve"]
+__all__ = ["Resolved", "resolve", "written_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,12 @@ def resolve(name: str, data_dir: Path | None = None) -> Resolved:
     if data_dir is not None:
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {name!r} names a folder too; give one of the two.")
     return Resolved(full_name, given, given.folder, folder_in_name=True)
+
+
+def written_out(job: Job) -> Job:
+    """Return the job with its dataset's full name and the whole path of its folder, which mean the same from any working directory.
+
+    Raises UsageError as `resolve` does.
+    """
+    data_dir = None if job.data_dir is None else job.data_dir.expanduser().absolute()
+    return job.model_copy(update={"data": resolve(job.data, data_dir).name, "data_dir": data_dir})

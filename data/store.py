@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +41,10 @@ class StoredDataset:
     digest: str
     left_out: tuple[str, ...]
     _arrays: Mapping[tuple[Split, str], NDArray[np.generic]]
+
+    def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> StoredDataset:
+        """Return the same examples, normalised by the given numbers, one a channel, instead of their own."""
+        return replace(self, info=replace(self.info, mean=tuple(mean), std=tuple(std)))
 
     def images(self, split: Split) -> NDArray[np.uint8]:
         """Return the images as stored, uint8 [n, c, h, w], a read-only map."""

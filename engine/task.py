@@ -200,6 +200,8 @@ def serve(stream: Stream, opened: Message) -> None:
     task = task_from_message(opened)
     job = Job.model_validate(opened["job"])
     data = open_dataset(job.data, job.data_dir)
+    if opened.get("normalisation") is not None:
+        data = data.normalised_as(*opened["normalisation"])
     model = load(find("model", job.model), "model")(data.info)
     backend: Backend = load(find("backend", job.backend), "backend")
     session: Session | Server = backend.open(task, job, model, data)

@@ -142,7 +142,8 @@ class Agent:
                 if self._sampler is not None and pid not in self._dead:
                     self._sampler.watch(name, pid)
             profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
-            self._supervisor.send(name, Message("open", {**fields, **moving, **profile, "job": message["job"]}))
+            common = {"job": message["job"], "normalisation": message.get("normalisation")}
+            self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
         self._supervisor.dismiss_spares()
 
     def _profile(self, task: str) -> Path:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from ..backends.base import Backend
-from ..checkpoint import described_data
+from ..checkpoint import CHECKPOINTS, described_data
 from ..core.cluster import Placed
 from ..core.console import note
 from ..core.errors import InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, UsageError
@@ -237,7 +237,7 @@ class Driver:
             self._recording.add_mllog(self.job, self._data.info.sizes, meta.run_seconds)
         resumption.remove_later_checkpoints()
         for error in resumption.damaged:
-            self._recording.event("checkpoint_damaged", path=error.path.name, file=error.file, problem=error.problem)
+            self._recording.event("checkpoint_damaged", path=f"{CHECKPOINTS}/{error.path.name}", file=error.file, problem=error.problem)
 
     def _interrupted(self, saver: CheckpointSaver) -> InterruptedRunError:
         if saver.newest is None:

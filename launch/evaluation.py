@@ -44,7 +44,10 @@ class Evaluated:
 
 
 class Evaluator:
-    """Evaluates a state by a job of a single sync worker, which says on which backend, data and device."""
+    """Evaluates a state by a job of a single sync worker, which says on which backend, data and device.
+
+    The task opens the job's data itself; `data` is the same store, perhaps normalised by other numbers than its own.
+    """
 
     def __init__(self, job: Job, model: ModelSpec, data: StoredDataset, warn: Callable[[str], None]) -> None:
         self._job = job
@@ -92,6 +95,7 @@ class Evaluator:
             "sample_interval_seconds": None,
             "isolated": channels[0].isolated,
             "cores_available": channels[0].cores,
+            "normalisation": [list(self._data.info.mean), list(self._data.info.std)],
         }
         control.start_tasks(make_tasks(cluster, threads), lambda node: request)
         self._precisions = control.await_ready(deadline - time.monotonic())

@@ -19,6 +19,7 @@ from ..core.job import Job
 from ..core.layers import Resolved, Standing, resolve
 from ..core.plugins import find, load
 from ..core.units import Target
+from ..data.resolve import written_out
 from ..data.store import open_dataset
 from ..engine.budget import Budget
 from ..engine.calendar import Calendar, Cursor
@@ -96,7 +97,7 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
     if flags.get("mode") == "sync" and "ps" not in flags:
         del fields["ps"]  # what only async mode knows does not have to be taken back by hand
     resolved = resolve(flags, environ, config, Standing(fields, given_name, meta.step, meta.epoch + (meta.examples > 0)))
-    job = resolved.job.model_copy(update={"out": path.resolve().parent, "name": given_name})
+    job = written_out(resolved.job).model_copy(update={"out": path.resolve().parent, "name": given_name})
     resolved = Resolved(job, resolved.sources, resolved.notes)
 
     differing = [field for field in IDENTITY if getattr(job, field) != origin[field]]
@@ -115,6 +116,8 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
     notes = [*(f"{error} The one before it is used." for error in damaged)]
     notes.append(f"resuming {given_name} from step {meta.step:,} (epoch {cursor.epoch + 1}, {cursor.examples:,} examples into it)")
     notes += [f"going on although {problem} (--force)" for problem in problems] + dropped
+    if job.schedule == "cosine" and any(before.get(field) != getattr(job, field) for field in ("steps", "epochs")):
+        notes.append("the cosine of the learning rate now reaches to the new end of training, so the rate goes on from a higher value")
     return Resumption(
         path,
         checkpoint,

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from model_checkpoints import save_model
+from PIL import Image
 
 from crosstrain.checkpoint import read_checkpoint
 from crosstrain.data.store import open_dataset
@@ -72,6 +75,57 @@ def test_the_figures_are_numpys(run, digits, tmp_path, backend, split):
         assert np.array_equal(saved["labels"], digits.labels(split))
         assert saved["logits"].dtype == np.float32
         assert np.linalg.norm(saved["logits"] - logits) <= 1e-5 * np.linalg.norm(logits)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pixels_are_normalised_as_in_training(tmp_path, digits, backend):
+    """The model was trained on data of another mean and deviation; its own numbers say what its input means."""
+    trained_on = replace(digits.info, name="glyphs28", mean=(0.1,), std=(0.7,))
+    save_model(tmp_path, "logreg", info=trained_on)
+    done = evaluate(tmp_path, "--data", "digits", "--backend", backend, "--json")
+    assert "digits is normalised by the mean and standard deviation of glyphs28" in done.stderr
+    _, loss, accuracy = expected(tmp_path, digits.normalised_as((0.1,), (0.7,)), "test")
+    assert json.loads(done.stdout)["loss"] == pytest.approx(loss, rel=1e-5)
+    assert json.loads(done.stdout)["accuracy"] == accuracy
+
+
+def test_a_relative_folder_means_the_same_from_anywhere(tmp_path):
+    """It is given as typed, and noted in full: evaluation, export and resume need not stand where the run was started."""
+    draw = np.random.default_rng(0)
+    for split, number in (("train", 6), ("test", 2)):
+        for name in ("ants", "bees"):
+            folder = tmp_path / "here" / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for count in range(number):
+                Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{count}.png")
+    (tmp_path / "there").mkdir()
+
+    def trainer(place, *arguments):
+        words = [sys.executable, "-m", "crosstrain.cli.main", *map(str, arguments)]
+        done = subprocess.run(words, cwd=tmp_path / place, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    common = ("run", "--model", "cnn", "--backend", "torch", "--batch-size", "4", "--out", tmp_path / "runs")
+    name, folder = f"image-folder:{tmp_path}/here/pictures?size=16", tmp_path / "here/pictures"
+    trainer("here", *common, "--name", "a", "--data", "image-folder:pictures?size=16", "--steps", "2", "--json")
+    job = json.loads((tmp_path / "runs/a/job.json").read_text())
+    assert (job["data"], job["data_dir"]) == (name, None)
+    assert trainer("there", "evaluate", tmp_path / "runs/a", "--json")["examples"] == 4
+    exported = trainer("there", "export", tmp_path / "runs/a", "--format", "safetensors", "--json")
+    described = json.loads((Path(exported["path"]) / "model.json").read_text())
+    assert described["class_names"] == ["ants", "bees"]
+    same = ("--data", "image-folder:here/pictures?size=16")
+    assert trainer(".", "run", "--resume", tmp_path / "runs/a", *same, "--steps", "+1", "--json")["steps"] == 3
+    trainer("here", *common, "--name", "b", "--data", "image-folder:?size=16", "--data-dir", "pictures", "--steps", "1", "--json")
+    job = json.loads((tmp_path / "runs/b/job.json").read_text())
+    assert (job["data"], job["data_dir"]) == ("image-folder:?size=16", str(folder))
+
+    (folder / "test" / "bees").rename(folder / "test" / "wasps")
+    (folder / "train" / "bees").rename(folder / "train" / "wasps")
+    refused = evaluate(tmp_path / "runs/a", "--data", name, code=2)
+    assert "class 1 of" in refused.stderr
+    assert "is called 'wasps', but the model was trained on" in refused.stderr
 
 
 def test_the_backend_that_trained_it_is_the_default(run):

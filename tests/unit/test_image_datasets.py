@@ -13,6 +13,7 @@ import sys
 import tarfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
 from crosstrain.data import store
 from crosstrain.data.build import build_store
 from crosstrain.data.cifar10 import DATASET as CIFAR10
@@ -28,6 +30,7 @@ from crosstrain.data.glyph_renderer import BLOCK, render_block, render_split
 from crosstrain.data.glyph_tiles import glyph_tiles
 from crosstrain.data.glyphs import GLYPHS
 from crosstrain.data.picture import decode
+from crosstrain.data.resolve import written_out
 from crosstrain.data.statistics import channel_statistics
 from crosstrain.data.svhn import DATASET as SVHN
 from crosstrain.data.svhn import SvhnSource
@@ -472,3 +475,24 @@ class TestPictures:
         exif[0x0112] = 6  # turn by 90° clockwise to show
         turned.save(tmp_path / "turned.png", exif=exif)
         assert decode(tmp_path / "turned.png", 4)[0, :, 0].tolist() == [255, 255, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("typed", "full"),
+    [
+        ("synthetic-images:64", "synthetic-images:size=64"),
+        ("synthetic-images:size=224,classes=7", "synthetic-images:classes=7"),
+        ("digits", "digits"),
+        ("image-folder:a/b?size=224", "image-folder:HERE/a/b"),
+    ],
+)
+def test_a_job_names_its_data_in_full(tmp_path, monkeypatch, typed, full):
+    monkeypatch.chdir(tmp_path)
+    assert written_out(Job(data=typed)).data == full.replace("HERE", str(tmp_path))
+
+
+def test_a_job_names_the_whole_path_of_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert written_out(Job(data="svhn", data_dir=Path("files"))).data_dir == tmp_path / "files"
+    assert written_out(Job(data="svhn", data_dir=Path("~/files"))).data_dir == Path("/home/someone/files")
