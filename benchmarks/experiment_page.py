@@ -96,7 +96,7 @@ def measured_text(experiment: Experiment, results: Results | None, pictures: Seq
         parts.append(f"{results.asked - len(results.points)} of {results.asked} points are missing.")
     if experiment.compared:
         parts.append(_comparison(experiment, results))
-    parts += [f"![{Path(path).stem} of {experiment.config}]({path})" for path in pictures]
+    parts += [f"![{Path(path).stem.replace('_', ' ')}]({path})" for path in pictures]
     return "\n\n".join(parts)
 
 

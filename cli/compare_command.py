@@ -10,11 +10,12 @@ from pathlib import Path
 
 import click
 
+from ..core.console import note
 from ..core.errors import UsageError
 from ..report.columns import column
 from ..report.comparison import compare_paths
 from ..report.formats import as_csv, as_latex, as_markdown, as_text
-from ..report.locate import find_runs
+from ..report.locate import find_finished_runs
 
 __all__ = ["compare"]
 
@@ -64,7 +65,9 @@ def compare(
         raise UsageError(f"{forms[1]}: got it beside {forms[0]}; allowed: one of --json, --csv, --markdown and --latex.")
     if layout not in _LAYOUTS:
         raise UsageError.of("--layout", layout, ", ".join(_LAYOUTS), _LAYOUTS)
-    paths = find_runs(runs, out)
+    paths, left_out = find_finished_runs(runs, out)
+    if left_out:
+        note(f"left out, as they have no figures (yet): {', '.join(path.name for path in left_out)}")
     if curves is not None:
         if by is not None or metric is not None or markdown or latex:
             raise UsageError("--curves: goes with --over, --smooth, --points, --json and --csv alone.")

@@ -71,12 +71,15 @@ def predict(
     One or two short runs on two nodes do, each node with its own cores (--cores-per-node); with two, let their --bandwidth differ. The
     first run says which job is predicted: its model, its batch, its workers on a node.
     """
-    observed = [observe(find_run(run, out)) for run in runs]
+    paths = [find_run(run, out) for run in runs]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError("run: got the same run twice; the model is fitted to different ones.")
+    observed = [observe(path) for path in paths]
     question = Question(
         nodes=_nodes(nodes),
         link=Link(_bytes_per_second(bandwidth, observed[0]), _seconds(latency)),
         topology=_topology(topology, observed[0]),
-        ps=_servers(ps, observed),
+        ps=_servers(ps, observed, _topology(topology, observed[0])),
         scalings=_scalings(scaling),
     )
     fitted, validation = fit(observed), read_validation()
@@ -119,11 +122,13 @@ def _topology(text: str | None, first: Observed) -> Topology:
     return cast(Topology, text)
 
 
-def _servers(count: int | None, observed: list[Observed]) -> int:
+def _servers(count: int | None, observed: list[Observed], topology: Topology) -> int:
     if count is None:
         return next((run.ps for run in observed if run.mode == "async"), 1)
     if count < 1:
         raise UsageError.of("--ps", count, "a whole number of at least 1")
+    if topology == "ring":
+        raise UsageError("--ps: a ring has no parameter servers; it belongs to --topology ps")
     return count
 
 

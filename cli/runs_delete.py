@@ -42,7 +42,9 @@ def delete(paths: Sequence[Path], *, yes: bool) -> None:
         if not sys.stdin.isatty():
             raise UsageError("runs delete: nobody can be asked, as standard input is no terminal. Give --yes to delete without asking.")
         what = f"{len(paths)} runs" if len(paths) > 1 else "this run"
-        click.confirm(f"Delete {what}, {bytes_text(sum(size for _, size in sizes))}, for good?", abort=True, err=True)
+        if not click.confirm(f"Delete {what}, {bytes_text(sum(size for _, size in sizes))}, for good?", err=True):
+            note("nothing was deleted")
+            return
     for path, (_, size) in zip(paths, sizes, strict=True):
         _check(path)  # while the question stood, somebody may have resumed it
         parent = path.resolve().parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["UNKNOWN", "bytes_text", "count_text", "duration_text", "number_text", "rate_text"]
+__all__ = ["UNKNOWN", "bytes_text", "count_text", "duration_text", "number_text", "rate_text", "seconds_text"]
 
 UNKNOWN = "-"
 """Stands for what was not observed."""
@@ -46,6 +46,16 @@ def bytes_text(value: float | None, per_second: bool = False) -> str:
         power += 1
     digits = 0 if power == 0 or value >= 99.95 else 1
     return f"{value:.{digits}f} {_PREFIXES[power]}B{'/s' if per_second else ''}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a short time with three digits: ``1.23 s``, ``12.3 ms``, ``50 µs``; UNKNOWN for None."""
+    if seconds is None:
+        return UNKNOWN
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return "0 s" if not seconds else f"{seconds * 1e9:.3g} ns"
 
 
 def duration_text(seconds: float | None) -> str:

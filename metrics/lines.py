@@ -33,6 +33,8 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 class DamagedRunError(TrainerError):
     """A file of a run directory cannot be read; the message names the file and the line."""
 
+    exit_code = 2
+
 
 def finite_json(value: Any) -> Any:
     """Return a copy of a JSON value in which every float that is not finite is one of the three strings."""

@@ -19,6 +19,7 @@ import psutil
 from ..core.errors import UsageError
 from ..core.job import Job
 from .cutting import cut_records
+from .documents import check_document
 from .lines import DamagedRunError, LineFile, read_records, write_document
 from .records import EvalRecord, EventRecord, StepRecord, SystemRecord
 
@@ -270,6 +271,7 @@ class RunReader:
             raise DamagedRunError(f"{path}: not a whole JSON document ({error}).") from error
         if not isinstance(value, dict):
             raise DamagedRunError(f"{path}: holds {type(value).__name__}, not a JSON object.")
+        check_document(path, value)
         return value
 
     def _required(self, name: str) -> dict[str, Any]:

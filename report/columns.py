@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import UsageError, nearest
-from ..metrics.display import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text
+from ..metrics.display import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
 from .compare import FIGURES
 from .entries import Entry
 from .rules import ACCURACY, LOSS, RESOURCES, SPEED, STEPS, TARGET, TIME
@@ -91,8 +91,8 @@ _KNOWN = {one.key: one for one in (*DONE, *NODE)}
 
 _OTHERS: dict[str, Column] = {
     "best_eval_accuracy": Column("best_eval_accuracy", "best accuracy", number_text, ACCURACY),
-    "step_seconds_p50": Column("step_seconds_p50", "median step", duration_text, STEPS),
-    "step_seconds_p95": Column("step_seconds_p95", "95% of steps", duration_text, STEPS),
+    "step_seconds_p50": Column("step_seconds_p50", "median step", seconds_text, STEPS),
+    "step_seconds_p95": Column("step_seconds_p95", "step, 95th percentile", seconds_text, STEPS),
     "total_seconds": Column("total_seconds", "total time", duration_text, TIME),
     "epochs": Column("epochs", "epochs", _decimal),
     "learning_rate": Column("learning_rate", "learning rate", number_text),

@@ -9,6 +9,7 @@ import numpy as np
 from ..core.units import Target
 from ..metrics.display import duration_text, number_text, rate_text
 from ..metrics.records import EvalRecord
+from ..metrics.summary import FINAL_LOSS_UPDATES
 from .downsample import smoothed, smoothing_weight
 from .figures_resources import resources
 from .figures_shares import time_shares
@@ -95,7 +96,10 @@ def _described(run: ShownRun, series: StepSeries) -> tuple[str, str]:
     finite = series.loss[np.isfinite(series.loss)]
     bad = len(series) - len(finite)
     span = f"in {len(series):,} updates and {duration_text(float(series.time_seconds.max()))}"
-    ends = f"from {number_text(float(finite[0]))} to {number_text(float(finite[-20:].mean()))}" if len(finite) else "was never finite"
+    last = None if run.summary is None else run.summary["final_train_loss"]
+    if last is None:
+        last = float(finite[-FINAL_LOSS_UPDATES:].mean()) if len(finite) else None
+    ends = f"from {number_text(float(finite[0]))} to {number_text(last)}" if len(finite) else "was never finite"
     loss = f"{run.label}: {ends} {span}{f', {bad:,} of them not finite' if bad else ''}"
     if run.summary is None:
         return loss, f"{run.label}: no figures, for the run has not ended well"

@@ -56,22 +56,35 @@ _KINDS = {
 
 def resources(runs: Sequence[ShownRun], nodes: Sequence[Sequence[NodeSeries]]) -> list[Picture]:
     """Return a picture a run; `nodes` has the samples of each run's nodes. Runs without samples are left out."""
-    tops = [_top(figure, nodes) for _, _, _, figure in _MEASURES]
+    tops = [_top(figure, runs, nodes) for _, _, _, figure in _MEASURES]
     return [_picture(run, own, tops, alone=len(runs) == 1) for run, own in zip(runs, nodes, strict=True) if own]
 
 
-def _top(figure: _Figure, nodes: Sequence[Sequence[NodeSeries]]) -> float | None:
-    highest = [float(np.nanmax(values)) for own in nodes for node in own if np.isfinite(values := figure(node)).any()]
+def _top(figure: _Figure, runs: Sequence[ShownRun], nodes: Sequence[Sequence[NodeSeries]]) -> float | None:
+    """Return where all pictures of a figure end: above the highest value that one of them shows."""
+    highest = []
+    for run, own in zip(runs, nodes, strict=True):
+        first, last = _range(run, own) if own else (0.0, 0.0)
+        for node in own:
+            values = figure(node)[(first <= node.time_seconds) & (node.time_seconds <= last)]
+            if np.isfinite(values).any():
+                highest.append(float(np.nanmax(values)))
     return 1.05 * max(highest) if highest and max(highest) > 0 else None
 
 
-def _picture(run: ShownRun, nodes: Sequence[NodeSeries], tops: Sequence[float | None], *, alone: bool) -> Picture:
+def _range(run: ShownRun, nodes: Sequence[NodeSeries]) -> tuple[float, float]:
+    """Return the part of the run clock that is shown: the whole run, and a little beside it."""
     end = run.run_seconds or max(float(node.time_seconds[-1]) for node in nodes)
     margin = max(_MARGIN * end, 0.1)
+    return -margin, end + margin
+
+
+def _picture(run: ShownRun, nodes: Sequence[NodeSeries], tops: Sequence[float | None], *, alone: bool) -> Picture:
+    first, last = _range(run, nodes)
     panels = tuple(
         Panel(title, "run clock in seconds", y_title, curves, unit, from_zero=True, top=top)
         for (title, y_title, unit, figure), top in zip(_MEASURES, tops, strict=True)
-        if (curves := _curves(run, nodes, figure, -margin))
+        if (curves := _curves(run, nodes, figure, first))
     )
     marks, thinned = _marks(run)
     sources = sorted({_SOURCES[node.network_source] for node in nodes if node.network_source in _SOURCES})
@@ -82,8 +95,8 @@ def _picture(run: ShownRun, nodes: Sequence[NodeSeries], tops: Sequence[float | 
         "; ".join(_said(run, nodes)),
         panels,
         stacked=True,
-        marks=tuple(mark for mark in marks if -margin <= mark.x <= end + margin),
-        x_range=(-margin, end + margin),
+        marks=tuple(mark for mark in marks if first <= mark.x <= last),
+        x_range=(first, last),
         run=run.number,
     )
 

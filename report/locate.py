@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..core.errors import UsageError
+from ..core.sweeps import SWEEP_FILE
 
-__all__ = ["find_run", "find_runs", "is_run", "run_names"]
+__all__ = ["find_finished_runs", "find_run", "find_runs", "is_run", "run_names"]
 
 _MOST_HINTS = 3
 
@@ -50,14 +52,29 @@ def find_run(text: str, out: Path) -> Path:
 def find_runs(texts: Sequence[str], out: Path) -> list[Path]:
     """Return the run directories that `texts` mean, in their order, each once.
 
-    Beside what `find_run` takes, a folder of runs (such as a sweep's) stands for all of its runs, in the order of their names. Raises
-    UsageError as `find_run` does.
+    Beside what `find_run` takes, a folder of runs stands for all of its runs, a sweep's in the order of its points, others in the order of
+    their names. Raises UsageError as `find_run` does.
     """
     found: dict[str, Path] = {}
     for text in texts:
         for path in _found(text, out, folders=True):
             found.setdefault(os.path.realpath(path), path)
     return list(found.values())
+
+
+def find_finished_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], list[Path]]:
+    """Return the same in two parts: runs to read figures of, and those of a folder that have no ``summary.json`` (yet).
+
+    A run that was named itself is always in the first part, and so is a folder's if none of them has one.
+    """
+    left_out: dict[str, Path] = {}
+    for text in texts:
+        paths = _found(text, out, folders=True)
+        without = [path for path in paths if not (path / "summary.json").is_file()]
+        if len(without) < len(paths):
+            left_out |= {os.path.realpath(path): path for path in without}
+    found = [path for path in find_runs(texts, out) if os.path.realpath(path) not in left_out]
+    return found, list(left_out.values())
 
 
 def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
@@ -70,12 +87,22 @@ def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
     if inner:
         raise UsageError(f"run: {text!r} is the name of {len(inner)} runs; say which: {', '.join(map(str, sorted(inner)))}.")
     for folder in (Path(text), out / text):
-        below = sorted(run_names(folder)) if text and folder.is_dir() else []
+        below = _ordered(folder, run_names(folder)) if text and folder.is_dir() else []
         if below and folders:
             return [folder / name for name in below]
         if below:
             raise UsageError(f"run: {str(folder)!r} is a folder of runs; give one of them, such as {str(folder / below[0])!r}.")
     raise UsageError(_missing(text, out))
+
+
+def _ordered(folder: Path, names: Iterator[str]) -> list[str]:
+    """Put a sweep's points into its order, what it does not name behind them; all other runs into that of their names."""
+    try:
+        points = [point["name"] for point in json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))["points"]]
+    except (OSError, ValueError, KeyError, TypeError):  # no sweep, or none that can be read: `trainer sweep` says what is wrong with it
+        points = []
+    rank = {name: number for number, name in enumerate(points)}
+    return sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
 
 
 def _missing(text: str, out: Path) -> str:

@@ -140,11 +140,13 @@ def _lockstep(parts: Mapping[str, float]) -> Step:
 class Exchange:
     """Times of an update's way through one of `ps` parameter servers: on its processor, and on its link for pushing and pulling.
 
-    `worker` is the software's on the worker; `own_link` is what the worker's own link takes longer than its share of one server's.
+    `messages` and `copying` are the software's on the worker, by the message and by the byte; `own_link` is what the worker's own link
+    takes longer than its share of one server's.
     """
 
     service: float
-    worker: float
+    messages: float
+    copying: float
     pushing: float
     pulling: float
     own_link: float
@@ -156,7 +158,8 @@ class Exchange:
         messages = (1 + pulls) / 2
         return cls(
             service=messages * (server.service_seconds + server.service_seconds_per_byte * payload_bytes / ps),
-            worker=messages * (server.worker_seconds + server.worker_seconds_per_byte * payload_bytes),
+            messages=messages * server.worker_seconds,
+            copying=messages * server.worker_seconds_per_byte * payload_bytes,
             pushing=crossing / ps,
             pulling=pulls * crossing / ps,
             own_link=(1 + pulls) * crossing * (1 - 1 / ps),
@@ -184,13 +187,14 @@ def server_rounds(
     One parameter server stands for all: they are alike, and each update visits all of them at the same time.
     """
     exchange = Exchange.of(payload_bytes, ps, server, link)
-    own, latency = compute_seconds + exchange.worker, (1 + server.pulls_per_update) * link.latency_seconds
+    software = {"messages": exchange.messages, "copying": exchange.copying}
+    own, latency = compute_seconds + sum(software.values()), (1 + server.pulls_per_update) * link.latency_seconds
     shared = server.shared_cores
     stations = [(exchange.service + (own if shared else 0.0), exchange.service), (0.0, exchange.pushing), (0.0, exchange.pulling)]
     thinks = (0.0 if shared else own, own + latency + exchange.own_link)
     residence, _ = rounds((procs_per_node, (nodes - 1) * procs_per_node), thinks, stations)
     waited = float(residence[0, 0]) - exchange.service - (own if shared else 0.0)
-    near = {"compute": compute_seconds, "copying": exchange.worker, "link": 0.0, "server": exchange.service + waited, "latency": 0.0}
+    near = {"compute": compute_seconds, **software, "link": 0.0, "server": exchange.service + waited, "latency": 0.0}
     on_links = float(residence[1, 1] + residence[2, 1]) + exchange.own_link
-    far = {"compute": compute_seconds, "copying": exchange.worker, "link": on_links, "server": float(residence[0, 1]), "latency": latency}
+    far = {"compute": compute_seconds, **software, "link": on_links, "server": float(residence[0, 1]), "latency": latency}
     return near, far

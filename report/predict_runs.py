@@ -42,7 +42,8 @@ class Observed:
     """A run as the model sees it.
 
     `bytes_per_second` is the limit of each node's link, None without one. `served_bytes` is what the nodes with a parameter server sent
-    and received over theirs; None where that was not counted, or is not theirs alone.
+    and received over theirs; None where that was not counted, or is not theirs alone. `reported_examples_per_second` is the summary's,
+    with the time between steps.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Observed:
     nodes_sharing_cores: int
     served_bytes: tuple[int, int] | None
     workers: tuple[Worker, ...]
+    reported_examples_per_second: float | None = None
 
     @property
     def communicates(self) -> bool:
@@ -106,6 +108,8 @@ def observe(path: Path) -> Observed:
             f"run: {str(path)!r} is not calibrated, and a prediction rests on that (it is {summary['state']}). A run is calibrated when it "
             "comes to its end, unless it was started with --no-calibrate: train a short one again."
         )
+    if not run.nodes:
+        raise UsageError(f"run: {str(path)!r} has no env.json, which says what its nodes are. Take another run.")
     if summary["resumed"] and any(segment.get("changed") for segment in job.get("segments", ())[1:]):
         raise UsageError(f"run: {str(path)!r} was resumed with other settings, so that its steps are not alike. Take another run.")
     steps = {worker["worker"]: worker["step_seconds"] for worker in summary["time_shares"]["workers"]}
@@ -130,6 +134,7 @@ def observe(path: Path) -> Observed:
             _worker(figures, steps[figures["worker"]], calibration, _kind(job, run.nodes[figures["node"]], figures["node"]))
             for figures in calibration["workers"]
         ),
+        reported_examples_per_second=summary["examples_per_second"],
     )
 
 

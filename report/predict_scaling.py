@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..core.errors import UsageError
@@ -15,6 +15,9 @@ from .predict_fit import Fitted
 __all__ = ["Question", "Row", "Scaling", "judged_for", "predict", "remarks"]
 
 Scaling = Literal["weak", "strong"]
+
+POOR_FIT = 0.15
+"""A model that misses a run that it was fitted to by more than this is not to be relied on."""
 
 SHORT_SECONDS = 0.1
 """Five of the periods in which the kernel limits a virtual node's processor time: shorter steps are distorted by more than a tenth."""
@@ -106,7 +109,7 @@ def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tupl
 
 def remarks(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
     """Return what a reader has to know about these predictions, most important first."""
-    return [text for check in (_costs, _extrapolation, _cores, _batches, _unvalidated) for text in check(fitted, question, rows)]
+    return [text for check in (_costs, _misfit, _extrapolation, _cores, _batches, _unvalidated) for text in check(fitted, question, rows)]
 
 
 def _costs(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
@@ -119,6 +122,22 @@ def _costs(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]
         ]
     wanted, found = ("sync", "async") if question.topology == "ring" else ("async", "sync")
     return [f"No run was {wanted}: what messages cost is taken from the {found} runs. That was never judged, so there is no band."]
+
+
+def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    """Hold the fitted model against the runs that it was fitted to."""
+    texts = []
+    for run in fitted.runs:
+        if run.mode != MODES[question.topology] or not run.communicates:
+            continue
+        own = replace(question, link=Link(run.bytes_per_second), ps=run.ps)
+        _, rate = _step(replace(fitted, runs=(run,)), own, run.nodes, run.global_batch_size)
+        assert rate is not None, "a run has an example for each worker"
+        measured = run.reported_examples_per_second or run.examples_per_second
+        error = rate / measured - 1
+        poor = " It does not describe this run well, so do not rely on it." if abs(error) > POOR_FIT else ""
+        texts.append(f"For {run.name} itself the model gives {rate:,.0f} examples/s; {measured:,.0f} were measured ({error:+.0%}).{poor}")
+    return texts
 
 
 def _extrapolation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:

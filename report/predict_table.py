@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from ..metrics.display import UNKNOWN, bytes_text, count_text, number_text
+from ..metrics.display import UNKNOWN, bytes_text, count_text, number_text, seconds_text
 from ..metrics.records import SCHEMA
 from .predict_band import Judged, Validation
 from .predict_fit import Fitted, describe
@@ -24,6 +24,7 @@ _TITLES = {"weak": "Batch of a worker stays {batch} (weak scaling)", "strong": "
 _LIMITS = {
     "compute": "computing",
     "link": "the link",
+    "messages": "handling messages",
     "copying": "copying bytes",
     "latency": "messages' latency",
     "server": "the parameter server",
@@ -79,14 +80,6 @@ def bits_text(bits_per_second: float) -> str:
         if bits_per_second >= factor:
             return f"{bits_per_second / factor:g}{unit}"
     return f"{bits_per_second:g}bit"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a short time with three digits: ``1.23 s``, ``12.3 ms``, ``50 µs``."""
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return "0 s" if not seconds else f"{seconds * 1e9:.3g} ns"
 
 
 def _table(rows: Sequence[Row]) -> Table:

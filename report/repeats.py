@@ -74,7 +74,7 @@ def spread(found: Sequence[float | None]) -> dict[str, Any] | None:
     values = [value for value in found if value is not None]
     if not values:
         return None
-    mean = math.fsum(values) / len(values)
+    mean = values[0] if min(values) == max(values) else math.fsum(values) / len(values)  # a sum of equal values may be rounded
     squares = math.fsum((value - mean) ** 2 for value in values)
     return {"mean": mean, "sigma": math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, "values": len(values)}
 

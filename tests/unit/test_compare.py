@@ -15,6 +15,7 @@ from comparison_samples import made, written
 from run_samples import a_job, async_run, open_run, summary_of, sync_run
 
 from crosstrain.cli.compare_command import compare
+from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.metrics.display import bytes_text, count_text, duration_text, number_text, rate_text
 from crosstrain.report.compare import rows
@@ -292,6 +293,37 @@ def test_a_run_that_is_none_or_has_not_finished_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"it failed \(worker-1 was killed by signal 9\)\. Run it again, or leave it out\."):
         rows([writer.path])
     writer.close()
+
+
+def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path):
+    """A sweep goes on past a failed point, and so does the comparison of its folder; a run that is named itself is not left out."""
+    folder = tmp_path / "sweep"
+    written(folder, made("a"), made("c", backend="tf"))
+    open_run(a_job(folder, name="b")).close()
+    result = CliRunner().invoke(compare, [str(folder), "--json"], catch_exceptions=False)
+    assert [run["run"] for run in json.loads(result.stdout)["runs"]] == ["a", "c"]
+    assert "left out, as they have no figures (yet): b" in result.stderr
+    assert isinstance(CliRunner().invoke(compare, [str(folder / "a"), str(folder / "b")]).exception, UsageError)
+
+
+@pytest.mark.parametrize("command", ["compare", "explain", "predict", "report", "watch"])
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("{", "not a whole JSON document"),
+        ('{"schema": 7}', "has schema 7; this release reads 1"),
+        ('{"schema": 1}', "state: field required"),
+        ({"steps_per_second": "fast"}, "steps_per_second: input should be a valid number"),
+        ({"per_node": [None]}, "per_node.0: input should be"),
+    ],
+)
+def test_a_damaged_summary_is_named_and_ends_with_2(tmp_path, capsys, command, document, said):
+    path = sync_run(tmp_path)
+    file = path / "summary.json"
+    file.write_text(document if isinstance(document, str) else json.dumps({**json.loads(file.read_text()), **document}))
+    options = ["-o", str(tmp_path / "r.html")] if command == "report" else []
+    assert invoke([command, str(path), *options]) == 2
+    assert f"summary.json: {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_measured_place():
         "| accuracy | 0.99 | 1.00 | yes |\n"
         "| what is missing | 2.00 | - | - |\n"
         "\n"
-        "![x-loss of eecs598-batch](figures/x-loss.svg)"
+        "![x-loss](figures/x-loss.svg)"
     )
     by_steps = Results([point({"batch_size": 64}, {"steps": 9, "epochs": None})], 1)
     assert "shortened to 9 from 40 epochs" in measured_text(experiment, by_steps, [])

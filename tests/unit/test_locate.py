@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,12 @@ def test_a_folder_stands_for_its_runs_and_none_comes_twice(out):
     ]
     with pytest.raises(UsageError, match="Did you mean"):
         find_runs(["sweep", "logreg"], out)
+
+
+def test_a_sweeps_runs_come_in_the_order_of_its_points(out):
+    points = [{"name": "batch_size=5,seed=0"}, {"name": "never ran"}, {"name": "batch_size=10,seed=0"}]
+    (out / "sweep" / "sweep.json").write_text(json.dumps({"points": points}))
+    names = ["batch_size=5,seed=0", "batch_size=10,seed=0", "twice"]
+    assert [path.name for path in find_runs(["sweep"], out)] == names
+    (out / "sweep" / "sweep.json").write_text("{")
+    assert [path.name for path in find_runs(["sweep"], out)] == sorted(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -80,6 +81,18 @@ def test_resources_of_all_runs_have_the_same_heights(tmp_path):
     tops = [[panel.top for panel in picture.panels if isinstance(panel, Panel)] for picture in (small, large)]
     assert tops[0] == tops[1]
     assert tops[0][0] == pytest.approx(1.05 * 2)
+
+
+def test_what_comes_after_a_run_does_not_stretch_its_picture(tmp_path):
+    path = make_run(tmp_path, "one", steps=40)
+    (before,) = (picture for picture in pictures(show_runs([path])) if picture.stacked)
+    lines = (path / "system.jsonl").read_text().splitlines(keepends=True)
+    late = json.loads(lines[-1])
+    late["time_seconds"] += 1000.0
+    late["tasks"] = [{**task, "memory_rss_bytes": 10**15} for task in late["tasks"]]
+    (path / "system.jsonl").write_text("".join(lines) + json.dumps(late) + "\n")
+    (after,) = (picture for picture in pictures(show_runs([path])) if picture.stacked)
+    assert [panel.top for panel in after.panels] == [panel.top for panel in before.panels]
 
 
 def test_the_command_draws_without_a_display_and_prints_the_paths(runs, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,6 +246,24 @@ class TestCommand:
     def test_wrong_values_are_named(self, tmp_path, capsys, option, value, message):
         assert invoke(["predict", str(calibrated_run(tmp_path)), option, value]) == 2
         assert message in capsys.readouterr().err
+
+    def test_parameter_servers_belong_to_their_topology(self, tmp_path, capsys):
+        assert invoke(["predict", str(calibrated_run(tmp_path)), "--ps", "2"]) == 2
+        assert "--ps: a ring has no parameter servers" in capsys.readouterr().err
+
+    def test_a_run_counts_once(self, tmp_path, capsys):
+        path = str(calibrated_run(tmp_path))
+        assert invoke(["predict", path, path]) == 2
+        assert "got the same run twice" in capsys.readouterr().err
+
+    def test_the_model_is_held_against_the_run_it_was_fitted_to(self, tmp_path):
+        path = calibrated_run(tmp_path)
+        summary = json.loads((path / "summary.json").read_text())
+        speed = observe(path).examples_per_second
+        for reported, said in ((speed, r"\([+-]0%\)\."), (speed / 1.5, r"\(\+50%\)\. It does not describe this run well")):
+            write(path, "summary.json", {**summary, "examples_per_second": reported})
+            text = " ".join(CliRunner().invoke(predict, [str(path)]).stdout.split())
+            assert re.search(rf"For one itself the model gives [\d,]+ examples/s; [\d,]+ were measured {said}", text)
 
     def test_cores_that_nodes_share_make_the_fit_doubtful(self, tmp_path):
         path = calibrated_run(tmp_path)

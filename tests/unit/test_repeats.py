@@ -61,3 +61,8 @@ def test_without_a_target_there_is_no_time_to_it():
 )
 def test_repeats_are_called_by_what_their_names_have_in_common(names, expected):
     assert common_name(names) == expected
+
+
+def test_equal_figures_have_no_deviation():
+    found = aggregate([summary(name, 1.0, accuracy=0.8444) for name in "abc"])
+    assert found["figures"]["accuracy"] == {"mean": 0.8444, "sigma": 0.0, "values": 3}

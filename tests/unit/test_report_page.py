@@ -275,5 +275,5 @@ def test_wrong_runs_are_refused(tmp_path, capsys):
 def test_damaged_records_are_named(tmp_path, capsys):
     path = make_run(tmp_path, "one", steps=8)
     (path / "system.jsonl").write_text('{"schema":1}\n{"schema":1}\n')
-    assert invoke(["report", str(path), "-o", str(tmp_path / "r.html")]) == 1
+    assert invoke(["report", str(path), "-o", str(tmp_path / "r.html")]) == 2
     assert re.search(r"system\.jsonl, line 1: not a SystemRecord", capsys.readouterr().err)

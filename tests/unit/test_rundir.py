@@ -161,13 +161,14 @@ def test_a_run_is_read_back(tmp_path):
     for write, record in ((writer.step, STEP), (writer.evaluation, EVALUATION), (writer.event, EVENT), (writer.system, SYSTEM)):
         write(record)
         write(record)
-    writer.write_summary({"final_train_loss": float("nan")})
+    figures = {"run": "one", "state": "succeeded", "steps": 2, "per_node": []}
+    writer.write_summary({**figures, "final_train_loss": float("nan")})
     reader = RunReader(writer.path)
     assert [list(reader.steps()), list(reader.evals())] == [[STEP] * 2, [EVALUATION] * 2]
     assert [list(reader.events()), list(reader.system())] == [[EVENT] * 2, [SYSTEM] * 2]
     assert reader.job()["mode"] == "sync"
     assert reader.env() == [{"cpu": "a"}, {"cpu": "b"}]
-    assert reader.summary() == {"schema": SCHEMA, "final_train_loss": "NaN"}
+    assert reader.summary() == {"schema": SCHEMA, **figures, "final_train_loss": "NaN"}
     writer.close()
     writer.close()
     with pytest.raises(ValueError, match="is closed"):

@@ -208,7 +208,7 @@ def test_wrong_requests_end_with_code_2_and_write_nothing(out, tmp_path, capsys,
 def test_a_damaged_record_is_named_and_leaves_no_file(out, tmp_path, capsys):
     with (out / "one" / "steps.jsonl").open("a") as file:
         file.write('{"torn\n{"schema": 1}\n')
-    assert invoke(["runs", "export", "one", "--what", "steps", "-o", "steps.csv"]) == 1
+    assert invoke(["runs", "export", "one", "--what", "steps", "-o", "steps.csv"]) == 2
     assert "steps.jsonl, line 6: not a whole JSON record" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 

@@ -163,10 +163,13 @@ def test_a_run_whose_process_goes_without_a_word_has_died(out):
     [
         ("status.json", '{"state": "succ', "status.json: not a whole JSON document"),
         ("status.json", "[]", "status.json: holds list, not a JSON object"),
-        ("status.json", "{}", "KeyError: 'created_at'"),
+        ("status.json", "{}", "status.json: has schema None"),
+        ("status.json", '{"schema": 1, "state": 3}', "status.json: state: input should be a valid string"),
         ("status.json", None, "status.json: missing"),
         ("summary.json", "\0" * 100, "summary.json: not a whole JSON document"),
-        ("summary.json", "{}", "KeyError: 'per_node'"),
+        ("summary.json", "{}", "summary.json: has schema None"),
+        ("summary.json", '{"schema": 7}', "summary.json: has schema 7; this release reads 1"),
+        ("summary.json", '{"schema": 1}', "summary.json: state: field required"),
     ],
 )
 def test_a_damaged_run_is_listed_as_damaged_beside_the_others(out, document, text, said):
