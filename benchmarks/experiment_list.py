@@ -188,7 +188,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
     ),
     "eecs598-fastest-90": Experiment(
-        "eecs598-fastest-90", ("time to target", "run time", *SPEED, "test accuracy", *NODES), options=("--repeats", "3")
+        "eecs598-fastest-90", ("updates", "time to target", "run time", *SPEED, "test accuracy", *NODES), options=("--repeats", "3")
     ),
     "heterogeneous": Experiment(
         "heterogeneous", ("run time", *SPEED, *LEARNT, "updates by worker", "staleness", "communicating", "waiting for peers", "CPU cores")

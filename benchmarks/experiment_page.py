@@ -47,6 +47,7 @@ COLUMNS: Mapping[str, tuple[str, Show]] = {
     "time of each node": ("per_node.*.train_seconds", duration_text),
     "time to target": ("time_to_target_seconds", duration_text),
     "examples/s": ("examples_per_second", _rate),
+    "updates": ("steps", count_text),
     "steps/s": ("steps_per_second", _rate),
     "test loss": ("eval.loss", number_text),
     "test accuracy": ("eval.accuracy", number_text),
@@ -110,7 +111,7 @@ def _table(experiment: Experiment, results: Results) -> str:
     swept = [name for name in dict.fromkeys(name for point in results.points for name in point.settings) if name != "seed"]
     shown = [label for label in experiment.figures if any(_known(figure(point.summary, COLUMNS[label][0])) for point in results.points)]
     seeds = ["seeds"] if any(len(group) > 1 for group in groups.values()) else []
-    budget = _budget_name(results.points[0])
+    budget = _budget_name(results.points[0]) + (", at most" if results.points[0].job.get("until") else "")
     lines = [_row([*swept, *seeds, budget, *shown]), _row(["---"] * len(swept) + ["---:"] * (len(seeds) + 1 + len(shown)))]
     for group in groups.values():
         first = group[0]
