@@ -42,7 +42,7 @@ def probe(name: str) -> Availability:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Availability(name, None, problem=f"no answer within {TIMEOUT_SECONDS:g} s", hint=_reinstall(plugin.install))
+        return Availability(name, None, problem=f"no answer within {TIMEOUT_SECONDS:g} s", hint=_again(plugin.install))
     if child.returncode != 0:
         return Availability(name, None, problem=_death(child), hint=_reinstall(plugin.install))
     answer = json.loads(child.stdout)
@@ -54,6 +54,10 @@ def probe_all(names: Iterable[str] | None = None) -> list[Availability]:
     wanted = list(available("backend") if names is None else names)
     with ThreadPoolExecutor(max_workers=max(1, len(wanted))) as pool:
         return list(pool.map(probe, wanted))
+
+
+def _again(install: str) -> str:
+    return f"ask again while the machine has less to do; if that does not help, {_reinstall(install)}"
 
 
 def _reinstall(install: str) -> str:

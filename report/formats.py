@@ -17,6 +17,7 @@ from .blocks import Block, chosen, standard
 from .columns import MARK, Column, relative_speed, relative_target
 from .comparison import Comparison
 from .notes import above, below
+from .rules import GROUPS
 from .tables import aligned, columns_of, plain_table, to_text
 
 __all__ = ["as_csv", "as_latex", "as_markdown", "as_text", "write_csv"]
@@ -179,13 +180,15 @@ def _latex_text(text: str) -> str:
 def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
     """Return a line for each row of the table: its settings, and its figures unrounded, of means also their standard deviation.
 
-    A figure of each node has a column a node, such as ``node_0_cpu_cores_used_mean``.
+    A figure of each node has a column a node, such as ``node_0_cpu_cores_used_mean``. `not_comparable` names the kinds of figures that
+    cannot be compared with the first row's.
     """
     speed, target = relative_speed(comparison.entries), relative_target(comparison.entries)
     rows = []
     for index, (entry, settings) in enumerate(zip(comparison.entries, comparison.settings, strict=True)):
         own: dict[str, Any] = {label: text for label, text in settings.items() if label != "run"}
         values: dict[str, Any] = {"run": entry.label, **own, "runs": len(entry.runs)}
+        values["not_comparable"] = "; ".join(group for group in GROUPS if group in comparison.marks[index])
         for key in [one.key for one in columns] or entry.figures:
             if key != "run":
                 values |= _flat(key, entry.figures[key], entry.sigmas.get(key))

@@ -10,7 +10,10 @@ from .comparability import Comparability
 from .entries import Entry
 from .rules import SPEED, TARGET
 
-__all__ = ["verdicts"]
+__all__ = ["USUAL_SCATTER", "verdicts"]
+
+USUAL_SCATTER = 0.05
+"""By about so much the speed of one and the same job differs from run to run on a machine that does nothing else."""
 
 
 def verdicts(entries: Sequence[Entry], comparability: Comparability) -> list[str]:
@@ -59,10 +62,11 @@ def _time(entry: Entry) -> float:
 
 
 def _within_scatter(one: Entry, other: Entry, key: str) -> str:
-    """Say so where two means are nearer than their standard deviations together; nothing is said where there are no repeats."""
+    """Say so where two means are nearer than their standard deviations together, or single runs nearer than such runs usually are."""
     sigmas = [entry.sigmas.get(key) for entry in (one, other)]
     if None in sigmas:
-        return ""
+        nearer = abs(one.figures[key] / other.figures[key] - 1) < USUAL_SCATTER
+        return f"; runs of one job differ by as much as that ({USUAL_SCATTER:.0%}), which repeats would show" if nearer else ""
     together = math.hypot(*(sigma for sigma in sigmas if sigma is not None))
     near = abs(one.figures[key] - other.figures[key]) <= together
     return "; the difference is within the scatter of the repeats" if near else ""

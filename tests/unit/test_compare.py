@@ -143,6 +143,7 @@ def test_csv_has_the_figures_unrounded(tmp_path):
     assert float(folded["eval_accuracy"]) == pytest.approx(0.9)
     assert float(other["eval_error"]) == 0.125
     assert float(other["relative_examples_per_second"]) == 0.5
+    assert (folded["not_comparable"], other["not_comparable"].split("; ")[:2]) == ("", ["speed", "steps/s"])
     assert (folded["seed"], folded["staleness_mean"], other["seed"], other["synthetic"]) == ("", "", "0", "false")
     assert float(other["node_1_network_received_bytes_per_second"]) == 4e6
 
@@ -152,7 +153,7 @@ def test_figures_can_be_chosen(tmp_path):
     chosen = [*paths, "--metric", "accuracy,examples-per-second,memory,target_reached"]
     lines = CliRunner().invoke(compare, [*chosen, "--csv"], catch_exceptions=False).output.splitlines()
     assert lines[0] == (
-        "run,runs,eval_accuracy,eval_accuracy_sigma,examples_per_second,examples_per_second_sigma,"
+        "run,runs,not_comparable,eval_accuracy,eval_accuracy_sigma,examples_per_second,examples_per_second_sigma,"
         "node_0_memory_rss_bytes_max,node_1_memory_rss_bytes_max,target_reached"
     )
     text = CliRunner().invoke(compare, chosen, catch_exceptions=False).output
@@ -217,6 +218,12 @@ def test_a_difference_within_the_scatter_is_said_to_be_so():
             for backend, base in (("tf", 1000.0), ("torch", 1050.0)) for seed in (0, 1)]  # fmt: skip
     (verdict,) = compare_runs(runs).verdicts
     assert verdict == "Fastest by examples/s: torch ×2 (1,100/s, 1.05x tf ×2); the difference is within the scatter of the repeats."
+
+
+@pytest.mark.parametrize(("speed", "near"), [(1000.0, True), (953.0, True), (940.0, False)])
+def test_single_runs_decide_nothing_where_they_hardly_differ(speed, near):
+    (verdict,) = compare_runs([made(), made("two", backend="tf", summary={"examples_per_second": speed})]).verdicts
+    assert ("runs of one job differ by as much as that (5%), which repeats would show" in verdict) == near
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folder(tmp_path):
