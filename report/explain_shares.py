@@ -150,6 +150,17 @@ def _of_all_workers(summary: Mapping[str, Any], workers: Sequence[Worker]) -> tu
     return _normalised(seconds), max(0.0, 1.0 - busy / whole) if known else 0.0
 
 
+def idle_fraction(summary: Mapping[str, Any]) -> float:
+    """Return the part of its training during which an async run's workers had nothing to do, between two commands of the driver.
+
+    0 in sync mode, where every step is one of all workers, and where a run was not calibrated.
+    """
+    if summary["mode"] == "sync" or not summary.get("time_shares"):
+        return 0.0
+    workers = read_workers(summary)
+    return _of_all_workers(summary, workers)[1] if workers else 0.0
+
+
 def _normalised(seconds: Mapping[str, float]) -> dict[str, float]:
     whole = sum(seconds.values())
     return {part: value / whole if whole else 0.0 for part, value in seconds.items()}

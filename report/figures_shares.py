@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..metrics.display import duration_text
+from .explain_shares import idle_fraction
 from .picture import COLOURS, INK, Bars, Picture, Segment
 from .shown import ShownRun
 
@@ -18,6 +19,7 @@ _NO_UPDATES = "made no updates"
 
 _RUN_PARTS = {
     "training": ("train_seconds", COLOURS[0]),
+    "between commands": ("idle_seconds", COLOURS[2]),
     "evaluation": ("eval_seconds", COLOURS[5]),
     "checkpoints": ("checkpoint_seconds", COLOURS[4]),
     "other": ("other_seconds", INK),
@@ -30,7 +32,8 @@ _STEP_PARTS = {
 }
 _NOTE = (
     "Steps: from the calibration at a run's end, when the workers repeat the parts of a step. Communicating is what the exchange adds "
-    "beyond what computing hides; in async mode nobody waits for peers, and queueing at the parameter server is part of communicating."
+    "beyond what computing hides. In async mode workers may have nothing to do between two commands, nobody waits for peers, and queueing "
+    "at the parameter server is part of communicating."
 )
 
 
@@ -45,7 +48,9 @@ def time_shares(runs: Sequence[ShownRun]) -> Picture:
             "seconds",
             tuple(run.label for run in ended),
             tuple(
-                Segment(name, np.array([clock[key] for clock in clocks], np.float64), colour) for name, (key, colour) in _RUN_PARTS.items()
+                Segment(name, np.array([clock[key] for clock in clocks], np.float64), colour)
+                for name, (key, colour) in _RUN_PARTS.items()
+                if key != "idle_seconds" or any(clock[key] for clock in clocks)
             ),
             "s",
             ("",) * len(ended),
@@ -68,11 +73,14 @@ def time_shares(runs: Sequence[ShownRun]) -> Picture:
 
 def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the parts of the run clock: those of the calibration, else what the clock itself tells."""
-    shares = summary.get("time_shares")
+    shares, measured = summary.get("time_shares"), ("train_seconds", "eval_seconds", "checkpoint_seconds")
     if shares is not None:
-        return {key: float(shares["run"][key]) for key, _ in _RUN_PARTS.values()}
-    known = {key: float(summary[key]) for key, _ in _RUN_PARTS.values() if key != "other_seconds"}
-    return {**known, "other_seconds": max(0.0, float(summary["run_seconds"]) - sum(known.values()))}
+        clock = {key: float(shares["run"][key]) for key in (*measured, "other_seconds")}
+    else:
+        clock = {key: float(summary[key]) for key in measured}
+        clock["other_seconds"] = max(0.0, float(summary["run_seconds"]) - sum(clock.values()))
+    idle = idle_fraction(summary) * clock["train_seconds"]
+    return {**clock, "idle_seconds": idle, "train_seconds": clock["train_seconds"] - idle}
 
 
 def _nodes(run: ShownRun) -> list[tuple[int, Mapping[str, Any] | None]]:
@@ -103,7 +111,7 @@ def _short(seconds: float) -> str:
 
 
 def _said(run: ShownRun, clock: Mapping[str, float]) -> str:
-    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _RUN_PARTS.items())
+    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _RUN_PARTS.items() if key != "idle_seconds" or clock[key])
     steps = []
     for node, figures in _nodes(run):
         parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_PARTS.items() if np.isfinite(value := _percent(figures, key))]

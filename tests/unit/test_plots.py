@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from explained_runs import explained_run
 from PIL import Image
 from report_runs import make_run
 
@@ -81,6 +82,23 @@ def test_resources_of_all_runs_have_the_same_heights(tmp_path):
     tops = [[panel.top for panel in picture.panels if isinstance(panel, Panel)] for picture in (small, large)]
     assert tops[0] == tops[1]
     assert tops[0][0] == pytest.approx(1.05 * 2)
+
+
+def test_time_between_commands_is_no_training(tmp_path):
+    """Two workers of async runs, with steps of 10 ms: always busy in one, for a fifth of the second in the other, as `explain` says too."""
+    clock = {"train_seconds": 1.0, "eval_seconds": 0.0, "checkpoint_seconds": 0.0, "other_seconds": 0.0}
+    paths = []
+    for name, updates in (("busy", 100), ("idle", 20)):
+        figures = {"updates_by_worker": [updates] * 2}
+        paths.append(explained_run(tmp_path, [{"compute": 0.01}] * 2, mode="async", name=name, figures=figures))
+        summary = json.loads((paths[-1] / "summary.json").read_text())
+        summary["time_shares"]["run"] = clock
+        (paths[-1] / "summary.json").write_text(json.dumps(summary))
+    for shown, expected in ((paths[:1], None), (paths, [0.0, 0.8])):
+        (shares,) = (picture for picture in pictures(show_runs(shown)) if picture.name == "time-shares")
+        found = {segment.name: list(segment.values) for segment in shares.panels[0].segments}
+        assert found.get("between commands") == (None if expected is None else pytest.approx(expected))
+        assert [sum(values) for values in zip(*found.values(), strict=True)] == pytest.approx([1.0] * len(shown))
 
 
 def test_what_comes_after_a_run_does_not_stretch_its_picture(tmp_path):
