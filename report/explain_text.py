@@ -164,15 +164,18 @@ def _mixed(explanation: Explanation) -> str:
 
 
 def _unclear(explanation: Explanation) -> str:
-    return f"not clear: {_list(explanation, ' or ')} of the run's time; they differ by less than these figures are known."
+    return f"not clear: {_list(explanation, ' or ')} of the run's time; they differ by too little for what is known of them."
 
 
 def _list(explanation: Explanation, joint: str) -> str:
     words = []
     for part in explanation.candidates:
+        name, fraction = NAMES[part], explanation.run_fractions[part]
+        if part == "peers" and explanation.facts.summary["mode"] == "async":  # nobody waits: a slow node shows in its own work
+            name, fraction = "the work of a slow node", sum(explanation.run_fractions[own] for own in ("compute", "data"))
         spread = explanation.run_uncertainty.get(part, 0.0)
         more = f" ± {percent(spread)}" if spread >= 0.01 else ""
-        words.append(f"{NAMES[part]} {percent(explanation.run_fractions[part])}{more}")
+        words.append(f"{name} {percent(fraction)}{more}")
     return joint.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 

@@ -202,6 +202,13 @@ def test_whether_a_node_is_slow_can_be_unclear(tmp_path):
     assert (found.verdict, set(found.candidates)) == ("unclear", {"compute", "peers"})
 
 
+def test_a_slow_node_is_no_waiting_in_async_mode_where_it_is_unclear_too(tmp_path):
+    found = judged(tmp_path, [{"compute": 6 * MS, "spread": 0.1}, {"compute": 9.2 * MS, "spread": 0.1}], mode="async")
+    assert (found.verdict, set(found.candidates)) == ("unclear", {"compute", "peers"})
+    assert "or the work of a slow node 100%" in headline(found)
+    assert "waiting" not in headline(found)
+
+
 def test_nothing_dominates(tmp_path):
     figures = {"run_seconds": 1.5, "train_seconds": 1.0, "eval_seconds": 0.35}
     found = judged(tmp_path, steps(compute=5, network=3, data=2), figures=figures)
