@@ -21,7 +21,6 @@ from crosstrain.data.store import open_dataset
 pytestmark = pytest.mark.cluster
 
 SHAPES = {"logreg": (1, 8, 8), "cnn": (3, 32, 32), "alexnet": (3, 63, 63), "resnet18": (3, 64, 64)}
-TORCHVISIONS = ("alexnet", "resnet18")
 
 
 def trainer(*arguments, code=0):
@@ -80,7 +79,10 @@ def models(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("name", ["logreg", pytest.param("cnn", marks=pytest.mark.slow), "alexnet", "resnet18"])
+LARGE = pytest.param("alexnet", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["logreg", pytest.param("cnn", marks=pytest.mark.slow), LARGE, "resnet18"])
 class TestEveryModel:
     def test_plain_tensorflow_serves_the_savedmodel(self, models, name):
         model = models(name)
@@ -112,7 +114,7 @@ def test_the_code_of_its_readme_runs(models, format_name):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", TORCHVISIONS)
+@pytest.mark.parametrize("name", [LARGE, "resnet18"])
 def test_torchvision_loads_the_state_dict_strictly(models, name):
     model = models(name)
     assert model.is_ours(model.load(export_loaders.TORCHVISION, model.export("torch")))

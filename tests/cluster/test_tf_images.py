@@ -24,7 +24,7 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "alexnet-1" else ()) for name in RESUMED])
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, name):
     """Trained without a break, and by fresh processes from the state in its middle."""
     options = {**RESUMED[name], "deterministic": True}
@@ -88,6 +88,7 @@ def test_buffers_lie_on_the_parameter_servers(tmp_path):
                 assert distance < 5e-3, key
 
 
+@pytest.mark.slow
 def test_alexnet_on_two_workers_in_bf16(tmp_path):
     """A message holds all 228 MB of its parameters; dropout and changed images reach the workers."""
     options = {"model": "alexnet", "nodes": 2, "batch_size": 5, "precision": "bf16", "lr": 0.01, "augment": "crop+flip"}
