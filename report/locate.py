@@ -67,14 +67,15 @@ def find_finished_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], lis
 
     A run that was named itself is always in the first part, and so is a folder's if none of them has one.
     """
+    found: dict[str, Path] = {}
     left_out: dict[str, Path] = {}
     for text in texts:
         paths = _found(text, out, folders=True)
-        without = [path for path in paths if not (path / "summary.json").is_file()]
-        if len(without) < len(paths):
-            left_out |= {os.path.realpath(path): path for path in without}
-    found = [path for path in find_runs(texts, out) if os.path.realpath(path) not in left_out]
-    return found, list(left_out.values())
+        finished = [path for path in paths if (path / "summary.json").is_file()]
+        for path in paths:
+            wanted = found if path in finished or not finished else left_out
+            wanted.setdefault(os.path.realpath(path), path)
+    return list(found.values()), [path for real, path in left_out.items() if real not in found]
 
 
 def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
