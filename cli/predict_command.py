@@ -75,11 +75,12 @@ def predict(
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("run: got the same run twice; the model is fitted to different ones.")
     observed = [observe(path) for path in paths]
+    chosen = _topology(topology, observed[0])
     question = Question(
         nodes=_nodes(nodes),
         link=Link(_bytes_per_second(bandwidth, observed[0]), _seconds(latency)),
-        topology=_topology(topology, observed[0]),
-        ps=_servers(ps, observed, _topology(topology, observed[0])),
+        topology=chosen,
+        ps=_servers(ps, observed, chosen),
         scalings=_scalings(scaling),
     )
     fitted, validation = fit(observed), read_validation()

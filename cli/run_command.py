@@ -131,7 +131,7 @@ def run(
 def _lasting(resolved: Resolved) -> Resolved:
     """Name the data so that the run means the same from any directory."""
     if ":" not in resolved.job.data and resolved.job.data_dir is None:
-        return resolved
+        return resolved  # nothing to name, and no import before the nodes start
     from ..data.resolve import written_out
 
     return replace(resolved, job=written_out(resolved.job))

@@ -104,12 +104,13 @@ def _lasting(config: str | None) -> str | None:
 
 def _lasting_data(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Name data and its folder so that the sweep can go on from elsewhere."""
+    from ..data.resolve import resolve as resolve_data
+    from ..data.resolve import whole_path
+
     found = dict(flags)
     if "data_dir" in flags:
-        found["data_dir"] = str(Path(flags["data_dir"]).expanduser().absolute())
+        found["data_dir"] = str(whole_path(Path(flags["data_dir"])))
     if ":" in flags.get("data", ""):
-        from ..data.resolve import resolve as resolve_data
-
         found["data"] = resolve_data(flags["data"]).name
     return found
 

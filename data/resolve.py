@@ -10,7 +10,7 @@ from ..core.errors import UsageError
 from ..core.job import Job
 from .base import DatasetSource, HasFolder, TakesArguments
 
-__all__ = ["Resolved", "resolve", "written_out"]
+__all__ = ["Resolved", "resolve", "whole_path", "written_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,15 @@ def resolve(name: str, data_dir: Path | None = None) -> Resolved:
     return Resolved(full_name, given, given.folder, folder_in_name=True)
 
 
+def whole_path(data_dir: Path) -> Path:
+    """Return what a folder is called from any working directory."""
+    return data_dir.expanduser().absolute()
+
+
 def written_out(job: Job) -> Job:
     """Return the job with its dataset's full name and the whole path of its folder, which mean the same from any working directory.
 
     Raises UsageError as `resolve` does.
     """
-    data_dir = None if job.data_dir is None else job.data_dir.expanduser().absolute()
+    data_dir = None if job.data_dir is None else whole_path(job.data_dir)
     return job.model_copy(update={"data": resolve(job.data, data_dir).name, "data_dir": data_dir})

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .lines import DamagedRunError
 from .records import SCHEMA
@@ -22,10 +22,6 @@ Number = float | Literal["NaN", "Infinity", "-Infinity"]
 
 class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
-
-
-class _Document(_Part):
-    schema_number: Literal[1] = Field(alias="schema")
 
 
 class _StepSeconds(_Part):
@@ -89,7 +85,7 @@ class _Checkpoints(_Part):
     failed: int | None = None
 
 
-class _Summary(_Document):
+class _Summary(_Part):
     state: str
     run: str
     backend: str | None = None
@@ -127,7 +123,7 @@ class _Summary(_Document):
     per_node: list[_Node]
 
 
-class _Environment(_Document):
+class _Environment(_Part):
     nodes: list[dict[str, Any]]
 
 
@@ -137,21 +133,20 @@ class _Driver(_Part):
     process_started_unix_seconds: float | None = None
 
 
-class _Status(_Document):
+class _Status(_Part):
     state: str
     cause: str | None = None
     driver: _Driver | None = None
     created_at: str | None = None
 
 
-_KINDS: Mapping[str, type[_Document]] = {
+_KINDS: Mapping[str, type[_Part]] = {
     "summary.json": _Summary,
     "env.json": _Environment,
     "status.json": _Status,
-    "job.json": _Document,
-    "calibration.json": _Document,
+    "job.json": _Part,
+    "calibration.json": _Part,
 }
-assert SCHEMA == 1, "the documents of another schema have another description"
 
 
 def check_document(path: Path, fields: Mapping[str, Any]) -> None:

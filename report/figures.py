@@ -96,10 +96,11 @@ def _described(run: ShownRun, series: StepSeries) -> tuple[str, str]:
     finite = series.loss[np.isfinite(series.loss)]
     bad = len(series) - len(finite)
     span = f"in {len(series):,} updates and {duration_text(float(series.time_seconds.max()))}"
-    last = None if run.summary is None else run.summary["final_train_loss"]
-    if last is None:
-        last = float(finite[-FINAL_LOSS_UPDATES:].mean()) if len(finite) else None
-    ends = f"from {number_text(float(finite[0]))} to {number_text(last)}" if len(finite) else "was never finite"
+    ends = "was never finite"
+    if len(finite):
+        known = None if run.summary is None else run.summary["final_train_loss"]
+        last = float(finite[-FINAL_LOSS_UPDATES:].mean()) if known is None else known
+        ends = f"from {number_text(float(finite[0]))} to {number_text(last)}"
     loss = f"{run.label}: {ends} {span}{f', {bad:,} of them not finite' if bad else ''}"
     if run.summary is None:
         return loss, f"{run.label}: no figures, for the run has not ended well"

@@ -48,9 +48,9 @@ def time_shares(runs: Sequence[ShownRun]) -> Picture:
             "seconds",
             tuple(run.label for run in ended),
             tuple(
-                Segment(name, np.array([clock[key] for clock in clocks], np.float64), colour)
+                Segment(name, np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
                 for name, (key, colour) in _RUN_PARTS.items()
-                if key != "idle_seconds" or any(clock[key] for clock in clocks)
+                if any(key in clock for clock in clocks)
             ),
             "s",
             ("",) * len(ended),
@@ -72,7 +72,7 @@ def time_shares(runs: Sequence[ShownRun]) -> Picture:
 
 
 def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the parts of the run clock: those of the calibration, else what the clock itself tells."""
+    """Return the parts of the run clock that there are: those of the calibration, else what the clock itself tells."""
     shares, measured = summary.get("time_shares"), ("train_seconds", "eval_seconds", "checkpoint_seconds")
     if shares is not None:
         clock = {key: float(shares["run"][key]) for key in (*measured, "other_seconds")}
@@ -80,7 +80,7 @@ def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
         clock = {key: float(summary[key]) for key in measured}
         clock["other_seconds"] = max(0.0, float(summary["run_seconds"]) - sum(clock.values()))
     idle = idle_fraction(summary) * clock["train_seconds"]
-    return {**clock, "idle_seconds": idle, "train_seconds": clock["train_seconds"] - idle}
+    return {**clock, "idle_seconds": idle, "train_seconds": clock["train_seconds"] - idle} if idle else clock
 
 
 def _nodes(run: ShownRun) -> list[tuple[int, Mapping[str, Any] | None]]:
@@ -111,7 +111,7 @@ def _short(seconds: float) -> str:
 
 
 def _said(run: ShownRun, clock: Mapping[str, float]) -> str:
-    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _RUN_PARTS.items() if key != "idle_seconds" or clock[key])
+    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _RUN_PARTS.items() if key in clock)
     steps = []
     for node, figures in _nodes(run):
         parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_PARTS.items() if np.isfinite(value := _percent(figures, key))]
