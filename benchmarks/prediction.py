@@ -7,11 +7,11 @@ writes the table that the package ships and that docs/scaling.md shows. Nothing 
 from __future__ import annotations
 
 import argparse
-import resource
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,7 +140,7 @@ def _make(run: Wanted, out: Path) -> None:
             before, began = _processor_seconds(), time.monotonic()
             group.start("trainer", run.command(Path(folder)), environment({}))
             group.wait_for("trainer", TIMEOUT_SECONDS)
-            foreign = (_processor_seconds() - before) / (time.monotonic() - began)
+            foreign = _used_between(before, _processor_seconds()) / (time.monotonic() - began)
             print(f"{run.name}: others used {foreign:.2f} cores", file=sys.stderr, flush=True)
             if foreign <= MOST_FOREIGN_CORES:
                 (Path(folder) / run.name).rename(out / run.name)
@@ -148,10 +148,26 @@ def _make(run: Wanted, out: Path) -> None:
     raise MeasurementError(f"{run.name}: others used the machine in each of {TRIES} tries; no figure would be worth anything")
 
 
-def _processor_seconds() -> float:
-    """Return the CPU seconds that everybody has used but the runs made so far. Interrupts, which carry the nodes' packets, do not count."""
-    times, own = psutil.cpu_times(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return float(times.user + times.nice + times.system) - own.ru_utime - own.ru_stime
+def _processor_seconds() -> dict[tuple[int, float], float]:
+    """Return the CPU seconds of each process that lives, kernel threads among them, by process id and time of its start.
+
+    They are counted by the nanosecond. What the machine as a whole has used is only sampled, a hundred times a second, which is in step
+    with the kernel's holding the nodes back, so that the same run was seen to use 0.2 cores more or less than it did.
+    """
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            with process.oneshot():
+                times = process.cpu_times()
+                found[process.pid, process.create_time()] = float(times.user + times.system)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _used_between(before: Mapping[tuple[int, float], float], after: Mapping[tuple[int, float], float]) -> float:
+    """Return what all processes but this one have used; those that came and went are missing."""
+    return sum(seconds - before.get(key, 0.0) for key, seconds in after.items() if key[0] != os.getpid())
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -110,8 +110,8 @@ def _described(run: ShownRun, series: StepSeries) -> tuple[str, str]:
 
 def _pair(name: str, title: str, height: str, curves: Sequence[tuple[list[Curve], list[Curve]]], note: str, words: str) -> Picture:
     """Return a picture of two panels: over steps, over seconds."""
-    over_steps = tuple(drawn for pair in curves for drawn in pair[0])
-    over_seconds = tuple(drawn for pair in curves for drawn in pair[1])
+    over_steps = _faint_first(drawn for pair in curves for drawn in pair[0])
+    over_seconds = _faint_first(drawn for pair in curves for drawn in pair[1])
     panels = (
         Panel(f"{title} over steps", _STEPS, height, over_steps),
         Panel(f"{title} over time", _SECONDS, height, over_seconds),
@@ -119,6 +119,11 @@ def _pair(name: str, title: str, height: str, curves: Sequence[tuple[list[Curve]
     if any(drawn.kind == "crosses" for drawn in (*over_steps, *over_seconds)):
         note += " Crosses and gaps: a loss that is NaN or infinite, at the height of the last one that was finite."
     return Picture(name, title, note, words, panels)
+
+
+def _faint_first(curves: Iterable[Curve]) -> tuple[Curve, ...]:
+    """Return the curves so that no run's single figures cover another's averages: what comes later is drawn above."""
+    return tuple(sorted(curves, key=lambda drawn: drawn.kind != "faint"))
 
 
 def _speed(curves: Sequence[tuple[list[Curve], list[Curve]]], words: str) -> Picture:

@@ -85,7 +85,8 @@ class Server:
     """What an exchange with the parameter servers costs besides the links: on a server's processor, and on the worker's.
 
     These are of one push and one pull. `pulls_per_update`: a worker may pull more often than it pushes. `shared_cores`: the worker on a
-    parameter server's node computes on the same cores.
+    parameter server's node computes on the same cores. `slowdown`: how much longer service takes there than alone, where that node has
+    less than a core: computing uses the share up, and the kernel then holds both back.
     """
 
     service_seconds: float = 0.0
@@ -95,6 +96,7 @@ class Server:
     wire_factor: float = WIRE_BYTES
     pulls_per_update: float = 1.0
     shared_cores: bool = True
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +192,12 @@ def server_rounds(
     software = {"messages": exchange.messages, "copying": exchange.copying}
     own, latency = compute_seconds + sum(software.values()), (1 + server.pulls_per_update) * link.latency_seconds
     shared = server.shared_cores
-    stations = [(exchange.service + (own if shared else 0.0), exchange.service), (0.0, exchange.pushing), (0.0, exchange.pulling)]
+    service = exchange.service * (server.slowdown if shared and compute_seconds > 0 else 1.0)
+    stations = [(service + (own if shared else 0.0), service), (0.0, exchange.pushing), (0.0, exchange.pulling)]
     thinks = (0.0 if shared else own, own + latency + exchange.own_link)
     residence, _ = rounds((procs_per_node, (nodes - 1) * procs_per_node), thinks, stations)
-    waited = float(residence[0, 0]) - exchange.service - (own if shared else 0.0)
-    near = {"compute": compute_seconds, **software, "link": 0.0, "server": exchange.service + waited, "latency": 0.0}
+    waited = float(residence[0, 0]) - service - (own if shared else 0.0)
+    near = {"compute": compute_seconds, **software, "link": 0.0, "server": service + waited, "latency": 0.0}
     on_links = float(residence[1, 1] + residence[2, 1]) + exchange.own_link
     far = {"compute": compute_seconds, **software, "link": on_links, "server": float(residence[0, 1]), "latency": latency}
     return near, far

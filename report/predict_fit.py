@@ -141,6 +141,7 @@ def fit_server(runs: Sequence[Observed]) -> Server:
     follows from the bytes that the parameter servers' nodes sent and received.
     """
     payload, shared = runs[0].payload_bytes, any(run.shared_cores for run in runs)
+    slowdown = max(1.0, 1 / min(run.server_cores for run in runs))
     pulls = _pulls_per_update(runs)
     unit = fmean(run.mean("message") for run in runs)
     full = fmean(run.mean("communicate") for run in runs)
@@ -148,7 +149,7 @@ def fit_server(runs: Sequence[Observed]) -> Server:
 
     def server(x: Vector) -> Server:
         service, service_byte, worker, worker_byte = (float(value) for value in x[:4] * scale)
-        return Server(service, service_byte, worker, worker_byte, pulls_per_update=pulls, shared_cores=shared)
+        return Server(service, service_byte, worker, worker_byte, pulls_per_update=pulls, shared_cores=shared, slowdown=slowdown)
 
     def residuals(x: Vector) -> Vector:
         found = server(x)

@@ -42,8 +42,8 @@ class Observed:
     """A run as the model sees it.
 
     `bytes_per_second` is the limit of each node's link, None without one. `served_bytes` is what the nodes with a parameter server sent
-    and received over theirs; None where that was not counted, or is not theirs alone. `reported_examples_per_second` is the summary's,
-    with the time between steps.
+    and received over theirs; None where that was not counted, or is not theirs alone. `server_cores` are those of node 0, which has one.
+    `reported_examples_per_second` is the summary's, with the time between steps.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Observed:
     payload_bytes: int
     bytes_per_second: float | None
     shared_cores: bool
+    server_cores: float
     nodes_sharing_cores: int
     served_bytes: tuple[int, int] | None
     workers: tuple[Worker, ...]
@@ -115,6 +116,7 @@ def observe(path: Path) -> Observed:
     steps = {worker["worker"]: worker["step_seconds"] for worker in summary["time_shares"]["workers"]}
     if len(steps) != summary["workers"] or None in steps.values():
         raise UsageError(f"run: {str(path)!r} is too short: a worker in it made no update, or was not there at its end. Train for longer.")
+    server_cores = _cores(job, run.nodes[0], 0)
     return Observed(
         name=run.name,
         mode=job["mode"],
@@ -127,7 +129,8 @@ def observe(path: Path) -> Observed:
         global_batch_size=summary["global_batch_size"],
         payload_bytes=calibration["payload_bytes"],
         bytes_per_second=None if job["bandwidth"] is None else parse_bandwidth(job["bandwidth"]) / 8,
-        shared_cores=_shared_cores(job, run.nodes),
+        shared_cores=server_cores < job["procs_per_node"] * job["threads_per_task"][0] + 1,
+        server_cores=server_cores,
         nodes_sharing_cores=summary["nodes_sharing_cores"] or 1,
         served_bytes=_served_bytes(job, summary["per_node"]),
         workers=tuple(
@@ -143,11 +146,15 @@ def _processors(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"cores_per_node": sorted(set(job["cores_per_node"] or ())), "threads_per_task": job["threads_per_task"][-1]}
 
 
+def _cores(job: Mapping[str, Any], host: Mapping[str, Any], node: int) -> float:
+    """Return the cores of a node."""
+    limits = job["cores_per_node"]
+    return float(host["cores_available"] if limits is None else limits[node if len(limits) > 1 else 0])
+
+
 def _kind(job: Mapping[str, Any], host: Mapping[str, Any], node: int) -> str:
     """Return what a node computes with, in words that are equal for nodes that are alike."""
-    limits = job["cores_per_node"]
-    cores = host["cores_available"] if limits is None else limits[node if len(limits) > 1 else 0]
-    return f"{cores:g} cores of {host['cpu_model']}"
+    return f"{_cores(job, host, node):g} cores of {host['cpu_model']}"
 
 
 def _worker(figures: Mapping[str, Any], step: float, calibration: Mapping[str, Any], kind: str) -> Worker:
@@ -170,10 +177,3 @@ def _served_bytes(job: Mapping[str, Any], per_node: Sequence[Mapping[str, Any]])
     if job["mode"] == "sync" or job["nodes"] == 1 or job["ps"] > 1 or None in counts:
         return None
     return counts[0], counts[1]
-
-
-def _shared_cores(job: Mapping[str, Any], env: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether node 0's workers and a parameter server need more cores than it has."""
-    limits = job.get("cores_per_node")
-    cores = limits[0] if limits else env[0]["cores_available"]
-    return bool(cores < job["procs_per_node"] * job["threads_per_task"][0] + 1)

@@ -11,6 +11,7 @@ from ..core.errors import UsageError
 from .predict import Link, Step, Topology, ring_step, server_step
 from .predict_band import Judged, Validation, band_factor
 from .predict_fit import Fitted
+from .predict_runs import Observed
 
 __all__ = ["Question", "Row", "Scaling", "judged_for", "predict", "remarks"]
 
@@ -18,6 +19,9 @@ Scaling = Literal["weak", "strong"]
 
 POOR_FIT = 0.15
 """A model that misses a run that it was fitted to by more than this is not to be relied on."""
+
+WORTH_SAYING = 0.05
+"""A share of a run's time between its steps from which on it is mentioned."""
 
 SHORT_SECONDS = 0.1
 """Five of the periods in which the kernel limits a virtual node's processor time: shorter steps are distorted by more than a tenth."""
@@ -133,11 +137,25 @@ def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str
         own = replace(question, link=Link(run.bytes_per_second), ps=run.ps)
         _, rate = _step(replace(fitted, runs=(run,)), own, run.nodes, run.global_batch_size)
         assert rate is not None, "a run has an example for each worker"
-        measured = run.reported_examples_per_second or run.examples_per_second
-        error = rate / measured - 1
+        error = rate / run.examples_per_second - 1
         poor = " It does not describe this run well, so do not rely on it." if abs(error) > POOR_FIT else ""
-        texts.append(f"For {run.name} itself the model gives {rate:,.0f} examples/s; {measured:,.0f} were measured ({error:+.0%}).{poor}")
+        texts.append(
+            f"For {run.name} itself the model gives {rate:,.0f} examples/s while it trains; {run.examples_per_second:,.0f} were measured "
+            f"({error:+.0%}).{poor}{_between(run)}"
+        )
     return texts
+
+
+def _between(run: Observed) -> str:
+    """Say how much slower the run was in all than while it trained."""
+    if run.reported_examples_per_second is None:
+        return ""
+    lost = 1 - run.reported_examples_per_second / run.examples_per_second
+    if lost < WORTH_SAYING:
+        return ""
+    return (
+        f" In all it made {run.reported_examples_per_second:,.0f}: {lost:.0%} of its time lay between steps, and the model leaves that out."
+    )
 
 
 def _extrapolation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:

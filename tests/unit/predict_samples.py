@@ -14,7 +14,7 @@ from crosstrain.report.predict import Compute, Link, Ring, Server, ring_step, se
 
 COMPUTE = Compute(0.03, 0.0025)
 RING = Ring(hop_seconds=0.001, seconds_per_byte=8e-9, hidden_fraction=0.25)
-SERVER = Server(0.002, 6e-9, 0.003, 4e-9, pulls_per_update=2.0)
+SERVER = Server(0.002, 6e-9, 0.003, 4e-9, pulls_per_update=2.0, slowdown=2.5)
 PAYLOAD = 1_000_000
 BATCH = 32
 

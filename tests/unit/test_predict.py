@@ -46,6 +46,13 @@ class TestFormulas:
         step = server_step(1.0, 1e6, 1, 1, 1, Server(0.5, 1e-6, 0.25, 1e-6, 1.0), Link(1.0, 100.0))
         assert step.seconds == pytest.approx(1.0 + (0.5 + 1.0) + (0.25 + 1.0))
 
+    def test_where_less_than_a_core_computes_service_takes_longer_and_alone_it_does_not(self):
+        limited = Server(0.5, 1e-6, 0.25, 1e-6, 1.0, slowdown=2.0)
+        assert server_step(1.0, 1e6, 1, 1, 1, limited, Link(None)).seconds == pytest.approx(1.0 + 2 * (0.5 + 1.0) + (0.25 + 1.0))
+        assert server_step(0.0, 1e6, 1, 1, 1, limited, Link(None)).seconds == pytest.approx((0.5 + 1.0) + (0.25 + 1.0))
+        elsewhere = server_step(1.0, 1e6, 1, 1, 1, replace(limited, shared_cores=False), Link(None))
+        assert elsewhere.seconds == pytest.approx(1.0 + (0.5 + 1.0) + (0.25 + 1.0))
+
     def test_the_parameter_servers_link_is_the_bound(self):
         """20 MB of updates a second each way over 1 MB each: 20 updates a second cross the link; the one beside it needs none."""
         crowd = server_step(0.1, 1e6, 1, 400, 1, Server(wire_factor=1.0, shared_cores=False), Link(20e6))
@@ -106,7 +113,7 @@ class TestFit:
         runs = [calibrated_run(tmp_path, name=str(rate), mode="async", nodes=3, bandwidth=f"{rate}mbit") for rate in (50, 1000)]
         found = fit([observe(path) for path in runs])
         assert found.measured == {"ps"}
-        assert found.server.pulls_per_update == 2.0
+        assert (found.server.pulls_per_update, found.server.slowdown) == (2.0, 2.5)
         for nodes, rate in ((2, 200e6), (5, 200e6), (3, 50e6), (8, 1e9)):
             expected = server_step(COMPUTE.seconds(BATCH), PAYLOAD, 1, nodes, 1, SERVER, Link(rate / 8))
             step = server_step(found.compute.seconds(BATCH), PAYLOAD, 1, nodes, 1, found.server, Link(rate / 8))
@@ -260,10 +267,27 @@ class TestCommand:
         path = calibrated_run(tmp_path)
         summary = json.loads((path / "summary.json").read_text())
         speed = observe(path).examples_per_second
-        for reported, said in ((speed, r"\([+-]0%\)\."), (speed / 1.5, r"\(\+50%\)\. It does not describe this run well")):
+        for reported, said in (
+            (speed, r"\([+-]0%\)\. -"),
+            (speed / 1.5, r"\([+-]0%\)\. In all it made [\d,]+: 33% of its time lay between steps"),
+        ):
             write(path, "summary.json", {**summary, "examples_per_second": reported})
-            text = " ".join(CliRunner().invoke(predict, [str(path)]).stdout.split())
-            assert re.search(rf"For one itself the model gives [\d,]+ examples/s; [\d,]+ were measured {said}", text)
+            assert re.search(self.FITS + said, self.text(path))
+
+    def test_a_model_that_misses_its_own_run_says_so(self, tmp_path):
+        """Steps that take a third of what their work alone takes are beyond any figures of the model."""
+        path = calibrated_run(tmp_path, mode="async")
+        summary = json.loads((path / "summary.json").read_text())
+        for worker in summary["time_shares"]["workers"]:
+            worker["step_seconds"] = COMPUTE.seconds(BATCH) / 3
+        write(path, "summary.json", summary)
+        assert re.search(self.FITS + r"\(-\d\d%\)\. It does not describe this run well", self.text(path))
+
+    FITS = r"For one itself the model gives [\d,]+ examples/s while it trains; [\d,]+ were measured "
+
+    @staticmethod
+    def text(path):
+        return " ".join(CliRunner().invoke(predict, [str(path)]).stdout.split())
 
     def test_cores_that_nodes_share_make_the_fit_doubtful(self, tmp_path):
         path = calibrated_run(tmp_path)

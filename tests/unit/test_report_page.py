@@ -79,7 +79,9 @@ def page(two):
 
 def test_the_plots_hold_the_records(two, page):
     plots = plots_of(page)
-    raw, smooth = plots["plot-loss-0"]["data"][:2]
+    kinds = [(trace["meta"]["run"], trace["meta"]["kind"]) for trace in plots["plot-loss-0"]["data"]]
+    assert kinds == [(0, "faint"), (1, "faint"), (0, "line"), (1, "line"), (1, "crosses")]  # no single figures above averages
+    raw, _, smooth = plots["plot-loss-0"]["data"][:3]
     assert unpacked(raw["x"]).tolist() == list(range(1, 201))
     assert unpacked(raw["y"]) == pytest.approx([loss_at(step) for step in range(200)], rel=1e-6)
     assert (raw["meta"], smooth["meta"]) == ({"run": 0, "kind": "faint"}, {"run": 0, "kind": "line"})
@@ -94,7 +96,7 @@ def test_the_plots_hold_the_records(two, page):
 
 def test_a_loss_that_blew_up_is_a_gap_and_a_cross(page):
     plot = plots_of(page)["plot-loss-0"]
-    raw, smooth, crosses = plot["data"][2:]
+    raw, smooth, crosses = (trace for trace in plot["data"] if trace["meta"]["run"] == 1)
     assert np.flatnonzero(np.isnan(unpacked(raw["y"]))).tolist() == [50, 51, 120]
     assert np.isnan(unpacked(smooth["y"])[[50, 51, 120]]).all()
     assert unpacked(crosses["x"]).tolist() == [51, 52, 121]
