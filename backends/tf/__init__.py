@@ -5,7 +5,6 @@ TensorFlow is imported inside `probe`, `preload` and `open` only, so that the dr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,13 +28,14 @@ class TfBackend:
 
     def probe(self) -> Availability:
         """Import TensorFlow and list its devices."""
-        from .runtime import environment
+        from .runtime import import_tensorflow
 
-        os.environ.update(environment(deterministic=False))
         try:
-            import tensorflow as tf
+            import_tensorflow(deterministic=False)
         except ImportError as error:
             return Availability(self.name, None, problem=f"tensorflow cannot be imported: {error}", hint="pip install 'crosstrain[tf]'")
+        import tensorflow as tf
+
         gpus = enumerate(tf.config.list_physical_devices("GPU"))
         details: list[Mapping[str, Any]] = [tf.config.experimental.get_device_details(gpu) for _, gpu in gpus]
         names = [f"gpu:{index} {detail.get('device_name', 'unknown model')}" for index, detail in enumerate(details)]
@@ -49,9 +49,9 @@ class TfBackend:
 
     def preload(self, job: Job) -> None:
         """Import TensorFlow in the environment that it reads at import, and the part of this package that the job's workers need."""
-        from .runtime import environment
+        from .runtime import import_tensorflow
 
-        os.environ.update(environment(job.deterministic))
+        import_tensorflow(deterministic=job.deterministic)
         if job.mode == "sync":
             from . import sync  # noqa: F401
         else:

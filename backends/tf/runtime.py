@@ -23,7 +23,7 @@ from ...models.base import ModelSpec
 __all__ = [
     "SERVER_INTER_OP_THREADS",
     "cluster_tasks",
-    "environment",
+    "import_tensorflow",
     "prepare",
     "set_tf_config",
     "single_threaded_executor",
@@ -33,21 +33,33 @@ __all__ = [
 
 Result = TypeVar("Result")
 
+KERAS_CHOICE = "TF_USE_LEGACY_KERAS"
+
 SERVER_INTER_OP_THREADS = 2
 """A server has to answer a second request while an op of the first waits for a message."""
 
 
-def environment(deterministic: bool) -> dict[str, str]:
-    """Return the variables that TensorFlow reads at import.
+def import_tensorflow(*, deterministic: bool) -> None:
+    """Import TensorFlow in the environment that it reads at import. Raises ImportError.
 
-    oneDNN changes the order of summation with the shape of a batch, so it is off with `deterministic`.
+    oneDNN changes the order of summation with the shape of a batch, so it is off with `deterministic`. TensorFlow's last act is to import
+    Keras, and with it scikit-learn and matplotlib where they are installed: two fifths of the import's time and a quarter of its memory for
+    what nothing here needs. So Keras is looked for under its old name meanwhile, which is rarely there, and TensorFlow does without it
+    (tensorflow/__init__.py passes over the ImportError). `tf.keras` still works: it is imported when it is first used.
     """
     variables = {"TF_CPP_MIN_LOG_LEVEL": "2"}
     if not glob.glob("/dev/nvidia[0-9]*") and not os.path.exists("/dev/dxg"):
         variables["CUDA_VISIBLE_DEVICES"] = "-1"  # without a GPU, looking for one ends in an error message in every log
     if deterministic:
         variables["TF_ENABLE_ONEDNN_OPTS"] = "0"
-    return variables
+    os.environ.update(variables)
+    chosen = os.environ.get(KERAS_CHOICE)
+    os.environ.setdefault(KERAS_CHOICE, "1")
+    try:
+        import tensorflow  # noqa: F401
+    finally:
+        if chosen is None:
+            del os.environ[KERAS_CHOICE]
 
 
 def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
@@ -57,7 +69,7 @@ def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
     where a GPU is asked for, or the precision needs one, and none is found. With a GPU, the task takes the one of its local index and lets
     memory grow (not tested on a real GPU).
     """
-    os.environ.update(environment(job.deterministic))
+    import_tensorflow(deterministic=job.deterministic)
     import tensorflow as tf
 
     device = _choose_device(task, job)

@@ -8,9 +8,7 @@ from processes import free_ports
 from tf_image_tasks import opened
 from torch_image_tasks import Pictures, flat
 
-from crosstrain.backends.tf.runtime import environment
-
-os.environ.update(environment(deterministic=False))
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="-1", TF_USE_LEGACY_KERAS="1")
 
 import tensorflow as tf
 
