@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -28,33 +28,43 @@ RESUMED = {
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """Every job trained without a break, and by fresh processes from the state in its middle; returns the folder."""
-    folder = tmp_path_factory.mktemp("torch-images")
-    for phase in ("whole", "resumed"):
-        scenario = folder / f"{phase}.json"
-        scenario.write_text(json.dumps({"port": free_ports(5 * len(RESUMED)), "jobs": RESUMED, "phase": phase}))
-        with ExitStack() as stack:
-            started = [stack.enter_context(process("rank", str(rank), str(scenario))) for rank in range(3)]
-            assert [each.wait(200) for each in started] == [0, 0, 0]
-    return folder
+    """Return a function from a job's name to the folder with its results, trained without a break and by fresh processes from its middle.
+
+    All of the small models share their processes, and so do all of the large ones.
+    """
+
+    @cache
+    def trained(large):
+        folder = tmp_path_factory.mktemp("torch-images")
+        jobs = {name: job for name, job in RESUMED.items() if (job["model"] == "alexnet") == large}
+        for phase in ("whole", "resumed"):
+            scenario = folder / f"{phase}.json"
+            scenario.write_text(json.dumps({"port": free_ports(5 * len(jobs)), "jobs": jobs, "phase": phase}))
+            with ExitStack() as stack:
+                started = [stack.enter_context(process("rank", str(rank), str(scenario))) for rank in range(3)]
+                assert [each.wait(200) for each in started] == [0, 0, 0]
+        return folder
+
+    return lambda name: trained(RESUMED[name]["model"] == "alexnet")
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if "alexnet" in name else ()) for name in RESUMED])
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(resumed, name):
-    with np.load(resumed / f"{name}-whole.npz") as whole, np.load(resumed / f"{name}-resumed.npz") as again:
+    folder = resumed(name)
+    with np.load(folder / f"{name}-whole.npz") as whole, np.load(folder / f"{name}-resumed.npz") as again:
         assert len(whole["losses"]) == 4
         assert whole["updates"] == 7
         assert set(whole.files) == set(again.files)
         for key in whole.files:
             assert np.array_equal(whole[key], again[key]), key
             assert np.isfinite(whole[key]).all(), key
-    with np.load(resumed / f"{name}-middle.npz") as middle, np.load(resumed / f"{name}-whole.npz") as whole:
+    with np.load(folder / f"{name}-middle.npz") as middle, np.load(folder / f"{name}-whole.npz") as whole:
         assert middle["updates"] == 3
         assert all(not np.array_equal(middle[key], whole[key]) for key in middle.files if "weight" in key and key.startswith("parameters"))
 
 
 def test_sync_averages_the_running_statistics(resumed):
-    with np.load(resumed / "resnet18-3-whole.npz") as found:
+    with np.load(resumed("resnet18-3") / "resnet18-3-whole.npz") as found:
         names = [key for key in found.files if key.startswith("buffers/")]
         assert len(names) == 40
         assert all(np.abs(found[name]).max() > 0 for name in names)
