@@ -59,7 +59,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page to fill in (docs/experiments.md)")
     parser.add_argument("--page-only", action="store_true", help="run nothing; write the page from what is there")
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    if not given.page.is_file():
+        parser.error(f"--page: there is no file {str(given.page)!r} with places to fill in")
+    return given
 
 
 def sweep_arguments(name: str, out: Path, shorter: int) -> list[str]:
