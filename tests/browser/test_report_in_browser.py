@@ -13,6 +13,7 @@ from selenium.webdriver.common.keys import Keys
 
 PAGES = ("real", "odd")
 PLOTS = "[...document.querySelectorAll('[id^=plot-][role=img]')]"
+SHOW_EACH_UPDATE = "document.getElementById('raw').click()"
 
 
 @pytest.fixture(params=PAGES)
@@ -27,6 +28,8 @@ def brightness(colour):
 
 
 def test_every_plot_is_drawn_and_nothing_is_fetched_or_complained_about(browser, page):
+    browser.run(SHOW_EACH_UPDATE)
+    browser.wait("return document.querySelectorAll('#plot-loss-0 .scatterlayer .trace path.js-line').length > 3")
     drawn = browser.run(
         f"return {PLOTS}.map(plot => ({{id: plot.id, traces: plot.data.filter(t => t.type === 'scatter').length,"
         " lines: [...plot.querySelectorAll('.scatterlayer .trace')].filter(t => "
@@ -120,7 +123,9 @@ def test_what_a_run_is_called_is_never_run(browser, pages):
 def test_a_loss_that_blew_up_leaves_gaps(browser, pages):
     browser.screen()
     browser.open(pages["odd"])
-    pieces = "return document.querySelectorAll('#plot-loss-0 .scatterlayer .trace')[2].querySelectorAll('path.js-line').length"
+    browser.run(SHOW_EACH_UPDATE)
+    pieces = "return document.querySelectorAll('#plot-loss-0 .scatterlayer .trace')[1].querySelectorAll('path.js-line').length"
+    browser.wait(f"{pieces} > 0")
     assert browser.run(pieces) == 3  # updates 50 and 51 are one gap, 120 is another
     assert browser.run("return document.querySelectorAll('#plot-loss-0 path.point').length") == 3
 
