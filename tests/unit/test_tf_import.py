@@ -7,10 +7,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
-pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
 CHECK = """
 import json, os, sys
 from crosstrain.backends.tf.runtime import import_tensorflow
