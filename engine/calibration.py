@@ -37,6 +37,8 @@ LONG_SECONDS = 0.5
 FAR_APART = 0.25
 """Relative distance of two tries from which on they are not trusted: something else had the machine."""
 
+MOST_TRIES = 6
+
 MOST_REPETITIONS = 100_000
 
 
@@ -79,7 +81,7 @@ class Conductor:
         self.native: dict[str, list[float]] = {}
 
     def measure(self, part: CalibrationPart, *, lockstep: bool) -> Part:
-        """Have a part repeated in two tries, and two more where they are far apart.
+        """Have a part repeated in two tries, and in two more, and two more again, while those in the middle are far apart.
 
         A first repetition only warms up; where it takes long it is a try. `lockstep`: workers meet in each repetition, and have to do it
         equally often; else each repeats for the same time.
@@ -92,8 +94,9 @@ class Conductor:
         repeat = self._equally_often if lockstep else self._equally_long
         tries = repeat(part, longest)
         found = _figures(tries)
-        if any(spread(figures) > FAR_APART for figures in found.values()):
-            found = _figures([*tries, *repeat(part, _longest(tries[-1]))])
+        while len(tries) < MOST_TRIES and any(spread(figures) > FAR_APART for figures in found.values()):
+            tries = [*tries, *repeat(part, _longest(tries[-1]))]
+            found = _figures(tries)
         return found
 
     def _equally_long(self, part: CalibrationPart, _guess: float) -> list[Sequence[Calibrated]]:

@@ -71,6 +71,16 @@ def test_tries_that_lie_apart_are_made_again_and_the_middle_counts():
     assert spread(figures) == 0.0
 
 
+def test_what_stays_far_apart_is_tried_six_times_and_no_more():
+    for disturbed, seconds, apart in (((3, 5), 1 / 128, 0.0), ((3, 5, 7), 2.5 / 128, 1.2)):
+        workers = Workers(1 / 128)
+        workers.disturbed = dict.fromkeys(disturbed, 4.0)
+        (figures,) = Conductor(workers, 0.25, 5.0).measure("compute", lockstep=False).values()
+        assert len(figures.tries) == 6
+        assert figures.seconds == pytest.approx(seconds)
+        assert spread(figures) == pytest.approx(apart)
+
+
 def test_workers_that_do_not_answer_are_said():
     with pytest.raises(RunFailedError, match=r"calibrating 'data' took more than 0\.1 s \(--stall-timeout\)"):
         Conductor(Workers(0.1, silent=True), 0.2, 0.1).measure("data", lockstep=False)
