@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 PYTEST ?=
-JOBS   ?= 2
+JOBS   ?= 3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Figure", "Measured", "Spread", "copies", "differs", "ratios", "window"]
+__all__ = ["Figure", "Measured", "Spread", "copies", "differs", "ratios", "save_costs", "window"]
 
 Figure = Literal[
     "steps_per_second",
@@ -22,10 +22,14 @@ Figure = Literal[
     "data_wait_fraction",
     "time_to_target_seconds",
     "stall_seconds",
+    "save_cost_seconds",
 ]
 
 SAME_LEVEL = 0.1
 """Largest relative difference between mean losses where the updates are not the same: asynchronous runs, the framework's own dropout."""
+
+PACE_RESULTS = 10
+"""How many results before a save, and after it, say how fast training goes without it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Measured:
     `peak_memory_bytes` is the resident memory of the run's largest process, which trains, at its peak, as wait4(2) tells whoever started
     the run (its descendants are in it where their parents waited for them); `tree_memory_bytes` the sum over all of the run's processes of
     their own peaks. `data_wait_fraction` is the part of a step that gathers its batch, `time_to_target_seconds` on the run clock.
-    Of saving: `saves` in the measured window, the longest stall, the bytes of a checkpoint. None where not measured.
+    Of saving: `saves` in the measured window, the longest stall, the bytes of a checkpoint, and the median of `save_costs`. None where
+    not measured.
     """
 
     steps_per_second: float
@@ -58,6 +63,7 @@ class Measured:
     saves: int = 0
     stall_seconds: float | None = None
     checkpoint_bytes: int | None = None
+    save_cost_seconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the single losses."""
@@ -106,6 +112,31 @@ def window(counts: Sequence[int], seconds: Sequence[float], warmup: int) -> tupl
     if begin >= len(done) - 1:
         raise ValueError(f"{done[-1] if len(done) else 0} updates leave nothing to measure after a warm-up of {warmup}")
     return int(done[-1] - done[begin]), seconds[-1] - seconds[begin]
+
+
+def save_costs(counts: Sequence[int], seconds: Sequence[float], saves: Sequence[tuple[float, float]]) -> list[float]:
+    """Return by how many seconds each save prolonged the results that overlap it.
+
+    A result's own pace is its seconds an update; without the save it would have had the median pace of the results next to it, at most
+    PACE_RESULTS on either side, that overlap no save. `counts` and `seconds` as in `window`, `saves` their begins and ends. A save
+    without such results has no cost to tell and is left out.
+    """
+    begins, ends, updates = np.asarray(seconds[:-1]), np.asarray(seconds[1:]), np.asarray(counts[1:])
+    lasting = ends - begins
+    touched = np.array([(ends > begin) & (begins < end) for begin, end in saves]).reshape(len(saves), len(ends))
+    quiet = ~touched.any(axis=0)
+    costs = []
+    for mine in touched:
+        found = np.flatnonzero(mine)
+        if not len(found):
+            continue
+        near = np.concatenate(
+            [np.flatnonzero(quiet[: found[0]])[-PACE_RESULTS:], found[-1] + np.flatnonzero(quiet[found[-1] :])[:PACE_RESULTS]]
+        )
+        if len(near):
+            pace = np.median(lasting[near] / updates[near])
+            costs.append(float(lasting[mine].sum() - pace * updates[mine].sum()))
+    return costs
 
 
 def differs(ours: Measured, theirs: Measured, losses: Literal["each", "level"], same_loss: float, same_mean: float) -> str | None:

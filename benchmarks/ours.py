@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from .contestants import Contestant, Ours
-from .figures import Measured, window
+from .figures import Measured, save_costs, window
 from .processes import Group, MeasurementError, environment
 from .workload import Work
 
@@ -78,7 +79,9 @@ def read_run(path: Path, warmup: int) -> Measured:
     except ValueError as error:
         raise MeasurementError(str(error)) from error
     watched = [node["monitor_cpu_cores_used"] for node in summary["per_node"]]
-    stalls, sizes = _saves(path, times[-1] - seconds, times[-1])
+    saves = _saves(path, times[-1] - seconds, times[-1])
+    while_saving = [(save["end_seconds"] - save["seconds"], save["end_seconds"]) for save in saves]
+    costs = save_costs([record["count"] for record in records], times, while_saving)
     return Measured(
         steps_per_second=updates / seconds,
         examples_per_second=updates / seconds * summary["examples"] / summary["steps"],
@@ -92,9 +95,10 @@ def read_run(path: Path, warmup: int) -> Measured:
         mean_over=len(losses) - warmup,
         data_wait_fraction=_data_fraction(summary),
         time_to_target_seconds=summary["time_to_target_seconds"],
-        saves=len(stalls),
-        stall_seconds=max(stalls, default=None),
-        checkpoint_bytes=max(sizes, default=None),
+        saves=len(saves),
+        stall_seconds=max((save["stall_seconds"] for save in saves), default=None),
+        checkpoint_bytes=max((save["bytes"] for save in saves), default=None),
+        save_cost_seconds=median(costs) if costs else None,
     )
 
 
@@ -104,11 +108,14 @@ def _data_fraction(summary: Mapping[str, Any]) -> float | None:
     return None if shares is None else max(worker["data_seconds"] / worker["step_seconds"] for worker in shares["workers"])
 
 
-def _saves(path: Path, begin: float, end: float) -> tuple[Sequence[float], Sequence[int]]:
-    """Return the stalls and the sizes of the checkpoints saved between two times on the run clock. A save that failed is an error."""
+def _saves(path: Path, begin: float, end: float) -> list[dict[str, Any]]:
+    """Return of each checkpoint saved between two times on the run clock what its event tells. A save that failed is an error."""
     events: list[dict[str, Any]] = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
     failed = [event["detail"] for event in events if event["event"] == "checkpoint_failed"]
     if failed:
         raise MeasurementError(f"a checkpoint was not saved: {failed[0]}")
-    saved = [event["detail"] for event in events if event["event"] == "checkpoint_saved" and begin < event["time_seconds"] <= end]
-    return [detail["stall_seconds"] for detail in saved], [detail["bytes"] for detail in saved]
+    return [
+        {"end_seconds": event["time_seconds"], **event["detail"]}
+        for event in events
+        if event["event"] == "checkpoint_saved" and begin < event["time_seconds"] <= end
+    ]

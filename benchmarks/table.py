@@ -21,6 +21,7 @@ UNITS: Mapping[Figure, tuple[str, float]] = {
     "data_wait_fraction": ("of the time", 1),
     "time_to_target_seconds": ("s", 1),
     "stall_seconds": ("s", 1),
+    "save_cost_seconds": ("s", 1),
 }
 """How a figure is shown: its unit, and what that is of the figure's own."""
 HEADER = ("row", "unit", "ours", "peer", "ratio", "target", "met")

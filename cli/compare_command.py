@@ -16,6 +16,7 @@ from ..report.columns import column
 from ..report.comparison import compare_paths
 from ..report.formats import as_csv, as_latex, as_markdown, as_text
 from ..report.locate import find_finished_runs
+from .options import NumberRange
 
 __all__ = ["compare"]
 
@@ -30,7 +31,7 @@ _LAYOUTS = ("auto", "columns", "rows")
 @click.option("--layout", metavar="|".join(_LAYOUTS), default="auto", help="A column a run, or a row a run. [default: auto]")
 @click.option("--curves", metavar="QUANTITY", help="Instead of a table: loss, accuracy, steps_per_second or examples_per_second on a grid.")
 @click.option("--over", metavar="AXIS", help="Curves: over steps, examples or seconds. [default: steps]")
-@click.option("--smooth", type=click.FloatRange(0, 1, max_open=True), metavar="X", help="Curves: share of the past in a moving average.")
+@click.option("--smooth", type=NumberRange(0, 1, max_open=True), metavar="X", help="Curves: share of the past in a moving average.")
 @click.option("--points", type=click.IntRange(min=2), metavar="N", help="Curves: points of the grid. [default: 200]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with unrounded figures.")
 @click.option("--csv", "csv_too", is_flag=True, help="Print comma-separated values, with unrounded figures.")

@@ -5,6 +5,7 @@ Values stay text here; `crosstrain.core.layers` validates them, so that a wrong 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -14,9 +15,20 @@ from click.core import ParameterSource
 from ..core.fields import choices, flag_name, is_boolean, schema
 from ..core.job import Job
 
-__all__ = ["given_options", "job_options", "job_options_without"]
+__all__ = ["NumberRange", "given_options", "job_options", "job_options_without"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class NumberRange(click.FloatRange):
+    """A range of numbers that does not hold "nan", which click lets through, as it is neither below nor above anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; what is none, or outside, ends the command."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 def job_options(function: Function) -> Function:

@@ -25,14 +25,14 @@ from ..report.tables import to_text
 
 __all__ = ["predict"]
 
-DEFAULT_NODES = "1,2,4,8,64,512"
+DEFAULT_NODES = (1, 2, 4, 8, 64, 512)
 MOST_NODES = 65536
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @click.command(short_help="Predict how a job would scale to more nodes and other links.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN…]")
-@click.option("--nodes", default=DEFAULT_NODES, show_default=True, metavar="N[,N…]", help="Numbers of nodes to predict.")
+@click.option("--nodes", metavar="N[,N…]", help="Numbers of nodes to predict [default: 1,2,4,8,64,512, of them those with room for --ps].")
 @click.option("--bandwidth", metavar="RATE", help="Speed of each node's link in each direction, such as 10gbit [default: the first run's].")
 @click.option(
     "--latency", default="0s", show_default=True, metavar="TIME", help="Latency of a message on top of that in the runs, such as 50us."
@@ -57,7 +57,7 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def predict(
     runs: tuple[str, ...],
-    nodes: str,
+    nodes: str | None,
     bandwidth: str | None,
     latency: str,
     topology: str | None,
@@ -76,11 +76,12 @@ def predict(
         raise UsageError("run: got the same run twice; the model is fitted to different ones.")
     observed = [observe(path) for path in paths]
     chosen = _topology(topology, observed[0])
+    servers = _servers(ps, observed, chosen)
     question = Question(
-        nodes=_nodes(nodes),
+        nodes=_default_nodes(servers) if nodes is None else _nodes(nodes),
         link=Link(_bytes_per_second(bandwidth, observed[0]), _seconds(latency)),
         topology=chosen,
-        ps=_servers(ps, observed, chosen),
+        ps=servers,
         scalings=_scalings(scaling),
     )
     fitted, validation = fit(observed), read_validation()
@@ -90,6 +91,11 @@ def predict(
         click.echo(json.dumps(found, indent=1))
     else:
         click.echo(to_text(prediction_table(fitted, question, rows, validation)), nl=False)
+
+
+def _default_nodes(servers: int) -> tuple[int, ...]:
+    """Return the usual numbers of nodes on which so many parameter servers find room, and the largest in any case."""
+    return tuple(nodes for nodes in DEFAULT_NODES if nodes >= servers) or DEFAULT_NODES[-1:]
 
 
 def _nodes(text: str) -> tuple[int, ...]:

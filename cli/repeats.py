@@ -19,6 +19,7 @@ from ..core.errors import UsageError
 from ..core.job import Job
 from ..launch.tethered import tethered
 from ..metrics.display import number_text
+from ..metrics.lines import finite_json
 
 __all__ = ["repeat"]
 
@@ -44,7 +45,7 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
         if code != 0:
             return code
         summaries.append(json.loads(output))
-    together = aggregate(summaries)
+    together = finite_json(aggregate(summaries))
     if as_json:
         click.echo(json.dumps({**together, "paths": [summary["path"] for summary in summaries], "summaries": summaries}, indent=2))
     else:

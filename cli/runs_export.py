@@ -48,6 +48,8 @@ def _targets(runs: Sequence[Path], file_format: str, what: str | None, output: s
     if output is None:
         return {what: Path(own)}
     path = Path(output)
+    if path.suffix[1:] in FORMATS and path.suffix[1:] != file_format:
+        raise UsageError(f"--output: {output!r} would hold {file_format}; give it another name, or --format {path.suffix[1:]}.")
     return {what: path / own if path.is_dir() or output.endswith("/") else path}
 
 

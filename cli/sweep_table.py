@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..core.sweeps import value_text
-from ..metrics.display import UNKNOWN
-from ..report.comparison import compare_paths, is_setting
-from ..report.entries import Entry
+from ..report.comparison import compare_paths, setting_name
+from ..report.described import DescribedRun
 from ..report.formats import as_text
+from ..report.ordering import BY_FIELD, natural
+from ..report.rules import NOTHING, Rule
 
 __all__ = ["points_text"]
 
@@ -19,14 +19,19 @@ __all__ = ["points_text"]
 def points_text(points: Sequence[tuple[Path, Mapping[str, Any]]], *, repeats: bool, width: int | None) -> str:
     """Return the comparison of some runs (directory, settings of the point) with a row a point, as text.
 
-    With `repeats`, runs that differ by their seed alone are one row. `width` is that of the terminal in characters, if it is one.
+    With `repeats`, runs of points that differ by their seed alone are one row. `width` is that of the terminal in characters, if it is one.
     """
-    settings = {path.name: values for path, values in points}
+    settings = dict(points)
     swept = [name for name in dict.fromkeys(name for values in settings.values() for name in values) if not (repeats and name == "seed")]
-    comparison = compare_paths([path for path, _ in points], fold=repeats, by=[name for name in swept if is_setting(name)])
+    comparison = compare_paths(list(settings), fold=repeats, by=[_swept(name, settings) for name in swept])
+    return as_text(comparison, layout="rows", width=width)
 
-    def named(entry: Entry) -> dict[str, str]:
-        found = settings[entry.runs[0].name]
-        return {name: value_text(found[name]) if name in found else UNKNOWN for name in swept} or {"run": entry.label}
 
-    return as_text(replace(comparison, settings=tuple(map(named, comparison.entries))), layout="rows", width=width)
+def _swept(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Rule:
+    """Return a setting as the points have it, whether or not it does something in each of their runs."""
+
+    def value(run: DescribedRun) -> Any:
+        found = settings[run.path].get(field)
+        return tuple(found) if isinstance(found, list) else found
+
+    return Rule(setting_name(field), field, value, NOTHING, "", True, show=value_text, order=BY_FIELD.get(field, natural))

@@ -25,6 +25,7 @@ from ..report.tables import one_run, to_text
 from ..report.watch_text import figures_line, last_evaluation, news_line, node_lines, picture, state_line, title
 from ..report.watching import News, WatchedRun
 from .interrupts import INTERRUPTED, TerminationAsInterrupt
+from .options import NumberRange
 
 __all__ = ["watch"]
 
@@ -48,14 +49,14 @@ LINE_SECONDS = 2.0
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.05),
+    type=NumberRange(min=0.05),
     metavar="SECONDS",
     help=f"Time between two pictures or groups of lines [default: {DRAW_SECONDS:g} on a terminal, {LINE_SECONDS:g} elsewhere].",
 )
 @click.option(
     "--wait",
     "wait_seconds",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=5.0,
     show_default=True,
     metavar="SECONDS",

@@ -29,8 +29,8 @@ Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 def without_password(uri: str) -> str:
     """Return a URI without the user and password that it may hold."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    place = urlsplit(uri).netloc
+    return uri.replace(place, place.rpartition("@")[2], 1)  # urlunsplit would take slashes from sqlite:////tmp/x.db
 
 
 class Job(BaseModel):

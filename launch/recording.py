@@ -26,6 +26,9 @@ PROFILE = "profile"
 _BAD_NEWS = ("mlflow_lost", "mlflow_incomplete")
 """Events about followers that a person should read at once."""
 
+_STAMPED = ("tasks", "time_seconds", "part_began_seconds")
+"""Fields of a sample that are not taken as its agent sent them."""
+
 
 class Recording:
     """A run's records and its clock. `began` is when the command started, in seconds of the machine's clock.
@@ -41,6 +44,7 @@ class Recording:
         self.began = psutil.Process().create_time()
         self.init_seconds = 0.0
         self._zero: float | None = None
+        self._part_began_seconds = 0.0
         self._early: list[Callable[[], None]] = []
         self._early_lock = threading.RLock()
         self._followers: list[Follower] = []
@@ -59,6 +63,7 @@ class Recording:
             if self._zero is not None:
                 return
             self._zero = time.monotonic() - run_seconds
+            self._part_began_seconds = run_seconds
             self.init_seconds = time.time() - self.began
             for write in self._early:
                 write()
@@ -148,9 +153,13 @@ class Recording:
 
     def sample(self, fields: Mapping[str, Any]) -> None:
         """Record a node's resources, as its agent sent them."""
-        own = {key: value for key, value in fields.items() if key not in ("tasks", "time_seconds")}
+        own = {key: value for key, value in fields.items() if key not in _STAMPED}
         tasks = tuple(TaskSample(**task) for task in fields["tasks"])
-        self._at_its_time(lambda now: self._system(SystemRecord(**own, time_seconds=now, tasks=tasks)))
+
+        def write(now: float) -> None:
+            self._system(SystemRecord(**own, time_seconds=now, tasks=tasks, part_began_seconds=self._part_began_seconds))
+
+        self._at_its_time(write)
 
     def _system(self, record: SystemRecord) -> None:
         self.writer.system(record)

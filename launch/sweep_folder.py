@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..core.errors import UsageError
-from ..core.job import Job
+from ..core.job import Job, without_password
 from ..core.sweeps import NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
 from ..metrics.lines import DamagedRunError, write_document
 from ..metrics.records import SCHEMA
@@ -24,7 +24,10 @@ PointState = Literal["waiting", "running", "succeeded", "failed", "interrupted"]
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, so that the sweep can go on: a configuration, settings for all points, the grid."""
+    """What was asked for, so that the sweep can go on: a configuration, settings for all points, the grid.
+
+    Without the password of a tracking URI, once it has been read from the disk; MLflow's own variables can have it then.
+    """
 
     config: str | None
     flags: Mapping[str, Any]
@@ -33,6 +36,11 @@ class Request:
     def plan(self, environ: Mapping[str, str]) -> tuple[Point, ...]:
         """Return the points. Raises UsageError for a wrong one."""
         return plan(self.grid, self.flags, environ, self.config)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the request as ``sweep.json`` has it."""
+        clean = {"mlflow": without_password(self.flags["mlflow"])} if "mlflow" in self.flags else {}
+        return {**asdict(self), "flags": {**self.flags, **clean}}
 
 
 @dataclass
@@ -82,7 +90,7 @@ class SweepFolder:
         """
         self.path = path
         self.entries = [Entry(point) for point in points]
-        self.request, self._command = request, list(command)
+        self.request, self._command = request, points[0].job.recorded_command(command)
         self._created = _now()
         self._lock: int | None = _locked(path)
         try:
@@ -121,7 +129,7 @@ class SweepFolder:
             "changed_at": _now(),
             "pid": os.getpid(),
             "command": self._command,
-            "request": asdict(self.request),
+            "request": self.request.recorded(),
             "points": [entry.described() for entry in self.entries],
         }
         write_document(self.path / SWEEP_FILE, document)

@@ -42,7 +42,8 @@ def updates(job: Job, examples_per_epoch: float | None) -> int | None:
 def seconds_left(done: Sequence[Finished], missing: Sequence[Job]) -> float:
     """Return an estimate for the missing points, from at least one that is done.
 
-    Each takes as long as the point that is most like it, the latest of such, with the time on the run clock scaled by the updates.
+    Each takes as long as the point that is most like it, the latest of such, with the time on the run clock scaled by the updates: those it
+    may do over those that were done, or, where both end at the same target, over those the other might have done.
     """
     return math.fsum(_seconds(done, job) for job in missing)
 
@@ -50,7 +51,9 @@ def seconds_left(done: Sequence[Finished], missing: Sequence[Job]) -> float:
 def _seconds(done: Sequence[Finished], job: Job) -> float:
     like = max(reversed(done), key=lambda point: _alike(point.job, job))
     planned = updates(job, like.examples_per_epoch)
-    scale = planned / like.steps if planned is not None and like.steps else 1.0
+    same_target = job.until is not None and job.until == like.job.until
+    did = updates(like.job, like.examples_per_epoch) if same_target else like.steps
+    scale = planned / did if planned is not None and did else 1.0
     return like.around_seconds + like.run_seconds * scale
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .parts import in_parts, resumed_seconds
 from .records import EvalRecord, EventRecord, StepRecord, SystemRecord
 from .rundir import RunReader
 
@@ -42,6 +43,6 @@ def replay(reader: RunReader, follower: Follower) -> None:
         follower.step(group)
     for evaluation in reader.evals():
         follower.evaluation(evaluation)
-    for sample in reader.system():
+    for sample in in_parts(reader.system(), resumed_seconds(reader.job())):
         follower.system(sample)
     follower.replayed()

@@ -21,13 +21,14 @@ import numpy as np
 from ..core.errors import TrainerError
 from .records import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 
-__all__ = ["DamagedRunError", "LineFile", "decode", "encode", "finite_json", "read_records", "write_document"]
+__all__ = ["NON_FINITE", "DamagedRunError", "LineFile", "decode", "encode", "finite_json", "read_records", "write_document"]
 
 Record = StepRecord | EvalRecord | EventRecord | SystemRecord
 R = TypeVar("R", StepRecord, EvalRecord, EventRecord, SystemRecord)
 T = TypeVar("T")
 
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""What the records' names of numbers that are not finite mean."""
 
 
 class DamagedRunError(TrainerError):
@@ -117,7 +118,7 @@ def _float(value: float | None) -> str:
 
 
 def _number(value: Any) -> float:
-    return _NON_FINITE[value] if isinstance(value, str) else float(value)
+    return NON_FINITE[value] if isinstance(value, str) else float(value)
 
 
 def _optional(value: Any) -> float | None:
@@ -156,7 +157,7 @@ def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figure(declared: str, item: Any) -> Any:
-    return _NON_FINITE[item] if isinstance(item, str) and declared.startswith("float") else item
+    return NON_FINITE[item] if isinstance(item, str) and declared.startswith("float") else item
 
 
 def _decode_system(value: dict[str, Any]) -> SystemRecord:

@@ -153,11 +153,9 @@ class MLflowWriter(Follower):
             self._add({f"{prefix}/loss": record.loss, f"{prefix}/accuracy": record.accuracy}, record.step, record.time_seconds)
 
     def system(self, record: SystemRecord) -> None:
-        """Tell a sample within the run clock, at most one a second and node; what was not observed is left out."""
-        if record.time_seconds < 0:
-            return
+        """Tell a sample of training, at most one a second and node; what was not observed is left out."""
         with self._lock:
-            node = self._nodes.setdefault(record.node, NodeFigures(record))
+            node = self._nodes.setdefault(record.node, NodeFigures())
             values = node.values(record)
             if values:
                 prefix = f"system/node_{record.node}/" if self._job.nodes > 1 else "system/"

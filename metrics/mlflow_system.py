@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .nodes import Counter
 from .points import Spacing
 from .records import SystemRecord
 
@@ -12,17 +13,21 @@ FIRST_SPACING_SECONDS = 1.0
 
 
 class NodeFigures:
-    """A node's samples as points under MLflow's names. Traffic counts from the first sample, as there."""
+    """A node's samples as points under MLflow's names. Traffic counts from the first sample of training, over all parts of the run."""
 
-    def __init__(self, first: SystemRecord) -> None:
-        """`told` counts the points; `first` is the node's first sample."""
+    def __init__(self) -> None:
+        """`told` counts the points."""
         self.told = 0
-        self._first = first
+        self._part: float | None = None
+        self._traffic = {name: Counter() for name in ("network_sent_bytes", "network_received_bytes")}
         self._spacing = Spacing(FIRST_SPACING_SECONDS)
         self._since: float | None = None
 
     def values(self, record: SystemRecord) -> dict[str, float] | None:
-        """Return what to tell of a sample, or None where the last one told is too near."""
+        """Return what to tell of a sample, or None where it shows initialisation, or the last one told is too near."""
+        self._count(record)
+        if record.initialising:
+            return None
         now = record.time_seconds
         if self._since is not None and not self._spacing.over(self._since, now):
             return None
@@ -32,8 +37,8 @@ class NodeFigures:
         known = {
             "cpu_utilization_percentage": _scaled(record.cpu_fraction, 100),
             "system_memory_usage_megabytes": _scaled(record.memory_rss_bytes, 1e-6),
-            "network_transmit_megabytes": self._since_first(record, "network_sent_bytes"),
-            "network_receive_megabytes": self._since_first(record, "network_received_bytes"),
+            "network_transmit_megabytes": self._megabytes(record, "network_sent_bytes"),
+            "network_receive_megabytes": self._megabytes(record, "network_received_bytes"),
         }
         for number, gpu in enumerate(record.gpus or ()):
             known[f"gpu_{number}_utilization_percentage"] = _scaled(gpu.get("utilization"), 100)
@@ -41,9 +46,18 @@ class NodeFigures:
             known[f"gpu_{number}_power_usage_watts"] = gpu.get("power_watts")
         return {name: value for name, value in known.items() if value is not None}
 
-    def _since_first(self, record: SystemRecord, name: str) -> float | None:
-        now, before = getattr(record, name), getattr(self._first, name)
-        return None if now is None or before is None or now < before else (now - before) * 1e-6
+    def _count(self, record: SystemRecord) -> None:
+        """Add up the traffic: from the first sample of training on, and in a later part from the last one before its clock started."""
+        if record.initialising or record.part_began_seconds != self._part:
+            for counter in self._traffic.values():
+                counter.begin_anew()
+        self._part = record.part_began_seconds
+        if self.told or not record.initialising:
+            for name, counter in self._traffic.items():
+                counter.add(getattr(record, name), record.time_seconds)
+
+    def _megabytes(self, record: SystemRecord, name: str) -> float | None:
+        return None if getattr(record, name) is None else (self._traffic[name].increase or 0.0) * 1e-6
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .parts import in_parts
 from .records import Clock, SystemRecord
 
-__all__ = ["network_source", "per_node", "rise_per_second"]
+__all__ = ["Counter", "network_source", "per_node", "rise_per_second"]
 
 
 def rise_per_second(before: SystemRecord | None, record: SystemRecord, name: str) -> float | None:
     """Return how fast the cumulative figure `name` rose between two samples of a node.
 
-    None where there is no sample before, either lacks the figure, or it fell because its source began anew.
+    None where there is no sample before, or it is of another part of the run, either lacks the figure, or it fell because its source began
+    anew.
     """
-    if before is None:
+    if before is None or before.part_began_seconds != record.part_began_seconds:
         return None
     first, last = getattr(before, name), getattr(record, name)
     seconds = record.time_seconds - before.time_seconds
@@ -26,8 +27,11 @@ def rise_per_second(before: SystemRecord | None, record: SystemRecord, name: str
     return rise
 
 
-class _Counter:
-    """A cumulative figure over the run clock. A fall means that its source began anew, and is left out."""
+class Counter:
+    """A cumulative figure over the run clock. A fall means that its source began anew, and is left out.
+
+    `increase` is None until there are two values to compare; it was measured over `seconds`.
+    """
 
     def __init__(self) -> None:
         self.increase: float | None = None
@@ -35,6 +39,7 @@ class _Counter:
         self._last: tuple[float, float] | None = None
 
     def add(self, value: float | None, time_seconds: float) -> None:
+        """Take in a value and when it was observed, in seconds of the run clock; None is what was not."""
         if value is None:
             return
         if self._last is not None:
@@ -48,6 +53,7 @@ class _Counter:
 
     @property
     def per_second(self) -> float | None:
+        """The mean slope, or None where nothing can be compared."""
         return self.increase / self.seconds if self.increase is not None and self.seconds > 0 else None
 
 
@@ -86,14 +92,12 @@ class _Node:
     nothing of a short run falls between two samples; momentary figures are those of the samples after the start, up to the same end.
     """
 
-    def __init__(self, run_seconds: float, resumed_seconds: Sequence[float] = ()) -> None:
+    def __init__(self, run_seconds: float) -> None:
         self._run_seconds = run_seconds
-        self._parts = [*resumed_seconds]
-        self._began_seconds = 0.0
-        self._last_seconds = -math.inf
+        self._part: float | None = None
         self._baseline: SystemRecord | None = None
         self._begun = self._ended = False
-        self._counters = {name: _Counter() for name in _COUNTERS}
+        self._counters = {name: Counter() for name in _COUNTERS}
         self._gauges = {name: _Gauge() for name in _GAUGES}
         self._gpus: dict[int, tuple[str | None, dict[str, _Gauge]]] = {}
         self._cores_available: float | None = None
@@ -101,12 +105,11 @@ class _Node:
         self._samples = 0
 
     def add(self, record: SystemRecord) -> None:
-        if self._parts and (record.time_seconds < self._last_seconds or record.time_seconds > self._parts[0]):
-            self._go_on(self._parts.pop(0))
-        self._last_seconds = record.time_seconds
+        if record.part_began_seconds != self._part:
+            self._go_on(record.part_began_seconds)
         if self._ended:
             return
-        if record.time_seconds <= self._began_seconds:
+        if record.initialising:
             self._baseline = record
             return
         if not self._begun:
@@ -117,9 +120,9 @@ class _Node:
         self._measure(record)
         self._ended = record.time_seconds >= self._run_seconds
 
-    def _go_on(self, began_seconds: float) -> None:
+    def _go_on(self, part: float | None) -> None:
         """A part of the run begins whose monitors count anew, with samples from before its own clock's start."""
-        self._began_seconds, self._begun, self._baseline = began_seconds, False, None
+        self._part, self._begun, self._baseline = part, False, None
         for counter in self._counters.values():
             counter.begin_anew()
 
@@ -198,8 +201,8 @@ def per_node(samples: Iterable[SystemRecord], nodes: int, clock: Clock, resumed_
     `resumed_seconds` are the times on the run clock from which the run went on from a checkpoint, perhaps on more nodes than now:
     samples of nodes that it has no longer are left out.
     """
-    found = [_Node(clock.run_seconds, resumed_seconds) for _ in range(nodes)]
-    for sample in samples:
+    found = [_Node(clock.run_seconds) for _ in range(nodes)]
+    for sample in in_parts(samples, resumed_seconds):
         if sample.node < nodes:
             found[sample.node].add(sample)
     train = list(clock.train_seconds_by_node) + [None] * nodes

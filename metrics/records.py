@@ -88,7 +88,8 @@ class SystemRecord:
     ``interface`` (a node's own interface without ``lo``: frames), ``sockets`` (sum of its tasks' TCP payload), or null.
     `interfaces` has sent and received bytes of each interface. `monitor_cpu_seconds` is the cost of watching itself.
     `gpus` has a mapping a device with ``utilization`` (0 to 1), ``memory_bytes``, ``power_watts``, ``name``.
-    `interval_seconds` is the time since the sample before.
+    `interval_seconds` is the time since the sample before. `part_began_seconds` is when the clock of the sample's part of the run started,
+    on the run clock: 0, or where the checkpoint was from which a resumed run went on. It is null in older records (`metrics.parts`).
     """
 
     node: int
@@ -110,6 +111,12 @@ class SystemRecord:
     monitor_cpu_seconds: float | None
     tasks: tuple[TaskSample, ...] = ()
     problems: tuple[str, ...] = ()
+    part_began_seconds: float | None = None
+
+    @property
+    def initialising(self) -> bool:
+        """Whether it shows the initialisation of its part of the run: it was taken before, or just when, that part's clock started."""
+        return self.time_seconds <= (self.part_began_seconds or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

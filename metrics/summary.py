@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from ..core.job import Job
 from ..core.units import Target
 from .nodes import network_source, per_node
+from .parts import resumed_seconds
 from .records import Clock, EvalRecord, EventRecord, StepRecord
 from .rundir import RunReader, RunState
 from .shares import StepTimes, time_shares
 
-__all__ = ["FINAL_LOSS_UPDATES", "asked", "quantile", "read_job", "resumed_seconds", "summarise"]
+__all__ = ["FINAL_LOSS_UPDATES", "asked", "quantile", "read_job", "summarise"]
 
 FINAL_LOSS_UPDATES = 20
 """`final_train_loss` is the mean over this many last updates (or all, where there are fewer): a single batch's loss is mostly noise."""
@@ -208,14 +209,6 @@ def summarise(
         "time_shares": time_shares(reader.calibration(), job.mode, times, clock, steps.waits()),
         "per_node": nodes,
     }
-
-
-def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
-    """Return the times on the run clock from which the run of a ``job.json`` went on, as far as it was not taken back further later."""
-    found: list[float] = []
-    for segment in described.get("segments", ())[1:]:
-        found = [*(seconds for seconds in found if seconds < segment["run_seconds"]), segment["run_seconds"]]
-    return found
 
 
 def _checkpoints(events: Iterable[EventRecord]) -> dict[str, Any]:

@@ -84,11 +84,11 @@ class TensorBoardWriter(Follower):
             self._write(record.step, {f"{prefix}/loss": record.loss, f"{prefix}/accuracy": record.accuracy}, record.time_seconds)
 
     def system(self, record: SystemRecord) -> None:
-        """Write ``system/node<i>/…`` of a sample within the run clock; what was not observed is left out."""
+        """Write ``system/node<i>/…`` of a sample of training; what was not observed is left out."""
         with self._lock:
             before = self._traffic.get(record.node)
             self._traffic[record.node] = record
-            if record.time_seconds >= 0:
+            if not record.initialising:
                 self._write(round(record.time_seconds * 1000), _system_values(before, record), record.time_seconds)
 
     def replayed(self) -> None:

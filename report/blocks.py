@@ -17,7 +17,8 @@ RELATIVE = "relative"
 _SPEED = ("examples_per_second", "steps_per_second", "run_seconds", "train_seconds", "init_seconds")
 _LEARNING = ("final_train_loss", "eval_loss", "eval_accuracy", "eval_error", "time_to_target_seconds", "staleness_mean")
 _CONTEXT = ("backend", "mode", "nodes", "workers", "parameter servers", "global batch", "batch per worker")
-_OF_SERIES = frozenset({"nodes", "workers", "global batch", "batch per worker"})
+_OF_SERIES = frozenset({"nodes", "workers", "global batch", "batch per worker", "global_batch_size", "batch_size", "runs"})
+"""Columns that say nothing about a whole series; those of a sweep are called as its fields are."""
 
 Part = tuple[str, list[str]]
 """A column: its header and its texts."""

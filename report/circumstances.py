@@ -5,6 +5,7 @@ Each is hashable; None where it was not recorded or does not apply.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -37,7 +38,10 @@ __all__ = [
     "saving",
     "shape",
     "shown",
+    "shown_bandwidth",
+    "shown_budget",
     "shown_bytes",
+    "shown_saving",
     "shown_seeds",
     "summed",
     "threads",
@@ -69,6 +73,25 @@ def shown_seeds(value: int | tuple[int, ...]) -> str:
     if len(seeds) > 1 and seeds == tuple(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]} to {seeds[-1]}"
     return "+".join(map(str, seeds))
+
+
+def shown_bandwidth(bits_per_second: float) -> str:
+    """Return the limit of a link as text."""
+    return "no limit" if math.isinf(bits_per_second) else f"{bits_per_second / 1e6:g} Mbit/s"
+
+
+def shown_budget(value: tuple[str, int]) -> str:
+    """Return a budget as text."""
+    unit, amount = value
+    return f"{amount:,} {unit.removesuffix('s') if amount == 1 else unit}"
+
+
+def shown_saving(value: tuple[str, bool]) -> str:
+    """Return as text when checkpoints are saved."""
+    every, at_end = value
+    if every == "end":
+        return "at the end" if at_end else "none"
+    return f"every {every}{'' if at_end else ', none at the end'}"
 
 
 def asked(key: str) -> Value:
@@ -183,14 +206,13 @@ def threads(run: DescribedRun) -> Any:
     return _occurring(run.job.get("threads_per_task") or ())
 
 
-def budget(run: DescribedRun) -> str:
-    """Read how far the run was to train at most: epochs, or examples where updates were counted."""
+def budget(run: DescribedRun) -> tuple[str, int]:
+    """Read how far the run was to train at most, unit and amount: epochs, or examples where updates were counted."""
     steps = run.job.get("steps")
     if steps is None:
-        epochs = run.job.get("epochs") or DEFAULT_EPOCHS
-        return f"{epochs} epoch{'s' if epochs > 1 else ''}"
+        return "epochs", run.job.get("epochs") or DEFAULT_EPOCHS
     batch = run.summary["global_batch_size"] if run.summary["mode"] == "sync" else run.summary["batch_size"]
-    return f"{steps * batch:,} examples"
+    return "examples", steps * batch
 
 
 def on_its_own(run: DescribedRun) -> bool:
@@ -207,18 +229,18 @@ def network(run: DescribedRun) -> str | None:
     return names.get(source, "several kinds") if isinstance(source, str) else "several kinds"
 
 
-def bandwidth(run: DescribedRun) -> str | None:
-    """Read the limit of the nodes' links."""
+def bandwidth(run: DescribedRun) -> float | None:
+    """Read the limit of the nodes' links in bits per second; infinity where there is none."""
     limit = run.job.get("bandwidth")
     if run.summary["nodes"] == 1:
         return None
-    return "no limit" if limit is None else f"{parse_bandwidth(limit) / 1e6:g} Mbit/s"
+    return math.inf if limit is None else parse_bandwidth(limit)
 
 
-def saving(run: DescribedRun) -> str:
-    """Read when checkpoints were saved."""
+def saving(run: DescribedRun) -> tuple[str, bool]:
+    """Read when checkpoints were saved: how often, and whether at the end."""
     every = run.job.get("checkpoint_every")
-    return ("at the end" if asked("save_final")(run) else "none") if every in (None, "end") else f"every {every}"
+    return every or "end", bool(asked("save_final")(run)) or every == "end"
 
 
 def by_adam(run: DescribedRun) -> bool:

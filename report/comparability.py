@@ -56,12 +56,19 @@ class Comparability:
     @cached_property
     def faults(self) -> list[Difference]:
         """Other differences, and what is wrong with single runs."""
-        found = [self._difference(rule) for rule in self._rules if not rule.subject and self._differs_anywhere(rule)]
+        judged = [rule for rule in self._rules if rule.matters and not rule.subject]
+        found = [self._difference(rule) for rule in judged if self._differs_anywhere(rule)]
         for fault in FAULTS:
             texts = tuple(fault.found(run) for run in self._runs)
             if any(texts):
                 found.append(Difference(fault.key, fault.label, texts, _ordered(fault.spoils), fault.why))
         return found
+
+    @cached_property
+    def beside(self) -> list[Difference]:
+        """Differences that do not matter: they keep runs apart, and no figure depends on them."""
+        idle = [rule for rule in self._rules if not rule.matters and not rule.subject]
+        return [self._difference(rule) for rule in idle if self._differs_anywhere(rule)]
 
     @cached_property
     def unrecorded(self) -> dict[str, list[str]]:
@@ -156,9 +163,9 @@ def setting_key(run: DescribedRun, *, without: Collection[str] = ()) -> tuple[An
     return (*(rule.value(run) for rule in RULES if rule.key not in without), *faults)
 
 
-def alike(runs: Sequence[DescribedRun], *, without: Collection[str] = ()) -> list[list[DescribedRun]]:
-    """Return the runs in groups of equal `setting_key`, both in the order of first appearance."""
+def alike(runs: Sequence[DescribedRun], *, without: Collection[str] = (), by: Sequence[Rule] = ()) -> list[list[DescribedRun]]:
+    """Return the runs in groups of equal `setting_key` and equal values of the rules in `by`, both in the order of first appearance."""
     groups: dict[tuple[Any, ...], list[DescribedRun]] = {}
     for run in runs:
-        groups.setdefault(setting_key(run, without=without), []).append(run)
+        groups.setdefault((*setting_key(run, without=without), *(rule.value(run) for rule in by)), []).append(run)
     return list(groups.values())

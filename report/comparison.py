@@ -15,10 +15,10 @@ from .compare import row
 from .described import DescribedRun, describe
 from .entries import Entry, make_entries
 from .rules import RULES, SPEED, Rule
-from .scaling import ScalingSeries, scaling
+from .scaling import ScalingSeries, families, scaling
 from .verdicts import verdicts
 
-__all__ = ["Comparison", "compare_paths", "compare_runs", "is_setting"]
+__all__ = ["Comparison", "compare_paths", "compare_runs", "setting_name"]
 
 _RULES: Mapping[str, Rule] = {rule.key: rule for rule in RULES}
 
@@ -33,7 +33,9 @@ _MEANT = {
 }
 """Other names of settings."""
 
+_SWITCHES = frozenset({"on", "off", "true", "false", "none"})
 _CONTEXT = ("backend", "mode", "nodes", "workers", "ps", "global_batch_size", "batch_size")
+_GROW_WITH_NODES = frozenset({"workers", "global_batch_size", "batch_size"})
 _FOLLOW_NODES = frozenset({"threads", "sharing", "network", "bandwidth", "link", "distributed"})
 
 
@@ -85,19 +87,19 @@ class Comparison:
         return found
 
 
-def compare_paths(paths: Sequence[Path | str], *, fold: bool = True, by: Sequence[str] = ()) -> Comparison:
+def compare_paths(paths: Sequence[Path | str], *, fold: bool = True, by: Sequence[str | Rule] = ()) -> Comparison:
     """Compare the runs in some directories; raises what `describe` and `compare_runs` raise."""
     return compare_runs([describe(path) for path in paths], fold=fold, by=by)
 
 
-def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[str] = ()) -> Comparison:
+def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[str | Rule] = ()) -> Comparison:
     """Compare runs, at least one.
 
-    With `fold`, runs that differ by their seed alone are one row. `by` names settings: there is a row for each of their values then, in
-    order, and repeats are folded. Raises UsageError for a setting that there is not.
+    With `fold`, runs that differ by their seed alone are one row. `by` names settings, or has rules that read their values in another way:
+    there is a row for each of their values then, in order, and repeats are folded. Raises UsageError for a setting that there is not.
     """
-    rules = [_setting(text) for text in by]
-    entries = make_entries(runs, fold=fold, alike_too=bool(rules))
+    rules = [_setting(one) if isinstance(one, str) else one for one in by]
+    entries = make_entries(runs, fold=fold, by=rules)
     settings: list[dict[str, str]] = [{"run": entry.label} for entry in entries]
     if rules:
         entries, settings = _grouped(entries, rules)
@@ -117,18 +119,14 @@ def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequenc
     )
 
 
-def is_setting(text: str) -> bool:
-    """Return whether rows can be grouped by what `text` names."""
-    return _key(text) in _RULES
-
-
-def _key(text: str) -> str:
+def setting_name(text: str) -> str:
+    """Return the key of the rule for the setting that `text` names; its own name where there is none."""
     name = text.strip().lower().replace("-", "_")
     return _MEANT.get(name, name)
 
 
 def _setting(text: str) -> Rule:
-    key = _key(text)
+    key = setting_name(text)
     if key not in _RULES:
         raise UsageError.of("--by", text, f"a setting, such as {', '.join(_CONTEXT)}, lr or precision", [*_RULES, *_MEANT])
     return _RULES[key]
@@ -142,8 +140,7 @@ def _grouped(entries: Sequence[Entry], by: Sequence[Rule]) -> tuple[list[Entry],
             continue
         if _tells_apart(entries, columns, rule):
             columns.append(rule)
-    others = columns[len(by) :]
-    order = sorted(entries, key=lambda entry: [_sort_key(rule.value(entry.runs[0])) for rule in (*others, *by)])
+    order = _in_order(entries, by, columns[len(by) :])
     settings = [{rule.label: _shown(rule, entry) for rule in columns} for entry in order]
     if any(len(entry.runs) > 1 for entry in order):
         settings = [{**one, "runs": str(len(entry.runs))} for one, entry in zip(settings, order, strict=True)]
@@ -164,11 +161,21 @@ def _tells_apart(entries: Sequence[Entry], columns: Sequence[Rule], rule: Rule) 
     return any(len(values) > 1 for values in found.values())
 
 
-def _sort_key(value: Any) -> tuple[int, Any]:
-    """Put values in order: none first, then numbers, then texts."""
-    if value is None:
-        return 0, 0
-    return (1, value) if isinstance(value, int | float) else (2, str(value))
+def _in_order(entries: Sequence[Entry], by: Sequence[Rule], others: Sequence[Rule]) -> list[Entry]:
+    """Return the entries by what else tells them apart, then by the settings asked for; rows of one series of nodes stand together."""
+    grows = [rule for rule in others if rule.key in _GROW_WITH_NODES] if any(rule.key == "nodes" for rule in by) else []
+    apart = [rule for rule in others if rule not in grows]
+    series = families(entries, _series_key) if grows else [()] * len(entries)
+    keys = [
+        (_places(entry, apart), family, _places(entry, by), _places(entry, grows)) for entry, family in zip(entries, series, strict=True)
+    ]
+    return [entries[index] for index in sorted(range(len(entries)), key=keys.__getitem__)]
+
+
+def _places(entry: Entry, rules: Sequence[Rule]) -> list[tuple[Any, ...]]:
+    """Return what puts rows in the order of some settings; one that was not recorded or does not apply comes first."""
+    values = [(rule, rule.value(entry.runs[0])) for rule in rules]
+    return [() if value is None else (rule.order(value),) for rule, value in values]
 
 
 def _shown(rule: Rule, entry: Entry) -> str:
@@ -177,8 +184,9 @@ def _shown(rule: Rule, entry: Entry) -> str:
 
 
 def _named(label: str, text: str) -> str:
-    """Return a setting in a name: words speak for themselves, numbers need their label."""
-    return text if text.replace("-", "").isalpha() and text != "-" else f"{label} {text}"
+    """Return a setting in a name: words speak for themselves, numbers and switches need their label."""
+    speaks = text.replace("-", "").isalpha() and text not in _SWITCHES
+    return text if speaks else f"{label} {text}"
 
 
 def _series_key(entry: Entry) -> tuple[Any, ...]:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..metrics.lines import finite_json
 from .comparability import alike
 from .compare import row
 from .described import DescribedRun
-from .repeats import common_name, kept, spread
+from .repeats import common_name, kept, number, spread
+from .rules import Rule
 
 __all__ = ["Entry", "entry_of", "make_entries"]
 
@@ -45,16 +47,17 @@ class Entry:
         return self.converged == len(self.runs)
 
 
-def make_entries(runs: Sequence[DescribedRun], *, fold: bool = True, alike_too: bool = False) -> list[Entry]:
+def make_entries(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[Rule] = ()) -> list[Entry]:
     """Return the rows for some runs, in the order in which they are given.
 
-    With `fold`, runs that differ by their seed alone become one; with `alike_too` also those that do not differ at all.
+    With `fold`, runs that differ by their seed alone become one. Where there are settings to group `by`, only runs with the same values of
+    them become one, and also those that do not differ at all.
     """
     if not fold:
         return _told_apart([entry_of([run]) for run in runs])
     found: dict[int, Entry] = {}
-    for group in alike(runs, without={"seed"}):
-        if len({run.summary["seed"] for run in group}) > 1 or alike_too:
+    for group in alike(runs, without={"seed"}, by=by):
+        if len({run.summary["seed"] for run in group}) > 1 or by:
             found[id(group[0])] = entry_of(group)
         else:
             found.update({id(run): entry_of([run]) for run in group})
@@ -124,18 +127,11 @@ def _together(values: Sequence[Any]) -> tuple[Any, Any]:
     known = [value for value in values if value is not None]
     if any(isinstance(value, list) for value in known):
         return _lists(known)
-    if not known or any(isinstance(value, bool | str) for value in known):
-        return _agreed(known), None
-    if isinstance(known[0], int) and len(set(known)) == 1:
-        return known[0], None
-    found = spread(known)
-    return (None, None) if found is None else (found["mean"], found["sigma"])
-
-
-def _agreed(known: Sequence[Any]) -> Any:
-    if not known or len(set(known)) == 1:
-        return known[0] if known else None
-    return next((value for value in known if value in ("NaN", "Infinity", "-Infinity")), None)
+    numbers = [None if isinstance(value, bool) else number(value) for value in known]
+    if None in numbers or (known and isinstance(known[0], int) and len(set(known)) == 1):
+        return _alike_or_none(known)
+    found = spread(numbers)
+    return (None, None) if found is None else (finite_json(found["mean"]), found["sigma"])
 
 
 def _lists(known: Sequence[Sequence[Any]]) -> tuple[Any, Any]:

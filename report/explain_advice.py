@@ -7,7 +7,7 @@ measured, and ``at most`` where the other end of the change was not.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -115,13 +115,21 @@ def _one_node(explanation: Explanation) -> Iterator[Advice]:
     summary, workers = facts.summary, facts.workers
     if summary["nodes"] == 1 or summary["workers"] != summary["nodes"]:
         return
-    alone = 1.0 / min(worker.own_seconds for worker in workers)
+    quickest = min(workers, key=lambda worker: worker.own_seconds)
+    alone, option = 1.0 / quickest.own_seconds, _only_nodes(explanation, [quickest.node])
     together = sum(1.0 / worker.step_seconds for worker in workers)
     reason = "one node computes by itself faster than all of these with their exchange"
     if summary["mode"] == "async":
-        yield Advice("--nodes 1 --mode sync", reason, alone / together, "about")
+        yield Advice(f"{option} --mode sync", reason, alone / together, "about")
     elif facts.job.get("global_batch_size") is None:
-        yield Advice("--nodes 1", reason, alone / together, "about", "the global batch is then that of one node")
+        yield Advice(option, reason, alone / together, "about", "the global batch is then that of one node")
+
+
+def _only_nodes(explanation: Explanation, kept: Sequence[int]) -> str:
+    """Return the options for a run on some of its nodes, with the CPU limits that these have."""
+    limits = explanation.facts.job.get("cores_per_node") or []
+    option = f"--nodes {len(kept)}"
+    return option if len(limits) <= 1 else f"{option} --cores-per-node {','.join(f'{limits[node]:g}' for node in kept)}"
 
 
 def _wider_link(explanation: Explanation) -> Iterator[Advice]:
@@ -134,7 +142,12 @@ def _wider_link(explanation: Explanation) -> Iterator[Advice]:
 
 def _doubled(bandwidth: str) -> str:
     number = re.match(r"[\d.]+", bandwidth.strip())
-    return f"{2 * float(number[0]):g}{bandwidth.strip()[number.end() :].strip()}" if number else bandwidth
+    return f"{_plain(2 * float(number[0]))}{bandwidth.strip()[number.end() :].strip()}" if number else bandwidth
+
+
+def _plain(value: float) -> str:
+    """Write a number without an exponent, which no unit may follow."""
+    return f"{value:f}".rstrip("0").rstrip(".")
 
 
 def _spread_servers(explanation: Explanation) -> Iterator[Advice]:
@@ -171,7 +184,8 @@ def _peers(explanation: Explanation) -> Iterator[Advice]:
     if nodes > 1 and explanation.slow_node is not None and facts.job.get("global_batch_size") is None:
         speedup = (nodes - 1) / nodes / (1.0 - step["peers"])
         what = f"without node {explanation.slow_node}, the others wait for nobody"
-        yield Advice(f"--nodes {nodes - 1}", what, speedup, "about", "the global batch is then smaller")
+        option = _only_nodes(explanation, [node for node in range(nodes) if node != explanation.slow_node])
+        yield Advice(option, what, speedup, "about", "the global batch is then smaller")
     before = _step_seconds(explanation)
     alone = sum(before / (worker.own_seconds + worker.communicate_seconds) for worker in facts.workers) / len(facts.workers)
     reason = "each node goes on at its own pace"

@@ -45,7 +45,7 @@ def as_text(comparison: Comparison, columns: Sequence[Column] = (), *, layout: s
     paragraphs = [
         _wrapped(above(comparison), prose),
         to_text(Group(*parts), width or 10_000),
-        *(_wrapped([text], prose) for text in below(comparison)),
+        *(_wrapped([text], prose) for text in below(comparison, columns)),
     ]
     return "\n".join(text for text in paragraphs if text)
 
@@ -117,7 +117,7 @@ def as_markdown(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
             _markdown_row(["---" if index < block.words else "---:" for index in range(len(block.header))], raw=True),
         ]
         parts.append("\n".join([*head, *map(_markdown_row, block.rows)]))
-    parts += [_markdown_text(text.replace("\n", " ")) for text in below(comparison)]
+    parts += [_markdown_text(text.replace("\n", " ")) for text in below(comparison, columns)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -161,7 +161,7 @@ def as_latex(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
     """Return the tables with a row a run as LaTeX (package booktabs): what is compared as comments, the explanations as text below."""
     parts = ["\n".join(f"% {line}" for line in above(comparison))]
     parts += [_tabular(block) for block in (chosen(comparison, columns) if columns else standard(comparison))]
-    parts += [rf"\noindent {_latex_text(text.replace(chr(10), ' '))}" for text in below(comparison)]
+    parts += [rf"\noindent {_latex_text(text.replace(chr(10), ' '))}" for text in below(comparison, columns)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

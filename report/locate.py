@@ -15,10 +15,12 @@ __all__ = ["find_finished_runs", "find_run", "find_runs", "is_run", "run_names"]
 
 _MOST_HINTS = 3
 
+# os.path.isdir and isfile say no where a path may not be looked at, or is too long; Path's own raise there.
+
 
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run directory: ``job.json`` or ``status.json`` lies in it."""
-    return os.path.isfile(path / "status.json") or os.path.isfile(path / "job.json")  # False, not an error, where it cannot be read
+    return os.path.isfile(path / "status.json") or os.path.isfile(path / "job.json")
 
 
 def run_names(out: Path) -> Iterator[str]:
@@ -88,7 +90,7 @@ def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
     if inner:
         raise UsageError(f"run: {text!r} is the name of {len(inner)} runs; say which: {', '.join(map(str, sorted(inner)))}.")
     for folder in (Path(text), out / text):
-        below = _ordered(folder, run_names(folder)) if text and folder.is_dir() else []
+        below = _ordered(folder, run_names(folder)) if text and os.path.isdir(folder) else []
         if below and folders:
             return [folder / name for name in below]
         if below:
@@ -108,7 +110,7 @@ def _ordered(folder: Path, names: Iterator[str]) -> list[str]:
 
 def _missing(text: str, out: Path) -> str:
     names = sorted(run_names(out))
-    if Path(text).is_dir():
+    if os.path.isdir(Path(text)):
         return f"run: {text!r} is not a run directory (it has neither job.json nor status.json){_hint(text, names, out)}"
     return f"run: got {text!r}; allowed: the path of a run directory, or the name of one in {str(out)!r}{_hint(text, names, out)}"
 
@@ -116,7 +118,7 @@ def _missing(text: str, out: Path) -> str:
 def _hint(text: str, names: Sequence[str], out: Path) -> str:
     """Return what ends the message: the names that are most like the text or hold it, or that there are none at all."""
     if not names:
-        return f"; there are no runs in {str(out)!r}." if out.is_dir() else f"; there is no folder {str(out)!r} (--out, TRAINER_OUT)."
+        return f"; there are no runs in {str(out)!r}." if os.path.isdir(out) else f"; there is no folder {str(out)!r} (--out, TRAINER_OUT)."
     wanted = Path(text).name.lower()
     last = {name.rpartition("/")[2].lower(): name for name in names}
     near = [last[close] for close in difflib.get_close_matches(wanted, last, n=_MOST_HINTS, cutoff=0.6)]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from .columns import MARK
+from .columns import MARK, Column
 from .comparability import Difference
 from .comparison import Comparison
-from .rules import ALL, GROUPS
+from .rules import ALL, GROUPS, RULES, STEPS
 from .tables import ACROSS_MODES, SYNTHETIC
+from .verdicts import JUDGED
 
 __all__ = ["above", "below"]
 
 _MOST_VALUES = 5
+
+_USUAL = frozenset(rule.key for rule in RULES if rule.subject)
 
 _SAME = "data, seed, precision, threads, machine, releases, optimizer and schedule, augmentation, budget, evaluations and network"
 
@@ -28,11 +31,14 @@ def above(comparison: Comparison) -> list[str]:
     for one in comparability.subject:
         if one.key in ("mode", "global_batch_size"):
             lines.append(f"  {one.label}: {one.why}.")
+    if comparability.beside:
+        lines.append(f"Not alike, though no figure depends on it: {'; '.join(_named(one) for one in comparability.beside)}.")
     faults = comparability.faults
     if faults:
         lines += ["Not alike:", *(f"  {_fault(fault)}" for fault in faults)]
     elif not comparability.unrecorded:
-        lines.append(f"{'Nothing else differs' if lines else 'Nothing differs'}: {_SAME} are the same.")
+        told = "" if any(one.key not in _USUAL for one in comparability.subject) else f": {_SAME} are the same"
+        lines.append(f"{'Nothing else differs' if lines else 'Nothing differs'}{told}.")
     else:
         lines.append(f"No {'other ' if lines else ''}difference is known.")
     if comparability.unrecorded:
@@ -40,24 +46,31 @@ def above(comparison: Comparison) -> list[str]:
     return lines
 
 
-def below(comparison: Comparison) -> list[str]:
-    """Return the explanations of what stands in the tables, then the verdicts; a paragraph each."""
+def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
+    """Return the explanations of what stands in the tables, then the verdicts; a paragraph each.
+
+    With `columns` (figures that were asked for) what concerns none of them is left out.
+    """
     lines = []
-    marked = {group for marks in comparison.marks for group in marks}
-    if marked:
-        lines.append(f"{MARK} not to be compared with {comparison.entries[0].label}: {_reasons(comparison)}.")
+    shown = {one.group for one in columns} if columns else set(GROUPS)
+    if any(shown & marks for marks in comparison.marks):
+        lines.append(f"{MARK} not to be compared with {comparison.entries[0].label}: {_reasons(comparison, shown)}.")
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
     if folded:
         lines.append("Several runs of one job stand in one row (×N, or the column runs): mean ± standard deviation.")
     for entry in folded:
         if entry.left_out:
             lines.append(f"{entry.label}: the fastest and the slowest are left out ({', '.join(entry.left_out)}).")
-    if comparison.fits_neither:
+    if comparison.fits_neither and not columns:
         names = "; ".join(comparison.entries[index].label for index in comparison.fits_neither)
         lines.append(f"In no series of scaling, as no other number of nodes has the same global batch or batch per worker: {names}.")
     modes = {run.summary["mode"] for run in comparison.runs}
-    synthetic = any(run.summary.get("synthetic") for run in comparison.runs)
-    return [*lines, *([ACROSS_MODES] if len(modes) > 1 else []), *([SYNTHETIC] if synthetic else []), *comparison.verdicts]
+    if len(modes) > 1 and (STEPS in shown or any(one.key == "steps" for one in columns)):
+        lines.append(ACROSS_MODES)
+    if any(run.summary.get("synthetic") for run in comparison.runs):
+        lines.append(SYNTHETIC)
+    asked = {one.key for one in columns} or set(JUDGED)
+    return [*lines, *(verdict for figure, verdict in zip(JUDGED, comparison.verdicts, strict=False) if figure in asked)]
 
 
 def _named(one: Difference) -> str:
@@ -84,9 +97,9 @@ def _enumerated(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
-def _reasons(comparison: Comparison) -> str:
-    """Return each kind of figures that carries a mark, with the settings that are to blame."""
-    marked = {group for marks in comparison.marks for group in marks}
+def _reasons(comparison: Comparison, shown: Collection[str | None]) -> str:
+    """Return each kind of figures among those `shown` that carries a mark, with the settings that are to blame."""
+    marked = {group for marks in comparison.marks for group in marks if group in shown}
     differences = [*comparison.comparability.subject, *comparison.comparability.faults]
     reasons: dict[str, list[str]] = {}
     for group in GROUPS:

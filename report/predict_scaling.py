@@ -75,8 +75,8 @@ def predict(fitted: Fitted, question: Question, validation: Validation) -> list[
 
 
 def judged_for(fitted: Fitted, topology: Topology, validation: Validation) -> Judged | None:
-    """Return what was judged that is most like this fit, None where there is nothing like it."""
-    if topology not in fitted.measured:
+    """Return what was judged that is most like this fit; None where there is nothing like it: each node had its own cores there."""
+    if topology not in fitted.measured or any(run.nodes_sharing_cores > 1 for run in fitted.runs):
         return None
     mode = MODES[topology]
     runs = [run for run in fitted.runs if run.mode == mode and run.communicates]
@@ -181,7 +181,7 @@ def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]
     if sharing > 1:
         texts.append(
             f"{sharing} nodes of a fitted run shared cores, so that their steps were slower than those of nodes with their own cores: the "
-            "fit is doubtful. Give each node its share with --cores-per-node."
+            "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share with --cores-per-node."
         )
     shortest = min(run.slowest for run in fitted.runs)
     if fitted.first.same["cores_per_node"] and shortest < SHORT_SECONDS:

@@ -61,6 +61,7 @@ def _basis(fitted: Fitted, question: Question) -> list[str]:
         f"Predicted for links of {_bandwidth_text(question)}, {seconds_text(question.link.latency_seconds)} of latency on top of the runs'",
         f"Computing: {seconds_text(fitted.compute.fixed_seconds)} a step and {seconds_text(fitted.compute.seconds_per_example)} an example",
         f"Exchange: {bytes_text(first.payload_bytes)} a step, {cost}",
+        "Speed-up: examples/s over those predicted for one node",
     ]
 
 

@@ -8,10 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "kept", "spread"]
+from ..metrics.lines import NON_FINITE
+
+__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "kept", "number", "spread"]
 
 TRIMMED_FROM = 5
-"""From this many runs on the fastest and the slowest are left out, as MLPerf training does."""
+"""From this many runs on the fastest and the slowest are left out, as MLPerf training does; not where more than one missed the target."""
 
 FIGURES: Mapping[str, tuple[str, ...]] = {
     "time_to_target_seconds": ("time_to_target_seconds",),
@@ -32,7 +34,8 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     - ``runs``: how many; ``converged``: how many reached the target, null where there is none
     - ``dropped``: names of the runs left out (see `kept`)
     - ``figures``: for each of `FIGURES` ``mean``, ``sigma`` (sample standard deviation, n − 1; null for a single value) and ``values``,
-      how many runs have it; null where none has
+      over how many runs; null where none has it. So a time to target is the mean over those that reached it and stay, and a figure that
+      is not finite in one run has no finite mean and no sigma
     """
     staying, dropped = kept(summaries)
     with_target = summaries[0]["target"] is not None
@@ -47,12 +50,13 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def kept(summaries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Return the runs whose figures count, from the fastest to the slowest, and those left out.
 
-    From `TRIMMED_FROM` runs on the fastest and the slowest are left out: by time to target (a run that did not reach it is slower than all
-    that did), without a target by the run clock.
+    From `TRIMMED_FROM` runs on the fastest and the slowest are left out: by time to target, without a target by the run clock. A run that
+    missed the target is the slowest. Where more than one did none is left out: another would stay, and the fastest be missing.
     """
     with_target = summaries[0]["target"] is not None
     ordered = sorted(summaries, key=lambda summary: _duration(summary, with_target))
-    if len(ordered) < TRIMMED_FROM:
+    missed = sum(not summary["target_reached"] for summary in summaries) if with_target else 0
+    if len(ordered) < TRIMMED_FROM or missed > 1:
         return ordered, []
     return ordered[1:-1], [ordered[0], ordered[-1]]
 
@@ -66,14 +70,26 @@ def _reach(summary: Mapping[str, Any], path: Sequence[str]) -> float | None:
     value: Any = summary
     for name in path:
         value = None if value is None else value.get(name)
+    return number(value)
+
+
+def number(value: Any) -> float | None:
+    """Return a figure of a summary as a float, also where it is the name of one that is not finite; None for what is no number."""
+    if isinstance(value, str):
+        return NON_FINITE.get(value)
     return float(value) if isinstance(value, int | float) else None
 
 
 def spread(found: Sequence[float | None]) -> dict[str, Any] | None:
-    """Return ``mean``, ``sigma`` and ``values`` (how many there are) of what was observed; None where nothing was."""
+    """Return ``mean``, ``sigma`` and ``values`` (how many there are) of what was observed; None where nothing was.
+
+    Values that are not finite make the mean so, and then there is no sigma.
+    """
     values = [value for value in found if value is not None]
     if not values:
         return None
+    if not all(map(math.isfinite, values)):
+        return {"mean": sum(values), "sigma": None, "values": len(values)}  # the sum is what the mean is, NaN or infinite
     mean = values[0] if min(values) == max(values) else math.fsum(values) / len(values)  # a sum of equal values may be rounded
     squares = math.fsum((value - mean) ** 2 for value in values)
     return {"mean": mean, "sigma": math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None, "values": len(values)}

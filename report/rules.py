@@ -8,6 +8,7 @@ from typing import Any
 
 from . import circumstances as read
 from .described import DescribedRun
+from .ordering import BY_FIELD, by_saving, natural
 
 __all__ = ["FAULTS", "GROUPS", "RULES", "Fault", "Rule"]
 
@@ -36,7 +37,8 @@ class Rule:
     `value` is hashable; None where it was not recorded or does not apply, and then it counts as alike. `spoils` are the `GROUPS` that a
     difference makes not comparable, `why` says so in a few words. A `subject` is what runs are usually compared for: its difference is
     no fault. Values are compared only among runs alike in the rule called `within`. `expected` ones should be there for every run, so
-    that a lack has to be told.
+    that a lack has to be told. `order` gives what puts values in order. No figure depends on a setting that does not matter (`matters`):
+    its difference is no fault, and only keeps runs apart.
     """
 
     key: str
@@ -48,6 +50,8 @@ class Rule:
     within: str | None = None
     show: Callable[[Any], str] = read.shown
     expected: bool = False
+    order: Callable[[Any], Any] = natural
+    matters: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,11 @@ def _subject(key: str, label: str, why: str, *, summary: str = "", spoils: froze
 def _learning(key: str, label: str, applies: Callable[[DescribedRun], bool] | None = None) -> Rule:
     value = read.asked(key) if applies is None else read.when(key, applies)
     return Rule(key, label, value, LEARNT, "the parameters take another course")
+
+
+def _beside(key: str, label: str, otherwise: str | None = None) -> Rule:
+    value = read.asked(key) if otherwise is None else read.asked_or(key, otherwise)
+    return Rule(key, label, value, NOTHING, "no figure depends on it", matters=False)
 
 
 def _by_step(run: DescribedRun) -> bool:
@@ -125,10 +134,32 @@ _LEARNING = (
     _learning("base_batch_size", "batch of the learning rate", lambda run: run.job.get("scale_lr") != "none"),
     Rule("augment", "augmentation", read.asked("augment"), ALL, "changing images takes time, and other images are learnt"),
     Rule("precision", "precision", read.precision, ALL, "other arithmetic is faster or slower, and rounds in another way"),
-    Rule("budget", "budget", read.budget, frozenset({TIME, LOSS, ACCURACY}), "one was to train longer than the other"),
-    Rule("until", "target", read.asked_or("until", "none"), LEARNT | {TIME}, "a run stops at its target"),
-    Rule("eval_every", "evaluations", read.asked("eval_every"), _PAUSES, "they take time, and only they notice a target"),
-    Rule("checkpoints", "checkpoints", read.saving, _PAUSES | {RESOURCES}, "training stands still for them, and they take memory"),
+    Rule(
+        "budget",
+        "budget",
+        read.budget,
+        frozenset({TIME, LOSS, ACCURACY}),
+        "one was to train longer than the other",
+        show=read.shown_budget,
+    ),
+    Rule("until", "target", read.asked_or("until", "none"), LEARNT | {TIME}, "a run stops at its target", order=BY_FIELD["until"]),
+    Rule(
+        "eval_every",
+        "evaluations",
+        read.asked("eval_every"),
+        _PAUSES,
+        "they take time, and only they notice a target",
+        order=BY_FIELD["eval_every"],
+    ),
+    Rule(
+        "checkpoints",
+        "checkpoints",
+        read.saving,
+        _PAUSES | {RESOURCES},
+        "training stands still for them, and they take memory",
+        show=read.shown_saving,
+        order=by_saving,
+    ),
 )
 
 _MACHINE = (
@@ -148,7 +179,7 @@ _MACHINE = (
     Rule("device", "device", read.asked("device"), WORK, "asked to compute elsewhere"),
     Rule("kernel", "kernel", read.host("kernel"), WORK, "another kernel schedules and sends in another way", expected=True),
     Rule("network", "network", read.network, WORK, "other links, and counted at another place"),
-    Rule("bandwidth", "bandwidth", read.bandwidth, WORK, "faster or slower links"),
+    Rule("bandwidth", "bandwidth", read.bandwidth, WORK, "faster or slower links", show=read.shown_bandwidth),
     Rule("link", "link speed in bit/s", read.link, WORK, "faster or slower links"),
     Rule("framework", "framework's release", read.framework, WORK, "it may be faster or slower", within="backend", expected=True),
     Rule("trainer", "trainer's release", read.package("crosstrain"), ALL, "it may train and count in another way", expected=True),
@@ -162,8 +193,18 @@ _MACHINE = (
     Rule("stall_timeout", "time limit of a stall", read.asked("stall_timeout"), NOTHING, _GIVES_UP),
 )
 
-RULES: tuple[Rule, ...] = (*_SUBJECTS, *_LEARNING, *_MACHINE)
-"""In the order in which differences are told: first what is usually the subject."""
+_BESIDE = (
+    _beside("calibrate", "calibration"),
+    _beside("keep", "checkpoints kept"),
+    _beside("keep_best", "best checkpoint kept by", "none"),
+    _beside("launcher", "launcher"),
+    _beside("mllog", "MLPerf's log"),
+    _beside("monitor", "samples of resources"),
+    _beside("tensorboard", "TensorBoard's files"),
+)
+
+RULES: tuple[Rule, ...] = (*_SUBJECTS, *_LEARNING, *_MACHINE, *_BESIDE)
+"""In the order in which differences are told: first what is usually the subject, last what does not matter."""
 
 
 def _ended(run: DescribedRun) -> str | None:

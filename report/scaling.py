@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .entries import Entry
 
-__all__ = ["ScalingPoint", "ScalingSeries", "scaling"]
+__all__ = ["ScalingPoint", "ScalingSeries", "families", "scaling"]
 
 Kind = Literal["strong", "weak"]
 
@@ -63,6 +63,20 @@ def scaling(entries: Sequence[Entry], series: Callable[[Entry], Any]) -> tuple[l
         found += [_series(kind, key[1], entries, members) for key, members in groups.items() if _nodes_differ(entries, members)]
     inside = {point.entry for one in found for point in one.points}
     return found, [index for index in range(len(entries)) if index not in inside]
+
+
+def families(entries: Sequence[Entry], series: Callable[[Entry], Any]) -> list[tuple[int, int, int]]:
+    """Return for each row what brings the rows of one series together, in the order of their batches; rows in none come last.
+
+    A row that is in a series of each kind belongs to the kind that has more rows, to strong scaling where both have as many.
+    """
+    found, _ = scaling(entries, series)
+    kinds = sorted(_BATCH, key=lambda kind: -sum(len(one.points) for one in found if one.kind == kind))
+    places: dict[int, tuple[int, int, int]] = {}
+    for number, one in sorted(enumerate(found), key=lambda pair: kinds.index(pair[1].kind)):
+        for point in one.points:
+            places.setdefault(point.entry, (kinds.index(one.kind), one.batch, number))
+    return [places.get(index, (len(kinds), entry.figures["global_batch_size"], 0)) for index, entry in enumerate(entries)]
 
 
 def _nodes_differ(entries: Sequence[Entry], members: Sequence[int]) -> bool:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..core.errors import UsageError, nearest
+from ..metrics.lines import NON_FINITE
 from .index import FIGURES
 
 __all__ = ["ALIASES", "Condition", "figure_name", "fitting", "in_order", "parse_since"]
@@ -35,7 +36,6 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": lambda value, wanted: bool(value > wanted),
     "<": lambda value, wanted: bool(value < wanted),
 }
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 
@@ -108,7 +108,7 @@ def _read_as(kind: str, text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _entries(value: Any) -> list[Any]:

@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..metrics.parts import Parts, resumed_seconds
+from ..metrics.rundir import RunReader
 from .pieces import read_pieces
 
 __all__ = ["Floats", "Integers", "NodeSeries", "StepSeries", "read_steps", "read_system"]
@@ -60,6 +62,7 @@ class _SystemLine(msgspec.Struct, gc=False):
     network_sent_bytes: int | None = None
     network_received_bytes: int | None = None
     gpus: list[_Gpu] | None = None
+    part_began_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class NodeSeries:
 
     Rates are rises of a counter since the sample before, over the time between (`_rises`); NaN for a node's first sample, and where a
     counter fell because it began anew. ``gpu_utilization`` (0 to 1) is the mean over its GPUs. ``cores_available`` is the last sample's.
+    Of a run that was resumed, samples of the later parts' initialisation are left out: their times are those of the parts before.
     """
 
     node: int
@@ -198,23 +202,30 @@ def read_system(run: Path) -> list[NodeSeries]:
     Raises what `read_steps` raises.
     """
     by_node: dict[int, list[_SystemLine]] = {}
+    parts = Parts(resumed_seconds(RunReader(run).job()))
     for lines in read_pieces(run / "system.jsonl", _SystemLine, "SystemRecord"):
         for line in lines:
+            line.part_began_seconds = parts.began_seconds(float(line.time_seconds), line.part_began_seconds)
             by_node.setdefault(line.node, []).append(line)
-    return [_node(node, by_node[node]) for node in sorted(by_node)]
+    found = [_node(node, by_node[node]) for node in sorted(by_node)]
+    return [node for node in found if len(node.time_seconds)]
 
 
 def _node(node: int, lines: Sequence[_SystemLine]) -> NodeSeries:
     time_seconds = _column([line.time_seconds for line in lines])
     intervals = _column([line.interval_seconds for line in lines])
+    began = _column([line.part_began_seconds for line in lines])
+    goes_on = np.diff(began, prepend=0.0) != 0
+    sent, received = _column([line.network_sent_bytes for line in lines]), _column([line.network_received_bytes for line in lines])
+    kept = (time_seconds > began) | (began == 0)
     return NodeSeries(
         node,
-        time_seconds,
-        _column([line.cpu_cores_used for line in lines]),
-        _column([line.memory_rss_bytes for line in lines]),
-        _rises(_column([line.network_sent_bytes for line in lines]), time_seconds, intervals),
-        _rises(_column([line.network_received_bytes for line in lines]), time_seconds, intervals),
-        _column([_mean([gpu.utilization for gpu in line.gpus or ()]) for line in lines]),
+        time_seconds[kept],
+        _column([line.cpu_cores_used for line in lines])[kept],
+        _column([line.memory_rss_bytes for line in lines])[kept],
+        _rises(sent, time_seconds, intervals, goes_on)[kept],
+        _rises(received, time_seconds, intervals, goes_on)[kept],
+        _column([_mean([gpu.utilization for gpu in line.gpus or ()]) for line in lines])[kept],
         next((float(line.cores_available) for line in reversed(lines) if line.cores_available is not None), None),
         next((line.network_source for line in reversed(lines) if line.network_source is not None), None),
     )
@@ -229,13 +240,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _rises(counter: Floats, time_seconds: Floats, intervals: Floats) -> Floats:
-    """Return the rise per second since the sample before, by the rule of `rise_per_second`.
+def _rises(counter: Floats, time_seconds: Floats, intervals: Floats, goes_on: NDArray[np.bool_]) -> Floats:
+    """Return the rise per second since the sample before, by the rule of `rise_per_second`; `goes_on` marks where a later part begins.
 
     Samples are stamped where they arrive. One that was held up on its way arrives with the next at its heels, and a rise over the moment
     between the two would be a peak that never was: the later one's is then over the time of both.
     """
-    rise, seconds = np.diff(counter, prepend=np.nan), np.diff(time_seconds, prepend=np.nan)
+    rise = np.where(goes_on, np.nan, np.diff(counter, prepend=np.nan))
+    seconds = np.diff(time_seconds, prepend=np.nan)
     at_its_heels = (seconds[1:] < _HELD_UP * intervals[1:]) & (seconds[1:] >= 0)
     known = (seconds > 0) & (rise >= 0)
     rates = np.where(known, rise / np.where(known, seconds, 1.0), np.nan)

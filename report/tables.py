@@ -23,7 +23,7 @@ ACROSS_MODES = (
     "A step is one update of the parameters: of the global batch in sync mode, of one worker's batch in async mode.\n"
     "So steps/s of sync and async runs are different things; compare examples/s and time to target."
 )
-"""Stands under every table that has runs of both modes."""
+"""Stands under every table that has steps of runs of both modes."""
 
 SYNTHETIC = "Synthetic data: images and labels are random. Speed and resources mean something, loss and accuracy do not."
 """Stands under every table that has a run on synthetic data."""

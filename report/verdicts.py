@@ -10,7 +10,10 @@ from .comparability import Comparability
 from .entries import Entry
 from .rules import SPEED, TARGET
 
-__all__ = ["USUAL_SCATTER", "verdicts"]
+__all__ = ["JUDGED", "USUAL_SCATTER", "verdicts"]
+
+JUDGED = ("examples_per_second", "time_to_target_seconds")
+"""The figures that verdicts are on, in the order of the verdicts."""
 
 USUAL_SCATTER = 0.05
 """By about so much the speed of one and the same job differs from run to run on a machine that does nothing else."""

@@ -30,6 +30,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with tests marked `alone` last, so that no process waits for the end of another's long test before each of them."""
+    files = {item.path for item in items if item.get_closest_marker("alone")}
+    items.sort(key=lambda item: item.path in files)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Where several processes test (``pytest -n``), run a test marked `alone` while none of the others runs any.

@@ -82,7 +82,7 @@ def models(tmp_path_factory):
 LARGE = pytest.param("alexnet", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", ["logreg", pytest.param("cnn", marks=pytest.mark.slow), LARGE, "resnet18"])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("logreg", "cnn")), LARGE, "resnet18"])
 class TestEveryModel:
     def test_plain_tensorflow_serves_the_savedmodel(self, models, name):
         model = models(name)

@@ -192,6 +192,13 @@ def test_a_run_and_its_continuation(tmp_path, server):
     assert (earlier["info"]["run_id"], later["info"]["run_name"]) == (run["info"]["run_id"], "first")
     record = read_run(tmp_path / "first")
     assert server.history(later, "eval/accuracy") == [(each.step, pytest.approx(each.accuracy)) for each in record.evals]
+    sent, before = (server.history(each, "system/node_0/network_transmit_megabytes") for each in (later, earlier))
+    samples = [each for each in RunReader(tmp_path / "first").system() if each.node == 0 and each.time_seconds >= 0]
+    kept = [each.network_sent_bytes for each in samples if each.part_began_seconds == 0]  # before the checkpoint
+    stays = [point for point in before if point[1] < (kept[-1] - kept[0]) / 1e6]
+    assert stays
+    assert sent[: len(stays)] == stays
+    assert sent == sorted(sent)
     steps = [step for step, _ in server.history(later, "train/loss")]
     assert steps == sorted(set(steps))
     assert steps[-1] == json.loads(again.stdout)["steps"] == RunReader(tmp_path / "first").job()["total_steps"] > summary["steps"]

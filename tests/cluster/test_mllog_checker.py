@@ -60,7 +60,7 @@ def test_the_checker_accepts_a_run_that_reached_its_target_and_one_that_did_not(
     assert (told["run_start"]["time_ms"] - told["init_start"]["time_ms"]) / 1000 == pytest.approx(summary["init_seconds"], abs=0.1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param(name, marks=() if name == "torch" else pytest.mark.slow) for name in BACKENDS])
 def test_the_checker_accepts_a_run_that_was_interrupted_and_then_resumed(tmp_path, backend):
     run = tmp_path / "run"
     arguments = ["--backend", backend, "--mllog", "--epochs", "20000", "--checkpoint-every", "1000s", "--out", str(tmp_path)]

@@ -120,7 +120,7 @@ def test_from_tensorflow_to_torch_and_back(tmp_path):
     assert described["segments"][1]["changed"]["backend"] == ["tf", "torch"]
 
 
-@pytest.mark.parametrize("backend", ["torch", "tf"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), "tf"])
 def test_from_sync_to_async_and_back(tmp_path, backend):
     """The cursor carries over: after three parts exactly the examples of the planned epochs have been consumed."""
     part = run(tmp_path, "part", backend=backend, nodes=2, batch_size=10, steps=30, lr=0.02)
@@ -167,6 +167,10 @@ def test_the_records_have_neither_gap_nor_double(tmp_path):
     assert resumed.summary["train_seconds"] <= resumed.summary["run_seconds"]
     node = resumed.summary["per_node"][0]
     assert 0 < node["cpu_seconds"] < 4 * resumed.summary["run_seconds"] + 2
+    samples = list(RunReader(path).system())
+    assert {record.part_began_seconds for record in samples} == {0.0, taken.run_seconds}
+    trained = [record.time_seconds for record in samples if not record.initialising]
+    assert trained == sorted(trained)
     events = [record.event for record in RunReader(path).events()]
     assert events.count("run_started") == events.count("run_resumed") == 1
     saved = [record.detail["step"] for record in RunReader(path).events() if record.event == "checkpoint_saved"]
@@ -336,3 +340,14 @@ def test_repeats_give_mean_and_spread(tmp_path):
     assert len(together["dropped"]) == 2
     assert together["figures"]["accuracy"]["values"] == 3
     assert 0.8 < together["figures"]["accuracy"]["mean"] < 1
+
+
+def test_repeats_that_diverged_say_so_in_their_mean(tmp_path):
+    diverging = ["--lr", "1e30", "--weight-decay", "1e6", "--steps", "20"]
+    done = trainer("run", "--repeats", "2", "--backend", "toy", *diverging, "--name", "bad", "--out", str(tmp_path), "--quiet", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout, parse_constant=pytest.fail)["figures"]
+    assert figures["loss"] == {"mean": "NaN", "sigma": None, "values": 2}
+    compared = trainer("compare", str(tmp_path), "--json")
+    (row,) = json.loads(compared.stdout)["rows"]
+    assert (row["figures"]["eval_loss"], row["sigma"].get("eval_loss")) == ("NaN", None)

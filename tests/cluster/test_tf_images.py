@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import free_ports, script_process
+from processes import free_ports, quick_and_slow, script_process
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +24,7 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "alexnet-1" else ()) for name in RESUMED])
+@pytest.mark.parametrize("name", quick_and_slow(RESUMED, quick="cnn"))
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, name):
     """Trained without a break, and by fresh processes from the state in its middle."""
     options = {**RESUMED[name], "deterministic": True}
@@ -98,6 +98,7 @@ def test_alexnet_on_two_workers_in_bf16(tmp_path):
     assert figures["evaluated"][0] == 30
 
 
+@pytest.mark.slow
 def test_fp16_on_workers_scales_the_loss(tmp_path):
     """An update whose gradient overflows counts, but changes nothing; the scale falls for all, rises after 2000, and cancels out."""
     options = {"model": "cnn", "nodes": 2, "batch_size": 5, "momentum": 0.9, "weight_decay": 0.1, "lr": 0.01, "steps_per_call": 3}

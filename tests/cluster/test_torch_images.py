@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import free_ports, script_process
+from processes import free_ports, quick_and_slow, script_process
 
 pytestmark = pytest.mark.cluster
 
@@ -30,13 +30,13 @@ RESUMED = {
 def resumed(tmp_path_factory):
     """Return a function from a job's name to the folder with its results, trained without a break and by fresh processes from its middle.
 
-    All of the small models share their processes, and so do all of the large ones.
+    All jobs of one model share their processes.
     """
 
     @cache
-    def trained(large):
+    def trained(model):
         folder = tmp_path_factory.mktemp("torch-images")
-        jobs = {name: job for name, job in RESUMED.items() if (job["model"] == "alexnet") == large}
+        jobs = {name: job for name, job in RESUMED.items() if job["model"] == model}
         for phase in ("whole", "resumed"):
             scenario = folder / f"{phase}.json"
             scenario.write_text(json.dumps({"port": free_ports(5 * len(jobs)), "jobs": jobs, "phase": phase}))
@@ -45,10 +45,10 @@ def resumed(tmp_path_factory):
                 assert [each.wait(200) for each in started] == [0, 0, 0]
         return folder
 
-    return lambda name: trained(RESUMED[name]["model"] == "alexnet")
+    return lambda name: trained(RESUMED[name]["model"])
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if "alexnet" in name else ()) for name in RESUMED])
+@pytest.mark.parametrize("name", quick_and_slow(RESUMED, quick="cnn"))
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(resumed, name):
     folder = resumed(name)
     with np.load(folder / f"{name}-whole.npz") as whole, np.load(folder / f"{name}-resumed.npz") as again:
@@ -63,6 +63,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(resumed, name):
         assert all(not np.array_equal(middle[key], whole[key]) for key in middle.files if "weight" in key and key.startswith("parameters"))
 
 
+@pytest.mark.slow
 def test_sync_averages_the_running_statistics(resumed):
     with np.load(resumed("resnet18-3") / "resnet18-3-whole.npz") as found:
         names = [key for key in found.files if key.startswith("buffers/")]
@@ -108,6 +109,7 @@ def test_buffers_lie_on_the_parameter_servers(tmp_path):
                 assert distance < 5e-3, key
 
 
+@pytest.mark.slow
 def test_alexnet_on_two_workers_in_bf16(tmp_path):
     options = {"model": "alexnet", "nodes": 2, "batch_size": 5, "precision": "bf16", "lr": 0.01}
     figures = asynchronous(tmp_path, options, 20, 8, ["chief-0", "worker-0", "worker-1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,50 @@ CLOCK = Clock(
 
 def sample(node: int, time_seconds: float, **figures: Any) -> SystemRecord:
     return replace(SYSTEM, node=node, time_seconds=time_seconds, **figures)
+
+
+RESUMED = 10.0
+"""When the run of `resumed_samples` went on, on the run clock in seconds."""
+
+
+def _part(nodes: int, began: float, until: float, init: float, interval: float, **fields: Any) -> Iterator[SystemRecord]:
+    """The samples of a part of a run, as the driver writes them: 1 core and 1 MB/s in its initialisation, 0.2 of both while it trains.
+
+    One is taken just before its clock starts, and one at its end. The nodes' follow each other by a millisecond.
+    """
+    moments = [began - init + interval * (number + 0.5) for number in range(int((until - began + init) / interval))]
+    for time_seconds in sorted([*moments, began - 0.002, until]):
+        used = min(time_seconds - began + init, init) + 0.2 * max(0.0, time_seconds - began)
+        figures = {
+            "interval_seconds": interval,
+            "cpu_seconds": used,
+            "cpu_cores_used": 1.0 if time_seconds <= began else 0.2,
+            "network_sent_bytes": round(1e6 * used),
+            "network_received_bytes": None,
+        }
+        for node in range(nodes):
+            yield sample(node, time_seconds + 0.001 * node, **figures, **fields)
+
+
+def resumed_samples(said: bool, init: float = 15.0, interval: float = 0.5) -> list[SystemRecord]:
+    """The samples of a run of 20 s that was resumed after 10 s, on two nodes then; they say their parts, or do not, as older ones.
+
+    Each part's initialisation took `init` seconds.
+    """
+    first, second = ({"part_began_seconds": began} if said else {} for began in (0.0, RESUMED))
+    before = (record for record in _part(1, 0.0, RESUMED, init, interval, **first) if record.time_seconds < RESUMED)
+    return [*before, *_part(2, RESUMED, 20.0, init, interval, **second)]
+
+
+def resumed_run(out: Path, said: bool) -> Path:
+    """The directory of a run with `resumed_samples`, and nothing else."""
+    job = a_job(out, name="resumed", nodes=2)
+    writer = open_run(job)
+    writer.write_job({**job.model_dump(mode="json"), "segments": [{"run_seconds": seconds} for seconds in (0.0, RESUMED)]})
+    for record in resumed_samples(said):
+        writer.system(record)
+    writer.close()
+    return writer.path
 
 
 def a_job(out: Path, **fields: Any) -> Job:

@@ -9,12 +9,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from benchmarks.__main__ import chosen_rows, parse
 from benchmarks.contestants import PEERS, Ours, Peer, Reference, Row
-from benchmarks.figures import Measured, Spread, differs, ratios, window
+from benchmarks.figures import Measured, Spread, differs, ratios, save_costs, window
 from benchmarks.memory import peak_bytes
 from benchmarks.ours import read_run, steps_of
 from benchmarks.peer_runs import Nodes, places
@@ -247,6 +248,17 @@ def test_saves_count_where_they_were_made_while_the_clock_ran(tmp_path):
     write_run(tmp_path, time_shares=None)
     run = read_run(tmp_path, 2)
     assert (run.saves, run.stall_seconds, run.checkpoint_bytes, run.data_wait_fraction) == (0, None, None, None)
+
+
+def test_a_save_costs_what_it_prolongs_the_results_beside_it():
+    """Updates of 1 s, two in some results; the saves prolong one result by 0.5 s and two by 0.3 s together."""
+    lasting = [9.0] * 5 + [1.0] * 12 + [1.5] + [1.0, 2.0] * 6 + [1.2, 2.1] + [1.0] * 12
+    counts = [0, *([1] * 18), *([1, 2] * 6), 1, 2, *([1] * 12)]
+    ends = [0.0, *np.cumsum(lasting).tolist()]
+    saves = [(ends[17] + 0.1, ends[17] + 0.9), (ends[30] + 0.6, ends[30] + 1.7)]
+    assert save_costs(counts, ends, saves) == pytest.approx([0.5, 0.3])
+    assert save_costs(counts, ends, []) == []
+    assert save_costs([0, 1, 1], [0.0, 1.0, 2.0], [(0.0, 2.0)]) == []
 
 
 def test_a_save_that_failed_and_a_run_too_short_give_no_figures(tmp_path):

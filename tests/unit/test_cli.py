@@ -84,6 +84,7 @@ def test_no_command_shows_the_help_and_fails(capsys):
         (["run", "--batch-size"], "error: Option '--batch-size' requires an argument."),
         (["run", "--backend", "tf", "--batch-size", "0"], "error: --batch-size: got '0'; allowed: a whole number of at least 1."),
         (["run", "--backend", "jax"], "error: --backend: got 'jax'; allowed: auto, tf, torch"),
+        (["compare", "x", "--curves", "loss", "--smooth", "nan"], "error: Invalid value for '--smooth': 'nan' is not in the range 0<=x<1."),
         (["run", "--model", "alexnett"], "error: --model: got 'alexnett'; allowed: "),
     ],
 )

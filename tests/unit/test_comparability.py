@@ -47,6 +47,7 @@ DIFFERENCES = [
     ("eval_every", {}, {"eval_every": "10steps"}, {TIME, TARGET}),
     ("checkpoints", {}, {"checkpoint_every": "1epoch"}, {TIME, TARGET, RESOURCES}),
     ("checkpoints", {}, {"save_final": False}, {TIME, TARGET, RESOURCES}),
+    ("checkpoints", {"checkpoint_every": "9steps"}, {"checkpoint_every": "9steps", "save_final": False}, {TIME, TARGET, RESOURCES}),
     ("threads", {}, {"described": {"threads_per_task": [2]}}, WORK),
     ("cpu", {}, {"node": {"cpu_model": "Made Up 4000"}}, WORK),
     ("cores", {}, {"node": {"cores_available": 4.0}}, WORK),
@@ -78,6 +79,7 @@ ALIKE = [
     ({"steps": 100, "batch_size": 20}, {"steps": 50, "batch_size": 40}),
     ({"name": "a", "mllog": True, "tensorboard": False, "keep": 2}, {}),
     ({"nodes": 1}, {"nodes": 1, "bandwidth": "100mbit"}),
+    ({"checkpoint_every": "end"}, {"checkpoint_every": "end", "save_final": False}),
     ({"backend": "tf"}, {"backend": "torch", "node": {"packages": {**PACKAGES, "tensorflow": "2.20.0"}}}),
     ({"data": "mnist", "dataset": {"digest": "cd34"}}, {"data": "mnist", "dataset": {"digest": "cd34"}}),
 ]
@@ -98,7 +100,7 @@ def test_a_difference_is_named_and_spoils_what_it_should(key, one, other, spoilt
 
 
 def test_every_rule_is_tried_here():
-    assert {case[0] for case in DIFFERENCES} == {rule.key for rule in RULES if not rule.subject}
+    assert {case[0] for case in DIFFERENCES} == {rule.key for rule in RULES if rule.matters and not rule.subject}
 
 
 @pytest.mark.parametrize(("one", "other"), ALIKE)
@@ -108,8 +110,19 @@ def test_what_makes_no_difference_is_passed_over(one, other):
     assert found.marks(1) <= {STEPS}
 
 
-NO_FIGURE = {"calibrate", "keep", "keep_best", "mlflow", "mlflow_experiment", "mllog", "monitor", "name", "out", "tensorboard"}
+BESIDE = {
+    "calibrate": False,
+    "keep": 2,
+    "keep_best": "loss",
+    "launcher": "local",
+    "mllog": True,
+    "monitor": False,
+    "tensorboard": False,
+}
 """Settings that no figure depends on."""
+
+PLACE = {"data_dir": "originals", "mlflow": "http://127.0.0.1:5000", "mlflow_experiment": "mine", "name": "b", "out": "there"}
+"""Settings that say where something lies and what it is called."""
 
 ELSEWHERE = {
     "procs_per_node": "workers",
@@ -117,8 +130,6 @@ ELSEWHERE = {
     "steps": "budget",
     "checkpoint_every": "checkpoints",
     "save_final": "checkpoints",
-    "data_dir": "digest",
-    "launcher": "network",
 }
 """Settings that show in a rule of another name."""
 
@@ -126,7 +137,30 @@ ELSEWHERE = {
 def test_every_setting_of_a_job_is_judged():
     keys = {rule.key for rule in RULES}
     assert set(ELSEWHERE.values()) <= keys
-    assert set(Job.model_fields) - keys - NO_FIGURE - set(ELSEWHERE) == set()
+    assert set(BESIDE) == {rule.key for rule in RULES if not rule.matters}
+    assert set(Job.model_fields) - keys - set(PLACE) - set(ELSEWHERE) == set()
+
+
+@pytest.mark.parametrize(("key", "value"), BESIDE.items())
+def test_a_setting_that_no_figure_depends_on_keeps_runs_apart_all_the_same(key, value):
+    runs = [made(f"{name}{seed}", seed=seed, **job) for name, job in (("a", {}), ("b", {key: value})) for seed in (0, 1)]
+    found = compare_runs(runs)
+    assert [[run.name for run in entry.runs] for entry in found.entries] == [["a0", "a1"], ["b0", "b1"]]
+    assert (found.comparability.faults, found.marks) == ([], (frozenset(), frozenset()))
+    first, then = above(found)
+    assert first.startswith("Not alike, though no figure depends on it: ")
+    assert then.startswith("Nothing else differs: ")
+
+
+def test_what_is_compared_is_not_among_what_is_said_to_be_the_same():
+    runs = [made(f"r{seed}", seed=seed) for seed in (0, 1)]
+    assert above(compare_runs(runs, by=["seed"])) == ["Compared: seed 0, 1.", "Nothing else differs."]
+
+
+@pytest.mark.parametrize(("key", "value"), PLACE.items())
+def test_where_a_run_lies_and_what_it_is_called_keeps_no_repeats_apart(key, value):
+    (entry,) = compare_runs([made("a", seed=0), made("b", seed=1, described={key: value})]).entries
+    assert entry.seeds == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from crosstrain.cli.compare_command import compare
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.metrics.display import bytes_text, count_text, duration_text, number_text, rate_text
+from crosstrain.report.columns import cell, column
 from crosstrain.report.compare import rows
 from crosstrain.report.comparison import compare_paths, compare_runs
 from crosstrain.report.formats import as_latex, as_markdown, as_text
@@ -161,6 +162,24 @@ def test_figures_can_be_chosen(tmp_path):
     assert re.split(r"\s{2,}", line) == ["async_1", "0.8750†", "550†", "100 MB†", "100 MB†", "yes"]
 
 
+@pytest.mark.parametrize(
+    ("metric", "said", "unsaid"),
+    [
+        ("accuracy", [": accuracy (seed).", "stand in one row"], ["steps/s", "resources", "A step is", "Fastest"]),
+        ("steps_per_second", ["steps/s (mode, kernel).", "A step is one update"], ["accuracy (seed)", "Fastest"]),
+        ("steps", ["A step is one update"], ["not to be compared", "Fastest"]),
+        ("examples_per_second", ["speed (kernel).", "Fastest by examples/s"], ["A step is", "Fastest to"]),
+        ("time_to_target", ["time to target (seed, kernel).", "Fastest to"], ["A step is", "Fastest by"]),
+        ("accuracy,loss", ["loss, accuracy (seed)."], ["kernel)"]),
+    ],
+)
+def test_below_chosen_figures_stands_what_concerns_them(metric, said, unsaid):
+    text = as_text(compare_runs(repeats_and_another()), [column(name) for name in metric.split(",")])
+    notes = text.split("─\n")[-1]
+    assert [one for one in said if one not in notes] == []
+    assert [one for one in unsaid if one in notes] == []
+
+
 def test_repeats_stay_apart_on_request(tmp_path):
     runs = [made("a", seed=0), made("b", seed=1), made("c", seed=1, node={"kernel": "7"})]
     assert [entry.label for entry in compare_runs(runs).entries] == ["a ×2", "c"]
@@ -174,6 +193,31 @@ def test_from_five_repeats_on_the_extremes_do_not_count():
     assert set(entry.left_out) == {"r0", "r4"}
     assert entry.figures["examples_per_second"] == pytest.approx(370.0)
     assert "r ×5: the fastest and the slowest are left out (r0, r4)." in as_text(compare_runs(runs))
+
+
+def five_repeats(*seconds):
+    """Five runs of one job, which reached their target after so many seconds, the others not at all."""
+    times = [*seconds, *[None] * (5 - len(seconds))]
+    return [
+        made(f"r{seed}", seed=seed, until="accuracy>=0.9", summary={"time_to_target_seconds": time, "target_reached": time is not None})
+        for seed, time in enumerate(times)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ([], "not reached"),
+        ([30.0], "30.0 s (1 of 5)"),
+        ([30.0, 40.0], "35.0 s ± 7.07 s (2 of 5)"),
+        ([10.0, 20.0, 30.0, 40.0], "30.0 s ± 10.0 s (4 of 5)"),
+        ([10.0, 20.0, 30.0, 40.0, 50.0], "30.0 s ± 10.0 s"),
+    ],
+)
+def test_the_time_to_target_is_the_mean_over_the_runs_that_reached_it_and_stay(seconds, expected):
+    found = compare_runs(five_repeats(*seconds))
+    assert cell(found.entries[0], column("time_to_target")) == expected
+    assert ("are left out" in as_text(found)) == (len(seconds) >= 4)
 
 
 def test_a_loss_that_blew_up_in_one_repeat_is_not_averaged_away():

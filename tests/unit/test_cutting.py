@@ -8,9 +8,9 @@ from run_samples import CLOCK, sample, sync_run
 from crosstrain.metrics.cutting import cut_records
 from crosstrain.metrics.lines import DamagedRunError
 from crosstrain.metrics.nodes import per_node
+from crosstrain.metrics.parts import resumed_seconds
 from crosstrain.metrics.records import EventRecord
 from crosstrain.metrics.rundir import RunReader, RunWriter
-from crosstrain.metrics.summary import resumed_seconds
 
 
 def test_what_is_later_goes_and_the_rest_stays_as_it_was(tmp_path):

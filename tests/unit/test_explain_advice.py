@@ -50,6 +50,12 @@ def test_a_wider_link_halves_what_it_carries(tmp_path):
     assert not any(option.startswith("--bandwidth") for option in idle)
 
 
+def test_a_bandwidth_is_doubled_in_figures_that_can_be_typed(tmp_path):
+    full = {**FULL, "network_sent_bytes": 75_000_000}
+    found = advice(tmp_path, steps(compute=2, network=8), node_figures=[full] * 2, bandwidth="600000kbit")
+    assert "--bandwidth 1200000kbit" in found
+
+
 def test_parameters_on_more_servers_take_the_load_off_one_link(tmp_path):
     """Three nodes, 31.4 kB at 12.5 MB/s: 398 times a second. Three updates are 1.5 of them for each of two servers, 4/3 for a ring."""
     found = advice(tmp_path, steps(compute=1, network=9, count=3), mode="async", node_figures=[FULL] * 3, bandwidth="100mbit")
@@ -74,7 +80,7 @@ def test_the_same_cores_evenly(tmp_path):
     found = advice(tmp_path, workers, cores_per_node="1,0.2")
     assert found["--cores-per-node 0.6"].speedup == pytest.approx(11 / (10 / 3 + 1))
     assert found["--mode async"].speedup == pytest.approx((11 / 3 + 11 / 11) / 2)
-    assert found["--nodes 1"].speedup == pytest.approx(1 / 2 / (3 / 11))
+    assert found["--nodes 1 --cores-per-node 1"].speedup == pytest.approx(1 / 2 / (3 / 11))
 
 
 def test_data_that_are_changed_on_the_way(tmp_path):
@@ -123,7 +129,13 @@ def test_every_option_that_is_recommended_is_one_of_the_command(tmp_path):
     ]
     options = [entry.option for run in runs for entry in advise(explain(run))]
     assert len(options) > 8
-    for text in options:
-        arguments = text.split() if "--nodes" in text or "--mode sync" in text else ["--nodes", "3", "--mode", "async", *text.split()]
+    usual = ["--nodes", "3", "--mode", "async"]
+    typed = [[*([] if "--nodes" in text or "--mode sync" in text else usual), *text.split()] for text in options]
+    limited = [{"compute": 2 * MS, "peers": 8 * MS, "communicate": MS}] * 2 + [{"compute": 10 * MS, "communicate": MS}]
+    limits = ["--nodes", "3", "--cores-per-node", "1,0.5,0.2"]
+    found = advice(tmp_path, limited, cores_per_node="1,0.5,0.2", name="f")
+    assert "--nodes 2 --cores-per-node 1,0.5" in found
+    typed += [[*limits, *option.split()] for option in found]
+    for arguments in typed:
         done = CliRunner().invoke(run_command, [*arguments, "--backend", "torch", "--print-config"], catch_exceptions=False)
-        assert done.exit_code == 0, (text, done.output)
+        assert done.exit_code == 0, (arguments, done.output)

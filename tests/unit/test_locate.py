@@ -66,6 +66,7 @@ def test_a_path_comes_before_a_name(out, monkeypatch):
         ("empty", r"got 'empty'"),
         ("zzzzzz", r"allowed: .* in '.*runs'; trainer runs lists those in '.*runs'\."),
         ("", r"'' is not a run directory"),
+        ("x" * 300, r"got 'x{300}'"),
     ],
 )
 def test_what_is_no_run_is_named_with_what_is_near(out, text, said):

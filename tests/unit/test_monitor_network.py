@@ -56,14 +56,20 @@ def moved(record) -> int:
     return min(tasks["sender"][0], tasks["receiver"][1])
 
 
+@pytest.fixture
+def sampler():
+    made = NodeSampler(0, isolated=False, interval_seconds=60, emit=lambda record: None)
+    yield made
+    made.stop()
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_tcp_bytes_of_each_task_are_exact_also_of_closed_connections(address):
+def test_tcp_bytes_of_each_task_are_exact_also_of_closed_connections(sampler, address):
     """5 MB are seen while the connection is open; 15 MB more and the closing fall between two samples."""
     try:
         socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
     except OSError:
         pytest.skip(f"this machine has no {address}")
-    sampler = NodeSampler(0, isolated=False, interval_seconds=60, emit=lambda record: None)
     with program(RECEIVER, address) as receiver, program(SENDER, address, receiver.line()) as sender:
         sender.line()
         sampler.watch("sender", sender.pid)
@@ -82,7 +88,6 @@ def test_tcp_bytes_of_each_task_are_exact_also_of_closed_connections(address):
         sampler.unwatch("sender")
         sampler.unwatch("receiver")
     last_record = sampler.sample()
-    sampler.stop()
     assert open_record.network_source == "sockets"
     assert traffic_by_task(open_record)["sender"][0] == pytest.approx(5 * MEGABYTE, abs=2)  # SYN and FIN count as a byte each
     for record in (closed_record, later_record):
@@ -101,34 +106,33 @@ def until(sampler, condition):
     return record
 
 
-def test_the_traffic_of_other_processes_is_not_a_task_s():
+def test_the_traffic_of_other_processes_is_not_a_task_s(sampler):
     with program(RECEIVER, "127.0.0.1") as receiver, program(SENDER, "127.0.0.1", receiver.line()) as sender, program("say()") as idle:
         sender.line()
         idle.line()
-        sampler = NodeSampler(0, isolated=False, interval_seconds=60, emit=lambda record: None)
         sampler.watch("worker-0", idle.pid)
         sender.go("3")
         sender.line()
         record = sampler.sample()
-        sampler.stop()
     assert (record.network_sent_bytes, record.network_received_bytes) == (0, 0)
     assert traffic_by_task(record)["worker-0"] == (0, 0)
 
 
-def test_a_child_s_connection_counts_with_its_task():
-    code = RECEIVER.replace("say(str(count))", "").replace("listener.accept()", "listener.accept()\nlistener.close()")
+def test_a_child_s_connection_counts_with_its_task(sampler):
+    code = RECEIVER.replace("say(str(count))", "").replace(
+        "listener.accept()", "listener.accept()\nlistener.close()\nprint('accepted', flush=True)"
+    )
     with program(f"if os.fork() == 0:\n{textwrap.indent(code, '    ')}\n    os._exit(0)\nos.wait()\nsay('over')", "127.0.0.1") as task:
-        sampler = NodeSampler(0, isolated=False, interval_seconds=60, emit=lambda record: None)
         sampler.watch("worker-0", task.pid)
         with program(SENDER, "127.0.0.1", task.line()) as sender:
             sender.line()
+            assert task.line() == "accepted"  # before that the connection is no process's own
             sampler.sample()
             sender.go("2")
             sender.line()
             sender.go("0")
             assert task.line() == "over"
             record = until(sampler, lambda record: record.network_received_bytes >= 2 * MEGABYTE)
-        sampler.stop()
     assert record.network_received_bytes == pytest.approx(2 * MEGABYTE, abs=2)
 
 
@@ -195,8 +199,7 @@ def test_interface_counters_count_from_their_making():
     assert all(later >= earlier for name in first for later, earlier in zip(counters.read()[name], first[name], strict=True))
 
 
-def test_more_closings_than_the_kernel_keeps_notices_of_are_told_and_survived():
-    sampler = NodeSampler(0, isolated=False, interval_seconds=60, emit=lambda record: None)
+def test_more_closings_than_the_kernel_keeps_notices_of_are_told_and_survived(sampler):
     with program(RECEIVER, "127.0.0.1") as receiver, program(SENDER, "127.0.0.1", receiver.line()) as sender:
         sender.line()
         sampler.watch("sender", sender.pid)
@@ -210,7 +213,6 @@ def test_more_closings_than_the_kernel_keeps_notices_of_are_told_and_survived():
         sender.line()
         time.sleep(0.5)  # the kernel writes the notices in the background
         records = [sampler.sample() for _ in range(2)]
-        sampler.stop()
     assert before.problems == ()
     assert len(records[0].problems) == 1
     assert "more TCP connections closed" in records[0].problems[0]

@@ -217,6 +217,14 @@ class TestRows:
 
 
 class TestCommand:
+    def test_without_numbers_of_nodes_only_those_with_room_for_the_servers_are_predicted(self, tmp_path):
+        path = calibrated_run(tmp_path)
+        arguments = [path.name, "--out", str(tmp_path), "--topology", "ps", "--scaling", "weak", "--json"]
+        for more, nodes in (([], [1, 2, 4, 8, 64, 512]), (["--ps", "3"], [4, 8, 64, 512])):
+            done = CliRunner().invoke(predict, [*arguments, *more])
+            assert done.exit_code == 0, done.output
+            assert [row["nodes"] for row in json.loads(done.stdout)["predictions"]] == nodes
+
     def test_json(self, tmp_path):
         path = calibrated_run(tmp_path)
         arguments = [path.name, "--out", str(tmp_path), "--nodes", "2,512", "--bandwidth", "10gbit", "--latency", "50us", "--json"]
@@ -293,7 +301,9 @@ class TestCommand:
         path = calibrated_run(tmp_path)
         summary = json.loads((path / "summary.json").read_text())
         write(path, "summary.json", {**summary, "nodes_sharing_cores": 2})
-        assert "fit is doubtful. Give each node its share with --cores-per-node" in CliRunner().invoke(predict, [str(path)]).stdout
+        told = CliRunner().invoke(predict, [str(path)]).stdout
+        assert "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share" in told
+        assert "No band: the model was not judged on anything like this." in told
 
 
 def test_the_table_of_the_document_is_the_shipped_one(repository: Path):

@@ -1,18 +1,22 @@
 """What several runs of one job say together, on figures worked out by hand."""
 
-import pytest
+import math
 
+import pytest
+from comparison_samples import made
+
+from crosstrain.report.entries import entry_of
 from crosstrain.report.repeats import aggregate, common_name
 
 
-def summary(run, seconds, *, reached=True, target="accuracy>=0.9", accuracy=0.9):
+def summary(run, seconds, *, reached=True, target="accuracy>=0.9", accuracy=0.9, loss=0.5):
     return {
         "run": run,
         "target": target,
         "target_reached": reached if target else None,
         "time_to_target_seconds": seconds if target and reached else None,
         "run_seconds": seconds,
-        "eval": {"accuracy": accuracy, "loss": 0.5},
+        "eval": {"accuracy": accuracy, "loss": loss},
         "examples_per_second": 100.0,
         "epochs": 2.0,
         "train_seconds": 1.0,
@@ -34,12 +38,49 @@ def test_from_five_on_the_fastest_and_the_slowest_are_dropped():
     assert found["figures"]["time_to_target_seconds"] == {"mean": 3.0, "sigma": 1.0, "values": 3}
 
 
-def test_a_run_that_did_not_converge_is_the_slowest_and_counted():
+def test_the_only_run_that_did_not_converge_is_the_slowest_and_counted():
     runs = [summary("a", 0.5, reached=False), *(summary(name, seconds) for name, seconds in zip("bcde", (1.0, 2.0, 3.0, 4.0), strict=True))]
     found = aggregate(runs)
     assert found["converged"] == 4
     assert found["dropped"] == ["b", "a"]
-    assert found["figures"]["time_to_target_seconds"]["mean"] == 3.0
+    assert found["figures"]["time_to_target_seconds"] == {"mean": 3.0, "sigma": 1.0, "values": 3}
+
+
+@pytest.mark.parametrize(
+    ("reached", "expected"),
+    [
+        ([30.0, 40.0], {"mean": 35.0, "sigma": pytest.approx(50**0.5), "values": 2}),
+        ([30.0], {"mean": 30.0, "sigma": None, "values": 1}),
+        ([], None),
+    ],
+)
+def test_where_several_missed_the_target_none_is_dropped_and_the_mean_is_over_those_that_reached_it(reached, expected):
+    missed = [summary(f"missed{number}", 0.5, reached=False, accuracy=0.8) for number in range(5 - len(reached))]
+    found = aggregate([*missed, *(summary(f"reached{number}", seconds) for number, seconds in enumerate(reached))])
+    assert found["converged"] == len(reached)
+    assert found["dropped"] == []
+    assert found["figures"]["time_to_target_seconds"] == expected
+    assert found["figures"]["accuracy"]["values"] == 5
+    assert found["figures"]["accuracy"]["mean"] == pytest.approx((0.8 * len(missed) + 0.9 * len(reached)) / 5)
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean"),
+    [
+        ([0.5, "NaN", 0.25], "NaN"),
+        ([0.5, "Infinity"], "Infinity"),
+        (["-Infinity", "-Infinity"], "-Infinity"),
+        (["Infinity", "-Infinity"], "NaN"),
+        (["Infinity", "NaN"], "NaN"),
+    ],
+)
+def test_a_loss_that_is_not_finite_in_one_run_makes_the_mean_so_as_it_does_in_a_comparison(losses, mean):
+    found = aggregate([summary(str(number), 1.0, loss=loss) for number, loss in enumerate(losses)])["figures"]["loss"]
+    assert str(found["mean"]) == str(float(mean))
+    assert (found["sigma"], found["values"]) == (None, len(losses))
+    entry = entry_of([made(f"r{seed}", seed=seed, summary={"eval": {"accuracy": 0.9, "loss": loss}}) for seed, loss in enumerate(losses)])
+    assert (entry.figures["eval_loss"], entry.sigmas.get("eval_loss")) == (mean, None)
+    assert math.isfinite(entry.figures["eval_accuracy"])
 
 
 def test_without_a_target_there_is_no_time_to_it():

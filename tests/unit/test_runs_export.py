@@ -191,6 +191,7 @@ def test_nothing_is_overwritten_unasked(out, tmp_path, capsys):
     [
         (["--format", "xls"], "--format: got 'xls'; allowed: csv, parquet"),
         (["--what", "step"], "--what: got 'step'; allowed: steps, evals, system, summary. Did you mean 'steps'?"),
+        (["--what", "steps", "-o", "x.parquet"], "--output: 'x.parquet' would hold csv; give it another name, or --format parquet."),
         (["-o", "-"], "--output: - prints one table as csv"),
         (["--what", "steps", "-o", "no/such/folder.csv"], "no/such' cannot be made"),
         (["-o", "file"], "file' cannot be made"),

@@ -88,6 +88,94 @@ def test_repeats_of_a_value_are_one_row():
     assert found.entries[0].sigmas["examples_per_second"] == pytest.approx(2**0.5)
 
 
+IN_ORDER = [
+    ("bandwidth", {"nodes": 2}, ["0.5mbit", "100mbit", "300mbit", "1gbit", None]),
+    ("epochs", {}, [1, 2, 10]),
+    ("steps", {"batch_size": 100}, [5, 20, 100]),
+    ("eval_every", {}, ["2steps", "100steps", "0.25s", "0.5s", "30s", "2epochs", "10epochs", "end"]),
+    ("checkpoint_every", {}, ["20steps", "100steps", "5s", "30s", "1epoch", None]),
+    ("until", {}, [None, "accuracy>=0.85", "accuracy>=0.9", "loss<=0.3", "loss<=10"]),
+    ("cores_per_node", {"nodes": 2}, ["0.5,1", "2", "2,1", "10,1", None]),
+    ("batch_size", {}, [8, 16, 128]),
+    ("data", {}, ["digits", "synthetic-images:8", "synthetic-images:64"]),
+    ("seed", {}, [2, 10]),
+]
+
+
+@pytest.mark.parametrize(("key", "others", "values"), IN_ORDER, ids=[case[0] for case in IN_ORDER])
+def test_the_values_of_a_setting_stand_in_their_order_and_not_in_that_of_their_text(key, others, values):
+    runs = [made(f"run{number}", **{key: value}, **others) for number, value in enumerate(values)]
+    for given in (runs, runs[::-1], sorted(runs, key=lambda run: str(run.job[key]))):
+        assert [entry.runs[0].name for entry in compare_runs(given, by=[key]).entries] == [run.name for run in runs]
+
+
+def test_releases_stand_in_the_order_of_their_numbers():
+    runs = [made(name, node={"kernel": name}) for name in ("6.10.0", "6.9.2", "6.9.11")]
+    assert [entry.runs[0].name for entry in compare_runs(runs, by=["kernel"]).entries] == ["6.9.2", "6.9.11", "6.10.0"]
+
+
+def test_each_seed_is_a_row_where_it_is_asked_for():
+    runs = [made(f"m{mode}{seed}", mode=mode, seed=seed) for seed in (10, 9) for mode in ("sync", "async")]
+    for fold in (True, False):
+        found = compare_runs(runs[::2], by=["seed"], fold=fold)
+        assert [(dict(settings), entry.seeds) for settings, entry in zip(found.settings, found.entries, strict=True)] == [
+            ({"seed": "9"}, (9,)),
+            ({"seed": "10"}, (10,)),
+        ]
+        assert found.comparability.faults == []
+    assert [entry.label for entry in compare_runs(runs, by=["mode", "seed"]).entries] == [
+        "async, seed 9",
+        "async, seed 10",
+        "sync, seed 9",
+        "sync, seed 10",
+    ]
+
+
+def test_a_setting_that_no_figure_depends_on_has_a_row_for_each_value_too():
+    runs = [made(f"t{given}s{seed}", tensorboard=given, seed=seed) for given in (True, False) for seed in (0, 1)]
+    found = compare_runs(runs, by=["tensorboard"])
+    assert [dict(settings) for settings in found.settings] == [
+        {"TensorBoard's files": "off", "runs": "2"},
+        {"TensorBoard's files": "on", "runs": "2"},
+    ]
+    assert [entry.label for entry in found.entries] == ["TensorBoard's files off", "TensorBoard's files on"]
+
+
+SERIES = [
+    (  # two weak series, of which one run each has the same global batch
+        [("2x24", 2, 24), ("4x24", 4, 24), ("2x48", 2, 48), ("4x48", 4, 48)],
+        ["2x24", "4x24", "2x48", "4x48"],
+    ),
+    (  # a weak series and a run beside it
+        [("2x48", 2, 48), ("3x48", 3, 48), ("4x24", 4, 24), ("4x48", 4, 48)],
+        ["2x48", "3x48", "4x48", "4x24"],
+    ),
+    (  # a strong series and a weak one, which begin with the same run
+        [("1x60", 1, 60), ("2x30", 2, 30), ("2x60", 2, 60), ("3x60", 3, 60), ("4x15", 4, 15)],
+        ["1x60", "2x30", "4x15", "2x60", "3x60"],
+    ),
+    (  # two strong series
+        [("1x120", 1, 120), ("1x60", 1, 60), ("2x60", 2, 60), ("2x30", 2, 30), ("3x40", 3, 40), ("3x20", 3, 20)],
+        ["1x60", "2x30", "3x20", "1x120", "2x60", "3x40"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("points", "expected"), SERIES)
+def test_rows_of_one_series_stand_together_in_the_order_of_their_nodes(points, expected):
+    runs = [made(name, nodes=nodes, batch_size=batch) for name, nodes, batch in points]
+    for given in (runs, runs[::-1]):
+        assert [entry.runs[0].name for entry in compare_runs(given, by=["nodes"]).entries] == expected
+
+
+def test_series_of_two_modes_stand_one_after_the_other():
+    runs = [made(f"{mode}{nodes}x{batch}", mode=mode, nodes=nodes, batch_size=batch)
+            for nodes in (3, 2) for batch in (48, 24) for mode in ("sync", "async")]  # fmt: skip
+    assert [entry.runs[0].name for entry in compare_runs(runs, by=["nodes"]).entries] == [
+        f"{mode}{nodes}x{batch}" for mode in ("async", "sync") for batch in (24, 48) for nodes in (2, 3)
+    ]
+
+
 def test_runs_that_no_setting_tells_apart_keep_their_names():
     again = made("later", node={"kernel": "7"})
     assert [entry.label for entry in compare_runs([made(), again], by=["backend"]).entries] == ["torch, kernel 6.1.0", "torch, kernel 7"]

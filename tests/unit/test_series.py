@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import EVAL_SECONDS, make_run
-from run_samples import a_job, async_run, open_run, sample, sync_run
+from run_samples import RESUMED, a_job, async_run, open_run, resumed_run, sample, sync_run
 
 from crosstrain.metrics.lines import DamagedRunError
 from crosstrain.metrics.nodes import rise_per_second
@@ -130,6 +130,39 @@ def test_a_sample_that_was_held_up_makes_no_peak(tmp_path):
     writer.close()
     (node,) = read_system(writer.path)
     assert node.sent_bytes_per_second[1:] == pytest.approx([10, 9 / 0.95, 15, 0, 20])
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_run_that_was_resumed_goes_on_where_it_stood(tmp_path, said):
+    """The second part's initialisation, with 1 core and 1 MB/s, is stamped within the time that the first one trained with 0.2 of both."""
+    known, new = read_system(resumed_run(tmp_path, said))
+    for node, began in ((known, 0.0), (new, RESUMED)):
+        assert (np.diff(node.time_seconds) > 0).all()
+        training = node.time_seconds > began
+        assert node.cpu_cores_used[training] == pytest.approx(0.2)
+        assert node.sent_bytes_per_second[training] == pytest.approx(0.2e6, rel=0.05)
+    assert (known.cpu_cores_used[known.time_seconds < 0] == 1.0).all()
+    assert new.time_seconds[0] > RESUMED
+
+
+def test_a_node_that_was_only_initialised_is_left_out(tmp_path):
+    """It is new since the run was resumed, and the run ended before it trained on."""
+    writer = open_run(a_job(tmp_path, name="ended-early"))
+    writer.system(sample(0, 9.0, part_began_seconds=0.0))
+    for node in range(2):
+        writer.system(sample(node, 8.0, part_began_seconds=RESUMED))
+    writer.close()
+    assert [(node.node, node.time_seconds.tolist()) for node in read_system(writer.path)] == [(0, [9.0])]
+
+
+def test_the_rate_of_a_part_does_not_begin_in_the_one_before(tmp_path):
+    writer = open_run(a_job(tmp_path, name="new-monitor"))
+    for seconds, sent, began in ((9.0, 0, 0.0), (9.5, 100, 0.0), (9.99, 5000, RESUMED), (10.5, 5051, RESUMED), (11.0, 5101, RESUMED)):
+        writer.system(sample(0, seconds, network_sent_bytes=sent, part_began_seconds=began))
+    writer.close()
+    (node,) = read_system(writer.path)
+    assert node.time_seconds.tolist() == [9.0, 9.5, 10.5, 11.0]
+    assert node.sent_bytes_per_second[1:] == pytest.approx([200, 100, 100])
 
 
 @given(st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf)), max_size=400), st.integers(4, 60))

@@ -11,9 +11,10 @@ import pytest
 from crosstrain.cli.options import given_options
 from crosstrain.cli.run_command import run
 from crosstrain.core.errors import UsageError
-from crosstrain.core.job import Job
+from crosstrain.core.job import Job, without_password
 from crosstrain.core.layers import resolve
 from crosstrain.core.sweeps import Grid, as_arguments, plan, read_axis, read_grid, settings_text
+from crosstrain.launch.sweep_folder import Request, SweepFolder, read_request
 from crosstrain.launch.sweep_time import Finished, finished, seconds_left, updates
 
 BASE = {"backend": "torch"}
@@ -197,9 +198,42 @@ class TestTimeLeft:
         assert seconds_left([slow, quick], [job(steps=200, mode="async")]) == pytest.approx(3.0)
         assert seconds_left([slow, quick], [job(steps=200, mode="sync")]) == pytest.approx(201.0)
 
+    def test_a_target_is_reached_as_soon_as_the_last_time(self):
+        done = [Finished(job(epochs=20, batch_size=10, until="accuracy>=0.9"), 5.0, 10.0, 200, 1000.0)]
+        assert seconds_left(done, [job(epochs=20, batch_size=10, until="accuracy>=0.9", seed=2)]) == pytest.approx(15.0)
+        assert seconds_left(done, [job(epochs=20, batch_size=20, until="accuracy>=0.9")]) == pytest.approx(10.0)
+        assert seconds_left(done, [job(epochs=20, batch_size=10)]) == pytest.approx(5.0 + 100.0)
+
     def test_read_from_a_summary(self):
         summary = {"examples": 500, "epochs": 0.5, "total_seconds": 12.0, "run_seconds": 10.0, "steps": 50}
         assert finished(job(steps=50), summary) == Finished(job(steps=50), 2.0, 10.0, 50, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("uri", "clean"),
+    [
+        ("http://alice:s3cret@host:5000/x?y=1", "http://host:5000/x?y=1"),
+        ("http://host:5000", "http://host:5000"),
+        ("sqlite:////tmp/x.db", "sqlite:////tmp/x.db"),
+        ("sqlite:///x.db", "sqlite:///x.db"),
+        ("postgresql+psycopg2://alice:s3@cret@host/runs", "postgresql+psycopg2://host/runs"),
+        ("/tmp/a@b", "/tmp/a@b"),
+    ],
+)
+def test_a_password_is_left_out_and_nothing_else(uri, clean):
+    assert without_password(uri) == clean
+
+
+def test_a_password_is_not_written(tmp_path):
+    address = "http://alice:s3cret@host:5000"
+    request = Request(None, {"backend": "torch", "mlflow": address}, Grid({"batch_size": ["5", "10"]}, (), None))
+    points = request.plan({})
+    with SweepFolder(tmp_path / "sweep", request, points, ["trainer", "sweep", "--mlflow", address]):
+        assert points[0].job.mlflow == address
+        text = (tmp_path / "sweep" / "sweep.json").read_text()
+    assert "http://host:5000" in text
+    assert "s3cret" not in text
+    assert [point.name for point in read_request(tmp_path / "sweep").plan({})] == [point.name for point in points]
 
 
 class TestCommand:

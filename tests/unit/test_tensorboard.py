@@ -14,10 +14,12 @@ from dataclasses import replace
 
 import pytest
 from processes import wait_until
-from run_samples import EVALUATION, STEP, a_job, sample
+from run_samples import EVALUATION, RESUMED, STEP, a_job, resumed_run, resumed_samples, sample
 
+from crosstrain.metrics.follower import replay
 from crosstrain.metrics.hparams import FIGURES
 from crosstrain.metrics.records import StepRecord
+from crosstrain.metrics.rundir import RunReader
 from crosstrain.metrics.tensorboard import FOLDER, TensorBoardWriter
 
 
@@ -80,6 +82,34 @@ def test_a_point_is_the_mean_of_the_updates_since_the_one_before(tmp_path):
         writer.step(replace(STEP, step=step, count=1, losses=(loss,), time_seconds=0.06 * (step + 1), seconds=0.06))
     writer.close()
     assert read_back(tmp_path)["train/loss"] == [(2, 3.0), (3, 9.0)]
+
+
+def check_resumed(found):
+    for node, began in ((0, 0), (1, RESUMED)):
+        for figure, expected in (("cpu_cores_used", 0.2), ("network_sent_bytes_per_second", 0.2e6)):
+            milliseconds, values = zip(*found[f"system/node{node}/{figure}"], strict=True)
+            assert list(milliseconds) == sorted(set(milliseconds))
+            assert milliseconds[0] > 1000 * began
+            assert list(values) == pytest.approx([expected] * len(values), rel=0.05)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_resumed_run_that_is_told_again_has_no_time_twice(tmp_path, said):
+    """It is resumed once more: all of its samples are in the records."""
+    path = resumed_run(tmp_path, said)
+    writer = TensorBoardWriter(path, zero_unix_seconds=1e9)
+    replay(RunReader(path), writer)
+    writer.close()
+    check_resumed(read_back(path))
+
+
+def test_a_run_that_goes_on_has_no_time_twice(tmp_path):
+    """The samples of its initialisation were held back, and are heard after those that were told again."""
+    writer = TensorBoardWriter(tmp_path)
+    for record in resumed_samples(said=True):
+        writer.system(record)
+    writer.close()
+    check_resumed(read_back(tmp_path))
 
 
 ALONE = """

@@ -1,0 +1,159 @@
+"""Which part of a resumed run a resource sample is of, and what follows where it matters: summary, TensorBoard, MLflow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from run_samples import CLOCK, RESUMED, a_job, resumed_run, resumed_samples, sample
+
+from crosstrain.engine.progress import QuietProgress
+from crosstrain.launch.recording import Recording
+from crosstrain.metrics.follower import Follower, replay
+from crosstrain.metrics.mlflow_system import NodeFigures
+from crosstrain.metrics.nodes import per_node, rise_per_second
+from crosstrain.metrics.parts import in_parts
+from crosstrain.metrics.rundir import RunReader
+
+
+def parts_of(samples, resumed):
+    return [record.part_began_seconds for record in in_parts(samples, resumed)]
+
+
+# Which part ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_part_is_told_by_the_order_where_samples_do_not_say_it():
+    said, unsaid = resumed_samples(said=True), resumed_samples(said=False)
+    assert {record.part_began_seconds for record in unsaid} == {None}
+    assert list(in_parts(unsaid, [RESUMED])) == said
+
+
+def test_a_part_that_samples_say_is_taken_whatever_their_order():
+    """The time between samples is longer than the initialisation: time does not fall where the second part begins."""
+    samples = resumed_samples(said=True, init=2.0, interval=6.0)
+    times = [record.time_seconds for record in samples]
+    assert times == sorted(times)
+    assert list(in_parts(samples, [RESUMED])) == list(in_parts(samples, [])) == samples
+
+
+def test_a_part_that_was_begun_twice_is_one_part():
+    """The run was killed before it had saved again: what stays of the first try is its initialisation."""
+    tried = [sample(0, seconds) for seconds in (7.0, 9.0)]
+    samples = [sample(0, 9.5), *tried, *tried, sample(0, 11.0), *(sample(0, seconds) for seconds in (10.5, 11.5, 12.5))]
+    assert parts_of(samples, [RESUMED, 12.0]) == [0.0, 10.0, 10.0, 10.0, 10.0, 10.0, 12.0, 12.0, 12.0]
+
+
+def test_older_samples_before_such_as_say_their_part_are_told_by_their_order():
+    samples = [sample(0, 9.5), sample(0, 8.0), sample(0, 11.0), sample(0, 11.5, part_began_seconds=12.0), sample(0, 12.5)]
+    assert parts_of(samples, [RESUMED, 12.0]) == [0.0, 10.0, 10.0, 12.0, 12.0]
+
+
+def test_a_run_that_was_never_resumed_has_one_part():
+    assert parts_of([sample(0, 1.0), sample(1, 0.5), sample(0, 2.0)], []) == [0.0] * 3
+
+
+def test_a_sample_is_of_initialisation_up_to_where_its_part_begins():
+    assert [sample(0, seconds).initialising for seconds in (-0.5, 0.5)] == [True, False]
+    assert [sample(0, seconds, part_began_seconds=3.0).initialising for seconds in (0.5, 3.0, 3.5)] == [True, True, False]
+
+
+def test_a_rate_is_never_over_two_parts():
+    before, after = sample(0, 9.0, part_began_seconds=0.0), sample(0, 9.5, network_sent_bytes=2000, part_began_seconds=RESUMED)
+    assert rise_per_second(before, after, "network_sent_bytes") is None
+    assert rise_per_second(replace(before, part_began_seconds=RESUMED), after, "network_sent_bytes") == 2000
+
+
+# The summary -----------------------------------------------------------------------------------------------------------
+
+
+CLOCK_OF_20 = replace(CLOCK, run_seconds=20.0)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_node_that_is_new_since_a_resume_is_measured_from_there(said):
+    known, new = per_node(resumed_samples(said), 2, CLOCK_OF_20, [RESUMED])
+    assert known["cpu_seconds"] == pytest.approx(4.0, abs=0.15)
+    assert new["cpu_seconds"] == pytest.approx(2.0, abs=0.1)
+    assert [node["cpu_cores_used"] for node in (known, new)] == [{"mean": pytest.approx(0.2, abs=0.01), "max": 0.2}] * 2
+    assert new["network_sent_bytes"] == pytest.approx(2e6, abs=1e5)
+    assert (known["samples"], new["samples"]) == (41, 21)
+
+
+def test_a_part_is_measured_from_its_beginning_also_with_few_samples():
+    """No sample of the second part is earlier than the last one of the first, and its monitor has counted more than that one's."""
+    first = [sample(0, seconds, cpu_seconds=value, part_began_seconds=0.0) for seconds, value in ((-0.01, 1.0), (6.0, 2.0))]
+    second = [sample(0, seconds, cpu_seconds=value, part_began_seconds=RESUMED) for seconds, value in ((9.99, 5.0), (20.0, 7.0))]
+    (node,) = per_node([*first, *second], 1, CLOCK_OF_20, [RESUMED])
+    assert node["cpu_seconds"] == 1.0 + 2.0
+    assert node["samples"] == 2
+
+
+# Followers -------------------------------------------------------------------------------------------------------------
+
+
+class Listener(Follower):
+    def __init__(self):
+        self.heard = []
+
+    def system(self, record):
+        self.heard.append(record)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_what_is_told_again_says_its_part(tmp_path, said):
+    listener = Listener()
+    replay(RunReader(resumed_run(tmp_path, said)), listener)
+    assert listener.heard == resumed_samples(said=True)
+
+
+def told(samples):
+    """What MLflow is told of a node's traffic: the time of each point, in seconds, and the megabytes."""
+    figures = NodeFigures()
+    points = [(record.time_seconds, figures.values(record)) for record in samples]
+    return [(seconds, values.get("network_transmit_megabytes")) for seconds, values in points if values is not None]
+
+
+def test_mlflow_counts_traffic_over_all_parts_and_passes_over_initialisation():
+    points = told([record for record in resumed_samples(said=True) if record.node == 0])
+    seconds, megabytes = zip(*points, strict=True)
+    assert list(seconds) == sorted(set(seconds))
+    assert list(megabytes) == sorted(megabytes)
+    assert megabytes[0] == 0
+    nothing_lost = [0.2 * (second - seconds[0]) for second in seconds]
+    assert list(megabytes) == pytest.approx(nothing_lost, abs=0.05)  # save what passed between the first part's last sample and its end
+
+
+def test_mlflow_counts_a_new_nodes_traffic_from_its_first_sample_of_training():
+    points = told([record for record in resumed_samples(said=True) if record.node == 1])
+    assert points[0] == (pytest.approx(10.251), 0)
+    assert points[-1][1] == pytest.approx(0.2 * (points[-1][0] - points[0][0]))
+
+
+def test_mlflow_leaves_out_a_fall_and_what_was_not_observed():
+    values = [100, None, 150, 10, 30]
+    points = told([sample(0, 1.0 + tick, network_sent_bytes=value and value * 10**6) for tick, value in enumerate(values)])
+    assert [mb for _, mb in points] == pytest.approx([0, None, 50, 50, 70])
+
+
+# The records -----------------------------------------------------------------------------------------------------------
+
+
+def fields_of(record):
+    """A sample as a node's agent sends it."""
+    sent = {name: getattr(record, name) for name in record.__slots__ if name != "tasks"}
+    return json.loads(json.dumps({**sent, "tasks": []}))
+
+
+def test_the_samples_of_a_part_say_where_it_began_also_those_held_back(tmp_path):
+    job = a_job(tmp_path, name="one", tensorboard=False)
+    recording = Recording(job, QuietProgress())
+    recording.writer.write_status("running")
+    recording.sample(fields_of(sample(0, 0.5)))
+    recording.start_clock(RESUMED)
+    recording.sample(fields_of(sample(0, 1.0)))
+    recording.close()
+    found = list(RunReader(tmp_path / "one").system())
+    assert [record.part_began_seconds for record in found] == [RESUMED] * 2
+    assert [record.initialising for record in found] == [True, False]

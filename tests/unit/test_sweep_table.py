@@ -1,0 +1,114 @@
+"""The table at the end of a sweep: a row a point, whatever was swept, with repeats folded."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from comparison_samples import made, written
+
+from crosstrain.cli.sweep_table import points_text
+from crosstrain.core.sweeps import Grid, plan
+
+
+def swept(folder, grid, **flags):
+    """Write a run for each point of a sweep, at 1000, 2000, … examples/s; return what the table is made from."""
+    points = plan(grid, {"backend": "torch", **flags}, {}, None)
+    runs = [
+        made(point.name, folder=folder, summary={"examples_per_second": 1000.0 * number}, **point.job.model_dump(exclude={"out", "name"}))
+        for number, point in enumerate(points, start=1)
+    ]
+    written(folder, *runs)
+    return [(folder / point.name, point.settings) for point in points]
+
+
+def speeds(text):
+    """The lines of the table of speed as lists of cells, the header first; without what is not the point's own and its examples/s."""
+    lines = text.splitlines()
+    first = next(index for index, line in enumerate(lines) if "examples/s" in line and "relative" in line)
+    rows = [re.split(r"\s{2,}", line.strip()) for line in (lines[first], *lines[first + 2 : lines.index("", first)])]
+    return [row[: rows[0].index("examples/s") + 1] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "flags"),
+    [
+        ("tensorboard", [False, True], {}),
+        ("calibrate", [False, True], {}),
+        ("mllog", [False, True], {}),
+        ("monitor", [False, True], {}),
+        ("keep", [2, 10], {}),
+        ("keep_best", ["accuracy", "loss"], {}),
+        ("launcher", ["auto", "local"], {}),
+        ("mlflow_experiment", ["one", "two"], {}),
+        ("bandwidth", ["100mbit", "1gbit"], {"nodes": 1}),
+        ("beta1", [0.8, 0.9], {"optimizer": "sgd"}),
+    ],
+)
+def test_repeats_of_different_points_are_never_one_row(tmp_path, field, values, flags):
+    given = swept(tmp_path, Grid({field: values}, (), 2), **flags)
+    shown = [str(value).lower() for value in values]
+    assert speeds(points_text(given, repeats=True, width=None)) == [
+        [field, "runs", "examples/s"],
+        [shown[0], "2", "2,000 ± 1,414"],
+        [shown[1], "2", "3,000 ± 1,414"],
+    ]
+
+
+def test_points_stand_in_the_order_of_their_values(tmp_path):
+    given = swept(tmp_path, Grid({"bandwidth": ["1gbit", "300mbit", "0.5gbit"], "eval_every": ["100steps", "20steps"]}), nodes=2)
+    assert [row[:2] for row in speeds(points_text(given, repeats=False, width=None))[1:]] == [
+        [bandwidth, every] for bandwidth in ("300mbit", "0.5gbit", "1gbit") for every in ("20steps", "100steps")
+    ]
+
+
+def test_without_repeats_each_run_is_a_row(tmp_path):
+    given = swept(tmp_path, Grid({"seed": [10, 9], "tensorboard": [True, False]}))
+    text = points_text(given, repeats=False, width=None)
+    assert speeds(text) == [
+        ["seed", "tensorboard", "examples/s"],
+        ["9", "false", "4,000"],
+        ["9", "true", "3,000"],
+        ["10", "false", "2,000"],
+        ["10", "true", "1,000"],
+    ]
+    assert "Several runs" not in text
+
+
+def test_points_of_cases_are_told_apart_where_one_does_not_have_a_setting(tmp_path):
+    cases = [{"nodes": 1}, {"nodes": 2, "cores_per_node": [1, 0.5]}]
+    given = swept(tmp_path, Grid({}, cases, 2))
+    assert [row[:3] for row in speeds(points_text(given, repeats=True, width=None))] == [
+        ["nodes", "cores_per_node", "runs"],
+        ["1", "-", "2"],
+        ["2", "1,0.5", "2"],
+    ]
+
+
+def test_a_repeat_under_another_kernel_stands_apart_and_says_why(tmp_path):
+    given = swept(tmp_path, Grid({"batch_size": [8]}, (), 2))
+    other = made("other", batch_size=8, seed=2, node={"kernel": "7.0.0"})
+    written(tmp_path, other)
+    given.append((tmp_path / "other", {"batch_size": 8, "seed": 2}))
+    assert [row[:3] for row in speeds(points_text(given, repeats=True, width=None))] == [
+        ["batch_size", "kernel", "runs"],
+        ["8", "6.1.0", "2"],
+        ["8", "7.0.0", "1"],
+    ]
+
+
+def test_seeds_alone_are_one_row_that_says_how_many(tmp_path):
+    text = points_text(swept(tmp_path, Grid(repeats=3)), repeats=True, width=None)
+    assert [row[:1] for row in speeds(text)] == [["run"], ["seed ×3"]]
+
+
+def test_a_series_of_scaling_is_called_by_its_batch_and_not_by_that_of_its_first_point(tmp_path):
+    cases = [{"nodes": 1, "batch_size": 60}, {"nodes": 2, "batch_size": 30}]
+    lines = points_text(swept(tmp_path, Grid({}, cases, 2)), repeats=True, width=None).splitlines()
+    (first,) = (index for index, line in enumerate(lines) if line.startswith("scaling"))
+    rows = [re.split(r"\s{2,}", line.strip()) for line in (lines[first], *lines[first + 2 : lines.index("", first)])]
+    assert rows == [
+        ["scaling", "nodes", "speed-up", "efficiency"],
+        ["strong, global batch 60", "1", "1.00x", "100%"],
+        ["2", "1.50x", "75%"],
+    ]
