@@ -1,7 +1,8 @@
 """What would help? Settings that the product has, each with the effect that this run's figures lead to expect.
 
 Every estimate changes one thing and keeps the rest as it was measured. A figure is called ``about`` where all that it rests on was
-measured, and ``at most`` where the other end of the change was not.
+measured, and ``at most`` or ``at least`` where something was not and could only lessen or add to the effect. Where the run does not tell
+the other end of a change, there is no figure.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.units import Cadence
-from .explain import Explanation
+from .explain import NOTABLE, Explanation
 from .explain_links import busiest
-from .explain_shares import Worker
+from .explain_shares import Worker, idle_fraction
 
 __all__ = ["Advice", "advise"]
 
@@ -33,7 +34,7 @@ class Advice:
     option: str
     reason: str
     speedup: float | None
-    bound: Literal["about", "at most"] | None
+    bound: Literal["about", "at least", "at most"] | None
     caution: str | None = None
 
 
@@ -78,7 +79,7 @@ def _growing(explanation: Explanation, worker: Worker) -> float | None:
 
 
 def _larger_batch(explanation: Explanation) -> Iterator[Advice]:
-    """Twice the batch: what does not grow with it is paid half as often."""
+    """Twice the batch: what does not grow with it is paid half as often; for an example the time between commands stays what it was."""
     facts = explanation.facts
     if facts.shares is None:
         return
@@ -88,8 +89,9 @@ def _larger_batch(explanation: Explanation) -> Iterator[Advice]:
     known = [value for value in grown if value is not None]
     if len(known) < len(grown) or not known:
         return
-    before = _step_seconds(explanation)
-    speedup = 2 * before / (before + sum(known) / len(known))
+    before, idle = _step_seconds(explanation), idle_fraction(facts.summary)
+    steps = 2 * before / (before + sum(known) / len(known))
+    speedup = 1.0 / (idle + (1.0 - idle) / steps)
     option = "--batch-size" if facts.job.get("global_batch_size") is None else "--global-batch-size"
     now = facts.summary["batch_size"] if option == "--batch-size" else facts.summary["global_batch_size"]
     exchanging = facts.shares.step["network"] > 0
@@ -102,27 +104,42 @@ def _larger_batch(explanation: Explanation) -> Iterator[Advice]:
 
 def _network(explanation: Explanation) -> Iterator[Advice]:
     yield from _larger_batch(explanation)
-    yield from _one_node(explanation)
+    yield from _one_worker(explanation)
+    if len(set(explanation.facts.job.get("cores_per_node") or ())) > 1:
+        yield from _peers(explanation)  # an exchange takes as long as its slowest node
     if explanation.network_cause == "link":
         yield from _wider_link(explanation)
         if explanation.facts.summary["mode"] == "async":
             yield from _spread_servers(explanation)
 
 
-def _one_node(explanation: Explanation) -> Iterator[Advice]:
-    """The quickest worker by itself, without any exchange; its computing was measured without one."""
+def _one_worker(explanation: Explanation) -> Iterator[Advice]:
+    """The quickest worker by itself, without any exchange; its computing was measured without one.
+
+    It was measured while the others computed too: where they shared its cores, it is quicker alone. So it is where it fetched and sent
+    for each step, of which a process alone makes many in one go. A batch that was given for all workers is then its own, and computing
+    grows as from half a batch to a whole one.
+    """
     facts = explanation.facts
     summary, workers = facts.summary, facts.workers
-    if summary["nodes"] == 1 or summary["workers"] != summary["nodes"]:
+    count = summary["workers"]
+    if count == 1 or summary["nodes"] not in (1, count):
         return
     quickest = min(workers, key=lambda worker: worker.own_seconds)
-    alone, option = 1.0 / quickest.own_seconds, _only_nodes(explanation, [quickest.node])
     together = sum(1.0 / worker.step_seconds for worker in workers)
-    reason = "one node computes by itself faster than all of these with their exchange"
-    if summary["mode"] == "async":
-        yield Advice(f"{option} --mode sync", reason, alone / together, "about")
-    elif facts.job.get("global_batch_size") is None:
-        yield Advice(option, reason, alone / together, "about", "the global batch is then that of one node")
+    if facts.job.get("global_batch_size") is None:
+        alone, caution = 1.0 / quickest.own_seconds, None if summary["mode"] == "async" else "the global batch is then that of one task"
+    else:
+        growing, caution = _growing(explanation, quickest), None
+        if growing is None:
+            return
+        alone = count / (quickest.own_seconds + (count - 1) * growing)
+    shared = summary["nodes"] == 1 or (summary["nodes_sharing_cores"] or 1) > 1
+    one = "one task" if summary["nodes"] == 1 else "one node"
+    reason = f"{one} computes by itself faster than all of these with their exchange{', and has the cores to itself' if shared else ''}"
+    option = "--procs-per-node 1" if summary["nodes"] == 1 else _only_nodes(explanation, [quickest.node])
+    mode = " --mode sync" if summary["mode"] == "async" else ""
+    yield Advice(f"{option}{mode}", reason, alone / together, "at least" if shared or mode else "about", caution)
 
 
 def _only_nodes(explanation: Explanation, kept: Sequence[int]) -> str:
@@ -185,27 +202,38 @@ def _peers(explanation: Explanation) -> Iterator[Advice]:
         speedup = (nodes - 1) / nodes / (1.0 - step["peers"])
         what = f"without node {explanation.slow_node}, the others wait for nobody"
         option = _only_nodes(explanation, [node for node in range(nodes) if node != explanation.slow_node])
-        yield Advice(option, what, speedup, "about", "the global batch is then smaller")
-    before = _step_seconds(explanation)
-    alone = sum(before / (worker.own_seconds + worker.communicate_seconds) for worker in facts.workers) / len(facts.workers)
-    reason = "each node goes on at its own pace"
-    yield Advice("--mode async", reason, alone, "at most", "updates are then made one by one on parameters that others change meanwhile")
+        yield Advice(option, what, speedup, "at least", "the global batch is then smaller")
+    reason, caution = "each node goes on at its own pace", "updates are then made one by one on parameters that others change meanwhile"
+    if step["network"] < NOTABLE:
+        alone = sum(worker.step_seconds / worker.own_seconds for worker in facts.workers) / len(facts.workers)
+        yield Advice("--mode async", reason, alone, "at most", caution)
+    else:
+        unknown = f"{reason}; what an exchange with a parameter server takes, this run does not tell"
+        yield Advice("--mode async", unknown, None, None, caution)
 
 
 def _even_cores(explanation: Explanation) -> Iterator[Advice]:
-    """The same cores, evenly shared among the nodes: own work takes inversely as long."""
+    """The same cores, evenly shared among the nodes: what the cores computed takes inversely as long, and waiting stays what it was.
+
+    How much of its time a node computed, own work and exchange alike, is the part that it used of the cores it may use; all of it, where it
+    had none to spare. In sync mode the node with the fewest cores decides; in async mode each worker's own work goes with its node, and its
+    exchange with that of the servers.
+    """
     facts = explanation.facts
-    cores = facts.job.get("cores_per_node")
-    if not cores or len(set(cores)) == 1:
+    cores, used = facts.job.get("cores_per_node"), [view.cpu_fraction for view in explanation.nodes]
+    if not cores or len(set(cores)) == 1 or None in used:
         return
     even = sum(cores) / len(cores)
-    own = [worker.own_seconds * cores[worker.node] / even for worker in facts.workers]
-    exchange = [worker.communicate_seconds for worker in facts.workers]
+    computing = [1.0 if (part or 0.0) > NEARLY_ALL else part or 0.0 for part in used]
+    longer = [1.0 + part * (mine / even - 1.0) for mine, part in zip(cores, computing, strict=True)]
     now = [worker.step_seconds for worker in facts.workers]
     if facts.summary["mode"] == "sync":
-        speedup = max(now) / (max(own) + max(exchange))
+        own = max(worker.own_seconds * cores[worker.node] / even for worker in facts.workers)
+        speedup = max(now) / max(own, max(now) * longer[cores.index(min(cores))])
     else:
-        speedup = sum(1.0 / (mine + theirs) for mine, theirs in zip(own, exchange, strict=True)) / sum(1.0 / seconds for seconds in now)
+        serving = max(longer[: facts.summary["parameter_servers"]])
+        then = [worker.own_seconds * longer[worker.node] + worker.communicate_seconds * serving for worker in facts.workers]
+        speedup = sum(1.0 / seconds for seconds in then) / sum(1.0 / seconds for seconds in now)
     yield Advice(f"--cores-per-node {even:g}", "the same cores, shared evenly", speedup, "about")
 
 

@@ -31,13 +31,40 @@ def test_twice_the_batch_pays_the_exchange_once(tmp_path):
 def test_a_batch_that_was_given_for_all_workers_is_doubled_for_all(tmp_path):
     found = advice(tmp_path, steps(compute=2, network=8), batch_size=None, global_batch_size=64)
     assert "--global-batch-size 128" in found
-    assert "--nodes 1" not in found  # it would have all of the batch
+
+
+def test_for_an_example_the_time_between_commands_stays(tmp_path):
+    """Each worker's 90 updates of 10 ms leave a tenth of its second; for twice the examples 20 ms become 11.6 ms, and the tenth stays."""
+    options = {"mode": "async", "half_fraction": 0.6, "figures": {"updates_by_worker": [90, 90]}}
+    found = advice(tmp_path, steps(compute=2, network=8), **options)
+    assert found["--batch-size 64"].speedup == pytest.approx(1 / (0.1 + 0.9 * 11.6 / 20))
 
 
 def test_one_node_alone_may_be_faster_than_two(tmp_path):
     """2 ms for a batch without an exchange, against two batches in 10 ms."""
-    assert advice(tmp_path, steps(compute=2, network=8))["--nodes 1"].speedup == pytest.approx((1 / 2) / (2 / 10))
+    entry = advice(tmp_path, steps(compute=2, network=8))["--nodes 1"]
+    assert (entry.speedup, entry.bound) == (pytest.approx((1 / 2) / (2 / 10)), "about")
     assert "--nodes 1" not in advice(tmp_path, steps(compute=4.7, network=5.3), name="even")
+
+
+def test_one_node_alone_takes_all_of_a_global_batch(tmp_path):
+    """2 ms for half of the batch, 0.4 ms of which do not grow: 3.6 ms for all of it, against 10 ms on two nodes."""
+    options = {"half_fraction": 0.6, "batch_size": None, "global_batch_size": 64}
+    entry = advice(tmp_path, steps(compute=2, network=8), **options)["--nodes 1"]
+    assert (entry.speedup, entry.bound, entry.caution) == (pytest.approx(10 / 3.6), "about", None)
+
+
+def test_where_nodes_share_cores_one_alone_is_quicker_than_it_was_among_them(tmp_path):
+    found = advice(tmp_path, steps(compute=2, network=8), figures={"nodes_sharing_cores": 2})
+    assert (found["--nodes 1"].speedup, found["--nodes 1"].bound) == (pytest.approx(2.5), "at least")
+    assert "to itself" in found["--nodes 1"].reason
+
+
+def test_one_task_of_several_on_a_node(tmp_path):
+    tasks = [{**worker, "node": 0} for worker in steps(compute=2, network=8)]
+    found = advice(tmp_path, tasks, nodes=1, procs_per_node=2, figures={"nodes": 1, "workers": 2})
+    assert (found["--procs-per-node 1"].speedup, found["--procs-per-node 1"].bound) == (pytest.approx(2.5), "at least")
+    assert not any(option.startswith("--nodes") for option in found)
 
 
 def test_a_wider_link_halves_what_it_carries(tmp_path):
@@ -74,13 +101,52 @@ def test_a_worker_beside_the_only_server_is_not_sent_over_the_link(tmp_path):
     assert not any(option.startswith(("--ps", "--mode")) for option in found)
 
 
+def using(*cores_used, of):
+    """Figures of nodes that used so many of the cores they may use."""
+    parts = [used / cores for used, cores in zip(cores_used, of, strict=True)]
+    return [
+        {"cores_available": cores, "cpu_cores_used": {"mean": used, "max": used}, "cpu_fraction": {"mean": part, "max": part}}
+        for used, cores, part in zip(cores_used, of, parts, strict=True)
+    ]
+
+
 def test_the_same_cores_evenly(tmp_path):
-    """0.6 cores each: 2 ms on one core become 3.3 ms, 10 ms on 0.2 become 3.3 ms; with 1 ms of exchange 4.33 ms instead of 11 ms."""
+    """The slow node computes for 8.8 ms of 11, which become 2.93 ms on thrice the cores; 2.2 ms of waiting stay."""
     workers = [{"compute": 2 * MS, "peers": 8 * MS, "communicate": MS}, {"compute": 10 * MS, "communicate": MS}]
-    found = advice(tmp_path, workers, cores_per_node="1,0.2")
-    assert found["--cores-per-node 0.6"].speedup == pytest.approx(11 / (10 / 3 + 1))
-    assert found["--mode async"].speedup == pytest.approx((11 / 3 + 11 / 11) / 2)
-    assert found["--nodes 1 --cores-per-node 1"].speedup == pytest.approx(1 / 2 / (3 / 11))
+    figures = using(0.2, 0.16, of=(1, 0.2))
+    found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=figures)
+    assert (found["--cores-per-node 0.6"].speedup, found["--cores-per-node 0.6"].bound) == (pytest.approx(11 / (8.8 / 3 + 2.2)), "about")
+    assert (found["--mode async"].speedup, found["--mode async"].bound) == (pytest.approx((11 / 2 + 11 / 10) / 2), "at most")
+    alone = found["--nodes 1 --cores-per-node 1"]
+    assert (alone.speedup, alone.bound) == (pytest.approx(1 / 2 / (3 / 11)), "at least")
+
+
+def test_the_same_cores_evenly_do_not_make_the_others_slow(tmp_path):
+    """8 ms on one core become 13.3 ms on 0.6, which is more than what the slow node's 20 ms become."""
+    workers = [{"compute": 8 * MS, "peers": 11 * MS, "communicate": MS}, {"compute": 19 * MS, "communicate": MS}]
+    found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using(0.5, 0.2, of=(1, 0.2)))
+    assert found["--cores-per-node 0.6"].speedup == pytest.approx(20 / (8 / 0.6))
+
+
+def test_an_exchange_that_a_node_with_few_cores_holds_up(tmp_path):
+    """Most of the step is the exchange; all of it is computed, on the slow node's fifth of a core, of which it has none to spare."""
+    workers = [{"compute": 1 * MS, "peers": MS, "communicate": 8 * MS}, {"compute": 2 * MS, "communicate": 8 * MS}]
+    found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using(0.3, 0.18, of=(1, 0.2)))
+    assert found["--cores-per-node 0.6"].speedup == pytest.approx(3)
+    assert (found["--mode async"].speedup, found["--mode async"].bound) == (None, None)
+    assert "does not tell" in found["--mode async"].reason
+    assert "--mode async" not in advice(tmp_path, workers, name="alike")
+
+
+def test_an_exchange_goes_with_the_cores_of_the_parameter_server(tmp_path):
+    """Its 0.2 cores become 0.6, all in use: 8 + 8 ms become 5.33 ms there, and 1 + 8 ms become 1.67 + 2.67 ms on the other node."""
+    workers = [{"compute": 8 * MS, "communicate": 8 * MS}, {"compute": 1 * MS, "communicate": 8 * MS}]
+    limits = {"cores_per_node": "0.2,1", "node_figures": using(0.2, 1, of=(0.2, 1))}
+    gained = advice(tmp_path, workers, mode="async", **limits)["--cores-per-node 0.6"]
+    before, after = 1 / 16 + 1 / 9, 1 / (16 / 3) + 1 / (1 / 0.6 + 8 / 3)
+    assert (gained.speedup, gained.bound) == (pytest.approx(after / before), "about")
+    limits = {"cores_per_node": "1,0.2", "node_figures": using(1, 0.2, of=(1, 0.2))}
+    assert "--cores-per-node 0.6" not in advice(tmp_path, workers[::-1], mode="async", name="lost", **limits)
 
 
 def test_data_that_are_changed_on_the_way(tmp_path):
