@@ -19,7 +19,7 @@ from ..metrics.lines import finite_json
 from ..report.index import STATES, list_runs
 from ..report.locate import find_run, find_runs
 from ..report.runs_table import runs_table
-from ..report.selection import Condition, fitting, in_order, parse_since
+from ..report.selection import Condition, fitting, in_order, parse_order, parse_since
 
 __all__ = ["runs"]
 
@@ -108,16 +108,16 @@ def list_command(
     if as_json:
         click.echo(json.dumps({"runs": ordered}, indent=1))
     elif ordered:
-        _print_table(ordered)
+        _print_table(ordered, [condition.figure for condition in conditions] + ([parse_order(sort)[0]] if sort else []))
     elif known:
         note(f"none of the runs in {str(out)!r} fits (there {'is' if len(known) == 1 else 'are'} {len(known)})")
     else:
         note(f"{str(out)!r} has no runs")
 
 
-def _print_table(rows: Sequence[Row]) -> None:
-    """Print as much as the terminal is wide, and everything where there is none."""
-    text, left_out = runs_table(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+def _print_table(rows: Sequence[Row], asked: Sequence[str]) -> None:
+    """Print as much as the terminal is wide, what was asked for in any case, and everything where there is no terminal."""
+    text, left_out = runs_table(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None, asked)
     click.echo(text, nl=False)
     if left_out:
         note(f"left out to fit the terminal: {', '.join(left_out)}")

@@ -150,7 +150,7 @@ _RECORDS: Mapping[str, tuple[Sequence[Column], Callable[[RunReader], Iterator[Ce
 def _summary(runs: Sequence[Path], names: Sequence[str]) -> Table:
     """Return a row a run, also of runs that ended without a summary. A column's kind is what its cells are; lists become JSON text."""
     rows = [{**run_row(path), "run": name} for path, name in zip(runs, names, strict=True)]
-    order = ["run", *(name for name in FIGURES if name != "run")]
+    order = ["run", *(name for name in FIGURES if name not in ("run", "folder"))]
     columns = [Column(name, _kind([row[name] for row in rows])) for name in order]
     return Table(columns, (tuple(_cell(row[column.name], column.kind) for column in columns) for row in rows))
 

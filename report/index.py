@@ -33,8 +33,11 @@ DAMAGED = "damaged"
 _LIVE = ("starting", "running")
 STATES = (*_LIVE, "succeeded", "failed", "interrupted", "died", DAMAGED)
 
-FIGURES = ("path", "created_at", "problem", *row({"per_node": []}))
-"""The keys of a row: the figures of `compare.row`, and where the run is, since when (ISO 8601), and what is wrong with it."""
+FIGURES = ("path", "folder", "created_at", "problem", *row({"per_node": []}))
+"""The keys of a row: the figures of `compare.row`, and where the run is, since when (ISO 8601), and what is wrong with it.
+
+``folder`` is the folder of runs that it lies in below the one that is listed, such as a sweep's; else None.
+"""
 
 _FILES = ("status.json", "summary.json", "job.json")
 _BUSY_SECONDS = 30.0  # far longer than a write of thousands of rows takes
@@ -73,7 +76,9 @@ def _cache(out: Path) -> Path:
 
 
 def _shown(entries: Mapping[str, Entry], out: Path) -> list[dict[str, Any]]:
-    return [{"path": str(out / name), **json.loads(entries[name][2])} for name in sorted(entries)]
+    return [
+        {"path": str(out / name), "folder": name.rpartition("/")[0] or None, **json.loads(entries[name][2])} for name in sorted(entries)
+    ]
 
 
 # The file ------------------------------------------------------------------------------------------------------------

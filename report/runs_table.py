@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
 from ..metrics.display import UNKNOWN, count_text, duration_text, number_text, rate_text
 from .tables import SYNTHETIC
@@ -16,8 +17,32 @@ Row = Mapping[str, Any]
 _GAP = "  "
 
 
+class _Column(NamedTuple):
+    title: str
+    figure: str
+    """The key of a row, as --where and --sort know it."""
+    right: bool
+    text: Callable[[Row], str]
+
+
+def _name(row: Row) -> str:
+    """Return what other commands take: the run's directory, below the folder that a sweep keeps it in."""
+    name = PurePath(row["path"]).name
+    return f"{row['folder']}/{name}" if row["folder"] else name
+
+
 def _text(key: str) -> Callable[[Row], str]:
     return lambda row: UNKNOWN if row[key] is None else str(row[key])
+
+
+def _any(key: str) -> Callable[[Row], str]:
+    """Return what shows a figure of any kind, also a list of one a node."""
+
+    def text(row: Row) -> str:
+        entries = row[key] if isinstance(row[key], list) else [row[key]]
+        return ", ".join(number_text(entry) if isinstance(entry, float) else UNKNOWN if entry is None else str(entry) for entry in entries)
+
+    return text
 
 
 def _data(row: Row) -> str:
@@ -36,44 +61,43 @@ def _when(row: Row) -> str:
         return UNKNOWN
 
 
-_COLUMNS: Mapping[str, tuple[bool, Callable[[Row], str]]] = {
-    "name": (False, _text("run")),
-    "state": (False, _text("state")),
-    "backend": (False, _text("backend")),
-    "mode": (False, _text("mode")),
-    "model": (False, _text("model")),
-    "data": (False, _data),
-    "nodes": (True, lambda row: count_text(row["nodes"])),
-    "batch": (True, lambda row: count_text(row["global_batch_size"])),
-    "examples/s": (True, lambda row: rate_text(row["examples_per_second"]).removesuffix("/s")),
-    "loss": (True, lambda row: number_text(row["eval_loss"])),
-    "accuracy": (True, lambda row: number_text(row["eval_accuracy"])),
-    "time to target": (True, _to_target),
-    "when": (False, _when),
-}
-"""Title: whether it stands at the right, and a row's text."""
+_COLUMNS = (
+    _Column("name", "run", False, _name),
+    _Column("state", "state", False, _text("state")),
+    _Column("backend", "backend", False, _text("backend")),
+    _Column("mode", "mode", False, _text("mode")),
+    _Column("model", "model", False, _text("model")),
+    _Column("data", "data", False, _data),
+    _Column("nodes", "nodes", True, lambda row: count_text(row["nodes"])),
+    _Column("batch", "global_batch_size", True, lambda row: count_text(row["global_batch_size"])),
+    _Column("examples/s", "examples_per_second", True, lambda row: rate_text(row["examples_per_second"]).removesuffix("/s")),
+    _Column("loss", "eval_loss", True, lambda row: number_text(row["eval_loss"])),
+    _Column("accuracy", "eval_accuracy", True, lambda row: number_text(row["eval_accuracy"])),
+    _Column("time to target", "time_to_target_seconds", True, _to_target),
+    _Column("when", "created_at", False, _when),
+)
 
 _DISPENSABLE = ("data", "model", "when", "nodes", "mode", "backend", "loss", "batch", "time to target", "accuracy", "examples/s")
 """What is left out first where a terminal is narrow; `show` and --json have all of it."""
 
 
-def runs_table(rows: Sequence[Row], width: int | None = None) -> tuple[str, list[str]]:
+def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[str] = ()) -> tuple[str, list[str]]:
     """Return the lines of a table of `rows`, and the titles that were left out to fit `width` characters (None: as wide as need be).
 
-    Names are never shortened: they are what other commands take.
+    Names are never shortened: they are what other commands take. Figures that were `asked` for (keys of a row) have a column in any case.
     """
-    titles = list(_COLUMNS)
-    cells = {title: [title, *(_printable(show(row)) for row in rows)] for title, (_, show) in _COLUMNS.items()}
-    widths = {title: max(map(len, column)) for title, column in cells.items()}
+    usual = {column.figure for column in _COLUMNS}
+    columns = [*_COLUMNS, *(_Column(figure, figure, True, _any(figure)) for figure in dict.fromkeys(asked) if figure not in usual)]
+    cells = {column: [column.title, *(_printable(column.text(row)) for row in rows)] for column in columns}
+    widths = {column: max(map(len, cells[column])) for column in columns}
     left_out: list[str] = []
-    for title in _DISPENSABLE:
-        if width is None or sum(widths[kept] for kept in titles) + len(_GAP) * (len(titles) - 1) <= width:
+    by_title = {column.title: column for column in columns if column.figure not in asked}
+    for column in (by_title[title] for title in _DISPENSABLE if title in by_title):
+        if width is None or sum(widths[kept] for kept in columns) + len(_GAP) * (len(columns) - 1) <= width:
             break
-        titles.remove(title)
-        left_out.append(title)
-    aligned = [
-        [cell.rjust(widths[title]) if _COLUMNS[title][0] else cell.ljust(widths[title]) for cell in cells[title]] for title in titles
-    ]
+        columns.remove(column)
+        left_out.append(column.title)
+    aligned = [[cell.rjust(widths[column]) if column.right else cell.ljust(widths[column]) for cell in cells[column]] for column in columns]
     lines = [_GAP.join(line).rstrip() for line in zip(*aligned, strict=True)]
     notes = ["", SYNTHETIC] if any(row["synthetic"] for row in rows) else []
     return "\n".join([*lines, *notes]) + "\n", left_out

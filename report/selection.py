@@ -13,7 +13,7 @@ from ..core.errors import UsageError, nearest
 from ..metrics.lines import NON_FINITE
 from .index import FIGURES
 
-__all__ = ["ALIASES", "Condition", "figure_name", "fitting", "in_order", "parse_since"]
+__all__ = ["ALIASES", "Condition", "figure_name", "fitting", "in_order", "parse_order", "parse_since"]
 
 Row = Mapping[str, Any]
 
@@ -123,6 +123,14 @@ def fitting(rows: Iterable[Row], conditions: Sequence[Condition]) -> list[Row]:
     return [row for row in known if all(condition.holds(row) for condition in conditions)]
 
 
+def parse_order(order: str) -> tuple[str, str]:
+    """Read ``FIGURE``, ``FIGURE:asc`` or ``FIGURE:desc``: the key of a row, and the direction as it stands. Raises UsageError."""
+    name, _, direction = order.partition(":")
+    if direction not in ("", "asc", "desc"):
+        raise UsageError.of("--sort", order, "FIGURE, FIGURE:asc or FIGURE:desc", ["asc", "desc"])
+    return figure_name("--sort", name), direction
+
+
 def in_order(rows: Iterable[Row], order: str | None) -> list[Row]:
     """Return the rows by a figure, ``FIGURE`` or ``FIGURE:desc`` (of a list by its largest entry); without one the newest first.
 
@@ -131,10 +139,7 @@ def in_order(rows: Iterable[Row], order: str | None) -> list[Row]:
     newest = sorted(rows, key=lambda row: _moment(row["created_at"]), reverse=True)
     if order is None:
         return newest
-    name, _, direction = order.partition(":")
-    if direction not in ("", "asc", "desc"):
-        raise UsageError.of("--sort", order, "FIGURE, FIGURE:asc or FIGURE:desc", ["asc", "desc"])
-    figure = figure_name("--sort", name)
+    figure, direction = parse_order(order)
     key = {id(row): _sort_key(row, figure) for row in newest}
     sortable = sorted((row for row in newest if key[id(row)][0] < 2), key=lambda row: key[id(row)], reverse=direction == "desc")
     return [*sortable, *sorted((row for row in newest if key[id(row)][0] >= 2), key=lambda row: key[id(row)])]

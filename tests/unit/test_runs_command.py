@@ -20,6 +20,7 @@ from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.report.index import FIGURES
+from crosstrain.report.locate import find_run
 from crosstrain.report.repeating import repeat_command
 from crosstrain.report.runs_table import runs_table
 from crosstrain.report.selection import Condition, figure_name, fitting, in_order, parse_since
@@ -33,8 +34,11 @@ def rows(**columns):
     (count,) = {len(values) for values in columns.values()}
     made = [(STARTED - timedelta(hours=number)).isoformat() for number in range(count)]
     return [
-        {**EMPTY, "created_at": made[number], "run": f"r{number}", **{name: values[number] for name, values in columns.items()}}
+        {**row, "path": f"runs/{row['run']}"}
         for number in range(count)
+        for row in [
+            {**EMPTY, "created_at": made[number], "run": f"r{number}", **{name: values[number] for name, values in columns.items()}}
+        ]
     ]
 
 
@@ -202,6 +206,32 @@ def test_a_narrow_terminal_loses_columns_but_never_a_name():
         assert ("accuracy" in lines[0]) != ("accuracy" in left_out)
     assert runs_table(table, None) == runs_table(table, 300)
     assert left_out[-1] == "examples/s"
+
+
+def test_a_figure_that_was_asked_for_keeps_its_column():
+    figures = {
+        "eval_accuracy": [0.5, 0.75],
+        "staleness_mean": [1.25, None],
+        "node_cpu_fraction_mean": [[0.5, None], None],
+        "mode": ["sync"] * 2,
+    }
+    table = rows(run=["a" * 50, "b"], state=["succeeded"] * 2, **figures)
+    asked = ["mode", "staleness_mean", "node_cpu_fraction_mean", "mode"]
+    text, left_out = runs_table(table, 60, asked)
+    assert text.splitlines()[0].split() == ["name", "state", "mode", "staleness_mean", "node_cpu_fraction_mean"]
+    assert [line.split()[2:] for line in text.splitlines()[1:]] == [["sync", "1.2500", "0.5000,", "-"], ["sync", "-", "-"]]
+    assert "accuracy" in left_out
+
+
+def test_a_run_of_a_sweep_has_the_name_that_commands_take(tmp_path, capsys):
+    out = tmp_path / "runs"
+    sync_run(out / "my-sweep", name="lr=0.1")
+    async_run(out)
+    assert invoke(["runs", "--out", str(out), "--where", "steps>0", "--sort", "eval_loss"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.split()[0] for line in lines[1:3]) == ["my-sweep/lr=0.1", "two"]
+    assert lines[0].endswith("steps")
+    assert find_run("my-sweep/lr=0.1", out) == out / "my-sweep" / "lr=0.1"
 
 
 def test_a_terminal_gets_what_fits_it_and_a_pipe_all(tmp_path):

@@ -52,6 +52,7 @@ def expected(out, made):
     return {
         name: {
             "path": str(out / name),
+            "folder": name.rpartition("/")[0] or None,
             "created_at": found["status.json"]["created_at"],
             "problem": None,
             **row(found["summary.json"]),
