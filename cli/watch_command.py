@@ -22,7 +22,7 @@ from ..metrics.records import SCHEMA, EvalRecord
 from ..metrics.rundir import RunReader
 from ..report.locate import find_run
 from ..report.tables import one_run, to_text
-from ..report.watch_text import figures_line, last_evaluation, news_line, node_lines, picture, state_line, title
+from ..report.watch_text import figures_line, last_evaluation, news_line, node_lines, picture, state_line, title, told_by_summary
 from ..report.watching import News, WatchedRun
 from .interrupts import INTERRUPTED, TerminationAsInterrupt
 from .options import NumberRange
@@ -154,8 +154,7 @@ class _PlainLines:
             if isinstance(record, EvalRecord):
                 self._said["evaluation"] = last_evaluation(record)
         figures = figures_line(run)
-        told_by_summary = run.ended and run.reader.summary() is not None
-        if due and figures is not None and not told_by_summary:
+        if due and figures is not None and not told_by_summary(run):
             if run.evaluation is not None:
                 self._say("evaluation", last_evaluation(run.evaluation))
             if self._say("figures", figures):

@@ -16,7 +16,7 @@ from ..metrics.progress_text import TrainingState, evaluation_text
 from ..metrics.records import EvalRecord, EventRecord
 from .watching import News, WatchedRun
 
-__all__ = ["figures_line", "last_evaluation", "news_line", "node_lines", "picture", "state_line", "title"]
+__all__ = ["figures_line", "last_evaluation", "news_line", "node_lines", "picture", "state_line", "title", "told_by_summary"]
 
 SILENT_SECONDS = 10
 """A silence of a run at work is shown in multiples of this: of a run on another host nobody here can tell whether it lives."""
@@ -106,9 +106,16 @@ def last_evaluation(record: EvalRecord) -> str:
     return f"last {evaluation_text(record)}"
 
 
+def told_by_summary(run: WatchedRun) -> bool:
+    """Return whether a summary follows: its figures are of the training alone, while the last samples are of what came after it."""
+    return run.ended and run.reader.summary() is not None
+
+
 def picture(run: WatchedRun) -> RenderableType:
-    """Return the whole of it for a terminal."""
+    """Return the whole of it for a terminal; of a run that has ended only what its summary does not say, or better."""
     parts: list[RenderableType] = [Text(title(run), style="bold"), Text(state_line(run), style=_STYLES.get(run.state, ""))]
+    if told_by_summary(run):
+        return Group(*parts)
     if run.progress is not None:
         parts.append(ProgressBar(total=1.0, completed=run.progress, width=BAR_WIDTH))
     figures = figures_line(run)

@@ -230,6 +230,8 @@ def test_a_terminal_is_drawn_on(tmp_path, started):
     assert "step 20/40 (50%)  epoch 2" in text
     assert "━" in text
     assert "0     1.50 of 2 cores" in text
+    left_standing = text[text.rindex("succeeded") :]
+    assert "cores" not in left_standing  # the summary says it, of the training alone
 
 
 def test_no_color_gets_lines(tmp_path):
