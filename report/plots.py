@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,7 +12,7 @@ from typing import Any, Literal, get_args
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -40,6 +41,7 @@ _STYLE = {
     "axes.spines.right": False,
 }
 _PANEL_INCHES, _STRIP_INCHES, _BAR_INCHES, _WIDTH_INCHES = 3.0, 1.4, 0.3, 9.0
+_LABEL_CHARACTERS, _LINE_INCHES = 36, 0.16  # a run's usual name and its node take two lines beside a bar
 _HATCHES = ("", "//", "..", "xx")
 _LONGEST_NAME = 100
 
@@ -157,17 +159,23 @@ def _plain(name: str) -> str:
 
 
 def _bars(picture: Picture, panels: Sequence[Bars]) -> Figure:
-    rows = [len(panel.rows) for panel in panels]
-    height = _BAR_INCHES * sum(rows) + 1.3 * len(panels) + 0.4
-    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    labels = [[_wrapped(row) for row in panel.rows] for panel in panels]
+    heights = [1.2 + sum(_BAR_INCHES + _LINE_INCHES * label.count("\n") for label in shown) for shown in labels]
+    figure = Figure(figsize=(_WIDTH_INCHES, sum(heights) + 0.4), layout="constrained")
     figure.suptitle(picture.title)
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[count + 2 for count in rows]).ravel()
-    for axis, panel in zip(axes, panels, strict=True):
-        _bar_panel(axis, panel)
+    parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights).ravel()
+    for part, panel, shown in zip(parts, panels, labels, strict=True):
+        _bar_panel(part, panel, shown)
     return figure
 
 
-def _bar_panel(axis: Axes, panel: Bars) -> None:
+def _wrapped(label: str) -> str:
+    """Return a label in lines that leave room for its bar; what stands in parentheses stays together."""
+    return textwrap.fill(re.sub(r" (?=[^()]*\))", "\u00a0", label), _LABEL_CHARACTERS)
+
+
+def _bar_panel(part: SubFigure, panel: Bars, labels: Sequence[str]) -> None:
+    axis = part.subplots()
     places = np.arange(len(panel.rows))
     left = np.zeros(len(panel.rows))
     for number, segment in enumerate(panel.segments):
@@ -176,7 +184,7 @@ def _bar_panel(axis: Axes, panel: Bars) -> None:
         left += widths
     for place in np.flatnonzero(np.isnan(np.array([segment.values for segment in panel.segments])).all(axis=0)):
         axis.annotate(panel.missing[place], (0, place), xytext=(4, 0), textcoords="offset points", va="center", color=INK)
-    axis.set_yticks(places, [_plain(row) for row in panel.rows])
+    axis.set_yticks(places, [_plain(label) for label in labels])
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.set_title(panel.title, loc="left", fontsize=9)
@@ -187,4 +195,4 @@ def _bar_panel(axis: Axes, panel: Bars) -> None:
         Patch(facecolor=segment.colour, hatch=_HATCHES[number % len(_HATCHES)], edgecolor="white", label=segment.name)
         for number, segment in enumerate(panel.segments)
     ]
-    axis.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles), frameon=False, fontsize=8)
+    part.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)

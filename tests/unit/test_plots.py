@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -60,6 +61,18 @@ def test_the_pictures_show_something_in_the_colours_of_the_runs(drawn, tmp_path)
         assert image.width == 1350
         painted = {"#{:02X}{:02X}{:02X}".format(*pixel) for _, pixel in image.getcolors(1 << 24)}
         assert {COLOURS[0], COLOURS[1]} <= painted, path.name
+
+
+@pytest.mark.parametrize("name", ["20261122-131600-logreg-torch-sync-3n-162d", "x" * 90])
+def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
+    paths = [make_run(tmp_path, each, calibrated=True, steps=8) for each in (name, "short")]
+    (shares,) = (picture for picture in pictures(show_runs(paths)) if picture.name == "time-shares")
+    (file,) = write_figures([shares], tmp_path, "svg")
+    text = file.read_text()
+    whole = float(re.search(r'width="([\d.]+)pt"', text)[1])
+    for axes in re.findall(r'<g id="axes_\d">\s*<g id="patch_\d+">\s*<path d="([^"]+)"', text):  # the ground of each
+        edges = [float(number) for number in re.findall(r"[ML] ([\d.]+) ", axes)]
+        assert max(edges) - min(edges) > 0.5 * whole
 
 
 def test_runs_whose_names_make_one_file_name_have_two_files(drawn, tmp_path):
