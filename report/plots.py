@@ -42,6 +42,8 @@ _STYLE = {
 }
 _PANEL_INCHES, _STRIP_INCHES, _BAR_INCHES, _WIDTH_INCHES = 3.0, 1.4, 0.3, 9.0
 _LABEL_CHARACTERS, _LINE_INCHES = 36, 0.16  # a run's usual name and its node take two lines beside a bar
+_CHARACTER_INCHES, _HANDLE_INCHES = 0.075, 0.7  # of an entry in a key: a wide character, and line and gaps
+_LONGEST_LINE = int((_WIDTH_INCHES - _HANDLE_INCHES) / _CHARACTER_INCHES)
 _HATCHES = ("", "//", "..", "xx")
 _LONGEST_NAME = 100
 
@@ -96,14 +98,21 @@ def _draw(picture: Picture) -> Figure:
     rows, columns = (len(picture.panels), 1) if picture.stacked else (1, len(picture.panels))
     height = rows * _STRIP_INCHES + 0.8 if picture.stacked else _PANEL_INCHES
     handles = _key(picture)
-    figure = Figure(figsize=(_WIDTH_INCHES, height + 0.2 * -(-len(handles) // 3)), layout="constrained")
+    abreast = _abreast([str(handle.get_label()) for handle in handles])
+    figure = Figure(figsize=(_WIDTH_INCHES, height + 0.2 * -(-len(handles) // abreast)), layout="constrained")
     figure.suptitle(picture.title)
     axes = figure.subplots(rows, columns, sharex=picture.stacked, squeeze=False).ravel()
     for place, (axis, panel) in enumerate(zip(axes, picture.panels, strict=True)):
         if isinstance(panel, Panel):
             _panel(axis, panel, picture, last=not picture.stacked or place == len(axes) - 1)
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=abreast, frameon=False)
     return figure
+
+
+def _abreast(labels: Sequence[str]) -> int:
+    """Return how many entries of a key stand side by side within the figure, three at most."""
+    widest = max((_CHARACTER_INCHES * len(line) for label in labels for line in label.splitlines()), default=0.0)
+    return max(1, min(3, int(_WIDTH_INCHES / (widest + _HANDLE_INCHES))))
 
 
 def _panel(axis: Axes, panel: Panel, picture: Picture, *, last: bool) -> None:
@@ -142,7 +151,9 @@ def _pattern(lengths: Sequence[float]) -> Any:
 def _key(picture: Picture) -> list[Line2D]:
     named = {drawn.name: drawn.number for panel in picture.panels if isinstance(panel, Panel) for drawn in panel.curves}
     curves = [
-        Line2D([], [], color=colour(number), linestyle=_pattern(dash(number)), linewidth=1.6, label=_plain(name))
+        Line2D(
+            [], [], color=colour(number), linestyle=_pattern(dash(number)), linewidth=1.6, label=_plain(textwrap.fill(name, _LONGEST_LINE))
+        )
         for name, number in named.items()
     ]
     return curves + [_mark_handle(mark) for mark in kinds(picture.marks)]

@@ -75,6 +75,15 @@ def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
         assert max(edges) - min(edges) > 0.5 * whole
 
 
+@pytest.mark.parametrize("name", ["{}-131600-logreg-torch-sync-3n-162d", "{}" + "x" * 150])
+def test_a_key_of_long_names_stays_within_the_figure(tmp_path, name):
+    paths = [make_run(tmp_path, name.format(number), steps=8) for number in range(4)]
+    (file,) = write_figures([pictures(show_runs(paths))[0]], tmp_path, "png")
+    image = Image.open(file).convert("L")
+    edges = [image.getpixel((x, y)) for x in (*range(4), *range(image.width - 4, image.width)) for y in range(image.height)]
+    assert min(edges) == 255  # nothing is cut
+
+
 def test_runs_whose_names_make_one_file_name_have_two_files(drawn, tmp_path):
     twins = [replace(drawn[0], name=name) for name in ("resources-a b", "resources-a/b", "resources-a_b-2")]
     assert [path.name for path in write_figures(twins, tmp_path, "svg")] == [
