@@ -17,7 +17,10 @@ _STATES = {"died": "it was killed before it could write one", "failed": "it fail
 
 @dataclass(frozen=True, slots=True)
 class DescribedRun:
-    """A run that has a summary: ``summary.json``, ``job.json``, and the nodes of ``env.json`` (empty where it has none)."""
+    """A run that has a summary: ``summary.json``, ``job.json``, and the nodes of ``env.json`` (empty where it has none).
+
+    Its name is that of its directory, which may have been moved or copied since.
+    """
 
     path: Path
     summary: Mapping[str, Any]
@@ -33,7 +36,7 @@ class DescribedRun:
 def describe(path: Path | str) -> DescribedRun:
     """Read a run. Raises UsageError for one that does not exist or has no summary (yet), DamagedRunError for one that cannot be read."""
     reader = RunReader(path)
-    return DescribedRun(Path(path), _summary(reader, path), reader.job(), reader.env())
+    return DescribedRun(Path(path), {**_summary(reader, path), "run": reader.name}, reader.job(), reader.env())
 
 
 def _summary(reader: RunReader, path: Path | str) -> dict[str, Any]:

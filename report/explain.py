@@ -30,6 +30,7 @@ LEAST_DIFFERENCE = 0.05
 class Facts:
     """What a verdict rests on: the run's documents, and what was read out of them. `shares` is None without a calibration."""
 
+    name: str
     summary: Mapping[str, Any]
     job: Mapping[str, Any]
     env: Sequence[Mapping[str, Any]]
@@ -94,7 +95,7 @@ class Explanation:
         """Return the figures, without the documents that they were read from."""
         own = {name: getattr(self, name) for name in self.__slots__ if name not in ("facts", "nodes")}
         nodes = [{**asdict(node), "link": _link_json(node.link)} for node in self.nodes]
-        return {"run": self.facts.summary["run"], "calibrated": self.calibrated, **own, "nodes": nodes}
+        return {"run": self.facts.name, "calibrated": self.calibrated, **own, "nodes": nodes}
 
 
 def _link_json(link: Link) -> dict[str, Any]:
@@ -119,7 +120,8 @@ def read_facts(path: Path) -> Facts:
     if summary.get("time_shares") is not None:
         workers = read_workers(summary)
         shares = read_shares(summary, workers) if workers and summary["run_seconds"] else None
-    return Facts(summary, job, env, reader.calibration(), workers, shares, read_links(summary, job, env), sum(1 for _ in reader.evals()))
+    evaluations = sum(1 for _ in reader.evals())
+    return Facts(reader.name, summary, job, env, reader.calibration(), workers, shares, read_links(summary, job, env), evaluations)
 
 
 # The verdict --------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import statistics
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from crosstrain.metrics.display import bytes_text, count_text, duration_text, nu
 from crosstrain.report.columns import cell, column
 from crosstrain.report.compare import rows
 from crosstrain.report.comparison import compare_paths, compare_runs
+from crosstrain.report.explain import explain
 from crosstrain.report.formats import as_latex, as_markdown, as_text
 from crosstrain.report.tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
 
@@ -280,6 +282,14 @@ def test_repeats_whose_names_have_the_same_in_common_are_told_apart():
     assert [entry.label for entry in compare_runs(runs).entries] == ["p-tf ×2", "p-torch ×2"]
     runs = [made(f"p-{number}", backend="tf" if number < 3 else "torch", seed=number % 3) for number in range(6)]
     assert [entry.label for entry in compare_runs(runs).entries] == ["p-0 ×3", "p-3 ×3"]
+
+
+def test_copies_of_a_run_are_called_as_their_directories(tmp_path):
+    shutil.copytree(sync_run(tmp_path), tmp_path / "copy")
+    compared = compare_paths([tmp_path / "one", tmp_path / "copy"])
+    assert [entry.label for entry in compared.entries] == ["one", "copy"]
+    assert [found["run"] for found in rows([tmp_path / "copy"])] == ["copy"]
+    assert explain(tmp_path / "copy").to_json()["run"] == "copy"
 
 
 def test_a_run_is_found_by_its_name(tmp_path):
