@@ -160,6 +160,8 @@ class Driver:
         self._recording.event("tasks_started", tasks=[task.name for task in tasks])
         if self._resumption is None:
             self._recording.add_followers(self._command)
+        else:
+            self._recording.load_followers()
         precisions = control.await_ready(deadline - time.monotonic())
         self._precision_used = ", ".join(sorted({used for used in precisions.values() if used})) or self.job.precision
         self._recording.event("cluster_ready")

@@ -89,6 +89,16 @@ class Recording:
 
     # Followers ------------------------------------------------------------------------------------------------------
 
+    def load_followers(self) -> None:
+        """Load what the job asks for, and no more: what cannot be told is known then before anything of a run that goes on is changed.
+
+        Raises UsageError.
+        """
+        if self.job.mlflow is not None:
+            from ..metrics.mlflow import load_mlflow
+
+            load_mlflow(self.job.mlflow)
+
     def add_followers(self, command: Sequence[str], run_seconds: float | None = None) -> None:
         """Tell TensorBoard and MLflow too, as the job asks. Loading them takes a while: call it while the tasks load theirs.
 

@@ -25,7 +25,7 @@ from .mlflow_system import NodeFigures
 from .points import TrainingCurve, end_figures, settings
 from .records import EvalRecord, StepRecord, SystemRecord
 
-__all__ = ["MLflowWriter", "check_mlflow"]
+__all__ = ["MLflowWriter", "check_mlflow", "load_mlflow"]
 
 SEND_SECONDS = 1.0
 """Time between two batches."""
@@ -112,7 +112,7 @@ class MLflowWriter(Follower):
         Importing mlflow takes seconds. Where `zero_unix_seconds` is given, records happened at their time on the run clock after it, until
         `replayed`. Raises UsageError where mlflow cannot be imported.
         """
-        self._mlflow, self._client = _load(job.mlflow)
+        self._mlflow, self._client = load_mlflow(job.mlflow)
         self._path = path.absolute()
         self._job = job
         self._uri = without_password(job.mlflow or "")
@@ -271,7 +271,7 @@ class MLflowWriter(Follower):
                 self._report(event, **detail)
 
 
-def _load(uri: str | None) -> tuple[Any, Any]:
+def load_mlflow(uri: str | None) -> tuple[Any, Any]:
     """Import mlflow; return it and a client of the tracking URI. Raises UsageError where that cannot be."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -279,5 +279,7 @@ def _load(uri: str | None) -> tuple[Any, Any]:
         mlflow = importlib.import_module("mlflow")
         client: Any = importlib.import_module("mlflow.tracking").MlflowClient(uri)
     except Exception as error:  # a package of that size may raise anything, and so may the store of another scheme
-        raise UsageError(f"mlflow: {without_password(uri or '')!r} cannot be used ({type(error).__name__}: {error})") from error
+        shown = without_password(uri or "")
+        problem = str(error).replace(uri, shown) if uri else str(error)
+        raise UsageError(f"mlflow: {shown!r} cannot be used ({type(error).__name__}: {problem})") from error
     return mlflow, client

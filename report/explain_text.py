@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..metrics.display import UNKNOWN, bytes_text, number_text
 from .explain import Explanation, NodeView
-from .explain_advice import Advice
+from .explain_effects import Advice
 from .explain_links import Link, busiest
 
 __all__ = ["headline", "notes", "page"]

@@ -11,7 +11,8 @@ from typing import Any
 from ..core.job import Job
 from ..metrics.display import UNKNOWN, bytes_text, count_text, number_text
 from .explain import explain
-from .explain_advice import Advice, advise
+from .explain_advice import advise
+from .explain_effects import Advice
 from .explain_text import headline, notes
 from .repeating import repeat_command
 from .shown import ShownRun

@@ -93,9 +93,14 @@ class TestEveryModel:
         assert model.is_ours(model.load(export_loaders.TORCH_PROGRAM, model.export("torch")))
 
 
-@pytest.mark.parametrize("name", ["logreg", "resnet18"])  # without and with buffers
 @pytest.mark.parametrize(
-    ("format_name", "program"), [("tf-checkpoint", export_loaders.TF_CHECKPOINT), ("safetensors", export_loaders.SAFETENSORS)]
+    ("name", "format_name", "program"),
+    [
+        ("logreg", "tf-checkpoint", export_loaders.TF_CHECKPOINT),
+        ("logreg", "safetensors", export_loaders.SAFETENSORS),
+        ("resnet18", "safetensors", export_loaders.SAFETENSORS),  # with buffers
+        pytest.param("resnet18", "tf-checkpoint", export_loaders.TF_CHECKPOINT, marks=pytest.mark.slow),
+    ],
 )
 def test_all_weights_are_there_to_the_bit(models, name, format_name, program):
     model = models(name)

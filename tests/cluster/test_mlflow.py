@@ -267,6 +267,20 @@ def test_an_address_where_nobody_answers_is_refused(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_address_that_mlflow_refuses_costs_a_run_nothing_that_would_go_on(tmp_path):
+    asked = ["--backend", "toy", "--steps", "30", "--checkpoint-every", "20steps", "--out", str(tmp_path), "--name", "run"]
+    assert trainer("run", *asked).returncode == 0
+    names = ("job.json", "steps.jsonl", "evals.jsonl", "summary.json")
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in names}
+    older = str(tmp_path / "run" / "checkpoints" / "step-000000020")
+    done = trainer("run", "--resume", older, "--mlflow", "unheard-of://someone:secret@host/x")
+    assert done.returncode == 2
+    assert "unheard-of" in done.stderr
+    assert "secret" not in done.stderr
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
+    assert RunReader(tmp_path / "run").status()["state"] == "succeeded"
+
+
 @pytest.mark.parametrize("uri", ["mlruns", "./here", "5000"])
 def test_what_is_no_tracking_uri_is_refused(tmp_path, uri):
     done = trainer("run", "--backend", "toy", "--mlflow", uri, "--out", str(tmp_path / "runs"))
