@@ -68,7 +68,7 @@ def compare(
         raise UsageError.of("--layout", layout, ", ".join(_LAYOUTS), _LAYOUTS)
     paths, left_out = find_finished_runs(runs, out)
     if left_out:
-        note(f"left out, as they have no figures (yet): {', '.join(path.name for path in left_out)}")
+        note(f"left out, as they have no figures, or none that can be read: {', '.join(path.name for path in left_out)}")
     if curves is not None:
         if by is not None or metric is not None or markdown or latex:
             raise UsageError("--curves: goes with --over, --smooth, --points, --json and --csv alone.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.console import note
-from ..core.errors import UsageError
+from ..core.errors import InterruptedRunError, RunFailedError, UsageError
 from ..core.job import Job
 from ..core.layers import Resolved, resolve
 from ..core.sweeps import SWEEP_FILE, Grid, read_grid
@@ -161,6 +161,10 @@ def _drive(
 
         progress = make_progress(sys.stderr, quiet)
         path, summary = driver.run(job, sources=sources, progress=progress, command=command, launcher=launcher, resumption=resumption)
+    except (RunFailedError, InterruptedRunError) as error:
+        if as_json and error.run is not None:
+            _print_what_there_is(error.run)
+        raise
     finally:
         launcher.close()
     if job.profile and summary["profile"] is None:
@@ -173,7 +177,7 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
     if summary["target"] is not None and not summary["target_reached"]:
         click.echo(f"The target {summary['target']} was not reached within the budget of {summary['steps']} steps.", err=True)
     if as_json:
-        click.echo(json.dumps({"path": path, **summary}, indent=2))
+        _print_json(path, summary)
         return
     from ..report.tables import one_run, to_text
 
@@ -182,6 +186,19 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
     if summary["profile"] is not None:
         folder = Path(path) / summary["profile"]
         click.echo(f"traces: {folder} (tensorboard --logdir {folder}; a .json also in chrome://tracing or https://ui.perfetto.dev)")
+
+
+def _print_what_there_is(path: Path) -> None:
+    """Print the summary of a run that did not succeed, if it came so far; the error follows."""
+    from ..metrics.rundir import RunReader
+
+    summary = RunReader(path).summary()
+    if summary is not None:
+        _print_json(path, summary)
+
+
+def _print_json(path: object, summary: Mapping[str, Any]) -> None:
+    click.echo(json.dumps({"path": str(path), **summary}, indent=2))
 
 
 def _as_json(resolved: Resolved) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 __all__ = [
     "DamagedStoreError",
@@ -58,7 +59,9 @@ class DamagedStoreError(TrainerError):
 
 
 class RunFailedError(TrainerError):
-    """The run started and failed; `task` names the task that failed first, where it is known."""
+    """The run started and failed; `task` names the task that failed first, where it is known, and `run` is the run directory."""
+
+    run: Path | None = None
 
     def __init__(self, message: str, task: str | None = None) -> None:
         super().__init__(message)
@@ -70,9 +73,10 @@ class StalledRunError(RunFailedError):
 
 
 class InterruptedRunError(TrainerError):
-    """The user ended the run (Ctrl-C or SIGTERM)."""
+    """The user ended the run (Ctrl-C or SIGTERM); `run` is the run directory."""
 
     exit_code = 130
+    run: Path | None = None
 
 
 class ResumableRunError(InterruptedRunError):

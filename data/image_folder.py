@@ -135,6 +135,8 @@ def _decoded(listing: _Listing, classes: Sequence[str], size: int, damaged: list
 
 def _attempt(size: int, file: Path) -> NDArray[np.uint8] | str:
     """Return the decoded picture, or what is wrong with it in one line."""
+    if not file.is_file():
+        return "a link that leads nowhere" if file.is_symlink() else "neither a file nor a folder"  # a pipe would be waited for
     try:
         return decode(file, size)
     except MemoryError:

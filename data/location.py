@@ -88,7 +88,7 @@ def _fingerprint(data_dir: Path, files: Sequence[Path]) -> str:
     """Tell one set of originals from another by folder, names, sizes and times of change; contents would be too slow for large sets."""
     digest = hashlib.sha256(os.fsencode(data_dir.resolve()))
     for file in sorted(files):
-        status = file.stat()
+        status = file.stat() if file.exists() else file.lstat()  # a link may lead nowhere
         digest.update(b"\0" + os.fsencode(file.relative_to(data_dir)) + f"\0{status.st_size}\0{status.st_mtime_ns}".encode())
     return digest.hexdigest()[:_FINGERPRINT_LENGTH]
 

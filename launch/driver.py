@@ -100,12 +100,22 @@ class Driver:
         self._recording.writer.write_status("starting")
         if self.job.mllog and self._resumption is None:
             self._recording.add_mllog(self.job, self._data.info.sizes)
+        self._tell_left_out()
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             return self._supervised(placed)
         finally:
             for number, handler in previous.items():  # once interrupted, a late second signal must not change the exit code
                 signal.signal(number, signal.SIG_IGN if self._signals else handler)
+
+    def _tell_left_out(self) -> None:
+        """Record which files of the data are no examples, and say how many; none is dropped in silence."""
+        files = self._data.left_out
+        if not files:
+            return
+        self._recording.event("files_left_out", count=len(files), files=list(files))
+        what = "1 file was" if len(files) == 1 else f"{len(files):,} files were"
+        self._progress.message(f"{what} no usable picture and left out of {self.job.data}; {self.path / 'events.jsonl'} names them")
 
     def _supervised(self, placed: Sequence[Placed]) -> dict[str, Any]:
         failure: BaseException | None = None
@@ -118,6 +128,8 @@ class Driver:
         self._write_end(failure)
         if isinstance(failure, UsageError) and self._loop is None and self._resumption is None:
             shutil.rmtree(self.path)  # the message says it all, and nothing was trained
+        if isinstance(failure, RunFailedError | InterruptedRunError):
+            failure.run = self.path
         if failure is not None:
             raise failure
         summary = RunReader(self.path).summary()

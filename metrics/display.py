@@ -13,7 +13,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def number_text(value: float | str | None, digits: int = 4) -> str:
-    """Return a figure with `digits` decimals, or three digits where those would hide it; UNKNOWN for None.
+    """Return a figure with `digits` decimals, or three digits where those would hide it or it is huge; UNKNOWN for None.
 
     NaN and Infinity (also as the strings JSON has for them) are given by name.
     """
@@ -21,7 +21,11 @@ def number_text(value: float | str | None, digits: int = 4) -> str:
         return UNKNOWN
     if isinstance(value, str) or not math.isfinite(value):
         return str(value)
-    return f"{value:.3g}" if 0 < abs(value) < 10 ** (1 - digits) else f"{value:,.{digits}f}"
+    return f"{value:.3g}" if 0 < abs(value) < 10 ** (1 - digits) or abs(value) >= _HUGE else f"{value:,.{digits}f}"
+
+
+_HUGE = 1e7
+"""Such as the loss of a run that diverged."""
 
 
 def count_text(value: float | None) -> str:

@@ -134,13 +134,14 @@ def judge(facts: Facts) -> Explanation:
         around = around_training(facts.summary)
         long = [part for part in ("evaluating", "saving", "other") if around[part] > LARGEST_UNSEEN]
         verdict: Verdict = long[0] if long else "unknown"  # type: ignore[assignment]
-        views = tuple(_view(facts, node, None) for node in range(len(facts.summary["per_node"])))
+        views = tuple(_view(facts, node, None, None) for node in range(len(facts.summary["per_node"])))
         return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, facts)
-    verdict, candidates = _ranked(shares)
     exchange = shares.step["network"]
     cause = network_cause(exchange, facts.links, facts.calibration) if exchange >= NOTABLE else None
-    slow = shares.slowest.node if "peers" in candidates else None
-    views = tuple(_view(facts, node, cause) for node in range(len(facts.summary["per_node"])))
+    short = _short_of_cores(facts) if cause != "link" else None
+    verdict, candidates = _ranked(shares, short is not None)
+    slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
+    views = tuple(_view(facts, node, cause, short) for node in range(len(facts.summary["per_node"])))
     message = message_fraction(facts.calibration)
     figures = (shares.run, shares.uncertainty, shares.step)
     return Explanation(verdict, candidates, cause, message, slow, shares.slowness, *figures, views, facts)
@@ -155,25 +156,46 @@ NOTABLE = 0.2
 _WORK = ("compute", "data", "peers")
 
 
-def _ranked(shares: Shares) -> tuple[Verdict, tuple[str, ...]]:
+def _short_of_cores(facts: Facts) -> int | None:
+    """Sync: return the node that has no core to spare where each other one may use more and does not; None where there is none.
+
+    What a node computes for an exchange takes it as much longer as its own work, and all wait for it.
+    """
+    nodes = facts.summary["per_node"]
+    known = [(node["cores_available"], _mean(node["cpu_fraction"])) for node in nodes]
+    if facts.summary["mode"] == "async" or len(nodes) < 2 or any(None in pair for pair in known):
+        return None
+    least, *others = sorted(range(len(nodes)), key=lambda node: known[node][0])
+    spare = all(known[node][0] >= SLOW * known[least][0] and (known[node][1] or 0.0) < NEARLY_ALL for node in others)
+    return least if spare and (known[least][1] or 0.0) > NEARLY_ALL else None
+
+
+NEARLY_ALL = 0.85
+"""A node that uses this much of its cores has none to spare: the rest is waiting between threads and tasks."""
+
+
+def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict and the parts that may be the largest.
 
-    Where a worker is slow, its work stands for waiting: not computing as such holds the run back but that one node computes slowly.
+    Where a worker is slow, its work stands for waiting: not computing as such holds the run back but that one node computes slowly. So
+    does the exchange where a node is short of cores for it.
     """
     order = sorted(shares.run, key=lambda part: -shares.run[part])
     largest = order[0]
-    if _strength(shares, largest) < DOMINANT:
+    if _strength(shares, largest, short_of_cores) < DOMINANT:
         return "mixed", tuple(part for part in order if shares.run[part] >= shares.run[largest] / 2)
     near = [part for part in order if _lead(shares, largest, part) <= LEAST_DIFFERENCE]
-    candidates = list(dict.fromkeys(name for part in near for name in _named(part, shares)))
+    candidates = list(dict.fromkeys(name for part in near for name in _named(part, shares, short_of_cores)))
     if len(candidates) > 1:
         return "unclear", tuple(candidates)
     verdict: Verdict = candidates[0]  # type: ignore[assignment]
     return verdict, (verdict,)
 
 
-def _strength(shares: Shares, largest: str) -> float:
-    """Return what the largest part stands for: all work, where that of a slow worker is meant."""
+def _strength(shares: Shares, largest: str, short_of_cores: bool) -> float:
+    """Return what the largest part stands for: all work, where that of a slow worker is meant, and the exchange that it holds up."""
+    if short_of_cores and largest in (*_WORK, "network"):
+        return sum(shares.run[part] for part in (*_WORK, "network"))
     slow = largest in _WORK and shares.slowness >= SLOW
     return sum(shares.run[part] for part in _WORK) if slow else shares.run[largest]
 
@@ -185,8 +207,10 @@ def _lead(shares: Shares, largest: str, part: str) -> float:
     return shares.run[largest] - shares.run[part] - shares.uncertainty[largest] - shares.uncertainty[part]
 
 
-def _named(part: str, shares: Shares) -> tuple[str, ...]:
+def _named(part: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
     """Return what a part of the run means: work is that of a slow node where there is one; both where that is not certain."""
+    if part == "network" and short_of_cores:
+        return ("peers",)
     if part not in _WORK:
         return (part,)
     if shares.slowness >= SLOW + shares.slowness_uncertainty:
@@ -198,7 +222,7 @@ def _named(part: str, shares: Shares) -> tuple[str, ...]:
 # The nodes ----------------------------------------------------------------------------------------------------------------
 
 
-def _view(facts: Facts, node: int, cause: NetworkCause | None) -> NodeView:
+def _view(facts: Facts, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
     figures = facts.summary["per_node"][node]
     own = [worker for worker in facts.workers if worker.node == node]
     step = node_fractions(facts.workers, node)
@@ -206,7 +230,7 @@ def _view(facts: Facts, node: int, cause: NetworkCause | None) -> NodeView:
     gpu = max(utilizations, default=None)
     return NodeView(
         node,
-        None if step is None or facts.shares is None else _limit(facts, node, step, cause, gpu),
+        None if step is None or facts.shares is None else _limit(facts, node, step, cause, gpu, short),
         step,
         _slowness(facts, own),
         _updates_fraction(facts, own),
@@ -238,12 +262,14 @@ USED_GPU = 0.05
 """A GPU that was busy for less than this did not compute the steps."""
 
 
-def _limit(facts: Facts, node: int, step: Mapping[str, float], cause: NetworkCause | None, gpu: float | None) -> str:
+def _limit(facts: Facts, node: int, step: Mapping[str, float], cause: NetworkCause | None, gpu: float | None, short: int | None) -> str:
     largest = max(step, key=lambda part: step[part])
     if step[largest] < DOMINANT:
         return "nothing"
     if largest == "compute":
         return "GPU" if (gpu or 0.0) > USED_GPU else "CPU"
+    if largest == "network" and short is not None:
+        return "CPU" if node == short else "peer"
     if largest == "network":
         return "link" if cause == "link" and not _serves_itself(facts, node) else "exchange"
     return {"data": "data", "peers": "peer"}[largest]

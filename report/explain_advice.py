@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ..core.units import Cadence
-from .explain import Explanation
+from .explain import NEARLY_ALL, Explanation
 from .explain_cluster import network, peers
-from .explain_effects import NEARLY_ALL, Advice, larger_batch
+from .explain_effects import Advice, larger_batch
 
 __all__ = ["advise"]
 
@@ -79,23 +79,27 @@ def _more_cores(explanation: Explanation) -> Iterator[Advice]:
 
 def _evaluating(explanation: Explanation) -> Iterator[Advice]:
     facts = explanation.facts
-    yield from _less_often("--eval-every", facts.job["eval_every"], facts.summary["eval_seconds"], explanation)
+    yield from _less_often("--eval-every", facts.job["eval_every"], facts.evaluations, facts.summary["eval_seconds"], explanation)
 
 
 def _saving(explanation: Explanation) -> Iterator[Advice]:
     facts = explanation.facts
-    if facts.job["checkpoint_every"] is not None:
-        yield from _less_often("--checkpoint-every", facts.job["checkpoint_every"], facts.summary["checkpoint_seconds"], explanation)
+    cadence, saved = facts.job["checkpoint_every"], facts.summary["checkpoints"]["saved"]
+    if cadence is not None:
+        yield from _less_often("--checkpoint-every", cadence, saved, facts.summary["checkpoint_seconds"], explanation)
 
 
-def _less_often(option: str, cadence: str, seconds: float, explanation: Explanation) -> Iterator[Advice]:
+def _less_often(option: str, cadence: str, times: int, seconds: float, explanation: Explanation) -> Iterator[Advice]:
+    """Twice the distance: of what took place so many `times`, half would not; the one at the end stays."""
     run_seconds = explanation.facts.summary["run_seconds"]
     every = Cadence.parse(cadence)
-    if every.unit == "end" or run_seconds <= seconds / 2:
+    saved = seconds * (times // 2 / times) if times else 0.0
+    if every.unit == "end" or not saved or run_seconds <= saved:
         return
     unit = {"epochs": "epochs", "steps": "steps", "seconds": "s"}[every.unit]
     doubled = f"{option} {2 * every.amount:g}{unit}"
-    yield Advice(doubled, f"half of it, {seconds / 2:.2f} s, would not take place", run_seconds / (run_seconds - seconds / 2), "about")
+    reason = f"{times // 2} of the {times} times, {saved:.2f} s in all, would not take place"
+    yield Advice(doubled, reason, run_seconds / (run_seconds - saved), "about")
 
 
 def _other(explanation: Explanation) -> Iterator[Advice]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from .explain import NOTABLE, Explanation
-from .explain_effects import NEARLY_ALL, Advice, growing, larger_batch
+from .explain import NEARLY_ALL, NOTABLE, Explanation
+from .explain_effects import Advice, growing, larger_batch
 from .explain_links import busiest
 
 __all__ = ["network", "peers"]
@@ -114,6 +114,9 @@ def peers(explanation: Explanation) -> Iterator[Advice]:
     facts = explanation.facts
     if facts.shares is None or facts.summary["mode"] == "async":
         return
+    if facts.shares.step["network"] >= NOTABLE:
+        yield from larger_batch(explanation)
+        yield from _one_worker(explanation)
     nodes, step = facts.summary["nodes"], facts.shares.step
     if nodes > 1 and explanation.slow_node is not None and facts.job.get("global_batch_size") is None:
         speedup = (nodes - 1) / nodes / (1.0 - step["peers"])

@@ -9,10 +9,7 @@ from typing import Any, Literal
 from .explain import Explanation
 from .explain_shares import Worker, idle_fraction
 
-__all__ = ["NEARLY_ALL", "Advice", "growing", "larger_batch"]
-
-NEARLY_ALL = 0.85
-"""A node that uses this much of its cores has none to spare: the rest is waiting between threads and tasks."""
+__all__ = ["Advice", "growing", "larger_batch"]
 
 _LEARNS_OTHERWISE = "each update then sees twice the examples, so that learning rate and accuracy need another look (--scale-lr)"
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ..metrics.display import UNKNOWN, bytes_text, number_text
-from .explain import Explanation, NodeView
+from .explain import NEARLY_ALL, NOTABLE, Explanation, NodeView
 from .explain_effects import Advice
 from .explain_links import Link, busiest
 
@@ -31,9 +31,12 @@ NOT_CALIBRATED = (
 )
 
 
+_PER_SECOND = "sent and received: per second of training"
+
+
 def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
     """Return everything that `trainer explain` prints."""
-    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation)]
+    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation), _PER_SECOND]
     for note in notes(explanation):
         parts += ["", note]
     if advice:
@@ -82,17 +85,17 @@ def _exchange(explanation: Explanation) -> str:
 
 
 def _network(explanation: Explanation) -> str:
-    hidden = ", beyond what computing hides," if explanation.facts.summary["mode"] == "sync" else ""
+    hidden = ", beyond what computing hides" if explanation.facts.summary["mode"] == "sync" else ""
     share = f"network-bound: {percent(explanation.step_fractions['network'])} of each step is {_exchange(explanation)}{hidden}"
     link = busiest(explanation.facts.links)
     full = f"node {link.node}'s link runs at {percent(link.fraction)} of {_speed(link)}" if link is not None else None
     if explanation.network_cause == "link":
-        return f"{share} and {full}."
+        return f"{share}, and {full}."
     though = f" at a link that is not full ({full})" if full else ""
     if explanation.network_cause == "messages":
         few = percent(explanation.message_fraction)
-        return f"{share} and its cost is that of the messages, not of their size{though}: an exchange of a few bytes takes {few} as long."
-    return f"{share} and moving and adding up {_payload(explanation)} a step takes it{though}."
+        return f"{share}, and its cost is that of the messages, not of their size{though}: an exchange of a few bytes takes {few} as long."
+    return f"{share}, and moving and adding up {_payload(explanation)} a step takes it{though}."
 
 
 def _speed(link: Link) -> str:
@@ -131,15 +134,26 @@ def _peers(explanation: Explanation) -> str:
     cores = "" if limit is None else f" (it may use {number_text(limit, 2)} cores)"
     if explanation.facts.summary["mode"] == "sync":
         waits = percent(explanation.step_fractions["peers"])
-        return f"held back by a slow node: for {waits} of each step others wait for {slow}, whose own work takes {times}{cores}."
+        text = f"held back by a slow node: for {waits} of each step others wait for {slow}, whose own work takes {times}{cores}"
+        return f"{text}{_exchange_of_the_slow(explanation)}."
     part = percent(next(view for view in explanation.nodes if view.node == explanation.slow_node).updates_fraction)
     return f"a slow node: the own work of {slow} takes {times}{cores}. It makes {part} of the updates; nobody waits for it."
+
+
+def _exchange_of_the_slow(explanation: Explanation) -> str:
+    """What is to be said of an exchange in which all wait for a node that has no core to spare."""
+    view = next(view for view in explanation.nodes if view.node == explanation.slow_node)
+    part = explanation.step_fractions["network"]
+    if part < NOTABLE or explanation.network_cause == "link" or (view.cpu_fraction or 0.0) < NEARLY_ALL:
+        return ""
+    used = percent(view.cpu_fraction)
+    return f"; the {_exchange(explanation)}, {percent(part)} of the step, waits for it too, as it uses {used} of what it may"
 
 
 def _evaluating(explanation: Explanation) -> str:
     facts = explanation.facts
     each = facts.summary["eval_seconds"] / max(1, facts.evaluations)
-    how = f"{facts.evaluations} evaluations of {number_text(each, 3)} s"
+    how = f"{facts.evaluations} evaluation{'s' if facts.evaluations != 1 else ''} of {number_text(each, 3)} s"
     return f"evaluating holds it back: it takes {percent(explanation.run_fractions['evaluating'])} of the run's time ({how})."
 
 
@@ -266,7 +280,11 @@ def _native(explanation: Explanation) -> list[str]:
     return [f"Measured by the backend while it trained, of the training time: waiting {', '.join(known)}."] if known else []
 
 
+FAR = 10.0
+"""A speed-up from this on is an estimate without decimals."""
+
+
 def _advice_line(entry: Advice) -> str:
-    effect = "" if entry.speedup is None else f" ({entry.bound} {entry.speedup:.2f}x)"
+    effect = "" if entry.speedup is None else f" ({entry.bound} {number_text(entry.speedup, 2 if entry.speedup < FAR else 0)}x)"
     caution = f"; {entry.caution}" if entry.caution else ""
     return f"{entry.option}: {entry.reason}{effect}{caution}"

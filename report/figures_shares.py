@@ -19,10 +19,9 @@ _NO_UPDATES = "made no updates"
 
 _RUN_PARTS = {
     "training": ("train_seconds", COLOURS[0]),
-    "between commands": ("idle_seconds", COLOURS[2]),
     "evaluation": ("eval_seconds", COLOURS[5]),
     "checkpoints": ("checkpoint_seconds", COLOURS[4]),
-    "other": ("other_seconds", INK),
+    "between commands": ("other_seconds", INK),
 }
 _STEP_PARTS = {
     "data": ("data_seconds", COLOURS[4]),
@@ -80,7 +79,7 @@ def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
         clock = {key: float(summary[key]) for key in measured}
         clock["other_seconds"] = max(0.0, float(summary["run_seconds"]) - sum(clock.values()))
     idle = idle_fraction(summary) * clock["train_seconds"]
-    return {**clock, "idle_seconds": idle, "train_seconds": clock["train_seconds"] - idle} if idle else clock
+    return {**clock, "train_seconds": clock["train_seconds"] - idle, "other_seconds": clock["other_seconds"] + idle}
 
 
 def _nodes(run: ShownRun) -> list[tuple[int, Mapping[str, Any] | None]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..core.errors import UsageError
 from ..core.sweeps import SWEEP_FILE
+from ..metrics.lines import DamagedRunError
+from ..metrics.rundir import RunReader
 
-__all__ = ["find_finished_runs", "find_run", "find_runs", "is_run", "run_names"]
+__all__ = ["find_finished_runs", "find_readable_runs", "find_run", "find_runs", "is_run", "run_names"]
 
 _MOST_HINTS = 3
 
@@ -65,19 +67,42 @@ def find_runs(texts: Sequence[str], out: Path) -> list[Path]:
 
 
 def find_finished_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], list[Path]]:
-    """Return the same in two parts: runs to read figures of, and those of a folder that have no ``summary.json`` (yet).
+    """Return the same in two parts: runs to read figures of, and those of a folder that have none, or none that can be read.
 
-    A run that was named itself is always in the first part, and so is a folder's if none of them has one.
+    A run that was named itself is always in the first part, and so is a folder's if none of them has figures.
     """
+    return _in_two_parts(texts, out, lambda path: RunReader(path).summary() is not None)
+
+
+def find_readable_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], list[Path]]:
+    """Return the same in two parts: runs whose documents can be read, and those of a folder of which one is damaged.
+
+    A run that was named itself is always in the first part, and so is a folder's if none of them can be read.
+    """
+    return _in_two_parts(texts, out, lambda path: True)
+
+
+def _in_two_parts(texts: Sequence[str], out: Path, good: Callable[[Path], bool]) -> tuple[list[Path], list[Path]]:
     found: dict[str, Path] = {}
     left_out: dict[str, Path] = {}
     for text in texts:
         paths = _found(text, out, folders=True)
-        finished = [path for path in paths if (path / "summary.json").is_file()]
+        kept = [path for path in paths if _is_readable(path) and good(path)] if len(paths) > 1 else paths
         for path in paths:
-            wanted = found if path in finished or not finished else left_out
+            wanted = found if path in kept or not kept else left_out
             wanted.setdefault(os.path.realpath(path), path)
     return list(found.values()), [path for real, path in left_out.items() if real not in found]
+
+
+def _is_readable(path: Path) -> bool:
+    reader = RunReader(path)
+    try:
+        reader.summary()
+        reader.job()
+        reader.env()
+    except DamagedRunError:
+        return False
+    return True
 
 
 def _found(text: str, out: Path, *, folders: bool) -> list[Path]:

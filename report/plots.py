@@ -171,7 +171,8 @@ def _plain(name: str) -> str:
 
 def _bars(picture: Picture, panels: Sequence[Bars]) -> Figure:
     labels = [[_wrapped(row) for row in panel.rows] for panel in panels]
-    heights = [1.2 + sum(_BAR_INCHES + _LINE_INCHES * label.count("\n") for label in shown) for shown in labels]
+    lines = [max((label.count("\n") for label in shown), default=0) for shown in labels]
+    heights = [1.2 + len(shown) * (_BAR_INCHES + _LINE_INCHES * more) for shown, more in zip(labels, lines, strict=True)]
     figure = Figure(figsize=(_WIDTH_INCHES, sum(heights) + 0.4), layout="constrained")
     figure.suptitle(picture.title)
     parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights).ravel()

@@ -46,7 +46,7 @@ class Row:
 
     `speedup` is examples per second over those predicted for one node, `efficiency` its share of the number of nodes. Times are expected
     between `step.seconds` ÷ `factor` and × `factor`; None where nothing like it was ever judged. `doublings` is how far the row lies
-    beyond what was.
+    beyond what was; `delayed`, whether latency that was asked for is too much of the step for a band.
     """
 
     scaling: Scaling
@@ -59,6 +59,7 @@ class Row:
     speedup: float | None
     factor: float | None
     doublings: float | None
+    delayed: bool = False
 
     @property
     def efficiency(self) -> float | None:
@@ -75,13 +76,22 @@ def predict(fitted: Fitted, question: Question, validation: Validation) -> list[
 
 
 def judged_for(fitted: Fitted, topology: Topology, validation: Validation) -> Judged | None:
-    """Return what was judged that is most like this fit; None where there is nothing like it: each node had its own cores there."""
-    if topology not in fitted.measured or any(run.nodes_sharing_cores > 1 for run in fitted.runs):
+    """Return what was judged that is most like this fit; None where there is nothing like it: all nodes had equal cores of their own."""
+    if topology not in fitted.measured or any(run.nodes_sharing_cores > 1 for run in fitted.runs) or _unlike(fitted):
         return None
     mode = MODES[topology]
     runs = [run for run in fitted.runs if run.mode == mode and run.communicates]
     different = len({run.bytes_per_second for run in runs if run.bytes_per_second is not None}) > 1
     return validation.of(str(fitted.first.same["backend"]), mode, 2 if different else 1)
+
+
+MOST_LATENCY = 0.1
+"""Where latency, on which the model was never judged, is more of a step than this, there is no band."""
+
+
+def _unlike(fitted: Fitted) -> bool:
+    """Return whether the nodes of the fitted runs may use different numbers of cores."""
+    return len(fitted.first.same["cores_per_node"]) > 1
 
 
 def _row(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judged: Judged | None) -> Row:
@@ -92,8 +102,10 @@ def _row(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judge
     _, alone = _step(fitted, question, 1, first.batch_size * first.procs_per_node if scaling == "weak" else in_all)
     speedup = None if rate is None or alone is None else rate / alone
     bits = None if question.link.bytes_per_second is None else 8 * question.link.bytes_per_second
-    factor, doublings = (None, None) if judged is None else band_factor(judged, nodes, bits)
-    return Row(scaling, nodes, workers, in_all / workers, in_all, step, rate, speedup, factor, doublings)
+    at_once, _ = _step(fitted, replace(question, link=replace(question.link, latency_seconds=0.0)), nodes, in_all)
+    delayed = step is not None and at_once is not None and step.seconds - at_once.seconds > MOST_LATENCY * step.seconds
+    factor, doublings = (None, None) if judged is None or delayed else band_factor(judged, nodes, bits)
+    return Row(scaling, nodes, workers, in_all / workers, in_all, step, rate, speedup, factor, doublings, delayed)
 
 
 def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tuple[Step | None, float | None]:
@@ -164,13 +176,13 @@ def _extrapolation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> l
     texts = []
     if beyond:
         texts.append(
-            f"{_list(beyond)} nodes are an extrapolation from {most}: the model knows no stragglers, no switches that are shared and no "
+            f"{_many(beyond)} are an extrapolation from {most}: the model knows no stragglers, no switches that are shared and no "
             "failures, all of which grow with the number of nodes."
         )
     wide = [row.nodes for row in rows if row.doublings]
     if wide:
         texts.append(
-            f"The band of {_list(wide)} nodes is widened, since nothing was judged there; the rule for that is caution, not measurement."
+            f"The band of {_many(wide)} is widened, since nothing was judged there; the rule for that is caution, not measurement."
         )
     return texts
 
@@ -182,6 +194,12 @@ def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]
         texts.append(
             f"{sharing} nodes of a fitted run shared cores, so that their steps were slower than those of nodes with their own cores: the "
             "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share with --cores-per-node."
+        )
+    if _unlike(fitted):
+        limits = ", ".join(f"{cores:g}" for cores in fitted.first.same["cores_per_node"])
+        texts.append(
+            f"The nodes of the fitted runs may use different numbers of cores ({limits}). Every node that is predicted computes as the "
+            "slowest of them does, one alone too; that was never judged, so there is no band."
         )
     shortest = min(run.slowest for run in fitted.runs)
     if fitted.first.same["cores_per_node"] and shortest < SHORT_SECONDS:
@@ -199,21 +217,26 @@ def _batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[st
     outside = [row.nodes for row in rows if row.step is not None and not smallest <= math.ceil(row.batch_size) <= largest]
     if outside:
         texts.append(
-            f"Batches of {_list(outside)} nodes lie outside the {smallest} to {largest} examples a worker that computing was measured for."
+            f"Batches of {_many(outside)} lie outside the {smallest} to {largest} examples a worker that computing was measured for."
         )
     empty = [row.nodes for row in rows if row.step is None]
     if empty:
-        texts.append(
-            f"{_list(empty)} nodes would leave workers without an example of the global batch of {fitted.first.global_batch_size}."
-        )
+        texts.append(f"{_many(empty)} would leave workers without an example of the global batch of {fitted.first.global_batch_size}.")
     return texts
 
 
 def _unvalidated(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
     texts = ["Latency is unvalidated: not every kernel can delay packets, so no judged run had any but the machine's own."]
+    late = [row.nodes for row in rows if row.delayed]
+    if late:
+        texts[0] += f" {_many(late)} {'has' if set(late) == {1} else 'have'} no band, since it is more than a tenth of their step."
     if question.topology == "ps" and question.ps > 1:
         texts.append("Several parameter servers are unvalidated: every judged run had one.")
     return texts
+
+
+def _many(nodes: Sequence[int]) -> str:
+    return f"{_list(nodes)} node{'' if set(nodes) == {1} else 's'}"
 
 
 def _list(nodes: Sequence[int]) -> str:

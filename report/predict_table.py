@@ -19,7 +19,7 @@ from .predict_scaling import Question, Row, judged_for, remarks
 
 __all__ = ["document", "prediction_table"]
 
-_TOPOLOGIES = {"ring": "all-reduce round a ring (sync)", "ps": "parameter server (async)"}
+_TOPOLOGIES = {"ring": "all-reduce round a ring (sync)", "ps": "parameter servers (async)"}
 _TITLES = {"weak": "Batch of a worker stays {batch} (weak scaling)", "strong": "Global batch stays {whole} (strong scaling)"}
 _LIMITS = {
     "compute": "computing",
@@ -44,7 +44,7 @@ def prediction_table(fitted: Fitted, question: Question, rows: Sequence[Row], va
 
 def _basis(fitted: Fitted, question: Question) -> list[str]:
     first, same = fitted.first, fitted.first.same
-    ps = f" ({question.ps})" if question.topology == "ps" and question.ps > 1 else ""
+    ps = f", {question.ps} of them" if question.topology == "ps" and question.ps > 1 else ""
     ring, server = fitted.ring, fitted.server
     if question.topology == "ring":
         cost = (
@@ -67,7 +67,7 @@ def _basis(fitted: Fitted, question: Question) -> list[str]:
 
 def _run_text(run: Observed) -> str:
     limit = "unlimited links" if run.bytes_per_second is None else f"links of {bits_text(8 * run.bytes_per_second)}"
-    return f"{run.name} ({run.mode}, {run.nodes} nodes, {limit})"
+    return f"{run.name} ({run.mode}, {run.nodes} node{'s' if run.nodes != 1 else ''}, {limit})"
 
 
 def _bandwidth_text(question: Question) -> str:

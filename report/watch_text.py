@@ -117,7 +117,9 @@ def picture(run: WatchedRun) -> RenderableType:
     if told_by_summary(run):
         return Group(*parts)
     if run.progress is not None:
-        parts.append(ProgressBar(total=1.0, completed=run.progress, width=BAR_WIDTH))
+        line = Table.grid()  # a bar by itself does not end its line
+        line.add_row(ProgressBar(total=1.0, completed=run.progress, width=BAR_WIDTH))
+        parts.append(line)
     figures = figures_line(run)
     if figures is not None:
         parts.append(Text(figures))

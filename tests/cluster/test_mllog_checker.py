@@ -64,11 +64,14 @@ def test_the_checker_accepts_a_run_that_reached_its_target_and_one_that_did_not(
 def test_the_checker_accepts_a_run_that_was_interrupted_and_then_resumed(tmp_path, backend):
     run = tmp_path / "run"
     arguments = ["--backend", backend, "--mllog", "--epochs", "20000", "--checkpoint-every", "1000s", "--out", str(tmp_path)]
-    with MarkedRun(["run", *arguments, "--name", "run"], tmp_path) as started:
+    with MarkedRun(["run", *arguments, "--name", "run", "--json"], tmp_path) as started:
         wait_until(lambda: evaluations(run) > 2 or started.process.poll() is not None, 90, "evaluations")
         assert started.process.poll() is None, started.stderr()
         started.process.send_signal(signal.SIGINT)
         assert started.wait(60) == 75, started.stderr()
+        document = json.loads(started.stdout())
+    assert (document.pop("path"), document["state"]) == (str(run), "interrupted")
+    assert document == json.loads((run / "summary.json").read_text())
     log = run / "mllog.txt"
     checked = check(log)
     assert checked.returncode == 0, checked.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from crosstrain.conformance.runs import read_run, run_job, trainer
 from crosstrain.metrics.rundir import RunReader
@@ -44,6 +45,24 @@ def test_what_a_task_writes_before_it_is_told_which_one_it_is_comes_into_its_log
     assert log.count("imported package") == 1
     assert "crosstrain.backends.base" in log
     assert [path.name for path in (tmp_path / "run/logs/0").iterdir()] == ["worker-0.log"]
+
+
+def test_files_that_are_left_out_of_the_data_are_counted_and_named(tmp_path):
+    for split, label in ((split, label) for split in ("train", "test") for label in ("a", "b")):
+        folder = tmp_path / "pictures" / split / label
+        folder.mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 8), (10 * number, 20 * number, 30 * number)).save(folder / f"{number}.png")
+    (tmp_path / "pictures/train/b/broken.png").write_bytes(b"no picture")
+    data = f"image-folder:{tmp_path / 'pictures'}?size=8,skip-damaged=yes"
+    done = trainer(
+        "run", "--backend", "torch", "--data", data, "--steps", "2", "--batch-size", "4", "--out", str(tmp_path), "--name", "run"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 file was no usable picture and left out of" in done.stderr
+    (event,) = [event for event in RunReader(tmp_path / "run").events() if event.event == "files_left_out"]
+    assert event.detail["count"] == 1
+    assert "broken.png" in event.detail["files"][0]
 
 
 def test_evaluates_every_so_many_steps_and_at_the_end(tmp_path):

@@ -17,6 +17,7 @@ from run_samples import a_job, async_run, open_run, summary_of, sync_run
 
 from crosstrain.cli.compare_command import compare
 from crosstrain.cli.group import invoke
+from crosstrain.conformance.runs import trainer
 from crosstrain.core.errors import UsageError
 from crosstrain.metrics.display import bytes_text, count_text, duration_text, number_text, rate_text
 from crosstrain.report.columns import cell, column
@@ -356,6 +357,20 @@ def test_a_run_that_is_none_or_has_not_finished_is_refused(tmp_path):
     writer.close()
 
 
+@pytest.mark.parametrize("name", ["summary.json", "job.json", "env.json"])
+def test_a_damaged_run_of_a_folder_is_left_out_and_named(tmp_path, name):
+    for run in ("a", "b", "c"):
+        sync_run(tmp_path, name=run)
+    (tmp_path / "b" / name).write_bytes(b'{"schema": 1, "sta')
+    for command in (["compare"], ["report", "-o", str(tmp_path / "page.html")], ["plot", "-o", str(tmp_path / "figures")]):
+        done = trainer(*command, str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"left out, as .* read: b$", done.stderr, re.MULTILINE), done.stderr
+        named = trainer(*command, str(tmp_path / "b"))
+        assert named.returncode != 0
+        assert name in named.stderr
+
+
 def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path):
     """A sweep goes on past a failed point, and so does the comparison of its folder; a run that is named itself is not left out."""
     folder = tmp_path / "sweep"
@@ -363,7 +378,7 @@ def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path)
     open_run(a_job(folder, name="b")).close()
     result = CliRunner().invoke(compare, [str(folder), "--json"], catch_exceptions=False)
     assert [run["run"] for run in json.loads(result.stdout)["runs"]] == ["a", "c"]
-    assert "left out, as they have no figures (yet): b" in result.stderr
+    assert "left out, as they have no figures, or none that can be read: b" in result.stderr
     for named in (folder / "a", folder):
         assert isinstance(CliRunner().invoke(compare, [str(named), str(folder / "b")]).exception, UsageError)
 

@@ -119,6 +119,34 @@ def test_a_slow_node_holds_up_the_others_in_sync_mode(tmp_path):
     assert "73% of each step others wait for node 1, whose own work takes 5.0 times as long" in headline(found)
 
 
+def using(*pairs):
+    """Figures of nodes that used so many of the cores they may use."""
+    return [{"cores_available": cores, "cpu_fraction": {"mean": used / cores, "max": 1.0}} for used, cores in pairs]
+
+
+def test_an_exchange_that_waits_for_a_node_without_cores_to_spare_is_that_node_s(tmp_path):
+    """Two thirds of the step are the exchange, while node 1 uses nine tenths of its fifth of a core and the others hardly any of theirs."""
+    workers = [{"compute": 1 * MS, "peers": 3 * MS, "communicate": 8 * MS}, {"compute": 4 * MS, "communicate": 8 * MS}]
+    found = judged(tmp_path, workers, node_figures=using((0.2, 0.8), (0.18, 0.2)))
+    assert (found.verdict, found.slow_node, [node.limit for node in found.nodes]) == ("peers", 1, ["peer", "CPU"])
+    assert "the all-reduce, 67% of the step, waits for it too, as it uses 90% of what it may" in headline(found)
+
+
+@pytest.mark.parametrize(
+    ("used", "more"),
+    [
+        (using((0.7, 0.8), (0.18, 0.2)), {}),  # the other one is as busy
+        (using((0.2, 0.8), (0.1, 0.2)), {}),  # it has cores to spare
+        (using((0.1, 0.2), (0.18, 0.2)), {}),  # no node may use more
+        ([{**figures, **LINK} for figures in using((0.2, 0.8), (0.18, 0.2))], {"bandwidth": "100mbit"}),  # the link is full
+        (using((0.2, 0.8), (0.18, 0.2)), {"mode": "async"}),
+    ],
+)
+def test_an_exchange_is_not_a_node_s_where_something_else_explains_it(tmp_path, used, more):
+    found = judged(tmp_path, steps(compute=2, network=8), node_figures=used, **more)
+    assert (found.verdict, found.slow_node) == ("network", None)
+
+
 def test_a_slow_node_holds_nobody_up_in_async_mode(tmp_path):
     found = judged(tmp_path, SLOW_ASYNC, mode="async")
     assert (found.verdict, found.slow_node) == ("peers", 1)
@@ -270,6 +298,7 @@ node  limit  computing  data  peers  exchange     CPU cores            sent     
 -------------------------------------------------------------------------------------------
 0     peer         18%    0%    73%        9%  0.30 of 1.00  100 kB/s (0.8%)  100 kB/s (0.8%)
 1     CPU          91%    0%     0%        9%  0.20 of 0.20  100 kB/s (0.8%)  100 kB/s (0.8%)
+sent and received: per second of training
 """
 
 

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import importlib.util
 import io
+import os
 import pickle
 import struct
 import subprocess
@@ -423,6 +424,19 @@ class TestImageFolder:
         assert all(any(file in line for line in opened.left_out) for file in named)
         (row,) = [row for row in store.list_datasets() if row.name == f"{name},skip-damaged=yes"]
         assert row.left_out == opened.left_out
+
+    def test_what_is_no_file_is_named_and_not_waited_for(self, pictures, cache):
+        (pictures / "train" / "cats" / "nowhere.png").symlink_to("/nowhere/at/all")
+        (pictures / "train" / "cats" / "round.png").symlink_to("round.png")
+        (pictures / "val" / "dogs" / "outside.png").symlink_to(pictures / "train" / "dogs" / "c.jpg")
+        os.mkfifo(pictures / "train" / "dogs" / "pipe.png")
+        name = f"image-folder:{pictures}?size=8"
+        with pytest.raises(UsageError, match=r"3 files are no usable pictures") as caught:
+            store.open_dataset(name)
+        assert str(caught.value).count("a link that leads nowhere") == 2
+        assert "pipe.png: neither a file nor a folder" in str(caught.value)
+        opened = store.open_dataset(f"{name},skip-damaged=yes")
+        assert (dict(opened.info.sizes), len(opened.left_out)) == ({"train": 3, "test": 3}, 3)
 
     @pytest.mark.parametrize(
         ("spoil", "says"),

@@ -116,10 +116,10 @@ def test_time_between_commands_is_no_training(tmp_path):
         summary = json.loads((paths[-1] / "summary.json").read_text())
         summary["time_shares"]["run"] = clock
         (paths[-1] / "summary.json").write_text(json.dumps(summary))
-    for shown, expected in ((paths[:1], None), (paths, [0.0, 0.8])):
+    for shown, expected in ((paths[:1], [0.0]), (paths, [0.0, 0.8])):
         (shares,) = (picture for picture in pictures(show_runs(shown)) if picture.name == "time-shares")
         found = {segment.name: list(segment.values) for segment in shares.panels[0].segments}
-        assert found.get("between commands") == (None if expected is None else pytest.approx(expected))
+        assert found["between commands"] == pytest.approx(expected)
         assert [sum(values) for values in zip(*found.values(), strict=True)] == pytest.approx([1.0] * len(shown))
 
 

@@ -204,6 +204,19 @@ class TestRows:
     def test_latency_is_said_to_be_unvalidated(self, tmp_path):
         assert any(text.startswith("Latency is unvalidated") for text in self.rows(tmp_path)[1])
 
+    @pytest.mark.parametrize(("latency", "banded"), [(1e-6, True), (1.0, False)])
+    def test_a_step_that_is_mostly_latency_has_no_band(self, tmp_path, latency, banded):
+        rows, texts = self.rows(tmp_path, nodes=(2, 4), link=Link(1e8 / 8, latency), scalings=("weak",))
+        assert [row.factor is not None for row in rows] == [banded] * 2
+        assert any("2 and 4 nodes have no band" in text for text in texts) != banded
+
+    def test_nodes_that_are_not_alike_have_no_band(self, tmp_path):
+        fitted = fit([observe(calibrated_run(tmp_path, cores_per_node=(0.5, 0.25)))])
+        question = Question((2,), Link(1e8 / 8), "ring", 1, ("weak",))
+        (row,) = predicted(fitted, question, Validation("2025-01-01", "m", (JUDGED,)))
+        assert row.factor is None
+        assert any("different numbers of cores (0.25, 0.5)" in text for text in remarks(fitted, question, [row]))
+
     def test_steps_that_are_short_against_the_kernels_periods_are_said_to_be(self, tmp_path):
         assert not [text for text in self.rows(tmp_path)[1] if "every 20 ms" in text]
         fitted = fit([observe(calibrated_run(tmp_path, name="short", compute=Compute(0.0, 0.001)))])

@@ -207,7 +207,7 @@ def test_a_terminal_is_drawn_on(tmp_path, started):
         writer.step(group(number))
     writer.system(sample(0, 1.0))
     master, slave = pty.openpty()
-    environment = {**{name: value for name, value in os.environ.items() if name != "NO_COLOR"}, "TERM": "xterm", "COLUMNS": "120"}
+    environment = {**{name: value for name, value in os.environ.items() if name != "NO_COLOR"}, "TERM": "xterm", "COLUMNS": "80"}
     command = [*WATCH, str(writer.path), "--interval", "0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, env=environment, text=True) as done:
         os.close(slave)
@@ -227,7 +227,8 @@ def test_a_terminal_is_drawn_on(tmp_path, started):
     os.close(master)
     assert b"\x1b[" in seen
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    assert "step 20/40 (50%)  epoch 2" in text
+    figures = re.search(r"\nstep 20/40 \(50%\)  epoch 2  loss [\d.]+  [\d.,]+ steps/s  [\d.,]+\s+examples/s\s+[\d.]+ \w+ left", text)
+    assert figures, text
     assert "━" in text
     assert "0     1.50 of 2 cores" in text
     left_standing = text[text.rindex("succeeded") :]
