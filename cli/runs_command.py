@@ -17,7 +17,7 @@ from ..core.console import note
 from ..core.errors import UsageError, nearest
 from ..metrics.lines import finite_json
 from ..report.index import STATES, list_runs
-from ..report.locate import find_run, find_runs
+from ..report.locate import find_run, find_runs, is_sweep
 from ..report.runs_table import runs_table
 from ..report.selection import Condition, fitting, in_order, parse_order, parse_since
 
@@ -176,11 +176,14 @@ def show_command(run: str, as_json: bool, out: Path) -> None:
 def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
     """Delete run directories, with their checkpoints, after showing what goes. A run at work is refused.
 
-    A run disappears in one move; what a deletion that was killed left behind is removed by the next.
+    RUN may also be the folder of a sweep: all of its runs go, and then the folder, unless it holds other files. A run disappears in one
+    move; what a deletion that was killed left behind is removed by the next.
     """
     from .runs_delete import delete
 
-    delete(list(dict.fromkeys(find_run(name, out) for name in names)), yes=yes)
+    sweeps = [folder for name in names for folder in (Path(name), out / name) if is_sweep(folder)]
+    runs = [find_run(name, out) for name in names if not is_sweep(Path(name)) and not is_sweep(out / name)]
+    delete(list(dict.fromkeys(runs)), list(dict.fromkeys(sweeps)), yes=yes)
 
 
 @runs.command("export", short_help="Write the records of runs as CSV or Parquet.")

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -15,10 +16,11 @@ import psutil
 from ..checkpoint.hidden import hide, lock
 from ..core.console import note
 from ..core.errors import TrainerError, UsageError
+from ..core.sweeps import EARLIER, SWEEP_FILE
 from ..metrics.display import bytes_text, count_text
 from ..metrics.rundir import RunReader
 from ..report.index import run_row
-from ..report.locate import is_run
+from ..report.locate import is_run, run_names
 
 __all__ = ["delete"]
 
@@ -28,11 +30,50 @@ _MARKS = ("job.json", "status.json")
 _GONE = re.compile(r"\..+\.gone-\w{8}")
 
 
-def delete(paths: Sequence[Path], *, yes: bool) -> None:
-    """Show what goes, ask (unless `yes`), and delete the run directories. Raises UsageError before anything is deleted.
+def delete(runs: Sequence[Path], sweeps: Sequence[Path], *, yes: bool) -> None:
+    """Show what goes, ask (unless `yes`), and delete the run directories, and sweeps' folders with theirs.
 
-    That is where one is a link or at work, and where nobody can be asked.
+    Raises UsageError before anything is deleted: where one is a link or at work, and where nobody can be asked.
     """
+    with ExitStack() as held:
+        for sweep in sweeps:
+            _hold(sweep, held)
+        theirs = [run for sweep in sweeps for run in _runs_of(sweep)]
+        if _delete(list(dict.fromkeys([*runs, *theirs])), yes=yes):
+            _end(sweeps)
+
+
+def _hold(sweep: Path, held: ExitStack) -> None:
+    """Keep a sweep from going on meanwhile, as it holds the same lock while it does."""
+    if sweep.is_symlink():
+        raise UsageError(f"run: {str(sweep)!r} is a link; give the sweep's folder that it leads to, {str(sweep.resolve())!r}.")
+    descriptor = lock(sweep)
+    if descriptor is None:
+        raise UsageError(f"run: the sweep in {str(sweep)!r} is at work; end it first.")
+    held.callback(os.close, descriptor)
+
+
+def _runs_of(sweep: Path) -> list[Path]:
+    """Return a sweep's run directories, with attempts at points that it began anew."""
+    return [folder / name for folder in (sweep, sweep / EARLIER) for name in sorted(run_names(folder))]
+
+
+def _end(sweeps: Sequence[Path]) -> None:
+    """Remove what is left of sweeps without runs. A folder with files of others stays, and is told."""
+    for sweep in sweeps:
+        for index in sweep.glob(".index.*"):
+            index.unlink()
+        (sweep / SWEEP_FILE).unlink()
+        if (sweep / EARLIER).is_dir():
+            (sweep / EARLIER).rmdir()
+        if any(sweep.iterdir()):
+            note(f"{sweep} stays, as it holds other files")
+        else:
+            sweep.rmdir()
+
+
+def _delete(paths: Sequence[Path], *, yes: bool) -> bool:
+    """Return whether the runs were deleted: at a terminal the answer may be no."""
     for path in paths:
         _check(path)
     sizes = [_size(path) for path in paths]
@@ -41,16 +82,17 @@ def delete(paths: Sequence[Path], *, yes: bool) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("runs delete: nobody can be asked, as standard input is no terminal. Give --yes to delete without asking.")
-        what = f"{len(paths)} runs" if len(paths) > 1 else "this run"
+        what = f"{len(paths)} runs" if len(paths) != 1 else "this run"
         if not click.confirm(f"Delete {what}, {bytes_text(sum(size for _, size in sizes))}, for good?", err=True):
             note("nothing was deleted")
-            return
+            return False
     for path, (_, size) in zip(paths, sizes, strict=True):
         _check(path)  # while the question stood, somebody may have resumed it
         parent = path.resolve().parent
         _remove(path)
         _remove_leftovers(parent)
         click.echo(f"deleted {path} ({bytes_text(size)})")
+    return True
 
 
 def _check(path: Path) -> None:

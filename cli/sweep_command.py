@@ -23,7 +23,7 @@ from ..core.layers import resolve
 from ..core.sweeps import Grid, Point, read_axis, read_grid
 from ..launch.contract import find_place
 from ..launch.sweep import point_arguments, run_points
-from ..launch.sweep_folder import Entry, Request, SweepFolder, read_request
+from ..launch.sweep_folder import Entry, Request, SweepFolder, check_free, read_request
 from ..metrics.lines import finite_json
 from ..metrics.rundir import RunReader
 from ..report.compare import row
@@ -89,6 +89,7 @@ def sweep(
         folder = out / _folder_name(sweep_name, config, points[0].job)
     _refuse_elsewhere(points)
     if dry_run:
+        check_free(folder)
         _print_plan(points, request, folder, as_json=as_json)
         return 0
     with SweepFolder(folder, request, points, ["trainer", *(ctx.obj or ())]) as opened:

@@ -23,10 +23,13 @@ from .fields import flag_name, is_boolean, schema
 from .job import Job
 from .layers import resolve
 
-__all__ = ["SWEEP_FILE", "Grid", "Point", "as_arguments", "plan", "read_axis", "read_grid", "settings_text", "value_text"]
+__all__ = ["EARLIER", "SWEEP_FILE", "Grid", "Point", "as_arguments", "plan", "read_axis", "read_grid", "settings_text", "value_text"]
 
 SWEEP_FILE = "sweep.json"
 """What makes a folder that of a sweep."""
+
+EARLIER = ".earlier"
+"""Where it keeps attempts that could not be gone on with; hidden, since they are no points of the sweep."""
 
 NOT_SWEPT = ("name", "out")
 """Fields that say where a run lies, not what it is."""

@@ -13,7 +13,7 @@ from typing import Self
 
 from ..checkpoint import list_checkpoints
 from ..core.errors import UsageError
-from ..core.sweeps import as_arguments
+from ..core.sweeps import EARLIER, as_arguments
 from ..metrics.display import duration_text, number_text, rate_text
 from ..metrics.lines import DamagedRunError
 from ..metrics.rundir import RunReader
@@ -22,9 +22,6 @@ from .sweep_time import Finished, finished, seconds_left
 from .tethered import tethered
 
 __all__ = ["point_arguments", "run_points"]
-
-EARLIER = ".earlier"
-"""Where attempts are kept that could not be gone on with; hidden, since they are no points of the sweep."""
 
 USAGE = UsageError.exit_code
 

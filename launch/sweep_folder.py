@@ -17,7 +17,7 @@ from ..core.sweeps import NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
 from ..metrics.lines import DamagedRunError, write_document
 from ..metrics.records import SCHEMA
 
-__all__ = ["Entry", "Request", "SweepFolder", "read_request"]
+__all__ = ["Entry", "Request", "SweepFolder", "check_free", "read_request"]
 
 PointState = Literal["waiting", "running", "succeeded", "failed", "interrupted"]
 
@@ -97,7 +97,7 @@ class SweepFolder:
             if (path / SWEEP_FILE).exists():
                 self._take_up(_document(path))
             elif any(path.iterdir()):
-                raise UsageError(f"name: {path.name!r} is taken in {str(path.parent)!r} and no sweep; give another --name")
+                raise _taken(path)
             else:
                 self.write("running")
         except BaseException:
@@ -160,6 +160,16 @@ def _changes(point: Point, before: Mapping[str, Any]) -> list[str]:
     now = point.job.recorded()
     changed = [name for name, value in before.items() if name in Job.model_fields and now[name] != value]
     return [f"{point.name}: {name} was {value_text(before[name])}, now {value_text(now[name])}" for name in changed]
+
+
+def check_free(path: Path) -> None:
+    """Raise UsageError where a sweep cannot have this folder, because something else is there."""
+    if path.is_dir() and any(path.iterdir()) and not (path / SWEEP_FILE).exists():
+        raise _taken(path)
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(f"name: {path.name!r} is taken in {str(path.parent)!r} and no sweep; give another --name")
 
 
 def _locked(path: Path) -> int:

@@ -13,7 +13,7 @@ from ..core.sweeps import SWEEP_FILE
 from ..metrics.lines import DamagedRunError
 from ..metrics.rundir import RunReader
 
-__all__ = ["find_finished_runs", "find_readable_runs", "find_run", "find_runs", "is_run", "run_names"]
+__all__ = ["find_finished_runs", "find_readable_runs", "find_run", "find_runs", "is_run", "is_sweep", "run_names"]
 
 _MOST_HINTS = 3
 
@@ -23,6 +23,11 @@ _MOST_HINTS = 3
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run directory: ``job.json`` or ``status.json`` lies in it."""
     return os.path.isfile(path / "status.json") or os.path.isfile(path / "job.json")
+
+
+def is_sweep(path: Path) -> bool:
+    """Return whether a folder is a sweep's: ``sweep.json`` lies in it."""
+    return os.path.isfile(path / SWEEP_FILE)
 
 
 def run_names(out: Path) -> Iterator[str]:

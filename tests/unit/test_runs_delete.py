@@ -12,6 +12,7 @@ import pytest
 from processes import wait_until
 from run_samples import a_job, open_run, sync_run
 
+from crosstrain.checkpoint.hidden import lock
 from crosstrain.cli.group import invoke
 from crosstrain.report.index import list_runs
 
@@ -84,6 +85,43 @@ def test_a_run_at_work_whose_status_is_gone_is_refused_while_its_records_are_ope
     writer.close()
     assert invoke(arguments) == 0
     assert names(out) == ["one", "three", "two"]
+
+
+def a_sweep(out):
+    for number in range(2):
+        sync_run(out / "swept", name=f"lr={number}")
+    sync_run(out / "swept" / ".earlier", name="lr=0-1")
+    (out / "swept" / "sweep.json").write_text('{"points": []}')
+    return out / "swept"
+
+
+def test_a_sweep_goes_with_its_runs_and_its_folder(out, capsys):
+    sweep = a_sweep(out)
+    list_runs(sweep)  # leaves an index
+    assert invoke(["runs", "delete", "swept", "one", "--yes", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.count("deleted ") == 4
+    assert not sweep.exists()
+    assert names(out) == ["three", "two"]
+
+
+def test_a_sweep_s_folder_stays_for_the_files_of_others(out, capsys):
+    sweep = a_sweep(out)
+    (sweep / "notes.txt").write_text("mine")
+    assert invoke(["runs", "delete", str(sweep), "--yes", "--out", str(out)]) == 0
+    assert "stays, as it holds other files" in capsys.readouterr().err
+    assert everything(sweep) == {"notes.txt"}
+
+
+def test_a_sweep_at_work_is_refused(out, capsys):
+    sweep = a_sweep(out)
+    before = everything(out)
+    held = lock(sweep)
+    try:
+        assert invoke(["runs", "delete", "swept", "one", "--yes", "--out", str(out)]) == 2
+    finally:
+        os.close(held)
+    assert "is at work; end it first" in capsys.readouterr().err
+    assert everything(out) == before
 
 
 def test_without_a_terminal_nobody_is_asked_and_nothing_goes(out):

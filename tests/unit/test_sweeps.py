@@ -258,6 +258,7 @@ class TestCommand:
             (["no-such-config"], "cs744-alexnet"),
             (["--grid", "batch_size=5", "--name", "a/b"], "without slashes"),
             (["--grid", "batch_size=5", "--name", "full"], "is taken in 'runs' and no sweep"),
+            (["--grid", "batch_size=5", "--name", "full", "--dry-run"], "is taken in 'runs' and no sweep"),
         ],
     )
     def test_a_wrong_request_ends_with_2(self, tmp_path, arguments, message):
