@@ -21,6 +21,7 @@ from ..checkpoint.folder import is_checkpoint
 from ..core.console import note
 from ..core.errors import TrainerError, UsageError
 from ..core.plugins import Plugin, available, load
+from ..launch.scratch import make_scratch, remove_scratch
 from .interrupts import TerminationAsInterrupt
 from .run_files import UNKNOWN, describe_folder
 from .targets import find_target
@@ -128,9 +129,16 @@ def _umask() -> int:
 
 
 def _run_exporter(backend: str, format_name: str, checkpoint: Path, folder: Path) -> None:
-    """Have a process of its own write the files; what it says is shown only where it fails."""
-    arguments = [backend, format_name, str(checkpoint), str(folder), str(os.getpid())]
-    done = subprocess.run([sys.executable, "-m", "crosstrain.backends.exporting", *arguments], capture_output=True, text=True, check=False)
+    """Have a process of its own write the files; what it says is shown only where it fails.
+
+    Its temporary files end with it: frameworks leave some behind.
+    """
+    command = [sys.executable, "-m", "crosstrain.backends.exporting", backend, format_name, str(checkpoint), str(folder), str(os.getpid())]
+    scratch = make_scratch()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(scratch)})
+    finally:
+        remove_scratch(scratch)
     if done.returncode == 0:
         return
     said = done.stderr.strip()

@@ -151,6 +151,14 @@ class TestTheCommand:
         assert (described["model"], described["classes"], described["updates"]) == ("logreg", 10, 100)
         assert (described["mean"], described["std"], described["input_shape"]) == ([0.5], [0.25], [1, 8, 8])
 
+    @pytest.mark.parametrize("format_name", ["torch", "safetensors"])
+    def test_no_temporary_file_is_left(self, run, tmp_path, monkeypatch, format_name):
+        temporary = tmp_path / "tmp"
+        temporary.mkdir()
+        monkeypatch.setenv("TMPDIR", str(temporary))
+        trainer("export", run, "--format", format_name, "-o", tmp_path / "model")
+        assert list(temporary.iterdir()) == []
+
     def test_nothing_is_overwritten(self, run, tmp_path):
         target = tmp_path / "taken"
         target.mkdir()
