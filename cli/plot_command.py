@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-from ..core.console import note
 from ..report.figures import pictures
-from ..report.locate import find_readable_runs
 from ..report.plots import FORMATS, Format, write_figures
 from ..report.shown import show_runs
+from .targets import readable_runs
 
 __all__ = ["plot"]
 
@@ -39,8 +38,5 @@ def plot(runs: tuple[str, ...], output: Path, image: Format, out: Path) -> None:
 
     RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. The paths are printed, a line each.
     """
-    paths, left_out = find_readable_runs(runs, out)
-    if left_out:
-        note(f"left out, as their files cannot be read: {', '.join(path.name for path in left_out)}")
-    for path in write_figures(pictures(show_runs(paths)), output, image):
+    for path in write_figures(pictures(show_runs(readable_runs(runs, out))), output, image):
         click.echo(path)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import click
 
-from ..core.console import note
-from ..report.locate import find_readable_runs
 from ..report.page import write_page
 from ..report.shown import show_runs
+from .targets import readable_runs
 
 __all__ = ["report"]
 
@@ -38,7 +37,4 @@ def report(runs: tuple[str, ...], output: Path, out: Path) -> None:
     RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. Runs that failed or have not ended are
     shown as such. The path of the page is printed.
     """
-    paths, left_out = find_readable_runs(runs, out)
-    if left_out:
-        note(f"left out, as their files cannot be read: {', '.join(path.name for path in left_out)}")
-    click.echo(write_page(show_runs(paths), output))
+    click.echo(write_page(show_runs(readable_runs(runs, out)), output))

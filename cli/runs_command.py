@@ -17,7 +17,7 @@ from ..core.console import note
 from ..core.errors import UsageError, nearest
 from ..metrics.lines import finite_json
 from ..report.index import STATES, list_runs
-from ..report.locate import find_run, find_runs, is_sweep
+from ..report.locate import find_run, find_runs, find_sweep
 from ..report.runs_table import runs_table
 from ..report.selection import Condition, fitting, in_order, parse_order, parse_since
 
@@ -181,9 +181,9 @@ def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
     """
     from .runs_delete import delete
 
-    sweeps = [folder for name in names for folder in (Path(name), out / name) if is_sweep(folder)]
-    runs = [find_run(name, out) for name in names if not is_sweep(Path(name)) and not is_sweep(out / name)]
-    delete(list(dict.fromkeys(runs)), list(dict.fromkeys(sweeps)), yes=yes)
+    sweeps = {name: find_sweep(name, out) for name in names}
+    runs = [find_run(name, out) for name, sweep in sweeps.items() if sweep is None]
+    delete(runs, [sweep for sweep in sweeps.values() if sweep is not None], yes=yes)
 
 
 @runs.command("export", short_help="Write the records of runs as CSV or Parquet.")

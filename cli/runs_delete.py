@@ -35,12 +35,18 @@ def delete(runs: Sequence[Path], sweeps: Sequence[Path], *, yes: bool) -> None:
 
     Raises UsageError before anything is deleted: where one is a link or at work, and where nobody can be asked.
     """
+    sweeps = _once(sweeps)
     with ExitStack() as held:
         for sweep in sweeps:
             _hold(sweep, held)
         theirs = [run for sweep in sweeps for run in _runs_of(sweep)]
-        if _delete(list(dict.fromkeys([*runs, *theirs])), yes=yes):
+        if _delete(_once([*runs, *theirs]), yes=yes):
             _end(sweeps)
+
+
+def _once(paths: Sequence[Path]) -> list[Path]:
+    """Return each folder once, in whichever ways it is named; links stay apart from what they lead to."""
+    return list({os.path.abspath(path): path for path in paths}.values())
 
 
 def _hold(sweep: Path, held: ExitStack) -> None:

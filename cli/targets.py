@@ -1,14 +1,16 @@
-"""What RUN or CHECKPOINT means to the commands that take either."""
+"""What RUN and CHECKPOINT mean to several commands."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..checkpoint.folder import is_checkpoint, list_checkpoints
-from ..report.locate import find_run
+from ..core.console import note
+from ..report.locate import find_readable_runs, find_run
 
-__all__ = ["find_target"]
+__all__ = ["find_target", "readable_runs"]
 
 
 def find_target(path: Path) -> Path:
@@ -21,3 +23,11 @@ def find_target(path: Path) -> Path:
         if is_checkpoint(folder) or list_checkpoints(folder):
             return folder
     return find_run(str(path), out)
+
+
+def readable_runs(texts: Sequence[str], out: Path) -> list[Path]:
+    """Return the runs that `texts` mean; of a folder, those that can be read, and a note names the others. Raises UsageError."""
+    paths, left_out = find_readable_runs(texts, out)
+    if left_out:
+        note(f"left out, as their files cannot be read: {', '.join(path.name for path in left_out)}")
+    return paths

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..core.errors import UsageError
@@ -13,7 +13,7 @@ from ..core.sweeps import SWEEP_FILE
 from ..metrics.lines import DamagedRunError
 from ..metrics.rundir import RunReader
 
-__all__ = ["find_finished_runs", "find_readable_runs", "find_run", "find_runs", "is_run", "is_sweep", "run_names"]
+__all__ = ["find_finished_runs", "find_readable_runs", "find_run", "find_runs", "find_sweep", "is_run", "run_names"]
 
 _MOST_HINTS = 3
 
@@ -25,9 +25,9 @@ def is_run(path: Path) -> bool:
     return os.path.isfile(path / "status.json") or os.path.isfile(path / "job.json")
 
 
-def is_sweep(path: Path) -> bool:
-    """Return whether a folder is a sweep's: ``sweep.json`` lies in it."""
-    return os.path.isfile(path / SWEEP_FILE)
+def find_sweep(text: str, out: Path) -> Path | None:
+    """Return the folder of a sweep that `text` means, a path or a name below `out`; None where it means something else."""
+    return next((folder for folder in (Path(text), out / text) if text and os.path.isfile(folder / SWEEP_FILE)), None)
 
 
 def run_names(out: Path) -> Iterator[str]:
@@ -76,7 +76,7 @@ def find_finished_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], lis
 
     A run that was named itself is always in the first part, and so is a folder's if none of them has figures.
     """
-    return _in_two_parts(texts, out, lambda path: RunReader(path).summary() is not None)
+    return _in_two_parts(texts, out, with_figures=True)
 
 
 def find_readable_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], list[Path]]:
@@ -84,30 +84,30 @@ def find_readable_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], lis
 
     A run that was named itself is always in the first part, and so is a folder's if none of them can be read.
     """
-    return _in_two_parts(texts, out, lambda path: True)
+    return _in_two_parts(texts, out, with_figures=False)
 
 
-def _in_two_parts(texts: Sequence[str], out: Path, good: Callable[[Path], bool]) -> tuple[list[Path], list[Path]]:
+def _in_two_parts(texts: Sequence[str], out: Path, *, with_figures: bool) -> tuple[list[Path], list[Path]]:
     found: dict[str, Path] = {}
     left_out: dict[str, Path] = {}
     for text in texts:
         paths = _found(text, out, folders=True)
-        kept = [path for path in paths if _is_readable(path) and good(path)] if len(paths) > 1 else paths
+        kept = {path for path in paths if len(paths) == 1 or _is_readable(path, with_figures=with_figures)}
         for path in paths:
             wanted = found if path in kept or not kept else left_out
             wanted.setdefault(os.path.realpath(path), path)
     return list(found.values()), [path for real, path in left_out.items() if real not in found]
 
 
-def _is_readable(path: Path) -> bool:
+def _is_readable(path: Path, *, with_figures: bool) -> bool:
     reader = RunReader(path)
     try:
-        reader.summary()
+        summary = reader.summary()
         reader.job()
         reader.env()
     except DamagedRunError:
         return False
-    return True
+    return summary is not None or not with_figures
 
 
 def _found(text: str, out: Path, *, folders: bool) -> list[Path]:

@@ -104,6 +104,14 @@ def test_a_sweep_goes_with_its_runs_and_its_folder(out, capsys):
     assert names(out) == ["three", "two"]
 
 
+def test_a_sweep_that_is_named_in_two_ways_goes_once(out, capsys, monkeypatch):
+    sweep = a_sweep(out)
+    monkeypatch.chdir(out)
+    assert invoke(["runs", "delete", "swept", str(sweep), "./swept/lr=0", "--yes", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.count("deleted ") == 3
+    assert not sweep.exists()
+
+
 def test_a_sweep_s_folder_stays_for_the_files_of_others(out, capsys):
     sweep = a_sweep(out)
     (sweep / "notes.txt").write_text("mine")
