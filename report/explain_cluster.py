@@ -22,7 +22,7 @@ def network(explanation: Explanation) -> Iterator[Advice]:
     yield from larger_batch(explanation)
     yield from _one_worker(explanation)
     if len(set(explanation.facts.job.get("cores_per_node") or ())) > 1:
-        yield from peers(explanation)  # an exchange takes as long as its slowest node
+        yield from _slow_node(explanation)  # an exchange takes as long as its slowest node
     if explanation.network_cause == "link":
         yield from _wider_link(explanation)
         if explanation.facts.summary["mode"] == "async":
@@ -109,14 +109,18 @@ def _spread_servers(explanation: Explanation) -> Iterator[Advice]:
 
 
 def peers(explanation: Explanation) -> Iterator[Advice]:
-    """Recommend against a slow node."""
+    """Recommend against a slow node, and in sync mode against an exchange in which others wait for it."""
+    yield from _slow_node(explanation)
+    if explanation.facts.summary["mode"] == "sync" and explanation.step_fractions["network"] >= NOTABLE:
+        yield from larger_batch(explanation)
+        yield from _one_worker(explanation)
+
+
+def _slow_node(explanation: Explanation) -> Iterator[Advice]:
     yield from _even_cores(explanation)
     facts = explanation.facts
     if facts.shares is None or facts.summary["mode"] == "async":
         return
-    if facts.shares.step["network"] >= NOTABLE:
-        yield from larger_batch(explanation)
-        yield from _one_worker(explanation)
     nodes, step = facts.summary["nodes"], facts.shares.step
     if nodes > 1 and explanation.slow_node is not None and facts.job.get("global_batch_size") is None:
         speedup = (nodes - 1) / nodes / (1.0 - step["peers"])

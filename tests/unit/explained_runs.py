@@ -50,6 +50,14 @@ def explained_run(
     return path
 
 
+def using(*pairs: tuple[float, float]) -> list[dict[str, Any]]:
+    """Figures of nodes that used so many of the cores that they may use: (used, may use) of each."""
+    return [
+        {"cores_available": cores, "cpu_cores_used": {"mean": used, "max": used}, "cpu_fraction": {"mean": used / cores, "max": 1.0}}
+        for used, cores in pairs
+    ]
+
+
 def time_shares(workers: list[dict[str, float]]) -> dict[str, Any]:
     """The entry of a summary."""
     shares = [_shares(index, worker) for index, worker in enumerate(workers)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from explained_runs import explained_run, time_shares
+from explained_runs import explained_run, time_shares, using
 from hypothesis import given
 from hypothesis import strategies as st
 from run_samples import a_job, open_run
@@ -117,11 +117,6 @@ def test_a_slow_node_holds_up_the_others_in_sync_mode(tmp_path):
     assert found.step_fractions["peers"] == pytest.approx(8 / 11)
     assert [node.limit for node in found.nodes] == ["peer", "CPU"]
     assert "73% of each step others wait for node 1, whose own work takes 5.0 times as long" in headline(found)
-
-
-def using(*pairs):
-    """Figures of nodes that used so many of the cores they may use."""
-    return [{"cores_available": cores, "cpu_fraction": {"mean": used / cores, "max": 1.0}} for used, cores in pairs]
 
 
 def test_an_exchange_that_waits_for_a_node_without_cores_to_spare_is_that_node_s(tmp_path):
@@ -303,11 +298,7 @@ sent and received: per second of training
 
 
 def slow_run(out):
-    cpu = [(0.3, 1.0), (0.2, 0.2)]
-    node_figures = [
-        {**IDLE, "cpu_cores_used": {"mean": used, "max": used}, "cpu_fraction": {"mean": used / has, "max": 1.0}, "cores_available": has}
-        for used, has in cpu
-    ]
+    node_figures = [{**IDLE, **figures} for figures in using((0.3, 1.0), (0.2, 0.2))]
     return explained_run(out, SLOW_SYNC, node_figures=node_figures, bandwidth="100mbit", cores_per_node="1,0.2", half_fraction=0.55)
 
 

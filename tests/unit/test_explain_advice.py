@@ -2,7 +2,7 @@
 
 import pytest
 from click.testing import CliRunner
-from explained_runs import explained_run
+from explained_runs import explained_run, using
 
 from crosstrain.cli.run_command import run as run_command
 from crosstrain.report.explain import explain
@@ -101,19 +101,10 @@ def test_a_worker_beside_the_only_server_is_not_sent_over_the_link(tmp_path):
     assert not any(option.startswith(("--ps", "--mode")) for option in found)
 
 
-def using(*cores_used, of):
-    """Figures of nodes that used so many of the cores they may use."""
-    parts = [used / cores for used, cores in zip(cores_used, of, strict=True)]
-    return [
-        {"cores_available": cores, "cpu_cores_used": {"mean": used, "max": used}, "cpu_fraction": {"mean": part, "max": part}}
-        for used, cores, part in zip(cores_used, of, parts, strict=True)
-    ]
-
-
 def test_the_same_cores_evenly(tmp_path):
     """The slow node computes for 8.8 ms of 11, which become 2.93 ms on thrice the cores; 2.2 ms of waiting stay."""
     workers = [{"compute": 2 * MS, "peers": 8 * MS, "communicate": MS}, {"compute": 10 * MS, "communicate": MS}]
-    figures = using(0.2, 0.16, of=(1, 0.2))
+    figures = using((0.2, 1), (0.16, 0.2))
     found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=figures)
     assert (found["--cores-per-node 0.6"].speedup, found["--cores-per-node 0.6"].bound) == (pytest.approx(11 / (8.8 / 3 + 2.2)), "about")
     assert (found["--mode async"].speedup, found["--mode async"].bound) == (pytest.approx((11 / 2 + 11 / 10) / 2), "at most")
@@ -124,14 +115,14 @@ def test_the_same_cores_evenly(tmp_path):
 def test_the_same_cores_evenly_do_not_make_the_others_slow(tmp_path):
     """8 ms on one core become 13.3 ms on 0.6, which is more than what the slow node's 20 ms become."""
     workers = [{"compute": 8 * MS, "peers": 11 * MS, "communicate": MS}, {"compute": 19 * MS, "communicate": MS}]
-    found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using(0.5, 0.2, of=(1, 0.2)))
+    found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using((0.5, 1), (0.2, 0.2)))
     assert found["--cores-per-node 0.6"].speedup == pytest.approx(20 / (8 / 0.6))
 
 
 def test_an_exchange_that_a_node_with_few_cores_holds_up(tmp_path):
     """Most of the step is the exchange; all of it is computed, on the slow node's fifth of a core, of which it has none to spare."""
     workers = [{"compute": 1 * MS, "peers": MS, "communicate": 8 * MS}, {"compute": 2 * MS, "communicate": 8 * MS}]
-    found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using(0.3, 0.18, of=(1, 0.2)))
+    found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using((0.3, 1), (0.18, 0.2)))
     assert found["--cores-per-node 0.6"].speedup == pytest.approx(3)
     assert (found["--mode async"].speedup, found["--mode async"].bound) == (None, None)
     assert "does not tell" in found["--mode async"].reason
@@ -141,11 +132,11 @@ def test_an_exchange_that_a_node_with_few_cores_holds_up(tmp_path):
 def test_an_exchange_goes_with_the_cores_of_the_parameter_server(tmp_path):
     """Its 0.2 cores become 0.6, all in use: 8 + 8 ms become 5.33 ms there, and 1 + 8 ms become 1.67 + 2.67 ms on the other node."""
     workers = [{"compute": 8 * MS, "communicate": 8 * MS}, {"compute": 1 * MS, "communicate": 8 * MS}]
-    limits = {"cores_per_node": "0.2,1", "node_figures": using(0.2, 1, of=(0.2, 1))}
+    limits = {"cores_per_node": "0.2,1", "node_figures": using((0.2, 0.2), (1, 1))}
     gained = advice(tmp_path, workers, mode="async", **limits)["--cores-per-node 0.6"]
     before, after = 1 / 16 + 1 / 9, 1 / (16 / 3) + 1 / (1 / 0.6 + 8 / 3)
     assert (gained.speedup, gained.bound) == (pytest.approx(after / before), "about")
-    limits = {"cores_per_node": "1,0.2", "node_figures": using(1, 0.2, of=(1, 0.2))}
+    limits = {"cores_per_node": "1,0.2", "node_figures": using((1, 1), (0.2, 0.2))}
     assert "--cores-per-node 0.6" not in advice(tmp_path, workers[::-1], mode="async", name="lost", **limits)
 
 
