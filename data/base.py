@@ -128,7 +128,7 @@ class Dataset(Protocol):
         ...
 
     def images(self, split: Split) -> NDArray[np.uint8]:
-        """Return the images as stored, uint8 [n, c, h, w]."""
+        """Return the images as stored, uint8 [n, c, h, w]. Large ones are read fastest where they lie in memory channels last."""
         ...
 
     def labels(self, split: Split) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from ..core.errors import UsageError
 from .base import DatasetSource
+from .manifest import SCHEMA
 
 __all__ = ["CACHE_VARIABLE", "HasOriginals", "cache_root", "key_without_originals", "locked", "store_key", "stores_of"]
 
@@ -50,7 +51,7 @@ def cache_root() -> Path:
 
 
 def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_name: bool = False) -> str:
-    """Return the folder name of a store: dataset, source version, arguments, and a fingerprint of the originals where the user gave some.
+    """Return the folder name of a store: dataset, versions, arguments, and a fingerprint of the originals where the user gave some.
 
     `in_name`: the name says the folder. Raises UsageError where `data_dir` is no folder or lacks what the source needs.
     """
@@ -66,11 +67,11 @@ def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_nam
 
 
 def key_without_originals(name: str, source: DatasetSource) -> str:
-    """Return NAME-vVERSION, with +ARGUMENTS (or their digest, where they cannot stand in a file name) for a name that has some."""
+    """Return NAME-vSCHEMA.VERSION, with +ARGUMENTS (or their digest, where they cannot stand in a file name) for a name that has some."""
     base, _, arguments = name.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", base):
         raise UsageError(f"data: {base!r} cannot name a store; a dataset's name has letters, digits, dot, dash and underscore.")
-    key = f"{base}-v{source.version}"
+    key = f"{base}-v{SCHEMA}.{source.version}"
     if not arguments:
         return key
     return f"{key}+{arguments if _PLAIN_ARGUMENTS.fullmatch(arguments) else hashlib.sha256(arguments.encode()).hexdigest()[:16]}"

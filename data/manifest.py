@@ -14,7 +14,7 @@ from .base import DataInfo, Split
 
 __all__ = ["FILES", "MANIFEST", "SCHEMA", "SPLITS", "FileEntry", "Manifest", "file_sha256", "read_manifest", "write_manifest"]
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
 SPLITS: tuple[Split, ...] = ("train", "test")
 FILES: Mapping[tuple[Split, str], str] = {(split, kind): f"{split}_{kind}.npy" for split in SPLITS for kind in ("images", "labels")}

@@ -22,6 +22,7 @@ from .build import build_store
 from .integrity import FileCheck, check_digests, check_sizes, identity, remember, vouched
 from .location import cache_root, store_key, stores_of
 from .manifest import FILES, MANIFEST, Manifest, file_sha256, read_manifest
+from .normalisation import normal_table
 from .resolve import resolve
 
 __all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify"]
@@ -47,8 +48,8 @@ class StoredDataset:
         return replace(self, info=replace(self.info, mean=tuple(mean), std=tuple(std)))
 
     def images(self, split: Split) -> NDArray[np.uint8]:
-        """Return the images as stored, uint8 [n, c, h, w], a read-only map."""
-        return self._arrays[split, "images"].view(np.uint8)
+        """Return the images, uint8 [n, c, h, w], a read-only map; in memory they lie channels last."""
+        return self._arrays[split, "images"].view(np.uint8).transpose(0, 3, 1, 2)
 
     def labels(self, split: Split) -> NDArray[np.int64]:
         """Return the labels, int64 [n], a read-only map."""
@@ -62,8 +63,7 @@ class StoredDataset:
         """
         images = self.images(split)
         result = np.empty(images.shape, dtype=np.float32)
-        for channel, (mean, std) in enumerate(zip(self.info.mean, self.info.std, strict=True)):
-            table = ((np.arange(256, dtype=np.float64) / 255.0 - mean) / std).astype(np.float32)
+        for channel, table in enumerate(normal_table(self.info.mean, self.info.std)):
             for start in range(0, len(images), _CHUNK):
                 np.take(table, images[start : start + _CHUNK, channel], out=result[start : start + _CHUNK, channel], mode="clip")
         return result

@@ -27,6 +27,8 @@ class BrokenSourceError(Exception):
 class SplitWriter:
     """Writes the images and labels of one split into the store's folder; to be used in a ``with`` block.
 
+    Images are written channels last, [n, h, w, c], as convolutions on a CPU read them, so that nobody has to put them in another order.
+
     `pixels`, where given, counts what is written.
     """
 
@@ -55,7 +57,7 @@ class SplitWriter:
         """Write some examples. Raises BrokenSourceError, saying what is wrong, where they are not what they ought to be."""
         images, labels = block
         self._check(images, labels)
-        self._images.write(np.ascontiguousarray(images).data)
+        self._images.write(np.ascontiguousarray(images.transpose(0, 2, 3, 1)).data)
         self._labels.write(np.ascontiguousarray(labels, dtype="<i8").data)
         if self._pixels is not None:
             self._pixels.add(images)
@@ -65,7 +67,8 @@ class SplitWriter:
         """Complete both files, put them on the disk and return their rows of the manifest. Raises BrokenSourceError for an empty split."""
         if not self.count:
             raise BrokenSourceError(f"there is no {self._split} example")
-        image_entry = _complete(self._images, self._images_path, "uint8", (self.count, *self._input_shape))
+        channels, height, width = self._input_shape
+        image_entry = _complete(self._images, self._images_path, "uint8", (self.count, height, width, channels))
         label_entry = _complete(self._labels, self._labels_path, "int64", (self.count,))
         return {self._images_path.name: image_entry, self._labels_path.name: label_entry}
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...data.base import DataInfo, Dataset, Split
 from ...models.base import ModelSpec
-from .pixels import changed, normalised, normalised_in_blocks
+from .pixels import changed, compiled_normalised, normalised, normalised_in_blocks
 
 __all__ = ["RESIDENT_FLOAT_BYTES", "SMALL_ELEMENTS", "Layout", "Part", "Resident", "layout_for", "resident", "resident_from_pixels"]
 
@@ -34,11 +34,15 @@ Part = tuple[tf.Tensor, tf.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How images lie in memory. `channels_last`: [n, h, w, c] instead of [n, c, h, w]. `changing`: training images are augmented."""
+    """How images lie in memory. `channels_last`: [n, h, w, c] instead of [n, c, h, w]. `changing`: training images are augmented.
+
+    `compiled`: XLA compiles how a batch of stored pixels is normalised.
+    """
 
     info: DataInfo
     channels_last: bool
     changing: bool
+    compiled: bool
 
     def normalised(self, split: Split) -> bool:
         """Return whether a split is held as float32, normalised."""
@@ -62,10 +66,14 @@ class Layout:
 
 
 def layout_for(job: Job, spec: ModelSpec, info: DataInfo) -> Layout:
-    """Return the layout that suits a model: TensorFlow's convolutions work channels last, and so does the change of images."""
+    """Return the layout that suits a model: TensorFlow's convolutions work channels last, and so does the change of images.
+
+    Large images are worth compiling for. Beside a GPU nothing is compiled: that has not been tried on one.
+    """
     changing = job.augment != "none"
     convolves = any(len(parameter.shape) == 4 for parameter in spec.parameters)
-    return Layout(info, channels_last=convolves or changing, changing=changing)
+    compiled = math.prod(info.input_shape) > SMALL_ELEMENTS and not tf.config.get_visible_devices("GPU")
+    return Layout(info, channels_last=convolves or changing, changing=changing, compiled=compiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,8 @@ class Resident:
         if changes is not None:
             images = changed(images, changes)
         if images.dtype == tf.uint8:
-            images = normalised(images, self.layout.info, channels_last=self.layout.channels_last)
+            normalise = compiled_normalised if self.layout.compiled else normalised
+            images = normalise(images, self.layout.info, channels_last=self.layout.channels_last)
         return images, tf.gather(self.labels, indices)
 
     def parts(self, images: tf.Tensor, y_b: tf.Tensor, count: int) -> list[Part]:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...core.plugins import forward_plugin, load
+from ...data.normalisation import normal_table
 from ...models.base import ForwardContext
 from ..exporting import Export
 
@@ -45,8 +46,7 @@ class _Served(tf.Module):  # type: ignore[misc]
         self._shape = [None, *request.model.input_shape]
         self.parameters = _variables(request.parameters)
         self.buffers = _variables(request.buffers)
-        pixels = np.arange(256, dtype=np.float64) / 255.0
-        self._tables = [((pixels - mean) / std).astype(np.float32) for mean, std in zip(request.mean, request.std, strict=True)]
+        self._tables = list(normal_table(request.mean, request.std))
 
     def normalised_signature(self) -> tf.types.experimental.GenericFunction:
         """Return the function of normalised images, float32."""

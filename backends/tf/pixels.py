@@ -12,8 +12,9 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ...data.base import DataInfo
+from ...data.normalisation import normal_line, normal_table
 
-__all__ = ["changed", "normalised", "normalised_in_blocks"]
+__all__ = ["changed", "compiled_normalised", "normalised", "normalised_in_blocks"]
 
 BLOCK_ELEMENTS = 1 << 22
 """Pixels of a whole split that are normalised at once: what is computed on the way takes twice the memory of the result."""
@@ -22,21 +23,27 @@ BLOCK_ELEMENTS = 1 << 22
 def normalised(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.Tensor:
     """Return (pixel / 255 − mean) / std, float32, of images [n, h, w, c] or [n, c, h, w].
 
-    It is computed in float64 as pixel · a + b, for the operations are exact enough that the rounded result has the bits of the table
-    below; where for some mean and std it had not, it is looked up there, which takes twice as long (17 ms instead of 9.5 ms for 64
-    images of 224 × 224 × 3 on two cores).
+    It is computed as a line in float64 where that gives the definition's bits, else looked up in its table.
     """
     shape = tf.shape(pixels)
     channels, height, width = info.input_shape
-    table_cp = _table(info)
     rows = tf.reshape(pixels, [-1, width * channels] if channels_last else [shape[0], channels, height * width])
-    if np.array_equal(_short(info), table_cp):
-        factor, summand = (_spread(values_c, width, channels_last) for values_c in _line(info))
+    if line := normal_line(info.mean, info.std):
+        factor, summand = (_spread(values_c, width, channels_last) for values_c in line)
         result = tf.cast(tf.cast(rows, tf.float64) * factor + summand, tf.float32)
     else:
         begin = _spread(256 * np.arange(channels, dtype=np.int32), width, channels_last)
-        result = tf.gather(tf.constant(table_cp.ravel()), tf.cast(rows, tf.int32) + begin)
+        result = tf.gather(tf.constant(normal_table(info.mean, info.std).ravel()), tf.cast(rows, tf.int32) + begin)
     return tf.ensure_shape(tf.reshape(result, shape), pixels.shape)
+
+
+def compiled_normalised(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.Tensor:
+    """Return the same, compiled by XLA into one pass over the pixels: 64 images of 224 × 224 × 3 take 2 ms on two cores, not 11 ms.
+
+    Compiling takes 0.2 s for each size of a batch.
+    """
+    compiled = tf.function(lambda batch: normalised(batch, info, channels_last=channels_last), jit_compile=True, autograph=False)
+    return tf.ensure_shape(compiled(pixels), pixels.shape)
 
 
 def normalised_in_blocks(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.Tensor:
@@ -73,24 +80,3 @@ def _within(positions: tf.Tensor, size: int) -> tf.Tensor:
 def _spread(values_c: NDArray[Any], width: int, channels_last: bool) -> NDArray[Any]:
     """Return a number a channel in the shape that fits an image as it lies in memory: a row [w · c] channels last, else [c, 1]."""
     return np.tile(values_c, width) if channels_last else values_c[:, None]
-
-
-def _line(info: DataInfo) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the normalisation of each channel as factor and summand, float64 [channels]."""
-    mean, std = np.array(info.mean), np.array(info.std)
-    return 1.0 / (255.0 * std), -mean / std
-
-
-def _short(info: DataInfo) -> NDArray[np.float32]:
-    """Return what `_line` makes of every pixel value, float32 [channels, 256]."""
-    factor_c, summand_c = _line(info)
-    short: NDArray[np.float32] = (np.arange(256.0) * factor_c[:, None] + summand_c[:, None]).astype(np.float32)
-    return short
-
-
-def _table(info: DataInfo) -> NDArray[np.float32]:
-    """Return the normalised value of every pixel value, float32 [channels, 256], as `Dataset.inputs` computes it."""
-    pixels = np.arange(256, dtype=np.float64) / 255.0
-    mean, std = np.array(info.mean)[:, None], np.array(info.std)[:, None]
-    table: NDArray[np.float32] = ((pixels[None, :] - mean) / std).astype(np.float32)
-    return table

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...core.job import Job
+from ...data.augment import Changes
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches
 from ...models.base import ModelSpec
@@ -36,7 +37,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class ResidentSplit:
-    """One split in the device's memory."""
+    """One split in the device's memory: normalised as `Normaliser.empty` lays it, or as stored, uint8 [n, h, w, c]."""
 
     def __init__(self, data: Dataset, split: Split, device: torch.device, *, channels_last: bool = False, changing: bool = False) -> None:
         """Load the split. `channels_last`: how its images lie in memory. `changing`: batches carry changes of the stored pixels."""
@@ -44,10 +45,10 @@ class ResidentSplit:
         self._example_bytes = 4 * elements
         self._normaliser = Normaliser(data.info, device, channels_last=channels_last)
         self.normalised = not changing and elements <= SMALL_ELEMENTS and size * self._example_bytes <= FLOAT_LIMIT_BYTES
-        images = share(data.images(split)).to(device)
+        images = share(data.images(split).transpose(0, 2, 3, 1)).to(device)
         if self.normalised:
             self._x = self._normaliser.empty(size)
-            self._normaliser.convert(images, self._x)
+            self._normaliser.convert(images.permute(0, 3, 1, 2), self._x)
         else:
             self._x = images
         self._room = self._normaliser.empty(0)
@@ -59,17 +60,23 @@ class ResidentSplit:
         return len(self._y)
 
     def _normalise(self, images_bchw: torch.Tensor) -> torch.Tensor:
-        """Normalise raw images into memory that the next call overwrites: fresh memory for 64 × 224 × 224 × 3 costs 10 ms a batch."""
+        """Normalise stored images into memory that the next call overwrites: fresh memory for 64 × 224 × 224 × 3 costs 10 ms a batch."""
         if len(self._room) < len(images_bchw):
             self._room = self._normaliser.empty(len(images_bchw))
         rows = self._room[: len(images_bchw)]
         self._normaliser.convert(images_bchw, rows)
         return self._normaliser.as_images(rows)
 
+    def _as_read(self, rows: torch.Tensor, changes: Changes | None) -> torch.Tensor:
+        """Return examples as they are held, changed where there are `changes`, as the model reads them: float32 [n, c, h, w]."""
+        if self.normalised:
+            return self._normaliser.as_images(rows)
+        images_bchw = rows.permute(0, 3, 1, 2)
+        return self._normalise(images_bchw if changes is None else change(images_bchw, changes))
+
     def span(self, start: int, stop: int) -> Batch:
         """Return the examples start … stop − 1 in stored order, unchanged; they are valid until the next are asked for."""
-        chosen = self._x[start:stop]
-        return self._normaliser.as_images(chosen) if self.normalised else self._normalise(chosen), self._y[start:stop]
+        return self._as_read(self._x[start:stop], None), self._y[start:stop]
 
     def blocks(self, batches: Batches) -> Iterator[list[Batch]]:
         """Yield the batches in order, several at a time; a batch may be empty. A block is valid until the next is asked for.
@@ -87,10 +94,8 @@ class ResidentSplit:
             bounds = offsets[first : first + stride + 1]
             chosen = indices[bounds[0] : bounds[-1]]
             sizes = [after - before for before, after in pairwise(bounds)]
-            gathered = self._x.index_select(0, chosen)
-            if changes is not None:
-                gathered = change(gathered, changes[bounds[0] : bounds[-1]])
-            x = (self._normaliser.as_images(gathered) if self.normalised else self._normalise(gathered)).split(sizes)
+            own_changes = None if changes is None else changes[bounds[0] : bounds[-1]]
+            x = self._as_read(self._x.index_select(0, chosen), own_changes).split(sizes)
             y = self._y.index_select(0, chosen).split(sizes)
             self.wait_seconds += time.perf_counter() - began
             yield list(zip(x, y, strict=True))

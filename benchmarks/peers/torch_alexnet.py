@@ -19,7 +19,7 @@ def main() -> None:
     torch.set_num_threads(work.threads)
     torch.manual_seed(work.seed)  # dropout
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    images, labels = torch.from_numpy(work.images), torch.from_numpy(work.labels)
+    images, labels = torch.from_numpy(work.images_channels_last), torch.from_numpy(work.labels)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (work.data.info.mean, work.data.info.std))
     model = torchvision.models.alexnet(num_classes=work.spec.classes)
     model.load_state_dict({name: torch.from_numpy(values) for name, values in work.initial.items()})
@@ -30,7 +30,7 @@ def main() -> None:
 
     def run(begin: int, end: int) -> None:
         for batch in batches[begin:end]:
-            pixels = images.index_select(0, batch).to(torch.float32, memory_format=torch.channels_last)
+            pixels = images.index_select(0, batch).permute(0, 3, 1, 2).to(torch.float32)
             inputs = pixels.div_(255).sub_(mean).div_(std)
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled=low):

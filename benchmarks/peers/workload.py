@@ -52,8 +52,13 @@ class Workload:
 
     @property
     def images(self) -> NDArray[np.uint8]:
-        """The pixels as stored, uint8 [n, c, h, w], a map of the file."""
-        return self.data.images("train")
+        """The pixels, uint8 [n, c, h, w]."""
+        return np.ascontiguousarray(self.data.images("train"))
+
+    @property
+    def images_channels_last(self) -> NDArray[np.uint8]:
+        """The same as they are stored, uint8 [n, h, w, c], a map of the file."""
+        return self.data.images("train").transpose(0, 2, 3, 1)
 
     @cached_property
     def inputs_nchw(self) -> NDArray[np.float32]:

@@ -17,12 +17,13 @@ from crosstrain.backends.tf import data as data_module
 from crosstrain.backends.tf import pixels as pixels_module
 from crosstrain.backends.tf.model import build_model, parts_on
 from crosstrain.backends.tf.passes import Passes
-from crosstrain.backends.tf.pixels import changed, normalised, normalised_in_blocks
+from crosstrain.backends.tf.pixels import changed, compiled_normalised, normalised, normalised_in_blocks
 from crosstrain.backends.tf.precision import LossScale
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, load
 from crosstrain.data.augment import Augmentation, apply_changes
+from crosstrain.data.normalisation import normal_line
 from crosstrain.models.dropout import keep_mask
 
 tf.config.threading.set_intra_op_parallelism_threads(1)  # as a task of one thread sets them, which cannot be changed any more
@@ -38,17 +39,15 @@ def session():
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("short", [False, True])
-def test_normalised_to_the_bit(monkeypatch, channels_last, short):
-    """In one product and one sum, or by the table; the first where it gives the same bits for every pixel value."""
-    data = Pictures(13)
-    if not short:
-        table = pixels_module._table(data.info)
-        monkeypatch.setattr(pixels_module, "_short", lambda info: np.zeros_like(table))
+@pytest.mark.parametrize("line", [False, True])
+def test_normalised_to_the_bit(monkeypatch, channels_last, line):
+    """As a line or by the table, in ops or compiled."""
+    data = Pictures(13, mean=(0.401, 0.501, 0.601) if line else (0.4, 0.6, 0.8))  # a pixel of 102, 153 or 204 has the mean itself
+    assert (normal_line(data.info.mean, data.info.std) is not None) == line
     monkeypatch.setattr(pixels_module, "BLOCK_ELEMENTS", 7 * 3 * 13 * 13)
     axes = (0, 2, 3, 1) if channels_last else (0, 1, 2, 3)
     images = np.ascontiguousarray(data.images("train").transpose(axes))
-    for way in normalised, normalised_in_blocks:
+    for way in normalised, normalised_in_blocks, compiled_normalised:
         found = way(tf.constant(images), data.info, channels_last=channels_last).numpy()
         assert np.array_equal(found, data.inputs("train").transpose(axes))
 

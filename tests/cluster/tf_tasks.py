@@ -7,6 +7,7 @@
 """
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -82,8 +83,8 @@ def check_raw_images():
     from crosstrain.backends.tf import data as module
 
     data, indices = TinyData(), np.array([7, 0, 199, 7], np.int32)
-    for channels_last in False, True:
-        layout = module.Layout(data.info, channels_last, changing=False)
+    for channels_last, compiled in itertools.product((False, True), repeat=2):
+        layout = module.Layout(data.info, channels_last, changing=False, compiled=compiled)
         before = module.resident(data, "train", layout)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "RESIDENT_FLOAT_BYTES", 0)

@@ -10,6 +10,7 @@ from torch_image_tasks import Pictures, opened
 
 from crosstrain.backends.base import Plan, make_sampler
 from crosstrain.backends.torch import data as data_module
+from crosstrain.backends.torch import pixels as pixels_module
 from crosstrain.backends.torch import precision
 from crosstrain.backends.torch.optimizers import make_rule
 from crosstrain.backends.torch.passes import Dropout
@@ -17,6 +18,7 @@ from crosstrain.backends.torch.pixels import Normaliser, change, gather_changed
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.augment import Augmentation, apply_changes
+from crosstrain.data.normalisation import normal_line
 from crosstrain.data.sampler import Batches
 from crosstrain.models.dropout import keep_mask
 
@@ -24,16 +26,19 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("short", [False, True])
-def test_normalised_to_the_bit(monkeypatch, channels_last, short):
-    """In one product and one sum, or by the definition; the first where it gives the same bits for every pixel value."""
-    data = Pictures(13)
-    if not short:
-        monkeypatch.setattr("crosstrain.backends.torch.pixels._same_bits", lambda *_: False)
+@pytest.mark.parametrize("line", [False, True])
+@pytest.mark.parametrize("stored_last", [False, True])
+def test_normalised_to_the_bit(monkeypatch, channels_last, line, stored_last):
+    """As a line or by the definition, in pieces of seven images, in whatever order the stored pixels lie."""
+    data = Pictures(13, mean=(0.401, 0.501, 0.601) if line else (0.4, 0.6, 0.8))  # a pixel of 102, 153 or 204 has the mean itself
+    assert (normal_line(data.info.mean, data.info.std) is not None) == line
+    monkeypatch.setattr(pixels_module, "CHUNK_ELEMENTS", 7 * 3 * 13 * 13)
+    pixels = torch.from_numpy(data.images("train"))
+    if stored_last:
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
     normaliser = Normaliser(data.info, CPU, channels_last=channels_last)
-    assert len(normaliser._steps) == (2 if short else 3)
     rows = normaliser.empty(60)
-    normaliser.convert(torch.from_numpy(data.images("train")), rows)
+    normaliser.convert(pixels, rows)
     images = normaliser.as_images(rows)
     assert np.array_equal(images.numpy(), data.inputs("train"))
     assert images.is_contiguous(memory_format=torch.channels_last) == channels_last

@@ -244,7 +244,7 @@ class TestMnistDownload:
             store.open_dataset("mnist")
         assert caught.value.exit_code == 2
         assert "\n" not in str(caught.value)
-        assert [path.name for path in cache.iterdir()] == [".mnist-v2.lock"]
+        assert [path.name for path in cache.iterdir()] == [".mnist-v2.2.lock"]
         assert not list((tmp_path / "temporary").iterdir())
         assert "torch" not in sys.modules
 

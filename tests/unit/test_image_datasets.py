@@ -51,9 +51,10 @@ def md5(path):
 
 
 def stored(cache, source, data_dir):
-    """Make a store from a source that is no plugin, and return images and labels by split."""
+    """Make a store from a source that is no plugin, and return images [n, c, h, w] and labels by split."""
     build_store(cache, "made", source.name, source, data_dir, again=True)
-    return {split: tuple(np.load(cache / "made" / f"{split}_{kind}.npy") for kind in ("images", "labels")) for split in ("train", "test")}
+    files = {split: [np.load(cache / "made" / f"{split}_{kind}.npy") for kind in ("images", "labels")] for split in ("train", "test")}
+    return {split: (images.transpose(0, 3, 1, 2), labels) for split, (images, labels) in files.items()}
 
 
 class TestGlyphs:

@@ -45,7 +45,7 @@ def cache(tmp_path, monkeypatch):
 def digits(cache, prepared):
     """A cache of the test's own that has digits; returns the store's folder."""
     shutil.copytree(prepared, cache)
-    return cache / "digits-v2"
+    return cache / "digits-v2.2"
 
 
 def overwrite(path, change):
@@ -69,8 +69,8 @@ def settle(folder):
 class TestOpening:
     def test_prepares_at_first_use_and_leaves_nothing_else(self, cache):
         opened = store.open_dataset("digits")
-        assert opened.path == cache / "digits-v2"
-        assert sorted(path.name for path in cache.iterdir()) == [".digits-v2.lock", "digits-v2"]
+        assert opened.path == cache / "digits-v2.2"
+        assert sorted(path.name for path in cache.iterdir()) == [".digits-v2.2.lock", "digits-v2.2"]
         assert sorted(path.name for path in opened.path.iterdir() if path.name != STAMP) == ["manifest.json", *ARRAYS]
 
     def test_arrays_are_maps_that_nobody_can_write(self, digits):
@@ -179,7 +179,7 @@ class TestDamage:
         fields = json.loads((digits / "manifest.json").read_text()) | {"schema": 99}
         del fields["manifest_sha256"]
         write_with_digest(digits, fields)
-        with pytest.raises(DamagedStoreError, match="has schema 99; this version reads 1"):
+        with pytest.raises(DamagedStoreError, match="has schema 99; this version reads 2"):
             store.open_dataset("digits")
 
     def test_an_array_of_another_shape_is_found_even_with_a_digest_that_fits(self, digits):
@@ -203,10 +203,10 @@ class TestMaking:
         outputs = [child.communicate(timeout=60)[0] for child in children]
         assert [child.returncode for child in children] == [0, 0, 0]
         assert len(set(outputs)) == 1
-        assert sorted(path.name for path in cache.iterdir()) == [".digits-v2.lock", "digits-v2"]
+        assert sorted(path.name for path in cache.iterdir()) == [".digits-v2.2.lock", "digits-v2.2"]
 
     def test_what_a_killed_process_left_is_removed(self, cache):
-        leftovers = [cache / ".digits-v2.draft-abc", cache / ".digits-v2.old-def"]
+        leftovers = [cache / ".digits-v2.2.draft-abc", cache / ".digits-v2.2.old-def"]
         for folder in leftovers:
             folder.mkdir(parents=True)
             (folder / "train_images.npy").write_bytes(b"half")
@@ -275,7 +275,7 @@ def third_party(tmp_path, monkeypatch):
 class TestThirdParties:
     def test_their_dataset_is_prepared_like_ours(self, cache):
         opened = store.open_dataset("stripes")
-        assert opened.path == cache / "stripes-v3"
+        assert opened.path == cache / "stripes-v2.3"
         assert (opened.info.input_shape, opened.info.classes, opened.info.synthetic) == ((2, 3, 3), 2, True)
         expected = [[(7 / 255 - 0.1) / 1.0] * 9, [(7 / 255 - 0.2) / 2.0] * 9]
         assert np.allclose(opened.inputs("train")[1].reshape(2, 9), expected, rtol=1e-6)
@@ -306,7 +306,7 @@ class TestThirdParties:
     def test_a_broken_promise_is_named_and_nothing_is_kept(self, cache):
         with pytest.raises(UsageError, match=r"source of 'wrong' is broken: train labels lie in 0…1, not in 0…0"):
             store.open_dataset("wrong")
-        assert [path.name for path in cache.iterdir()] == [".wrong-v3.lock"]
+        assert [path.name for path in cache.iterdir()] == [".wrong-v2.3.lock"]
 
     def test_a_broken_plugin_hides_no_other(self, cache):
         rows = {row.name: row for row in store.list_datasets()}
@@ -341,7 +341,7 @@ class TestCommand:
         assert caught.value.exit_code == 1
         assert "test_images.npy differs" in str(caught.value)
         assert "test_labels.npy is missing" in str(caught.value)
-        assert "digits-v2/train" not in str(caught.value)
+        assert "digits-v2.2/train" not in str(caught.value)
         self.run("prepare", "digits", "--again")
         assert "5 files as they should be" in self.run("verify", "digits")
 

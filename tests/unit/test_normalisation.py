@@ -1,0 +1,33 @@
+"""Normalisation of pixels: the table, and the line that may stand for it."""
+
+import numpy as np
+import pytest
+
+from crosstrain.data.normalisation import normal_line, normal_table
+
+
+def test_the_table_is_the_definition():
+    table = normal_table((0.25, 0.5), (0.5, 2.0))
+    assert table.dtype == np.float32
+    expected = [[(value / 255 - mean) / std for value in range(256)] for mean, std in ((0.25, 0.5), (0.5, 2.0))]
+    assert np.array_equal(table, np.array(expected).astype(np.float32))
+
+
+def test_a_line_gives_the_tables_bits_however_it_is_rounded():
+    """Of numbers as datasets have them nearly all have a line: the exact result of each is rounded to the table's value, too."""
+    draw = np.random.default_rng(3)
+    for _ in range(100):
+        mean, std = draw.uniform(0.2, 0.7, 3), draw.uniform(0.1, 0.4, 3)
+        line = normal_line(tuple(mean), tuple(std))
+        assert line is not None
+        factor, summand = (values[:, None] for values in line)
+        pixels, table = np.arange(256.0), normal_table(tuple(mean), tuple(std))
+        assert np.array_equal((pixels * factor + summand).astype(np.float32), table)
+        once = pixels.astype(np.longdouble) * factor + summand  # as a fused multiply-add rounds: the product is exact
+        assert np.array_equal(once.astype(np.float64).astype(np.float32), table)
+
+
+@pytest.mark.parametrize("pixel", [51, 102, 204])
+def test_a_mean_that_a_pixel_has_leaves_no_line(pixel):
+    """There product and summand cancel out, and what is left is their rounding error."""
+    assert normal_line((0.501, pixel / 255), (0.3, 0.3)) is None
