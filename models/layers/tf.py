@@ -98,11 +98,11 @@ class Layers:
         return tf.nn.relu(tf.nn.bias_add(y_bhwc, self._low(self._parameters[f"{name}.bias"])))
 
     def _convolved(self, x_bhwc: tf.Tensor, name: str, stride: int, padding: int) -> tf.Tensor:
-        kernel_hwio = self._kernel(f"{name}.weight")
+        x_bhwc, kernel_hwio = self._low(x_bhwc), self._kernel(f"{name}.weight")
         same = stride == 1 and all(2 * padding + 1 == side for side in kernel_hwio.shape[:2])
         if padding and not same:
             x_bhwc = tf.pad(x_bhwc, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
-        return tf.nn.conv2d(self._low(x_bhwc), kernel_hwio, stride, "SAME" if same and padding else "VALID")
+        return tf.nn.conv2d(x_bhwc, kernel_hwio, stride, "SAME" if same and padding else "VALID")
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
         """Return max(x, 0)."""
