@@ -38,6 +38,10 @@ KERAS_CHOICE = "TF_USE_LEGACY_KERAS"
 SERVER_INTER_OP_THREADS = 2
 """A server has to answer a second request while an op of the first waits for a message."""
 
+MOST_SIDE_BY_SIDE = 1 << 25
+"""Parameters of a model whose float32 ops are carried out side by side, at most. The ops of a larger one keep all threads busy by
+themselves, and side by side they take more memory, how much more being up to chance: up to 0.4 GB for AlexNet."""
+
 
 def import_tensorflow(*, deterministic: bool) -> None:
     """Import TensorFlow in the environment that it reads at import. Raises ImportError.
@@ -88,16 +92,18 @@ def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
 def _op_threads(task: Task, job: Job, spec: ModelSpec, device: str) -> tuple[int, int]:
     """Return the threads that an op computes with, and those that carry out ops at the same time.
 
-    Steps in parts have a thread for each part. Else an op shares the compute threads with those beside it, where there are several: an
-    op that leaves one of them waiting is made up for by another (AlexNet in bf16 and ResNet-18 make a tenth more steps on two threads).
-    The ops of a model without convolutions are carried out one by one, on the sequential executor.
+    Steps in parts have a thread for each part. Else ops share the compute threads with those beside them: where one leaves a thread
+    waiting, another goes on (AlexNet in bf16 and ResNet-18 make a tenth more steps on two threads). Only where nothing is gained by that,
+    they are carried out one by one; a model without convolutions has the sequential executor for it (`Alone`).
     """
     from .model import parts_on
 
     if (parts := parts_on(device, job, spec, task.threads)) > 1:
         return 1, parts
-    alone = job.mode == "sync" and not job.wrapped
-    return task.threads, task.threads if alone else max(SERVER_INTER_OP_THREADS, task.threads)
+    if job.mode == "async" or job.wrapped:
+        return task.threads, max(SERVER_INTER_OP_THREADS, task.threads)
+    one_by_one = job.precision == "fp32" and spec.size > MOST_SIDE_BY_SIDE
+    return task.threads, 1 if one_by_one else task.threads
 
 
 def _choose_device(task: Task, job: Job) -> str:
