@@ -1,7 +1,7 @@
 """The normalisation of pixels, (pixel / 255 − mean) / std in float64, rounded once to float32, in two forms that give the same bits.
 
 As a table of what the 256 values of a pixel become, which is the definition; and as a line, pixel · factor + summand, which a processor
-computes faster than it looks values up, and which a table allows wherever the rounded result cannot depend on how the line is computed.
+computes faster than it looks values up. The line is there where its rounded result cannot depend on how it is computed.
 """
 
 from __future__ import annotations
