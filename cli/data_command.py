@@ -97,7 +97,7 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 def _description(row: store.DatasetStatus) -> str:
     origin = f" [from {row.data_dir}]" if row.data_dir else ""
     synthetic = " [synthetic]" if row.synthetic else ""
-    left_out = f" [{len(row.left_out)} damaged files left out]" if row.left_out else ""
+    left_out = f" [damaged files left out: {len(row.left_out)}]" if row.left_out else ""
     problem = f" [problem: {row.problem}]" if row.problem else ""
     return f"{row.description}{origin}{synthetic}{left_out}{problem}"
 
