@@ -1,4 +1,8 @@
-"""``manifest.json``: the size and digest of every file of a checkpoint, and its own digest."""
+"""``manifest.json``: the size and digest of every file of a checkpoint, and its own digest.
+
+The digest of a file tells damage, not malice, as whoever can alter a file can alter its manifest. It is XXH3-128 (xxhash.com), which
+takes a tenth of the time of sha256, on a processor that trains meanwhile; ``xxh128sum`` prints it. Schema 1 had sha256.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +11,57 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
-__all__ = ["MANIFEST", "FileDigest", "digest_of", "read_manifest", "write_manifest"]
+import xxhash
+
+__all__ = ["MANIFEST", "FileDigest", "Hasher", "digest_of", "new_hasher", "read_manifest", "write_manifest"]
 
 MANIFEST = "manifest.json"
-_SCHEMA = 1
+ALGORITHM = "xxh3_128"
+_SCHEMA = 2
+_ALGORITHMS = {1: "sha256", _SCHEMA: ALGORITHM}
+"""Which digest the manifests of each schema have."""
+
 _SELF = "manifest_sha256"
+
+
+class Hasher(Protocol):
+    """A digest on its way."""
+
+    def update(self, data: bytes | bytearray | memoryview, /) -> None:
+        """Take the next bytes."""
+        ...
+
+    def hexdigest(self) -> str:
+        """Return the digest of all bytes so far."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """What one file was when it was written."""
+    """What one file was when it was written: its size, and its digest by `algorithm`."""
 
     bytes: int
-    sha256: str
+    digest: str
+    algorithm: str = ALGORITHM
 
 
-def digest_of(path: Path) -> FileDigest:
+def new_hasher(algorithm: str = ALGORITHM) -> Hasher:
+    """Return the hasher of a manifest's algorithm."""
+    return cast(Hasher, xxhash.xxh3_128() if algorithm == ALGORITHM else hashlib.new(algorithm))
+
+
+def digest_of(path: Path, algorithm: str = ALGORITHM) -> FileDigest:
     """Return a file's size and digest as they are now. Raises OSError."""
     with open(path, "rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileDigest(file.tell(), sha256)
+        digest = hashlib.file_digest(file, lambda: new_hasher(algorithm)).hexdigest()  # type: ignore[arg-type, return-value]
+        return FileDigest(file.tell(), digest, algorithm)
 
 
 def write_manifest(folder: Path, files: Mapping[str, FileDigest]) -> None:
     """Write the manifest of a folder's files."""
-    fields = {"schema": _SCHEMA, "files": {name: {"bytes": file.bytes, "sha256": file.sha256} for name, file in files.items()}}
+    fields = {"schema": _SCHEMA, "files": {name: {"bytes": file.bytes, ALGORITHM: file.digest} for name, file in files.items()}}
     (folder / MANIFEST).write_text(json.dumps({**fields, _SELF: _own_digest(fields)}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -47,9 +75,10 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
         raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(fields, dict) or fields.pop(_SELF, None) != _own_digest(fields):
         raise ValueError("differs from its own sha256")
-    if fields["schema"] != _SCHEMA:
-        raise ValueError(f"has schema {fields['schema']!r}; this release reads {_SCHEMA}")
-    return {name: FileDigest(**file) for name, file in fields["files"].items()}
+    algorithm = _ALGORITHMS.get(fields["schema"])
+    if algorithm is None:
+        raise ValueError(f"has schema {fields['schema']!r}; this release reads {' and '.join(map(str, _ALGORITHMS))}")
+    return {name: FileDigest(file["bytes"], file[algorithm], algorithm) for name, file in fields["files"].items()}
 
 
 def _own_digest(fields: Mapping[str, Any]) -> str:

@@ -64,8 +64,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             size = (path / name).stat().st_size
             if size != expected.bytes:
                 raise DamagedCheckpointError(path, name, f"has {size} bytes instead of {expected.bytes}")
-            if digest_of(path / name) != expected:
-                raise DamagedCheckpointError(path, name, "differs from its sha256")
+            if digest_of(path / name, expected.algorithm) != expected:
+                raise DamagedCheckpointError(path, name, "differs from its digest")
         except FileNotFoundError as error:
             raise DamagedCheckpointError(path, name, "is missing") from error
         except OSError as error:

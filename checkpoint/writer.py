@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import mmap
 import os
 import shutil
@@ -17,13 +16,13 @@ from pathlib import Path
 
 from .entries import PARAMETERS, ArrayEntry
 from .hidden import hide, lock, new_draft, remove_leftovers, sync_folder
-from .manifest import MANIFEST, FileDigest, digest_of, write_manifest
+from .manifest import MANIFEST, FileDigest, digest_of, new_hasher, write_manifest
 from .meta import META, Meta, write_meta
 from .safetensors_file import header
 
 __all__ = ["CheckpointWriter", "checkpoint_name"]
 
-_PIECE_BYTES = 2**20
+_PIECE_BYTES = 2**19
 """How much is written at a time: whole blocks of any disk."""
 
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
@@ -146,10 +145,10 @@ class _HashedFile:
         self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # begins at a block's boundary, as it has to
         self._filled = 0
         self._bytes = 0
-        self._sha256 = hashlib.sha256()
+        self._hasher = new_hasher()
 
     def write(self, part: bytes | memoryview) -> None:
-        self._sha256.update(part)
+        self._hasher.update(part)
         self._bytes += len(part)
         rest = memoryview(part)
         while rest:
@@ -167,7 +166,7 @@ class _HashedFile:
             self._write_piece(self._filled)
         os.fsync(self._file.fileno())
         self._file.close()
-        return FileDigest(self._bytes, self._sha256.hexdigest())
+        return FileDigest(self._bytes, self._hasher.hexdigest())
 
     def close(self) -> None:
         """Close without caring for the content, which is about to be removed."""

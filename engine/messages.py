@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PROTOCOL", "Message", "ProtocolError", "RawArray", "Stream"]
+__all__ = ["PROTOCOL", "Message", "ProtocolError", "RawArray", "Room", "Stream"]
 
 PROTOCOL = 2
 MAX_HEADER_BYTES = 16 * 2**20
@@ -61,6 +61,22 @@ class Message:
         return np.frombuffer(raw.data, dtype=dtype).reshape(raw.shape)
 
 
+class Room:
+    """Memory for the arrays of one message after another, for whoever is done with each message before the next is received.
+
+    Fresh memory for each part of a state would take longer than the part's way through a process that passes it on.
+    """
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def of(self, size: int) -> memoryview:
+        """Return so many bytes, which may be overwritten after the next call."""
+        if len(self._memory) < size:
+            self._memory = bytearray(size)
+        return memoryview(self._memory)[:size]
+
+
 class Stream:
     """Messages over a pair of binary files. Sending is safe from several threads; receiving belongs to one."""
 
@@ -81,8 +97,11 @@ class Stream:
                 self._writer.write(array.data)
             self._writer.flush()
 
-    def receive(self) -> Message | None:
-        """Read one message; None at the end of the stream. Raises ProtocolError for anything that is not a message."""
+    def receive(self, room: Room | None = None) -> Message | None:
+        """Read one message; None at the end of the stream. Its arrays lie in `room` if given, else in memory of their own.
+
+        Raises ProtocolError for anything that is not a message.
+        """
         line = self._reader.readline(MAX_HEADER_BYTES)
         if not line.endswith(b"\n"):
             if len(line) == MAX_HEADER_BYTES:
@@ -94,18 +113,23 @@ class Stream:
             described = [(name, dtype, shape, int(size)) for name, dtype, shape, size in header.pop("arrays", [])]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProtocolError(f"not a message: {line[:80]!r}") from error
-        return Message(kind, header, {name: RawArray(dtype, shape, self._exactly(size)) for name, dtype, shape, size in described})
+        memory = None if room is None else room.of(sum(size for *_, size in described))
+        arrays: dict[str, RawArray] = {}
+        for name, dtype, shape, size in described:
+            if memory is None:
+                data = memoryview(bytearray(size))
+            else:
+                data, memory = memory[:size], memory[size:]
+            self._fill(data)
+            arrays[name] = RawArray(dtype, shape, data)
+        return Message(kind, header, arrays)
 
-    def _exactly(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view = memoryview(data)
-        filled = 0
-        while filled < size:
-            count = self._reader.readinto(view[filled:])
+    def _fill(self, data: memoryview) -> None:
+        while data:
+            count = self._reader.readinto(data)
             if not count:
                 raise ProtocolError("the stream ended within an array")
-            filled += count
-        return data
+            data = data[count:]
 
     def close(self) -> None:
         """Close both directions; errors of a peer that is gone are of no interest here."""

@@ -22,7 +22,7 @@ __all__ = ["PART_BYTES", "WINDOW", "StateAssembler", "StateSender", "load_messag
 
 PART_BYTES = 2**20
 
-WINDOW = 4
+WINDOW = 2
 """Parts on their way at a time: enough that neither end waits for the other, few enough to weigh nothing."""
 
 ACKNOWLEDGEMENT_SECONDS = 1.0

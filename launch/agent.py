@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.console import note
-from ..engine.messages import PROTOCOL, Message, RawArray, Stream
+from ..engine.messages import PROTOCOL, Message, RawArray, Room, Stream
 from .ports import PortBlock
 from .scratch import make_scratch, remove_scratch
 from .supervise import Death, Supervisor, tail
@@ -59,8 +59,9 @@ class Agent:
 
     def serve(self) -> int:
         """Execute the driver's requests. Returns the run's exit code when it is over, 1 where the driver went; the tasks are gone then."""
+        room = Room()
         try:
-            while (message := self._stream.receive()) is not None:
+            while (message := self._stream.receive(room)) is not None:
                 if message.kind == "finish":
                     return int(message["exit_code"])
                 self._handle(message)

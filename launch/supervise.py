@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..engine.messages import Message, Stream
+from ..engine.messages import Message, Room, Stream
 
 __all__ = ["Death", "Supervisor", "tail"]
 
@@ -59,7 +59,10 @@ class _Child:
 
 
 class Supervisor:
-    """Starts and ends the tasks of one node. `on_message` and `on_death` are called from reader and reaper threads."""
+    """Starts and ends the tasks of one node. `on_message` and `on_death` are called from reader and reaper threads.
+
+    The arrays of a message are there for `on_message` until it returns.
+    """
 
     def __init__(self, on_message: Callable[[str, Message], None], on_death: Callable[[Death, resource.struct_rusage], None]) -> None:
         self._on_message = on_message
@@ -168,9 +171,10 @@ class Supervisor:
             return "gone"
 
     def _read(self, child: _Child) -> None:
+        room = Room()
         while True:
             try:
-                message = child.stream.receive()
+                message = child.stream.receive(room)
             except OSError:
                 return
             if message is None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -184,8 +185,31 @@ class TestDamage:
     def test_an_exchanged_manifest_of_another_checkpoint(self, tmp_path):
         first, second = save(tmp_path, 1), save(tmp_path, 2)
         (second / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
-        with pytest.raises(DamagedCheckpointError, match="differs from its sha256"):
+        with pytest.raises(DamagedCheckpointError, match="differs from its digest"):
             read_checkpoint(second)
+
+    def test_a_manifest_of_an_earlier_release(self, tmp_path):
+        """It has sha256 digests; such checkpoints are read, and their damage is found."""
+        path = save(tmp_path)
+        files = [path / name for name in FILES if name != "manifest.json"]
+        fields = {
+            "schema": 1,
+            "files": {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file.read_bytes()).hexdigest()} for file in files},
+        }
+        own = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        (path / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": own}))
+        assert same(read_checkpoint(path).arrays, by_file(arrays(500)))
+        flip(path / "parameters.safetensors", 2000)
+        with pytest.raises(DamagedCheckpointError, match=r"parameters\.safetensors differs from its digest"):
+            read_checkpoint(path)
+
+    def test_a_manifest_of_a_later_release(self, tmp_path):
+        path = save(tmp_path)
+        fields = {"schema": 3, "files": {}}
+        own = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        (path / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": own}))
+        with pytest.raises(DamagedCheckpointError, match=r"manifest\.json has schema 3; this release reads 1 and 2"):
+            read_checkpoint(path)
 
     def test_the_one_before_is_used_and_the_damage_named(self, tmp_path):
         for step in (100, 200, 300):

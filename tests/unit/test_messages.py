@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from crosstrain.backends.base import EvalResult, Plan, State, StepResult
 from crosstrain.engine import codec
-from crosstrain.engine.messages import Message, ProtocolError, RawArray, Stream
+from crosstrain.engine.messages import Message, ProtocolError, RawArray, Room, Stream
 from crosstrain.launch.channel import HandshakeError, accept, connect
 
 JSON = st.recursive(
@@ -50,6 +50,38 @@ def test_what_is_passed_on_is_unchanged():
     first = through_pipe(Message("steps", {"from": "worker-1"}, {"losses": np.arange(7, dtype=np.float32)}))
     second = through_pipe(first)
     np.testing.assert_array_equal(second.array("losses"), np.arange(7, dtype=np.float32))
+
+
+def test_messages_passed_on_through_one_room_are_unchanged():
+    """Each lies where the one before it lay, whatever their sizes."""
+    generator = np.random.default_rng(5)
+    sent = [[generator.integers(0, 255, size, np.uint8) for size in sizes] for sizes in ([5], [], [0, 300_000], [7, 9, 11], [300_001])]
+    ends = socket.socketpair(), socket.socketpair()
+    streams = [Stream(end.makefile("rb"), end.makefile("wb")) for pair in ends for end in pair]
+
+    def send():
+        for arrays in sent:
+            streams[0].send(Message("part", {}, {str(number): array for number, array in enumerate(arrays)}))
+
+    def pass_on():
+        room = Room()
+        for _ in sent:
+            message = streams[1].receive(room)
+            streams[2].send(Message(message.kind, {"from": "worker-0"}, message.arrays))
+
+    threads = [threading.Thread(target=work) for work in (send, pass_on)]
+    for thread in threads:
+        thread.start()
+    for arrays in sent:
+        received = streams[3].receive()
+        assert received.fields == {"from": "worker-0"}
+        assert [received.array(name).tolist() for name in received.arrays] == [array.tolist() for array in arrays]
+    for thread in threads:
+        thread.join()
+    for stream in streams:
+        stream.close()
+    for end in (end for pair in ends for end in pair):
+        end.close()
 
 
 @pytest.mark.parametrize("line", [b"hello\n", b"[]\n", b'{"no":"kind"}\n', b'{"kind":"x","arrays":[["a"]]}\n'])
