@@ -1,4 +1,4 @@
-"""``trainer data list | prepare | verify``."""
+"""``trainer data list | prepare | verify | remove``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import click
 from ..core.errors import DamagedStoreError
 from ..data import store
 from ..data.location import cache_root
+from ..data.removal import remove
 
 __all__ = ["data"]
 
 
 @click.group()
 def data() -> None:
-    """List, prepare and verify datasets."""
+    """List, prepare, verify and remove datasets."""
 
 
 @data.command("list")
@@ -75,6 +76,15 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
         if not reports:
             click.echo("No dataset is prepared yet.")
     _raise_for_damage(reports)
+
+
+@data.command("remove")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def remove_command(names: Sequence[str]) -> None:
+    """Remove the stores of datasets, those of earlier releases too. Original files stay; a run makes the store that it needs again."""
+    for name in names:
+        for store_gone in remove(name):
+            click.echo(f"{name}: removed {store_gone.path} ({_size(store_gone.bytes)})")
 
 
 def _raise_for_damage(reports: Iterable[store.StoreReport]) -> None:

@@ -68,21 +68,30 @@ def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_nam
 
 def key_without_originals(name: str, source: DatasetSource) -> str:
     """Return NAME-vSCHEMA.VERSION, with +ARGUMENTS (or their digest, where they cannot stand in a file name) for a name that has some."""
+    base, arguments = _key_parts(name)
+    return f"{base}-v{SCHEMA}.{source.version}{arguments}"
+
+
+def _key_parts(name: str) -> tuple[str, str]:
+    """Return what comes before and after the versions."""
     base, _, arguments = name.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", base):
         raise UsageError(f"data: {base!r} cannot name a store; a dataset's name has letters, digits, dot, dash and underscore.")
-    key = f"{base}-v{SCHEMA}.{source.version}"
     if not arguments:
-        return key
-    return f"{key}+{arguments if _PLAIN_ARGUMENTS.fullmatch(arguments) else hashlib.sha256(arguments.encode()).hexdigest()[:16]}"
+        return base, ""
+    return base, f"+{arguments if _PLAIN_ARGUMENTS.fullmatch(arguments) else hashlib.sha256(arguments.encode()).hexdigest()[:16]}"
 
 
-def stores_of(name: str, source: DatasetSource) -> list[Path]:
-    """Return the stores of a dataset in the cache, those made without originals first; for a name without arguments, with any."""
-    key = key_without_originals(name, source)
-    arguments = "" if ":" in name else r"(\+[^/]*)?"
-    pattern = re.compile(f"{re.escape(key)}{arguments}(-[0-9a-f]{{{_FINGERPRINT_LENGTH}}})?")
-    return sorted(folder for folder in cache_root().glob(f"{glob.escape(key)}*") if pattern.fullmatch(folder.name) and folder.is_dir())
+def stores_of(name: str, source: DatasetSource, *, any_version: bool = False) -> list[Path]:
+    """Return the stores of a dataset in the cache, those made without originals first; for a name without arguments, with any.
+
+    `any_version`: also those of other versions of the dataset or the store, which nothing reads any more.
+    """
+    base, own = _key_parts(name)
+    version = r"\d+(\.\d+)?" if any_version else re.escape(f"{SCHEMA}.{source.version}")
+    arguments = re.escape(own) if own else r"(\+[^/]*)?"
+    pattern = re.compile(f"{re.escape(base)}-v{version}{arguments}(-[0-9a-f]{{{_FINGERPRINT_LENGTH}}})?")
+    return sorted(folder for folder in cache_root().glob(f"{glob.escape(base)}-v*") if pattern.fullmatch(folder.name) and folder.is_dir())
 
 
 def _fingerprint(data_dir: Path, files: Sequence[Path]) -> str:

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import os
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from crosstrain.data.glyph_renderer import BLOCK, render_block, render_split
 from crosstrain.data.glyph_tiles import glyph_tiles
 from crosstrain.data.glyphs import GLYPHS
 from crosstrain.data.picture import decode
+from crosstrain.data.removal import remove
 from crosstrain.data.resolve import written_out
 from crosstrain.data.statistics import channel_statistics
 from crosstrain.data.svhn import DATASET as SVHN
@@ -405,6 +407,18 @@ class TestImageFolder:
         time.sleep(0.02)
         picture(pictures / "train" / "dogs" / "new.png", (3, 2, 1))  # as many bytes as before
         assert store.open_dataset(name).images("train")[3, :, 0, 0].tolist() == [3, 2, 1]
+
+    def test_what_a_changed_folder_left_can_be_removed(self, pictures, cache):
+        """Also when the pictures are gone; other folders' and sizes' stores stay."""
+        name, other = f"image-folder:{pictures}?size=8", f"image-folder:{pictures}?size=16"
+        first, kept = store.prepare(name), store.prepare(other)
+        picture(pictures / "train" / "dogs" / "new.png", (1, 2, 3))
+        second = store.prepare(name)
+        shutil.rmtree(pictures)
+        assert sorted(gone.path for gone in remove(name)) == sorted([first, second])
+        assert not first.exists()
+        assert not second.exists()
+        assert kept.exists()
 
     def test_every_damaged_file_is_named(self, pictures, cache):
         torn = pictures / "train" / "cats" / "torn.png"

@@ -350,6 +350,36 @@ class TestCommand:
             self.run("verify", "digits")
         assert "No dataset is prepared" in self.run("verify")
 
+    def test_remove_takes_every_store_of_a_dataset_and_no_other(self, digits):
+        """Whoever has a store open keeps reading it, and the next use makes it again."""
+        opened = store.open_dataset("digits")
+        before = opened.images("train")[-1].copy()
+        for name in ("digits-v1", "digits-v2.1-0123456789abcdef", "digits-v2.2+a=1", "digits28-v2.2", "digits-v2.2-short", "digits-vx"):
+            shutil.copytree(digits, digits.parent / name)
+        size = sum(file.stat().st_size for file in digits.iterdir())
+        printed = self.run("remove", "digits").splitlines()
+        removed = ["digits-v1", "digits-v2.1-0123456789abcdef", "digits-v2.2", "digits-v2.2+a=1"]
+        assert printed == [f"digits: removed {digits.parent / name} ({size / 1e6:.1f} MB)" for name in removed]
+        left = {path.name for path in digits.parent.iterdir() if not path.name.endswith(".lock")}
+        assert left == {"digits28-v2.2", "digits-v2.2-short", "digits-vx"}
+        np.testing.assert_array_equal(opened.images("train")[-1], before)
+        np.testing.assert_array_equal(store.open_dataset("digits").images("train")[-1], before)
+
+    def test_remove_says_what_is_not_there(self, cache):
+        for name in ("digits", "synthetic-images:size=64"):
+            with pytest.raises(UsageError, match="nothing to remove"):
+                self.run("remove", name)
+        with pytest.raises(UsageError, match="Did you mean 'digits'"):
+            self.run("remove", "digit")
+
+    def test_remove_names_what_the_system_refuses(self, digits):
+        """A folder where the lock's file would be is refused to root too."""
+        (digits.parent / f".{digits.name}.lock").unlink(missing_ok=True)
+        (digits.parent / f".{digits.name}.lock").mkdir()
+        with pytest.raises(TrainerError, match="cannot be removed"):
+            self.run("remove", "digits")
+        assert store.verify("digits")[0].damaged == ()
+
     def test_an_unknown_name_gets_the_nearest(self, cache):
         with pytest.raises(UsageError, match="Did you mean 'digits'"):
             self.run("prepare", "digit")
