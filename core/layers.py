@@ -26,6 +26,7 @@ AUTO_BACKENDS = ("tf", "torch")
 
 RESERVED_VARIABLES: Mapping[str, str] = {
     "TRAINER_DATA_CACHE": "folder of the prepared datasets",
+    "TRAINER_PEER_MEMORY": "off: checkpoints are sent by the tasks, not read from their memory",
     "TRAINER_SECRET": "shared secret of nodes that are started by hand",
     "TRAINER_SECRET_FILE": "file with that secret",
     "TRAINER_RENDEZVOUS": "HOST:PORT where nodes that are started by hand meet",

@@ -76,6 +76,11 @@ class Checkpoints:
         self._on_the_way[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=own)
 
     @property
+    def active_at(self) -> float:
+        """When, on the monotonic clock, bytes of a state were last dealt with."""
+        return self._saver.active_at
+
+    @property
     def outstanding(self) -> bool:
         """Whether states are still on their way."""
         return bool(self._on_the_way)

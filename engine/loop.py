@@ -215,7 +215,7 @@ class TrainingLoop:
         """Handle one answer. Raises StalledRunError where nothing has been heard for the stall time-out."""
         answer = self.leaders.receive(min(1.0, self.job.stall_timeout))
         if answer is None:
-            silent = time.monotonic() - self._heard
+            silent = time.monotonic() - max(self._heard, self.checkpoints.active_at)
             if silent > self.job.stall_timeout:
                 raise StalledRunError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {self.job.stall_timeout:g})")
             return

@@ -59,8 +59,11 @@ class Save:
 class Saver(Protocol):
     """Who writes checkpoints, off the loop's thread; a save that fails does not fail the run."""
 
+    active_at: float
+    """When, on the monotonic clock, bytes of a state were last dealt with."""
+
     def begin(self, save: Save, message: Message) -> None:
-        """A state begins to arrive: ``state_begin``."""
+        """A state is there to be taken: ``state_begin``; whoever writes it answers."""
         ...
 
     def part(self, message: Message) -> None:
@@ -68,7 +71,7 @@ class Saver(Protocol):
         ...
 
     def end(self) -> None:
-        """All of it has arrived."""
+        """All of it has been taken."""
         ...
 
     def wait(self) -> None:

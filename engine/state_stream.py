@@ -1,12 +1,15 @@
-"""A state on its way between a task and the driver, in parts of raw bytes, so that nobody between them ever holds more than a few.
+"""A state on its way between a task and the driver: read from the task's memory, or in parts of raw bytes of which few are on their way.
 
-From the task: ``state_begin`` (which arrays, in order; counters), several ``state_part``, ``state_end``. The receiver acknowledges each
-part once it is done with it (``state_ack``), and the sender keeps at most `WINDOW` parts without an acknowledgement. To the task:
+From the task: ``state_begin`` (which arrays, in order, and where they lie; counters). The driver reads them there if it can, which costs
+training least, and answers ``state_taken``. Else, as where the task is on another machine, it answers ``state_send``, and gets several
+``state_part``; it acknowledges each once it is done with it (``state_ack``), and the sender keeps at most `WINDOW` parts without an
+acknowledgement. At last the task says ``state_end``, and overwrites its copy with the next one. To the task:
 ``load_begin``, several ``load_part``, and the command ``load``; the task puts the parts where they belong as they come, without a window.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import State
+from ..core.peer_memory import PeerMemory
 from .codec import state_from_arrays, state_to_arrays
 from .messages import Message, RawArray, Stream
 
@@ -25,8 +29,8 @@ PART_BYTES = 2**20
 WINDOW = 2
 """Parts on their way at a time: enough that neither end waits for the other, few enough to weigh nothing."""
 
-ACKNOWLEDGEMENT_SECONDS = 1.0
-"""How often a sender that waits for an acknowledgement looks whether it is to give up."""
+PATIENCE_SECONDS = 1.0
+"""How often a sender that waits for an answer looks whether it is to give up."""
 
 
 class StateSender:
@@ -35,12 +39,13 @@ class StateSender:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._free = threading.Semaphore(WINDOW)
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self._gone = threading.Event()
 
     def wait(self) -> None:
-        """Wait until the last state has been sent: its memory may be overwritten then."""
+        """Wait until the last state has been read or sent: its memory may be overwritten then."""
         self._idle.wait()
 
     def send(self, state: State, sequence: int) -> None:
@@ -48,9 +53,12 @@ class StateSender:
         self._idle.clear()
         threading.Thread(target=self._send, args=(state, sequence), name="state", daemon=True).start()
 
-    def acknowledge(self) -> None:
-        """Take note that the driver is done with one part; called from another thread."""
-        self._free.release()
+    def answer(self, kind: str) -> None:
+        """Take what the driver answers: ``state_taken``, ``state_send`` or ``state_ack``; called from another thread."""
+        if kind == "state_ack":
+            self._free.release()
+        else:
+            self._answers.put(kind)
 
     def abandon(self) -> None:
         """Give up what is being sent; nobody will acknowledge it."""
@@ -58,20 +66,33 @@ class StateSender:
 
     def _send(self, state: State, sequence: int) -> None:
         try:
-            arrays = state_to_arrays(state)
+            arrays = {key: np.ascontiguousarray(array) for key, array in state_to_arrays(state).items()}
             described = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
             fields = {"sequence": sequence, "entries": described, "updates": state.updates, "scalars": dict(state.scalars)}
-            self._stream.send(Message("state_begin", fields))
-            for part in _parts(arrays.values()):
-                while not self._free.acquire(timeout=ACKNOWLEDGEMENT_SECONDS):
-                    if self._gone.is_set():
-                        return
-                self._stream.send(Message("state_part", {"sequence": sequence}, {"data": part}))
-            self._stream.send(Message("state_end", {"sequence": sequence}))
+            where = {"memory": PeerMemory.own().to_json(), "addresses": [array.ctypes.data for array in arrays.values()]}
+            self._stream.send(Message("state_begin", {**fields, **where}))
+            answer = self._awaited_answer()
+            if answer == "state_send":
+                for part in _parts(arrays.values()):
+                    while not self._free.acquire(timeout=PATIENCE_SECONDS):
+                        if self._gone.is_set():
+                            return
+                    self._stream.send(Message("state_part", {"sequence": sequence}, {"data": part}))
+            if answer is not None:
+                self._stream.send(Message("state_end", {"sequence": sequence}))
         except OSError:
             return  # the agent has gone; the end of its stream ends this process
         finally:
             self._idle.set()
+
+    def _awaited_answer(self) -> str | None:
+        """Return what the driver answers to ``state_begin``, None where nobody will."""
+        while not self._gone.is_set():
+            try:
+                return self._answers.get(timeout=PATIENCE_SECONDS)
+            except queue.Empty:
+                continue
+        return None
 
 
 def load_messages(state: State) -> Iterator[Message]:

@@ -70,8 +70,8 @@ class Commands:
                 message = None
             if message is None:
                 os._exit(70)
-            if message.kind == "state_ack":
-                self._states.acknowledge()
+            if message.kind.startswith("state_"):
+                self._states.answer(message.kind)
             elif message.kind == "load_begin":
                 self._arriving = StateAssembler(message)
             elif message.kind == "load_part" and self._arriving is not None:

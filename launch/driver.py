@@ -220,7 +220,7 @@ class Driver:
         recording.start_clock(resumption.run_seconds if resumption else 0.0)
         recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event)
         saver = self._saver = CheckpointSaver(
-            Subject(self.job, self._spec, self._data), recording, lambda: control.send_to_first(Message("state_ack")), self._spent
+            Subject(self.job, self._spec, self._data), recording, lambda kind: control.send_to_first(Message(kind)), self._spent
         )
         start = resumption.start if resumption else None
         self._loop = TrainingLoop(self.job, self._data.info, control, recording, self._progress, recording.clock, saver, start)

@@ -1,4 +1,4 @@
-"""Checkpoints onto the disk: a thread of the driver writes each state as its parts arrive, while the run goes on.
+"""Checkpoints onto the disk: a thread of the driver takes each state from the task's memory, or as its parts arrive, while the run goes on.
 
 A save that fails is an event and a line for the user, and not the end of the run.
 """
@@ -6,12 +6,13 @@ A save that fails is an event and a line for the user, and not the end of the ru
 from __future__ import annotations
 
 import errno
+import math
 import os
 import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from ..checkpoint import CHECKPOINTS, ArrayEntry, CheckpointWriter, Meta, described_data, described_model, prune
 from ..core.job import Job
+from ..core.peer_memory import PeerMemory
 from ..data.store import StoredDataset
 from ..engine.messages import Message, RawArray
 from ..engine.parties import Save
@@ -26,6 +28,12 @@ from ..models.base import ModelSpec
 from .recording import Recording
 
 __all__ = ["CheckpointSaver", "Subject"]
+
+TAKEN_BYTES = 2**19
+"""How much of a task's memory is read at a time: it is still in the processor's cache when it is hashed and written."""
+
+PEER_MEMORY_VARIABLE = "TRAINER_PEER_MEMORY"
+"""``off`` keeps the driver from reading the memory of tasks, for systems that punish the attempt; states are sent then."""
 
 RESERVE_BYTES = 8 * 2**20
 """Room that a save leaves on the disk: the run's other records have to go on even where a checkpoint does not fit."""
@@ -44,22 +52,31 @@ class Subject:
 class _Begin:
     meta: Meta
     entries: tuple[ArrayEntry, ...]
+    memory: PeerMemory
+    addresses: tuple[int, ...]
     stall_seconds: float
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Address and bytes of each array in the task's memory, of those that have any bytes."""
+        return [(address, entry.bytes) for address, entry in zip(self.addresses, self.entries, strict=True) if entry.bytes]
 
 
 class CheckpointSaver:
     """Writes a run's checkpoints; the `Saver` of its training loop.
 
-    `acknowledge` is called for each part that has been dealt with; `spent` returns the seconds spent so far, for the checkpoint.
+    `answer` sends a message of that kind to the task (see `engine.state_stream`); `spent` returns the seconds spent so far, for the
+    checkpoint.
     """
 
     def __init__(
-        self, subject: Subject, recording: Recording, acknowledge: Callable[[], None], spent: Callable[[], Mapping[str, Any]]
+        self, subject: Subject, recording: Recording, answer: Callable[[str], None], spent: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._subject = subject
         self._recording = recording
-        self._acknowledge = acknowledge
+        self._answer = answer
         self._spent = spent
+        self.active_at = -math.inf
         self._queue: queue.SimpleQueue[_Begin | memoryview | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._unfinished = 0
@@ -71,11 +88,12 @@ class CheckpointSaver:
     # What the loop says -----------------------------------------------------------------------------------------------
 
     def begin(self, save: Save, message: Message) -> None:
-        """A state begins to arrive."""
+        """A state is there to be taken."""
         with self._changed:
             self._unfinished += 1
         entries = tuple(ArrayEntry(key, dtype, tuple(shape)) for key, dtype, shape in message["entries"])
-        self._queue.put(_Begin(self._meta(save, message), entries, save.stall_seconds))
+        memory, addresses = PeerMemory.from_json(message["memory"]), tuple(message["addresses"])
+        self._queue.put(_Begin(self._meta(save, message), entries, memory, addresses, save.stall_seconds))
 
     def part(self, message: Message) -> None:
         """A part of it has arrived."""
@@ -85,7 +103,7 @@ class CheckpointSaver:
         self._queue.put(memoryview(raw.data))
 
     def end(self) -> None:
-        """All of it has arrived."""
+        """All of it has been taken."""
         self._queue.put(None)
 
     def wait(self) -> None:
@@ -142,37 +160,66 @@ class CheckpointSaver:
                 self._changed.notify_all()
 
     def _save(self, begin: _Begin) -> None:
-        """Write one checkpoint, taking its parts from the queue; after a failure of the disk they are taken all the same."""
+        """Write one checkpoint; after a failure of the disk the task is told all the same that it may go on."""
         began = time.monotonic()
         writer: CheckpointWriter | None = None
         failure: OSError | None = None
+        read = self._can_read(begin)
         try:
             self._room_for(sum(entry.bytes for entry in begin.entries))
             writer = CheckpointWriter(self._recording.path / CHECKPOINTS, begin.meta, begin.entries)
         except OSError as error:
             failure = error
-        while (part := self._queue.get()) is not None:
-            if isinstance(part, _Begin):
-                raise RuntimeError("a state began before the one before it had ended")
-            try:
+        try:
+            for data in self._read(begin) if read else self._received():
+                self.active_at = time.monotonic()
                 if failure is None and writer is not None:
-                    writer.write(part)
-            except OSError as error:
-                failure = error
-            self._acknowledge()
+                    failure = _written(writer, data)
+        except OSError as error:
+            failure = error
         if self._abandoned:
             if writer is not None:
                 writer.abort()
             return
         if failure is None and writer is not None:
             try:
-                self._finished(begin, writer.finish(), time.monotonic() - began)
+                self._finished(begin, writer.finish(), time.monotonic() - began, read=read)
             except OSError as error:
                 failure = error
         if failure is not None:
             self._failed(begin.meta.step, failure)
 
-    def _finished(self, begin: _Begin, path: Path, seconds: float) -> None:
+    def _can_read(self, begin: _Begin) -> bool:
+        """Return whether the whole state can be read from the task's memory."""
+        wanted = os.environ.get(PEER_MEMORY_VARIABLE) != "off"
+        return wanted and begin.memory.readable(place for address, size in begin.places for place in (address, address + size - 1))
+
+    def _read(self, begin: _Begin) -> Iterator[memoryview]:
+        """Yield the state's bytes from the task's memory; each lie there until the next are asked for. Raises OSError where it has gone."""
+        room = memoryview(bytearray(TAKEN_BYTES))
+        try:
+            for address, size in begin.places:
+                for first in range(0, size, TAKEN_BYTES):
+                    if self._abandoned:
+                        return
+                    taken = room[: min(TAKEN_BYTES, size - first)]
+                    begin.memory.read(address + first, taken)
+                    yield taken
+        finally:
+            self._answer("state_taken")
+            while self._queue.get() is not None:
+                pass
+
+    def _received(self) -> Iterator[memoryview]:
+        """Ask for the state and yield its parts as they arrive."""
+        self._answer("state_send")
+        while (part := self._queue.get()) is not None:
+            if isinstance(part, _Begin):
+                raise RuntimeError("a state began before the one before it had ended")
+            yield part
+            self._answer("state_ack")
+
+    def _finished(self, begin: _Begin, path: Path, seconds: float, *, read: bool) -> None:
         job = self._subject.job
         size = sum(file.stat().st_size for file in path.iterdir())
         self.newest = path
@@ -183,6 +230,7 @@ class CheckpointSaver:
             bytes=size,
             seconds=seconds,
             stall_seconds=begin.stall_seconds,
+            taken_from="memory" if read else "messages",
         )
         prune(self._recording.path, job.keep, job.keep_best)
 
@@ -197,3 +245,12 @@ class CheckpointSaver:
         free = shutil.disk_usage(self._recording.path).free
         if free < size + RESERVE_BYTES:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes are free, {size:,} are needed and some to spare")
+
+
+def _written(writer: CheckpointWriter, data: memoryview) -> OSError | None:
+    """Write the next bytes; return the disk's refusal, if it refuses."""
+    try:
+        writer.write(data)
+    except OSError as error:
+        return error
+    return None

@@ -1,5 +1,6 @@
 """Runs that were stopped and go on: the same curves, whatever the framework, the mode and the number of workers on either side."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -104,6 +105,26 @@ def test_tensorflow_goes_on_to_the_bit_with_deterministic(tmp_path):
     np.testing.assert_array_equal(resumed.losses, whole.losses)
     for name, value in whole.weights.items():
         np.testing.assert_array_equal(resumed.weights[name], value)
+
+
+def test_a_state_that_is_sent_is_the_one_that_is_read(tmp_path, monkeypatch):
+    """From the task's memory on this machine, in messages from others: both write the same files, here of many parts."""
+    job = {"backend": "torch", "model": "alexnet", "data": "synthetic-images:size=63,train=8,test=2", "batch_size": 2, "momentum": 0.9}
+    found = {}
+    for way, setting in (("memory", ""), ("messages", "off")):
+        monkeypatch.setenv("TRAINER_PEER_MEMORY", setting)
+        done = run(tmp_path, way, steps=2, deterministic=True, **job)
+        events = [record.detail for record in RunReader(done.path).events() if record.event == "checkpoint_saved"]
+        assert [(event["step"], event["taken_from"]) for event in events] == [(2, way)]
+        checkpoint, _ = find_checkpoint(done.path)
+        found[way] = {path.name: hash_of(path) for path in checkpoint.path.glob("*.safetensors")}
+    assert sorted(found["memory"]) == ["optimizer.safetensors", "parameters.safetensors"]
+    assert found["memory"] == found["messages"]
+
+
+def hash_of(path):
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def test_from_tensorflow_to_torch_and_back(tmp_path):

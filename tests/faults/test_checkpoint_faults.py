@@ -23,6 +23,13 @@ def _toy_installed(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
+@pytest.fixture(params=["read", "sent"])
+def either_way(request, monkeypatch):
+    """States are read from the task's memory, as on one machine, or sent by it, as from another."""
+    if request.param == "sent":
+        monkeypatch.setenv("TRAINER_PEER_MEMORY", "off")
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system on which no checkpoint has room."""
@@ -57,6 +64,7 @@ def kill_while_saving(path, folder, *more):
     return bool(drafts(path))
 
 
+@pytest.mark.usefixtures("either_way")
 def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(tmp_path):
     path = tmp_path / "run"
     hit = kill_while_saving(path, tmp_path)
@@ -77,6 +85,25 @@ def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(
     assert find_checkpoint(path)[0].meta.step == step + 20
 
 
+@pytest.mark.usefixtures("either_way")
+def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft(tmp_path):
+    """With half a gigabyte, of which the kill comes in the middle."""
+    path = tmp_path / "run"
+    large = ["--backend", "torch", "--model", "alexnet", "--data", "synthetic-images:size=63,train=8,test=2", "--batch-size", "1"]
+    with MarkedRun(endless(path, *large, "--name", "run", "--out", str(tmp_path)), tmp_path) as run:
+        saved = lambda: len(list_checkpoints(path)) > 1  # noqa: E731
+        wait_until(lambda: (saved() and drafts(path)) or run.process.poll() is not None, 120, "a checkpoint in the making")
+        assert run.process.poll() is None, run.stderr()
+        os.kill(run.alive("crosstrain.engine.task")[-1], signal.SIGKILL)
+        assert run.wait(30) == 1
+        assert "was killed by SIGKILL" in run.stderr()
+        assert "was not saved" not in run.stderr()
+        wait_until(lambda: not run.alive(), 10, "the end of every process")
+    assert drafts(path) == []
+    assert find_checkpoint(path)[1] == []
+
+
+@pytest.mark.usefixtures("either_way")
 def test_a_full_disk_fails_the_save_and_not_the_run(small_disk):
     options = ["--steps", "100", "--checkpoint-every", "40steps", "--no-tensorboard", "--name", "run", "--out", str(small_disk)]
     done = trainer("run", "--backend", "toy", "--json", *options)

@@ -1,0 +1,82 @@
+"""Another process's memory is read as it is, and where it cannot be read that is said."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from crosstrain.core.peer_memory import PeerMemory
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process read another's memory")
+
+HOLDER = """
+import json, sys
+import numpy as np
+from crosstrain.core.peer_memory import PeerMemory
+
+held = np.random.default_rng(3).integers(0, 256, 3_000_001, np.uint8)
+print(json.dumps([PeerMemory.own().to_json(), held.ctypes.data, len(held)]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder():
+    """A child that holds random bytes: its memory, the address of the bytes, and how many."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        fields, address, size = json.loads(child.stdout.readline())
+        yield child, PeerMemory.from_json(fields), address, size
+        child.stdin.close()
+
+
+def test_all_bytes_are_read(holder):
+    _, memory, address, size = holder
+    assert memory.readable([address, address + size - 1])
+    found = bytearray(size)
+    memory.read(address, memoryview(found))
+    np.testing.assert_array_equal(np.frombuffer(found, np.uint8), np.random.default_rng(3).integers(0, 256, size, np.uint8))
+    part = bytearray(b"x" * 10)
+    memory.read(address + 1_000_000, memoryview(part)[2:8])
+    assert bytes(part) == b"xx" + bytes(found[1_000_000:1_000_006]) + b"xx"
+
+
+def test_its_own_memory_too():
+    held = np.arange(1000)
+    found = bytearray(held.nbytes)
+    assert PeerMemory.own().readable([held.ctypes.data])
+    PeerMemory.own().read(held.ctypes.data, memoryview(found))
+    assert bytes(found) == held.tobytes()
+
+
+def test_an_address_where_nothing_is(holder):
+    _, memory, address, _ = holder
+    assert not memory.readable([address, 16])
+    with pytest.raises(OSError, match=f"memory of process {memory.pid} cannot be read"):
+        memory.read(16, memoryview(bytearray(8)))
+
+
+def test_a_stretch_that_ends_before_it_should(holder):
+    """It is read up to its end, and refused from there."""
+    _, memory, address, _ = holder
+    with pytest.raises(OSError, match="cannot be read"):
+        memory.read(address, memoryview(bytearray(2**30)))
+
+
+def test_another_process_with_the_same_number_is_not_taken_for_it(holder):
+    """As on another machine: whatever lies at the mark's address, it is not the mark."""
+    _, memory, address, _ = holder
+    stranger = PeerMemory(os.getpid(), memory.mark_address, memory.mark)
+    assert not stranger.readable([])
+    assert not PeerMemory(memory.pid, memory.mark_address, "00" * 16).readable([address])
+
+
+def test_a_process_that_is_gone(holder):
+    child, memory, address, _ = holder
+    child.kill()
+    child.wait()
+    assert not memory.readable([address])
+    with pytest.raises(ProcessLookupError):
+        memory.read(address, memoryview(bytearray(8)))
