@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PROTOCOL", "Message", "ProtocolError", "RawArray", "Room", "Stream"]
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_HEADER_BYTES = 16 * 2**20
 
 

@@ -177,16 +177,15 @@ class CheckpointSaver:
                     failure = _written(writer, data)
         except OSError as error:
             failure = error
-        if self._abandoned:
-            if writer is not None:
-                writer.abort()
-            return
-        if failure is None and writer is not None:
+        if writer is not None:
             try:
-                self._finished(begin, writer.finish(), time.monotonic() - began, read=read)
+                if failure is None and not self._abandoned:
+                    self._finished(begin, writer.finish(), time.monotonic() - began, read=read)
             except OSError as error:
                 failure = error
-        if failure is not None:
+            finally:
+                writer.abort()
+        if failure is not None and not self._abandoned:
             self._failed(begin.meta.step, failure)
 
     def _can_read(self, begin: _Begin) -> bool:
