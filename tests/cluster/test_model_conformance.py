@@ -39,3 +39,4 @@ class TestResNet18(ModelConformance):
     quick_steps = 10
     quick_workers = 1
     equal_over_workers = False
+    gradient_seeds = (0, 1, 2)
