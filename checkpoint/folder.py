@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from ..core.errors import UsageError
-from .hidden import final_name, remove
+from .hidden import final_name, lock, remove
 from .manifest import MANIFEST
 from .meta import META, peek_meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
 
-__all__ = ["CHECKPOINTS", "find_checkpoint", "is_checkpoint", "list_checkpoints", "newest_sound", "prune"]
+__all__ = ["CHECKPOINTS", "find_checkpoint", "held", "is_checkpoint", "list_checkpoints", "newest_sound", "prune"]
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder within the run directory."""
@@ -24,13 +28,26 @@ _NAME = re.compile(r"step-\d{9,}")
 def list_checkpoints(run_path: Path) -> list[Path]:
     """Return a run's checkpoints, sound or not, newest (most updates) first.
 
-    One that stepped aside for a successor that never came, because its writer was killed just then, counts still.
+    One that stepped aside for a successor that never came, because its writer was killed just then, counts still. The run may be at work:
+    a folder that changes while it is read may show neither the old nor the new, so it is read until two readings are alike.
     """
-    parent = run_path / CHECKPOINTS
-    found = {path.name: path for path in parent.glob(".step-*.old-*") if _NAME.fullmatch(final_name(path)) and any(path.iterdir())}
-    found = {final_name(path): path for path in found.values()}
-    found |= {path.name: path for path in parent.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()}
+    found = _listed(run_path / CHECKPOINTS)
+    while (again := _listed(run_path / CHECKPOINTS)) != found:
+        found = again
     return [found[name] for name in sorted(found, key=_step, reverse=True)]
+
+
+def _listed(folder: Path) -> dict[str, Path]:
+    """Return the checkpoints in a folder by final name, as one reading of it shows them."""
+    found = {final_name(path): path for path in folder.glob(".step-*.old-*") if _NAME.fullmatch(final_name(path)) and _holds_files(path)}
+    return found | {path.name: path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()}
+
+
+def _holds_files(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except FileNotFoundError:  # it has been removed since its name was read
+        return False
 
 
 def _step(name: str) -> int:
@@ -38,7 +55,7 @@ def _step(name: str) -> int:
 
 
 def newest_sound(run_path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
-    """Return a run's newest sound checkpoint, and the damage of each newer one.
+    """Return a run's newest sound checkpoint, and the damage of each newer one; the run may be at work meanwhile.
 
     Raises UsageError where the run has none, naming what is wrong with each where all are damaged.
     """
@@ -47,6 +64,8 @@ def newest_sound(run_path: Path) -> tuple[Checkpoint, list[DamagedCheckpointErro
         try:
             return read_checkpoint(path), damaged
         except DamagedCheckpointError as error:
+            if not path.exists():  # the run has removed it for a newer one just now
+                return newest_sound(run_path)
             damaged.append(error)
     if damaged:
         raise UsageError("\n".join([f"run: {str(run_path)!r} has no sound checkpoint.", *map(str, damaged)]))
@@ -70,10 +89,29 @@ def find_checkpoint(path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError
     return newest_sound(path)
 
 
+@contextmanager
+def held(path: Path) -> Iterator[bool]:
+    """Keep a run that is at work from pruning a checkpoint within the block; say whether it is there.
+
+    The kernel lets go of it when the process ends, however it ends.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+    finally:
+        os.close(descriptor)
+
+
 def prune(run_path: Path, keep: int, keep_best: Literal["accuracy", "loss"] | None = None) -> list[Path]:
     """Remove all checkpoints of a run but the `keep` newest and the one that was best by the evaluation figure `keep_best`.
 
-    Return what was removed. Among equals the earliest is the best. Raises OSError.
+    Return what was removed; one that somebody holds (`held`) stays until the next time. Among equals the earliest is the best. Raises
+    OSError.
     """
     paths = list_checkpoints(run_path)
     kept = set(paths[:keep])
@@ -81,9 +119,14 @@ def prune(run_path: Path, keep: int, keep_best: Literal["accuracy", "loss"] | No
         figures = {path: figure for path in reversed(paths) if (figure := _figure(path, keep_best)) is not None}
         if figures:
             kept.add(max(figures, key=figures.__getitem__) if keep_best == "accuracy" else min(figures, key=figures.__getitem__))
-    removed = [path for path in paths if path not in kept]
-    for path in removed:
-        remove(path)
+    removed: list[Path] = []
+    for path in paths:
+        if path not in kept and (descriptor := lock(path)) is not None:
+            try:
+                remove(path)
+            finally:
+                os.close(descriptor)
+            removed.append(path)
     return removed
 
 

@@ -12,7 +12,7 @@ import click
 from ..core.errors import DamagedStoreError
 from ..data import store
 from ..data.location import cache_root
-from ..data.removal import remove
+from ..data.removal import find_stores, remove_store
 
 __all__ = ["data"]
 
@@ -82,9 +82,9 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def remove_command(names: Sequence[str]) -> None:
     """Remove the stores of datasets, those of earlier releases too. Original files stay; a run makes the store that it needs again."""
-    for name in names:
-        for store_gone in remove(name):
-            click.echo(f"{name}: removed {store_gone.path} ({_size(store_gone.bytes)})")
+    stores = {folder: name for name in names for folder in find_stores(name)}  # all are known before one is removed
+    for folder, name in stores.items():
+        click.echo(f"{name}: removed {folder} ({_size(remove_store(folder))})")
 
 
 def _raise_for_damage(reports: Iterable[store.StoreReport]) -> None:

@@ -16,7 +16,7 @@ from ..backends.base import State
 from ..checkpoint import Checkpoint, Meta, find_checkpoint
 from ..checkpoint.model import rebuilt_model
 from ..core.console import note
-from ..core.errors import MissingPackageError, UsageError
+from ..core.errors import MissingPackageError, UsageError, writing
 from ..core.job import Job
 from ..core.plugins import available, forward_plugin, load
 from ..data.base import Split
@@ -64,9 +64,9 @@ def evaluate(
     state = State(checkpoint.parameters, {}, checkpoint.meta.step, checkpoint.buffers)
     evaluator = Evaluator(job, rebuilt_model(checkpoint.meta), dataset, note)
     evaluated = evaluator.evaluate(state, cast(Split, split), logits=predictions is not None)
+    _print(_figures(checkpoint, job, dataset, evaluated, predictions), as_json=as_json)
     if predictions is not None and evaluated.logits is not None:
         _write_predictions(predictions, evaluated.logits, dataset.labels(cast(Split, split)))
-    _print(_figures(checkpoint, job, dataset, evaluated, predictions), as_json=as_json)
 
 
 # What to evaluate, on what --------------------------------------------------------------------------------------------
@@ -153,15 +153,16 @@ def _check_new(path: Path) -> None:
 
 
 def _write_predictions(path: Path, logits_nk: Any, labels_n: Any) -> None:
-    """Write the file in one move, so that there is never half of it."""
-    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
-    try:
-        with open(descriptor, "wb") as file:
-            np.savez(file, logits=logits_nk, labels=labels_n)
-        os.replace(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
+    """Write the file in one move, so that there is never half of it. Raises DiskError."""
+    with writing(path):
+        descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
+        try:
+            with open(descriptor, "wb") as file:
+                np.savez(file, logits=logits_nk, labels=labels_n)
+            os.replace(draft, path)
+        except BaseException:
+            os.unlink(draft)
+            raise
 
 
 def _figures(checkpoint: Checkpoint, job: Job, dataset: StoredDataset, evaluated: Evaluated, predictions: Path | None) -> Mapping[str, Any]:

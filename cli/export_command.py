@@ -9,15 +9,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from ..backends.exporting import PLAIN, PLAIN_FORMATS, Exporter, ExportFormat
-from ..checkpoint import CHECKPOINTS, Checkpoint, DamagedCheckpointError, find_checkpoint, list_checkpoints, read_checkpoint
-from ..checkpoint.folder import is_checkpoint
+from ..checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    DamagedCheckpointError,
+    find_checkpoint,
+    held,
+    is_checkpoint,
+    list_checkpoints,
+    read_checkpoint,
+)
 from ..core.console import note
 from ..core.errors import TrainerError, UsageError
 from ..core.plugins import Plugin, available, load
@@ -58,13 +67,24 @@ def export(source: Path, format_name: str | None, output: Path | None, describe:
         _describe(source, as_json=as_json)
         return
     choice = _choice(format_name or "")
-    checkpoint, damaged = find_checkpoint(find_target(source))
-    for error in damaged:
-        note(f"{error} An older one is taken.")
-    target = output or _beside(checkpoint.path, format_name or "")
-    with TerminationAsInterrupt():
-        _export(checkpoint, format_name or "", choice, target)
+    with _held_checkpoint(find_target(source)) as checkpoint:
+        target = output or _beside(checkpoint.path, format_name or "")
+        with TerminationAsInterrupt():
+            _export(checkpoint, format_name or "", choice, target)
     _print_result(checkpoint, format_name or "", target, as_json=as_json)
+
+
+@contextmanager
+def _held_checkpoint(found: Path) -> Iterator[Checkpoint]:
+    """Find the checkpoint to export, and keep a run that is at work from removing it."""
+    while True:
+        checkpoint, damaged = find_checkpoint(found)
+        with held(checkpoint.path) as there:
+            if there:
+                for error in damaged:
+                    note(f"{error} An older one is taken.")
+                yield checkpoint
+                return
 
 
 # Formats --------------------------------------------------------------------------------------------------------------
@@ -108,6 +128,7 @@ def _export(checkpoint: Checkpoint, format_name: str, choice: Choice, target: Pa
     """Write into a folder beside, which gets its name when it is whole. What exists is never overwritten."""
     if target.exists() or target.is_symlink():
         raise UsageError(f"--output: {str(target)!r} exists, and nothing is overwritten. Remove it or give another folder.")
+    missing = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -117,8 +138,16 @@ def _export(checkpoint: Checkpoint, format_name: str, choice: Choice, target: Pa
         _run_exporter(choice.backend.name if choice.backend else PLAIN, format_name, checkpoint.path, draft)
         draft.chmod(0o777 & ~_umask())
         draft.rename(target)
-    except BaseException:
+    except BaseException as error:
+        free = shutil.disk_usage(target.parent).free + sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
+        wanted = sum(array.nbytes for array in checkpoint.parameters.values())
         shutil.rmtree(draft, ignore_errors=True)
+        for folder in missing:
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        if isinstance(error, TrainerError) and not isinstance(error, UsageError) and free < wanted:
+            room = f"{str(target.parent)!r} has room for {_size(free)}; the weights alone are {_size(wanted)}."
+            raise TrainerError(f"the export failed: {room} Free some space, or give another folder with --output.") from error
         raise
 
 

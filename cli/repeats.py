@@ -97,10 +97,18 @@ def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> s
         lines.append(f"left out, the fastest and the slowest: {', '.join(together['dropped'])}")
     for name, figure in together["figures"].items():
         if figure is not None:
-            spread = "" if figure["sigma"] is None else f" ± {number_text(figure['sigma'])}"
-            lines.append(f"{name.replace('_', ' '):<24}{number_text(figure['mean'])}{spread}  (of {figure['values']})")
+            digits = _decimals(figure["mean"])
+            spread = "" if figure["sigma"] is None else f" ± {number_text(figure['sigma'], digits)}"
+            lines.append(f"{name.replace('_', ' '):<24}{number_text(figure['mean'], digits)}{spread}  (of {figure['values']})")
     if any(summary["synthetic"] for summary in summaries):
         from ..report.tables import SYNTHETIC
 
         lines.append(SYNTHETIC)
     return "\n".join([*lines, *(f"run directory: {summary['path']}" for summary in summaries)])
+
+
+def _decimals(mean: float | str) -> int:
+    """Return with how many decimals a figure and its spread are shown: a speed needs none, a loss four."""
+    if isinstance(mean, str) or abs(mean) < 100:
+        return 4
+    return 1 if abs(mean) < 10_000 else 0

@@ -179,9 +179,10 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
     if as_json:
         _print_json(path, summary)
         return
+    from ..metrics.rundir import RunReader
     from ..report.tables import one_run, to_text
 
-    click.echo(to_text(one_run(summary)))
+    click.echo(to_text(one_run(summary, RunReader(path).job())))
     click.echo(f"run directory: {path}")
     if summary["profile"] is not None:
         folder = Path(path) / summary["profile"]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..checkpoint.folder import is_checkpoint, list_checkpoints
+from ..checkpoint import is_checkpoint, list_checkpoints
 from ..core.console import note
 from ..report.locate import find_readable_runs, find_run
 

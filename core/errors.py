@@ -6,11 +6,13 @@ The command line prints ``str(error)`` on standard error and exits with ``exit_c
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = [
     "DamagedStoreError",
+    "DiskError",
     "InterruptedRunError",
     "MissingPackageError",
     "ResumableRunError",
@@ -19,6 +21,7 @@ __all__ = [
     "TrainerError",
     "UsageError",
     "nearest",
+    "writing",
 ]
 
 
@@ -56,6 +59,22 @@ class MissingPackageError(UsageError):
 
 class DamagedStoreError(TrainerError):
     """A prepared dataset does not match its manifest; the message names the file and how to make it again."""
+
+
+class DiskError(TrainerError):
+    """The disk refuses what a command has to write; the message names the file or folder and the system's reason."""
+
+    def __init__(self, path: Path, refusal: OSError) -> None:
+        super().__init__(f"{str(path)!r} cannot be written: {refusal.strerror or refusal}.")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise DiskError about `path` where the disk refuses something within the block."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(path, error) from error
 
 
 class RunFailedError(TrainerError):

@@ -35,6 +35,9 @@ RESERVED_VARIABLES: Mapping[str, str] = {
 }
 """Variables with our prefix that are no field of the job."""
 
+_SWITCHES = ("TRAINER_PEER_MEMORY",)
+"""Those of them that are on or off."""
+
 _PLUGIN_FIELDS: Mapping[str, Kind] = {"backend": "backend", "model": "model", "data": "dataset"}
 
 _ALTERNATIVES = (("batch_size", "global_batch_size"), ("epochs", "steps"))
@@ -117,6 +120,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     fields = {environment_name(field): field for field in Job.model_fields}
     found: dict[str, Given] = {}
     for name in sorted(environ):
+        if name in _SWITCHES and environ[name] not in ("", "on", "off"):
+            raise UsageError(f"{name}: got {environ[name]!r}; allowed: on or off.")
         if not name.startswith(ENVIRONMENT_PREFIX) or name in RESERVED_VARIABLES or not environ[name]:
             continue
         if name not in fields:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.errors import TrainerError, UsageError
 from .base import DatasetSource, PreparedArrays, PreparedBlocks, Split
-from .location import CACHE_VARIABLE, locked
+from .location import CACHE_VARIABLE, locked, put_aside
 from .manifest import SPLITS, FileEntry, Manifest, write_manifest
 from .statistics import PixelCounts
 from .write import BrokenSourceError, SplitWriter
@@ -56,10 +56,9 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
 
 
 def _put_in_place(draft: Path, final: Path) -> None:
-    """Give the draft its final name. An old store steps aside first; who has it open keeps reading it."""
+    """Give the draft its final name. An old store steps aside first."""
     if final.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{final.name}.old-", dir=final.parent))
-        final.rename(old / "store")
+        old = put_aside(final)
         draft.rename(final)
         shutil.rmtree(old)
     else:

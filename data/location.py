@@ -7,6 +7,7 @@ import glob
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..core.errors import UsageError
 from .base import DatasetSource
 from .manifest import SCHEMA
 
-__all__ = ["CACHE_VARIABLE", "HasOriginals", "cache_root", "key_without_originals", "locked", "store_key", "stores_of"]
+__all__ = ["CACHE_VARIABLE", "HasOriginals", "cache_root", "key_without_originals", "locked", "put_aside", "store_key", "stores_of"]
 
 CACHE_VARIABLE = "TRAINER_DATA_CACHE"
 _PLAIN_ARGUMENTS = re.compile(r"[\w=,.]{1,80}", re.ASCII)
@@ -109,3 +110,10 @@ def locked(root: Path, key: str) -> Iterator[None]:
     with open(root / f".{key}.lock", "ab") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def put_aside(store: Path) -> Path:
+    """Take a store's name away at once, and return the hidden folder that it is in now, for removal; who has it open keeps reading it."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{store.name}.old-", dir=store.parent))
+    store.rename(aside / "store")
+    return aside

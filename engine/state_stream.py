@@ -67,10 +67,8 @@ class StateSender:
     def _send(self, state: State, sequence: int) -> None:
         try:
             arrays = {key: np.ascontiguousarray(array) for key, array in state_to_arrays(state).items()}
-            described = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
-            fields = {"sequence": sequence, "entries": described, "updates": state.updates, "scalars": dict(state.scalars)}
             where = {"memory": PeerMemory.own().to_json(), "addresses": [array.ctypes.data for array in arrays.values()]}
-            self._stream.send(Message("state_begin", {**fields, **where}))
+            self._stream.send(Message("state_begin", {"sequence": sequence, **_described(state, arrays), **where}))
             answer = self._awaited_answer()
             if answer == "state_send":
                 for part in _parts(arrays.values()):
@@ -101,8 +99,7 @@ def load_messages(state: State) -> Iterator[Message]:
     They go to the first leading task alone; an agent passes each on before it reads the next.
     """
     arrays = state_to_arrays(state)
-    described = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
-    yield Message("load_begin", {"entries": described, "updates": state.updates, "scalars": dict(state.scalars)})
+    yield Message("load_begin", _described(state, arrays))
     for part in _parts(arrays.values()):
         yield Message("load_part", {}, {"data": part})
 
@@ -138,6 +135,12 @@ class StateAssembler:
         if self._left:
             raise ValueError("a state has fewer bytes than were announced")
         return state_from_arrays(self._arrays, self._updates, self._scalars)
+
+
+def _described(state: State, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return what a message says of a state whose bytes come by another way."""
+    entries = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
+    return {"entries": entries, "updates": state.updates, "scalars": dict(state.scalars)}
 
 
 def _parts(arrays: Iterable[NDArray[Any]]) -> Iterator[RawArray]:

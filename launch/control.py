@@ -6,7 +6,8 @@ import errno
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class Control:
         self._on_trace = on_trace
         self._queue: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
         self._interrupted = threading.Event()
+        self._deferring = False
         self._fallen = _Fallen()
         self._node_of: dict[str, int] = {}
         self._leaders: dict[str, int] = {}
@@ -65,6 +67,15 @@ class Control:
         """Make the next `receive` raise InterruptedRunError; safe to call from a signal handler."""
         self._interrupted.set()
         self._queue.put((-1, Message("interrupt")))
+
+    @contextmanager
+    def interrupts_deferred(self) -> Iterator[None]:
+        """Within the block an interrupt is only remembered: the first `receive` after it raises."""
+        self._deferring = True
+        try:
+            yield
+        finally:
+            self._deferring = False
 
     def wake(self) -> None:
         """Make a `receive` that waits return None; safe to call from a signal handler."""
@@ -155,11 +166,14 @@ class Control:
     def _next(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Return the next message that concerns the caller. Samples, logs, errors and deaths are dealt with here."""
         try:
-            node, message = self._queue.get(timeout=timeout_seconds)
+            answer = self._queue.get(timeout=timeout_seconds)
         except queue.Empty:
-            return None
-        if self._interrupted.is_set() and not self._ending:
+            answer = None
+        if self._interrupted.is_set() and not (self._ending or self._deferring):
             raise InterruptedRunError("interrupted by the user")
+        if answer is None:
+            return None
+        node, message = answer
         if message is None:
             if self._ending:
                 return None

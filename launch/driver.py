@@ -16,7 +16,7 @@ from ..backends.base import Backend
 from ..checkpoint import CHECKPOINTS, described_data
 from ..core.cluster import Placed
 from ..core.console import note
-from ..core.errors import InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, UsageError
+from ..core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, UsageError
 from ..core.job import Job
 from ..core.plugins import find, forward_plugin, load
 from ..data.augment import augmentation
@@ -31,7 +31,7 @@ from ..metrics.summary import summarise
 from ..models.base import ModelSpec
 from .calibrating import calibrate_run
 from .control import AddressInUseError, Control
-from .endings import explained, train_seconds_by_node, verdict
+from .endings import attempted, explained, first_line, train_seconds_by_node, verdict
 from .loading import load_state
 from .local import Launcher, NodeChannel
 from .placing import Hosts, described_cluster, make_cluster, make_tasks, nodes_sharing_cores, settle_isolation, threads_per_task
@@ -96,17 +96,26 @@ class Driver:
         self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
         if self._resumption is not None:
             self._status_before = RunReader(self._resumption.path).status()
-        self._write(partial(self._recording.writer.write_job, self._described()))
-        self._recording.writer.write_status("starting")
-        if self.job.mllog and self._resumption is None:
-            self._recording.add_mllog(self.job, self._data.info.sizes)
-        self._tell_left_out()
+        try:
+            self._begin_records()
+        except DiskError:
+            self._recording.close()
+            if self._resumption is None:
+                shutil.rmtree(self.path)
+            raise
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             return self._supervised(placed)
         finally:
             for number, handler in previous.items():  # once interrupted, a late second signal must not change the exit code
                 signal.signal(number, signal.SIG_IGN if self._signals else handler)
+
+    def _begin_records(self) -> None:
+        self._write(partial(self._recording.writer.write_job, self._described()))
+        self._recording.writer.write_status("starting")
+        if self.job.mllog and self._resumption is None:
+            self._recording.add_mllog(self.job, self._data.info.sizes)
+        self._tell_left_out()
 
     def _tell_left_out(self) -> None:
         """Record which files of the data are no examples, and say how many; none is dropped in silence."""
@@ -124,8 +133,11 @@ class Driver:
             self._train(control)
         except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
             failure = error
+        self._recording.ending()
         self._end_processes(failure)
-        self._write_end(failure)
+        failure = self._write_end(failure)
+        if isinstance(failure, DiskError):
+            failure = RunFailedError(str(failure))
         if isinstance(failure, UsageError) and self._loop is None and self._resumption is None:
             shutil.rmtree(self.path)  # the message says it all, and nothing was trained
         if isinstance(failure, RunFailedError | InterruptedRunError):
@@ -232,7 +244,8 @@ class Driver:
         self._run_seconds = recording.clock()
         recording.event("run_ended")
         if self.job.monitor:
-            control.sample_now()
+            with control.interrupts_deferred():  # the run is whole; what an interrupt can still cut short is its calibration
+                control.sample_now()
         if outcome.interrupted:
             raise self._interrupted(saver)
         if self.job.calibrate:
@@ -267,34 +280,50 @@ class Driver:
             self._run_seconds = self._recording.clock()
         if self._saver is not None:
             self._saver.abandon()
-        _, code = verdict(failure)
         if self._control is not None:
             self._control.end_tasks(CLOSE_GRACE_SECONDS, politely=failure is None)
             for death in self._control.deaths:
                 known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
                 self._recording.event("task_ended", **{key: death[key] for key in known})
+        _, code = verdict(failure or self._recording.refused)
+        if self._control is not None:
             self._control.finish(code)
         self._launcher.ended(code)
         self._launcher.close()
 
-    def _write_end(self, failure: BaseException | None) -> None:
-        """Write summary and status; the summary only where training had begun."""
-        state, code = verdict(failure)
-        writer = self._recording.writer
-        cause = None
+    def _write_end(self, failure: BaseException | None) -> BaseException | None:
+        """Write summary and status; the summary only where training had begun.
+
+        Returns what ended the run, which is the disk's refusal where nothing else did.
+        """
+        recording = self._recording
+        failure = before = failure or recording.refused
+        state, _ = verdict(failure)
         if failure is not None:
-            cause = (str(failure) or type(failure).__name__).splitlines()[0]  # the log's last lines are in the log
-            self._recording.event("run_failed" if state == "failed" else "run_interrupted", cause=cause)
+            recording.event("run_failed" if state == "failed" else "run_interrupted", cause=first_line(failure))
         summary = None if self._loop is None else self._summary(self._loop.outcome, state)
         if summary is not None:
-            writer.write_summary(summary)
-        self._recording.ended(state, summary)
+            failure = attempted(failure, partial(recording.writer.write_summary, summary))
+        failure = attempted(failure, partial(recording.ended, verdict(failure)[0], summary))
+        failure = self._write_status(failure)
+        failure = attempted(failure, recording.close) or recording.refused
+        if failure is not before:  # the disk refused part of that, so what it took of it is put right
+            if summary is not None:
+                failure = attempted(failure, partial(recording.writer.write_summary, {**summary, "state": verdict(failure)[0]}))
+            failure = self._write_status(failure)
+        return failure
+
+    def _write_status(self, failure: BaseException | None) -> BaseException | None:
+        """Write how the run ended; return it, or that not even this could be written."""
+        writer = self._recording.writer
         if self._status_before is not None:  # it never went on, so it is what it was
             before = self._status_before
-            writer.write_status(before["state"], cause=before["cause"], exit_code=before["exit_code"], task=before["task"])
+            write = partial(writer.write_status, before["state"], cause=before["cause"], exit_code=before["exit_code"], task=before["task"])
         else:
-            writer.write_status(state, cause=cause, exit_code=code, task=getattr(failure, "task", None))
-        self._recording.close()
+            state, code = verdict(failure)
+            cause = None if failure is None else first_line(failure)
+            write = partial(writer.write_status, state, cause=cause, exit_code=code, task=getattr(failure, "task", None))
+        return attempted(failure, write)
 
     def _summary(self, outcome: Outcome, state: RunState) -> dict[str, Any]:
         spent = self._spent()
@@ -335,8 +364,10 @@ class Driver:
         if self._signals > 1:
             self._launcher.kill()
             cause = "interrupted twice by the user"
-            self._recording.writer.write_status("interrupted", cause=cause, exit_code=InterruptedRunError.exit_code)
-            os._exit(InterruptedRunError.exit_code)
+            try:
+                self._recording.writer.write_status("interrupted", cause=cause, exit_code=InterruptedRunError.exit_code)
+            finally:
+                os._exit(InterruptedRunError.exit_code)
         if self._loop is not None and self._control is not None and self._loop.interrupt():
             note("trainer: saving a checkpoint and ending the run (once more to end it at once)")
             self._control.wake()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from ..core.errors import InterruptedRunError, StalledRunError, TrainerError
+from ..core.errors import DiskError, InterruptedRunError, StalledRunError, TrainerError
 from ..core.job import Job
 from ..engine.parties import Outcome
 from ..metrics.rundir import RunState
 
-__all__ = ["explained", "train_seconds_by_node", "verdict"]
+__all__ = ["attempted", "explained", "first_line", "train_seconds_by_node", "verdict"]
 
 
 def train_seconds_by_node(job: Job, outcome: Outcome) -> tuple[float | None, ...]:
@@ -27,6 +27,20 @@ def explained(error: StalledRunError, states: Mapping[str, str]) -> StalledRunEr
     stopped = [task for task, state in states.items() if state in "Tt"]
     named = f"stopped by a signal: {', '.join(stopped)}" if stopped else f"states of the tasks: {dict(states)}"
     return StalledRunError(f"{error}; {named}", stopped[0] if stopped else None)
+
+
+def first_line(failure: BaseException) -> str:
+    """Return what ended a run, in a line; what follows it are the last lines of a log, which is there."""
+    return (str(failure) or type(failure).__name__).splitlines()[0]
+
+
+def attempted(failure: BaseException | None, write: Callable[[], None]) -> BaseException | None:
+    """Write something about a run's end; return what ended the run, which is the disk's refusal where nothing did before."""
+    try:
+        write()
+    except DiskError as error:
+        return failure or error
+    return failure
 
 
 def verdict(failure: BaseException | None) -> tuple[RunState, int]:

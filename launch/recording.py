@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ..core.errors import DiskError, writing
 from ..core.job import Job
 from ..engine.progress import Progress
 from ..metrics.follower import Follower, replay
@@ -35,6 +37,9 @@ class Recording:
 
     What happens before the run clock starts is held back until then, because its time on that clock is not known earlier. `resumed` is
     the directory of a run that goes on.
+
+    What the disk refuses ends the run: it raises DiskError in whoever made it, and so does every record after it, none of which is kept.
+    `refused` is that error.
     """
 
     def __init__(self, job: Job, progress: Progress, resumed: Path | None = None) -> None:
@@ -43,6 +48,8 @@ class Recording:
         self.progress = progress
         self.began = psutil.Process().create_time()
         self.init_seconds = 0.0
+        self.refused: DiskError | None = None
+        self._ending = False
         self._zero: float | None = None
         self._part_began_seconds = 0.0
         self._early: list[Callable[[], None]] = []
@@ -111,7 +118,8 @@ class Recording:
         zero = None if run_seconds is None else time.time() - run_seconds
         added: list[Follower] = []
         if self.job.tensorboard:
-            added.append(TensorBoardWriter(self.path, self.job, zero))
+            with writing(self.path):
+                added.append(TensorBoardWriter(self.path, self.job, zero))
         if self.job.mlflow is not None:
             from ..metrics.mlflow import MLflowWriter
 
@@ -122,11 +130,12 @@ class Recording:
         self._followers += added
 
     def _about_follower(self, event: str, **detail: Any) -> None:
-        """Record what a follower says of itself, and tell the user where it is bad news."""
-        self.event(event, **detail)
+        """Tell the user what a follower says of itself, where it is bad news, and record it. Called from a follower's thread, too."""
         if event in _BAD_NEWS:
             told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in detail.items() if value is not None)
             self.progress.message(f"{event.replace('_', ' ')}: {told}")
+        with suppress(DiskError):  # which the next record of the run raises where it ends the run
+            self.event(event, **detail)
 
     def add_mllog(self, job: Job, sizes: Sizes, run_seconds: float | None = None) -> None:
         """Write MLPerf's event log too, from now on; `sizes` are the examples of the splits.
@@ -135,31 +144,28 @@ class Recording:
         """
         zero = None if run_seconds is None else time.time() - run_seconds
         began = self.began if zero is None else zero - (time.time() - self.began)
-        mllog = MLLogWriter(self.path, job, sizes, began, zero)
+        with writing(self.path):
+            mllog = MLLogWriter(self.path, job, sizes, began, zero)
         if zero is not None:
             mllog.replay(RunReader(self.path))
         self._followers.append(mllog)
 
     def step(self, record: StepRecord) -> None:
         """Record a group of updates."""
-        self.writer.step(record)
-        for follower in self._followers:
-            follower.step(record)
+        self._keep(lambda to: to.step(record))
 
     def evaluation(self, record: EvalRecord) -> None:
         """Record an evaluation."""
-        self.writer.evaluation(record)
-        for follower in self._followers:
-            follower.evaluation(record)
+        self._keep(lambda to: to.evaluation(record))
 
     def event(self, event: str, **detail: Any) -> None:
         """Record that something happened just now."""
-        self._at_its_time(lambda now: self._event(EventRecord(event, now, detail)))
 
-    def _event(self, record: EventRecord) -> None:
-        self.writer.event(record)
-        for follower in self._followers:
-            follower.event(record)
+        def write(now: float) -> None:
+            record = EventRecord(event, now, detail)
+            self._keep(lambda to: to.event(record))
+
+        self._at_its_time(write)
 
     def sample(self, fields: Mapping[str, Any]) -> None:
         """Record a node's resources, as its agent sent them."""
@@ -172,14 +178,33 @@ class Recording:
         self._at_its_time(write)
 
     def _system(self, record: SystemRecord) -> None:
-        self.writer.system(record)
+        self._keep(lambda to: to.system(record))
         self.progress.node(record)
-        for follower in self._followers:
-            follower.system(record)
+
+    def _keep(self, tell: Callable[[RunWriter | Follower], None]) -> None:
+        """Write a record into the run directory, and tell the followers."""
+        with self._refusable(self.path):
+            if self.refused is not None:
+                raise self.refused
+            tell(self.writer)
+            for follower in self._followers:
+                tell(follower)
+
+    @contextmanager
+    def _refusable(self, path: Path) -> Iterator[None]:
+        """Remember what the disk refuses within the block, and raise DiskError about it as long as the run is not ending anyway."""
+        try:
+            with writing(path):
+                yield
+        except DiskError as error:
+            self.refused = self.refused or error
+            if not self._ending:
+                raise
 
     def log(self, node: int, task: str, text: bytes) -> None:
         """Keep the log of a task whose node does not see our files."""
-        self.writer.log_path(node, task).write_bytes(text)
+        with self._refusable(self.path), _or_gone(self.writer.log_path(node, task)) as path:
+            path.write_bytes(text)
 
     def trace(self, node: int, path: str, data: bytes) -> None:
         """Append to a file of a task's trace; `path` is ``<task>/<file>`` on the node. Raises ValueError for one that leads elsewhere."""
@@ -187,18 +212,35 @@ class Recording:
         target = (folder / path).resolve()
         if not target.is_relative_to(folder):
             raise ValueError(f"node {node} sent a trace called {path!r}")
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with target.open("ab") as file:
-            file.write(data)
+        if self.refused is not None:
+            return  # part of a trace is of no use to anybody
+        with self._refusable(target):
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _or_gone(target), target.open("ab") as file:
+                file.write(data)
+
+    def ending(self) -> None:
+        """From now on what the disk refuses raises nothing, so that the run is ended in good order; see `refused`."""
+        self._ending = True
 
     def ended(self, state: RunState, summary: Mapping[str, Any] | None) -> None:
-        """Tell the followers how the run ended; `summary` is None where it never trained."""
-        for follower in self._followers:
-            follower.ended(state, summary)
+        """Tell the followers how the run ended; `summary` is None where it never trained. Raises DiskError, once all are told."""
+        with writing(self.path), ExitStack() as telling:
+            for follower in reversed(self._followers):
+                telling.callback(follower.ended, state, summary)  # the last one is called first
 
     def close(self) -> None:
-        """Flush and close everything, the display included."""
-        for follower in self._followers:
-            follower.close()
-        self.writer.close()
-        self.progress.close()
+        """Flush and close everything, the display included. Raises DiskError, once all is closed."""
+        with writing(self.path), ExitStack() as closing:
+            for close in (self.progress.close, self.writer.close, *(follower.close for follower in reversed(self._followers))):
+                closing.callback(close)  # the last one is called first
+
+
+@contextmanager
+def _or_gone(path: Path) -> Iterator[Path]:
+    """Remove the file where the disk refuses part of it, so that there is room for what tells how the run ended."""
+    try:
+        yield path
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise

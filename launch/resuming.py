@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import State
-from ..checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, list_checkpoints
-from ..checkpoint.folder import is_checkpoint
+from ..checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, is_checkpoint, list_checkpoints
 from ..checkpoint.hidden import remove
 from ..core.errors import UsageError
 from ..core.job import Job
@@ -96,6 +95,8 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
         fields["data_dir"] = origin["data_dir"]
     if flags.get("mode") == "sync" and "ps" not in flags:
         del fields["ps"]  # what only async mode knows does not have to be taken back by hand
+    if flags.get("optimizer", "sgd") != "sgd":
+        fields = {key: value for key, value in fields.items() if key not in ("momentum", "nesterov")}  # nor what only SGD knows
     resolved = resolve(flags, environ, config, Standing(fields, given_name, meta.step, meta.epoch + (meta.examples > 0)))
     job = written_out(resolved.job).model_copy(update={"out": path.resolve().parent, "name": given_name})
     resolved = Resolved(job, resolved.sources, resolved.notes)
@@ -115,6 +116,12 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
     _something_left(reader, job, Calendar(run_sampler(job, data.info.sizes["train"]), cursor), resolved)
     notes = [*(f"{error} The one before it is used." for error in damaged)]
     notes.append(f"resuming {given_name} from step {meta.step:,} (epoch {cursor.epoch + 1}, {cursor.examples:,} examples into it)")
+    evals = [record for record in reader.evals() if record.split == "test" and record.step <= meta.step]
+    evals = [record for record in evals if record.time_seconds <= meta.run_seconds]
+    reached = _reached(job.until, evals)
+    if reached is not None and not (resolved.sources["until"].startswith("run ") and _stopped_by(reader, job, meta.run_seconds)):
+        notes.append(f"an evaluation after step {reached.step:,} reached {job.until} already; this part ends at the next one that does")
+        reached = None
     notes += [f"going on although {problem} (--force)" for problem in problems] + dropped
     if job.schedule == "cosine" and any(before.get(field) != getattr(job, field) for field in ("steps", "epochs")):
         notes.append("the cosine of the learning rate now reaches to the new end of training, so the rate goes on from a higher value")
@@ -123,7 +130,7 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
         checkpoint,
         tuple(damaged),
         resolved,
-        _start(reader, job, cursor, meta.run_seconds, meta.spent),
+        _start(cursor, evals, meta.spent, reached),
         state,
         changed,
         described.get("segments", ()),
@@ -191,9 +198,8 @@ def _fitting(state: State, spec: ModelSpec, seed: int) -> State:
     return State(fill(spec.initial(seed), state.parameters), {}, state.updates, buffers, state.scalars)
 
 
-def _start(reader: RunReader, job: Job, cursor: Cursor, run_seconds: float, spent: Mapping[str, Any]) -> Start:
-    evals = [record for record in reader.evals() if record.split == "test" and record.step <= cursor.step]
-    evals = [record for record in evals if record.time_seconds <= run_seconds]
+def _start(cursor: Cursor, evals: Sequence[EvalRecord], spent: Mapping[str, Any], reached: EvalRecord | None) -> Start:
+    """Return where the run goes on. `evals` are those so far; one that `reached` the target does not stop the run again."""
     return Start(
         cursor,
         spent.get("train_seconds", 0.0),
@@ -201,13 +207,19 @@ def _start(reader: RunReader, job: Job, cursor: Cursor, run_seconds: float, spen
         spent.get("checkpoint_seconds", 0.0),
         evals[-1] if evals else None,
         {"accuracy": max(record.accuracy for record in evals), "loss": min(record.loss for record in evals)} if evals else {},
-        _reached(job.until, evals),
+        None if reached is None else reached.time_seconds,
     )
 
 
-def _reached(until: str | None, evals: Sequence[EvalRecord]) -> float | None:
-    """Return when the target was reached before; a run that goes on after that is not stopped by it again."""
+def _stopped_by(reader: RunReader, job: Job, run_seconds: float) -> bool:
+    """Return whether the target ended a part of the run before the checkpoint; it may have been given after it had been reached."""
+    events = (event for event in reader.events() if event.event == "target_reached" and event.time_seconds <= run_seconds)
+    return any(event.detail.get("target") == job.until for event in events)
+
+
+def _reached(until: str | None, evals: Sequence[EvalRecord]) -> EvalRecord | None:
+    """Return the evaluation that reached the target first, if one did."""
     if until is None:
         return None
     target = Target.parse(until)
-    return next((record.time_seconds for record in evals if target.reached(getattr(record, target.metric))), None)
+    return next((record for record in evals if target.reached(getattr(record, target.metric))), None)

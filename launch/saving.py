@@ -236,8 +236,8 @@ class CheckpointSaver:
     def _failed(self, step: int, error: OSError) -> None:
         cause = error.strerror or str(error)
         self.newest = None
-        self._recording.event("checkpoint_failed", step=step, cause=cause, errno=error.errno)
         self._recording.progress.message(f"the checkpoint after step {step:,} was not saved ({cause}); the run goes on")
+        self._recording.event("checkpoint_failed", step=step, cause=cause, errno=error.errno)
 
     def _room_for(self, size: int) -> None:
         """Raise OSError (no space left) where a checkpoint would take the room that the run's other records need."""

@@ -24,7 +24,8 @@ def cut_records(path: Path, step: int, run_seconds: float) -> None:
 
     What stays: updates before `step`; evaluations of at most `step` updates and events and samples up to `run_seconds`; and the events
     about checkpoints up to that step, the last of which is later than the state it saved. ``summary.json`` goes, as it told of the end.
-    Raises DamagedRunError where a line that is not the last cannot be read; nothing is cut then.
+    Raises DamagedRunError where a line that is not the last cannot be read, and OSError where the disk has no room for the shorter
+    files beside the longer ones; nothing is cut then.
     """
 
     def by_time(record: Mapping[str, Any]) -> bool:
@@ -39,9 +40,16 @@ def cut_records(path: Path, step: int, run_seconds: float) -> None:
         "events.jsonl": event,
         "system.jsonl": by_time,
     }
-    partial = {name: _copy(path / name, keeps) for name, keeps in rules.items() if (path / name).exists()}
-    for name, copied in partial.items():
-        os.replace(copied, path / name)
+    partial: dict[str, Path] = {}
+    try:
+        for name, keeps in rules.items():
+            if (path / name).exists():
+                partial[name] = _copy(path / name, keeps)
+        for name, copied in partial.items():
+            os.replace(copied, path / name)
+    finally:
+        for copied in partial.values():
+            copied.unlink(missing_ok=True)
     (path / "summary.json").unlink(missing_ok=True)
     shutil.rmtree(path / "tensorboard", ignore_errors=True)  # both are derived from the records, and written anew from them
     for name in ("mllog.txt", "calibration.json"):

@@ -18,10 +18,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..core.errors import TrainerError
+from ..core.errors import TrainerError, writing
 from .records import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 
-__all__ = ["NON_FINITE", "DamagedRunError", "LineFile", "decode", "encode", "finite_json", "read_records", "write_document"]
+__all__ = [
+    "NON_FINITE",
+    "DamagedRunError",
+    "LineFile",
+    "append_whole",
+    "decode",
+    "encode",
+    "finite_json",
+    "overwrite_document",
+    "read_records",
+    "write_document",
+]
 
 Record = StepRecord | EvalRecord | EventRecord | SystemRecord
 R = TypeVar("R", StepRecord, EvalRecord, EventRecord, SystemRecord)
@@ -226,33 +237,41 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
             yield record
 
 
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Append to a file, whose descriptor is open for that, by one write where the disk takes all at once.
+
+    Raises OSError; what the disk took of it is taken back then, as half a record in the middle would spoil the file.
+    """
+    written = os.write(descriptor, data)
+    if written == len(data):
+        return
+    start = os.fstat(descriptor).st_size - written
+    try:
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+    except OSError:
+        os.ftruncate(descriptor, start)
+        raise
+
+
 class LineFile:
     """Appends records to a file, each by one write, so that a crash loses at most the line being written. Safe between threads."""
 
     def __init__(self, path: Path) -> None:
+        """Open the file, or make it. Raises DiskError."""
         self.path = path
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with writing(path):
+            self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
 
     def write(self, record: Record) -> None:
-        """Append one record. Raises OSError (with no half line left behind, where the file allows it) or ValueError once closed."""
+        """Append one record. Raises DiskError (with no half line left behind, where the file allows it) or ValueError once closed."""
         line = encode(record)
         with self._lock:
             if self._descriptor is None:
                 raise ValueError(f"{self.path} is closed")
-            written = os.write(self._descriptor, line)
-            if written < len(line):
-                self._finish(self._descriptor, line, written)
-
-    def _finish(self, descriptor: int, line: bytes, written: int) -> None:
-        """Write the rest of a line, or take the part back: a half line in the middle would spoil the file."""
-        start = os.fstat(descriptor).st_size - written
-        try:
-            while written < len(line):
-                written += os.write(descriptor, line[written:])
-        except OSError:
-            os.ftruncate(descriptor, start)
-            raise
+            with writing(self.path):
+                append_whole(self._descriptor, line)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -263,11 +282,23 @@ class LineFile:
 
 
 def write_document(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one move: a reader sees the old one or the new one. Adds ``schema``."""
-    text = json.dumps(finite_json({"schema": SCHEMA, **value}), indent=1, allow_nan=False, default=_plain)
+    """Replace a JSON file in one move: a reader sees the old one or the new one. Adds ``schema``. Raises DiskError."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        partial.write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with writing(path):
+        try:
+            partial.write_text(_document_text(value), encoding="utf-8")
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def overwrite_document(path: Path, value: Mapping[str, Any]) -> None:
+    """Overwrite a short JSON file where it lies, for which a full disk has room; a reader may see half of it. Raises DiskError."""
+    text = _document_text(value).encode()
+    with writing(path), path.open("r+b") as file:  # not "wb", which would first give back the room that it has
+        file.write(text)
+        file.truncate()
+
+
+def _document_text(value: Mapping[str, Any]) -> str:
+    return json.dumps(finite_json({"schema": SCHEMA, **value}), indent=1, allow_nan=False, default=_plain) + "\n"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from ..core.job import Job
+from ..core.units import Target
 from .follower import Follower
 from .lines import finite_json
 from .records import EvalRecord, EventRecord, StepRecord
@@ -61,6 +62,7 @@ class MLLogWriter(Follower):
         self._examples = 0
         self._epochs_ended = self._block_epoch = 0
         self._in_epoch = self._in_block = self._running = False
+        self._target = None if job.until is None else Target.parse(job.until)
         self._target_reached = self._aborted = False
         self._ended_seconds: float | None = None
         self._time_seconds = 0.0
@@ -89,6 +91,8 @@ class MLLogWriter(Follower):
         with self._lock:
             began = record.time_seconds - record.seconds
             place = self._place(epoch_num=record.epoch)
+            if self._target is not None and self._target.reached(getattr(record, self._target.metric)):
+                self._target_reached = True
             self._end_block(began)
             self._at(began, _START, "eval_start", metadata=place)
             self._at(record.time_seconds, _POINT, "eval_accuracy", record.accuracy, place)
@@ -108,8 +112,6 @@ class MLLogWriter(Follower):
                     self._epochs_ended = record.detail["epoch"]
                     self._in_epoch = False
                     self._at(record.time_seconds, _STOP, "epoch_stop", metadata=self._place(epoch_num=self._epochs_ended))
-                case "target_reached":
-                    self._target_reached = True
                 case "run_ended":
                     self._ended_seconds = record.time_seconds
                 case "run_failed" | "run_interrupted":
@@ -126,6 +128,11 @@ class MLLogWriter(Follower):
             else:
                 self.event(record)
 
+    def ended(self, state: str, summary: Mapping[str, Any] | None) -> None:
+        """The run is over; one that did not come to its end is no success."""
+        with self._lock:
+            self._aborted = self._aborted or state != "succeeded"
+
     def close(self) -> None:
         """Tell the run's end and close the log; a second call does nothing.
 
@@ -137,7 +144,7 @@ class MLLogWriter(Follower):
             if self._running:
                 ended = self._time_seconds if self._ended_seconds is None else self._ended_seconds
                 self._end_block(ended)
-                success = not self._aborted and (self._job.until is None or self._target_reached)
+                success = not self._aborted and (self._target is None or self._target_reached)
                 self._at(ended, _STOP, "run_stop", metadata=self._place(status="success" if success else "aborted"))
             self._file.close()
 

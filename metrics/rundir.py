@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import psutil
 
-from ..core.errors import UsageError
+from ..core.errors import DiskError, UsageError, writing
 from ..core.job import Job
 from .cutting import cut_records
 from .documents import check_document
-from .lines import DamagedRunError, LineFile, read_records, write_document
+from .lines import DamagedRunError, LineFile, overwrite_document, read_records, write_document
 from .records import EvalRecord, EventRecord, StepRecord, SystemRecord
 
 __all__ = ["RunReader", "RunState", "RunWriter"]
@@ -36,7 +36,10 @@ class RunWriter:
     """Writes one run directory, which is locked meanwhile. Records may come from several threads."""
 
     def __init__(self, path: Path, created: datetime) -> None:
-        """Open the files in a directory that `create` has made. Raises UsageError where another process writes into it."""
+        """Open the files in a directory that `create` has made.
+
+        Raises UsageError where another process writes into it, DiskError where nobody can.
+        """
         self.path = path
         self._lock = _locked(path)
         self._created = created
@@ -71,10 +74,11 @@ class RunWriter:
         return cls(path, datetime.fromisoformat(RunReader(path).status()["created_at"]))
 
     def cut(self, step: int, run_seconds: float) -> None:
-        """Take the records back to a checkpoint (`cut_records`); call while nothing is written."""
+        """Take the records back to a checkpoint (`cut_records`); call while nothing is written. Raises DiskError."""
         self._close_files()
         try:
-            cut_records(self.path, step, run_seconds)
+            with writing(self.path):
+                cut_records(self.path, step, run_seconds)
         finally:
             self._open()
 
@@ -89,7 +93,10 @@ class RunWriter:
     def write_status(
         self, state: RunState, *, cause: str | None = None, exit_code: int | None = None, task: str | None = None, pid: int | None = None
     ) -> None:
-        """Replace ``status.json``. `task` is the one that failed first; `pid` is the driver's (default: this process)."""
+        """Replace ``status.json``. `task` is the one that failed first; `pid` is the driver's (default: this process).
+
+        How a run ended is also told where the disk is full. Raises DiskError.
+        """
         with self._status_lock:
             status = {
                 "state": state,
@@ -100,11 +107,22 @@ class RunWriter:
                 "created_at": self._created.astimezone().isoformat(timespec="milliseconds"),
                 "changed_at": datetime.now().astimezone().isoformat(timespec="milliseconds"),
             }
-            write_document(self.path / "status.json", status)
+            try:
+                write_document(self.path / "status.json", status)
+            except DiskError:
+                if state in _LIVE:
+                    raise
+                overwrite_document(self.path / "status.json", status)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``."""
-        write_document(self.path / "summary.json", summary)
+        """Write ``summary.json``; one that is there can be corrected where the disk is full. Raises DiskError."""
+        path = self.path / "summary.json"
+        try:
+            write_document(path, summary)
+        except DiskError:
+            if not path.exists():
+                raise
+            overwrite_document(path, summary)
 
     def write_calibration(self, calibration: Mapping[str, Any]) -> None:
         """Write ``calibration.json``."""
@@ -129,7 +147,8 @@ class RunWriter:
     def log_path(self, node: int, task: str) -> Path:
         """Return ``logs/<node>/<task>.log``, in a folder that exists."""
         folder = self.path / "logs" / str(node)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder / f"{task}.log"
 
     def close(self) -> None:

@@ -1,12 +1,15 @@
 """TensorBoard event files, derived from the records for looking at; never the source of a figure.
 
-They are written by the tensorboard package's own writer. torch's wrapper of it would import tensorflow where that is installed, and
-so would tensorboard itself at the first write; see `_without_tensorflow`.
+They are made of the tensorboard package's own events and records. Its writer of whole files would do so in a thread of its own, which
+prints a traceback where the disk is full; torch's wrapper of it would import tensorflow where that is installed, and so would tensorboard
+itself; see `_without_tensorflow`.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import socket
 import sys
 import threading
 import time
@@ -18,6 +21,7 @@ from typing import Any
 from ..core.job import Job
 from .follower import Follower
 from .hparams import HParams
+from .lines import append_whole
 from .nodes import rise_per_second
 from .points import TrainingCurve, end_figures
 from .records import EvalRecord, StepRecord, SystemRecord
@@ -30,8 +34,6 @@ FOLDER = "tensorboard"
 FIRST_SPACING_SECONDS = 0.1
 """Distance of the training curves' points at first."""
 
-_FLUSH_SECONDS = 5
-
 
 def _without_tensorflow() -> None:
     """Make tensorboard use its own file functions.
@@ -39,6 +41,30 @@ def _without_tensorflow() -> None:
     It asks for tensorflow unless a module of this name exists, which is how builds of tensorboard without tensorflow say so.
     """
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
+
+
+class _EventFile:
+    """A new event file in `folder`, to which an event is appended as a whole or not at all; to `RecordWriter` it is a file."""
+
+    def __init__(self, folder: Path, events: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
+        self._descriptor = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._records: Any = records.RecordWriter(self)
+        self.add(events.Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def add(self, event: Any) -> None:
+        """Append an event. Raises OSError."""
+        self._records.write(event.SerializeToString())
+
+    def write(self, record: bytes) -> None:
+        """Append a record. Raises OSError."""
+        append_whole(self._descriptor, record)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
 
 
 class TensorBoardWriter(Follower):
@@ -55,10 +81,9 @@ class TensorBoardWriter(Follower):
         """
         self._zero = zero_unix_seconds
         _without_tensorflow()
-        events: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
-        self._file: Any = events.EventFileWriter(str(path / FOLDER), flush_secs=_FLUSH_SECONDS)
+        self._file = _EventFile(path / FOLDER, self._events)
         self._lock = threading.Lock()
         self._curve = TrainingCurve(FIRST_SPACING_SECONDS)
         self._time_seconds = 0.0
@@ -112,7 +137,7 @@ class TensorBoardWriter(Follower):
 
     def _add(self, summary: Any, step: int, time_seconds: float) -> None:
         wall_time = time.time() if self._zero is None else self._zero + time_seconds
-        self._file.add_event(self._events.Event(wall_time=wall_time, step=step, summary=summary))
+        self._file.add(self._events.Event(wall_time=wall_time, step=step, summary=summary))
 
     def _finish_curve(self) -> None:
         values = self._curve.rest(self._time_seconds)
@@ -125,8 +150,10 @@ class TensorBoardWriter(Follower):
             if self._closed:
                 return
             self._closed = True
-            self._finish_curve()
-            self._file.close()
+            try:
+                self._finish_curve()
+            finally:
+                self._file.close()
 
 
 def _system_values(before: SystemRecord | None, record: SystemRecord) -> dict[str, float]:

@@ -16,6 +16,8 @@ from ..metrics.display import bytes_text
 from .described import DescribedRun
 
 __all__ = [
+    "CHANGED",
+    "CHANGED_MEANS",
     "asked",
     "asked_or",
     "bandwidth",
@@ -251,6 +253,11 @@ def by_adam(run: DescribedRun) -> bool:
 def by_sgd(run: DescribedRun) -> bool:
     """Return whether the optimiser is SGD."""
     return run.job.get("optimizer") == "sgd"
+
+
+CHANGED = "changed when it was resumed"
+CHANGED_MEANS = "the figures add up parts under different settings"
+"""What is said of a run with `changed_on_resume`, and what it means."""
 
 
 def changed_on_resume(run: DescribedRun) -> list[str]:

@@ -227,6 +227,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
     Fault("synthetic", "synthetic data", _synthetic, LEARNT, "images and labels are random, so there is nothing to learn"),
     Fault("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
-    Fault("changed", "changed when it was resumed", _changed, ALL, "the figures add up parts under different settings"),
+    Fault("changed", read.CHANGED, _changed, ALL, read.CHANGED_MEANS),
 )
 """What is wrong with one run whatever it is compared with."""

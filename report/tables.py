@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ..metrics.display import UNKNOWN, count_text
+from .circumstances import CHANGED, CHANGED_MEANS, changed_on_resume
 from .columns import DONE, MARK, NODE, cell, node_cell, relative, relative_speed, relative_target
 from .described import DescribedRun
 from .entries import Entry, entry_of
@@ -64,8 +65,11 @@ def plain_table(**options: Any) -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
 
 
-def one_run(summary: Mapping[str, Any]) -> RenderableType:
-    """Return the end-of-run table: the figures, then what each node used."""
+def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> RenderableType:
+    """Return the end-of-run table: the figures, then what each node used.
+
+    `job` is the run's ``job.json``, which knows of the parts of a run that was resumed.
+    """
     entry = _as_shown(_entry(summary))
     figures = entry.figures
     main = plain_table(show_header=False)
@@ -87,7 +91,9 @@ def one_run(summary: Mapping[str, Any]) -> RenderableType:
         main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (--cores-per-node)")
     if figures["network_source"] is not None:
         main.add_row("network counted at", _source(figures["network_source"]))
-    return Group(main, "", _nodes(entry), *_notes([summary]))
+    changed = changed_on_resume(DescribedRun(Path(), summary, job or {}))
+    mixed = ["", f"The run {CHANGED} ({', '.join(changed)}): {CHANGED_MEANS}; the settings are those of the last."] if changed else []
+    return Group(main, "", _nodes(entry), *_notes([summary]), *mixed)
 
 
 def _entry(summary: Mapping[str, Any]) -> Entry:

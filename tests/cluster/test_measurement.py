@@ -106,9 +106,12 @@ def test_cpu_seconds_equal_what_wait4_returns(tmp_path):
 
 @pytest.mark.alone
 def test_no_direction_passes_the_bandwidth(tmp_path):
-    """A parameter server sends and receives all it can: close to the limit, and never beyond it by more than 5%."""
-    run = run_job(tmp_path, backend="torch", bandwidth="50mbit", steps=15_000, **ASYNC_JOB)
-    limit = 50e6 / 8
+    """A parameter server sends and receives all it can: close to the limit, and never beyond it by more than 5%.
+
+    The link is slow enough to be the limit on a machine that has little time for the tasks, too.
+    """
+    run = run_job(tmp_path, backend="torch", bandwidth="20mbit", steps=12_000, **ASYNC_JOB)
+    limit = 20e6 / 8
     for node in run.summary["per_node"]:
         assert node["network_sent_bytes_per_second"] <= 1.05 * limit
         assert node["network_received_bytes_per_second"] <= 1.05 * limit

@@ -109,7 +109,7 @@ def test_tensorflow_goes_on_to_the_bit_with_deterministic(tmp_path):
 
 def test_a_state_that_is_sent_is_the_one_that_is_read(tmp_path, monkeypatch):
     """From the task's memory on this machine, in messages from others: both write the same files, here of many parts."""
-    job = {"backend": "torch", "model": "alexnet", "data": "synthetic-images:size=63,train=8,test=2", "batch_size": 2, "momentum": 0.9}
+    job = {"backend": "torch", "data": "synthetic-images:size=400,classes=10,train=8,test=2", "batch_size": 2, "momentum": 0.9}
     found = {}
     for way, setting in (("memory", ""), ("messages", "off")):
         monkeypatch.setenv("TRAINER_PEER_MEMORY", setting)
@@ -240,6 +240,37 @@ def test_a_target_stops_no_run_twice(tmp_path):
     assert resumed.summary["time_to_target_seconds"] == part.summary["time_to_target_seconds"]
 
 
+def test_a_target_that_is_given_anew_ends_the_part_that_follows(tmp_path):
+    """Also where an evaluation before had reached it; the time to it is that of the first one, and every record says so."""
+    part = run(tmp_path, "part", backend="toy", epochs=4, eval_every="1epoch", mllog=True)
+    reached = part.evals[1]
+    target = f"accuracy>={min(record.accuracy for record in part.evals[1:])}"
+    resumed, said = resume(part.path, "--epochs", "+20", "--until", target)
+    assert f"after step {reached.step:,} reached {target} already" in said
+    assert resumed.summary["target_reached"] is True
+    assert resumed.summary["time_to_target_seconds"] <= reached.time_seconds
+    assert resumed.summary["epochs"] < 24
+    assert resumed.evals[-1].accuracy >= float(target[10:])
+    assert all(record.accuracy < float(target[10:]) for record in resumed.evals[4:-1])
+    assert '"status": "success"' in (part.path / "mllog.txt").read_text().splitlines()[-1]
+
+
+def test_a_target_that_stopped_nothing_yet_stops_the_part_after_an_interruption(tmp_path):
+    """It was given for a part that was interrupted before an evaluation; an evaluation before that part had reached it."""
+    part = run(tmp_path, "part", backend="toy", epochs=2, eval_every="1epoch")
+    target = f"accuracy>={part.evals[-1].accuracy - 0.02}"
+    interrupted = ["--until", target, "--steps", "100000000", "--eval-every", "end", "--checkpoint-every", "100steps"]
+    with MarkedRun(["run", "--quiet", "--resume", str(part.path), *interrupted], tmp_path) as process:
+        newest = list_checkpoints(part.path)[0]
+        wait_until(lambda: list_checkpoints(part.path)[0] != newest or process.process.poll() is not None, 60, "a checkpoint")
+        process.process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 75, process.stderr()
+    resumed, said = resume(part.path, "--eval-every", "1epoch")
+    assert "this part ends at the next one that does" in said
+    assert resumed.summary["target_reached"] is True
+    assert resumed.summary["time_to_target_seconds"] < resumed.evals[-1].time_seconds
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])])}
@@ -310,6 +341,12 @@ class TestRefusals:
         assert "first_moment, second_moment" in stderr
         assert not [key for key in find_checkpoint(copy)[0].arrays if key.startswith("slots/")]
         assert resumed.summary["steps"] == 65
+
+    def test_what_only_sgd_knows_is_not_to_be_taken_back_by_hand(self, copy):
+        resume(copy, "--optimizer", "sgd", "--momentum", "0.9", "--steps", "+5")
+        resumed, stderr = resume(copy, "--optimizer", "adam", "--steps", "+5")
+        assert "momentum of the one before is dropped" in stderr
+        assert resumed.summary["steps"] == 70
 
     @pytest.mark.parametrize(("further", "total"), [(["--steps", 70], 70), ([], 60)])
     def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(self, copy, further, total):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from processes import MarkedRun, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]
+pytestmark = pytest.mark.cluster
 
 
 def threads(pid):

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-from pathlib import Path
 
 import pytest
 from processes import MarkedRun, wait_until
@@ -13,14 +11,10 @@ from crosstrain.checkpoint import find_checkpoint, list_checkpoints
 from crosstrain.conformance.runs import read_run, trainer
 from crosstrain.metrics.rundir import RunReader
 
-TOY = Path(__file__).parent.parent / "toy"
-
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
-
-@pytest.fixture(autouse=True)
-def _toy_installed(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
+TOO_SMALL = "6m"
+"""Size of a disk on which no checkpoint has room."""
 
 
 @pytest.fixture(params=["read", "sent"])
@@ -28,18 +22,6 @@ def either_way(request, monkeypatch):
     """States are read from the task's memory, as on one machine, or sent by it, as from another."""
     if request.param == "sent":
         monkeypatch.setenv("TRAINER_PEER_MEMORY", "off")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system on which no checkpoint has room."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def endless(path, *more):
@@ -104,8 +86,9 @@ def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft
 
 
 @pytest.mark.usefixtures("either_way")
-def test_a_full_disk_fails_the_save_and_not_the_run(small_disk):
-    options = ["--steps", "100", "--checkpoint-every", "40steps", "--no-tensorboard", "--name", "run", "--out", str(small_disk)]
+@pytest.mark.parametrize("disk", [TOO_SMALL], indirect=True)
+def test_a_full_disk_fails_the_save_and_not_the_run(disk):
+    options = ["--steps", "100", "--checkpoint-every", "40steps", "--no-tensorboard", "--name", "run", "--out", str(disk)]
     done = trainer("run", "--backend", "toy", "--json", *options)
     assert done.returncode == 0, done.stderr
     assert "No space left on device" in done.stderr
@@ -113,16 +96,17 @@ def test_a_full_disk_fails_the_save_and_not_the_run(small_disk):
     assert (summary["state"], summary["steps"]) == ("succeeded", 100)
     assert summary["checkpoints"]["saved"] == 0
     assert summary["checkpoints"]["failed"] == 3
-    failed = [record.detail for record in RunReader(small_disk / "run").events() if record.event == "checkpoint_failed"]
+    failed = [record.detail for record in RunReader(disk / "run").events() if record.event == "checkpoint_failed"]
     assert [detail["step"] for detail in failed] == [40, 80, 100]
     assert all("No space left" in detail["cause"] for detail in failed)
-    assert list_checkpoints(small_disk / "run") == []
+    assert list_checkpoints(disk / "run") == []
 
 
-def test_an_interrupted_run_without_room_says_that_it_was_not_saved(small_disk):
-    path = small_disk / "run"
-    options = ["--backend", "toy", "--name", "run", "--out", str(small_disk), "--no-tensorboard"]
-    with MarkedRun(["run", *options, "--steps", "100000000", "--checkpoint-every", "60s"], small_disk) as run:
+@pytest.mark.parametrize("disk", [TOO_SMALL], indirect=True)
+def test_an_interrupted_run_without_room_says_that_it_was_not_saved(disk):
+    path = disk / "run"
+    options = ["--backend", "toy", "--name", "run", "--out", str(disk), "--no-tensorboard"]
+    with MarkedRun(["run", *options, "--steps", "100000000", "--checkpoint-every", "60s"], disk) as run:
         wait_until(lambda: (path / "steps.jsonl").exists() and (path / "steps.jsonl").stat().st_size > 0, 60, "the first step")
         os.kill(run.process.pid, signal.SIGINT)
         assert run.wait(15) == 130

@@ -4,14 +4,11 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from processes import MarkedRun, namespaces_in_use, wait_until
 
-TOY = Path(__file__).parent.parent / "toy"
-
-pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 
 def endless(backend, mode, out, *more):
@@ -22,8 +19,7 @@ def endless(backend, mode, out, *more):
 def start(tmp_path, backend="toy", mode="sync", *more):
     temporary_files = tmp_path / "tmp"
     temporary_files.mkdir()
-    environment = {"PYTHONPATH": os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]), "TMPDIR": str(temporary_files)}
-    return MarkedRun(endless(backend, mode, tmp_path / "runs", "--name", "run", *more), tmp_path, environment)
+    return MarkedRun(endless(backend, mode, tmp_path / "runs", "--name", "run", *more), tmp_path, {"TMPDIR": str(temporary_files)})
 
 
 def training(run, tmp_path):
@@ -90,6 +86,7 @@ def test_ctrl_c_ends_cleanly(tmp_path):
         assert run.alive() == []
 
 
+@pytest.mark.alone  # the time it takes is told from that of a clean end
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
     """With a frozen task the clean end would take its time."""
     with start(tmp_path) as run:
@@ -104,6 +101,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
         assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.alone  # whatever namespace is new is its own
 @pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async"), ("torch", "async")])
 def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
     before = namespaces_in_use()

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from crosstrain.checkpoint import (
     CheckpointWriter,
     DamagedCheckpointError,
     find_checkpoint,
+    held,
     list_checkpoints,
     newest_sound,
     prune,
@@ -264,6 +266,37 @@ class TestKeeping:
         for step in (1, 2):
             save(tmp_path, step)
         assert [path.name for path in prune(tmp_path, 1, "loss")] == ["step-000000001"]
+
+    def test_one_that_is_held_stays_until_the_next_time(self, tmp_path):
+        first, _ = save(tmp_path, 1), save(tmp_path, 2)
+        with held(first) as there:
+            assert there
+            assert prune(tmp_path, 1) == []
+        assert prune(tmp_path, 1) == [first]
+        with held(first) as there:
+            assert not there
+
+    def test_a_run_at_work_always_has_a_sound_newest_one(self, tmp_path):
+        """Also between the moment at which a reader looks for it and that at which it reads it."""
+        save(tmp_path, 1)
+        enough = threading.Event()
+
+        def go_on_saving():
+            step = 1
+            while not enough.is_set():
+                step += 1
+                save(tmp_path, step, arrays(0))
+                prune(tmp_path, 1)
+
+        writer = threading.Thread(target=go_on_saving)
+        writer.start()
+        try:
+            found = [newest_sound(tmp_path) for _ in range(400)]
+        finally:
+            enough.set()
+            writer.join()
+        assert all(damaged == [] for _, damaged in found)
+        assert found[0][0].meta.step < found[-1][0].meta.step
 
     def test_a_step_that_is_saved_again(self, tmp_path):
         save(tmp_path, 5, arrays(1))

@@ -73,6 +73,14 @@ def test_a_target_that_was_missed_is_said_plainly(tmp_path):
     assert "accuracy>=0.9 NOT reached within the budget\n" in text
 
 
+def test_parts_under_different_settings_are_said_plainly(tmp_path):
+    summary = summary_of(sync_run(tmp_path))
+    parts = [{}, {"changed": {"mode": ["async", "sync"], "steps": [10, 20]}}, {"changed": {"backend": ["tf", "torch"]}}]
+    text = to_text(one_run(summary, {"segments": parts}))
+    assert "The run changed when it was resumed (backend, mode): the figures add up parts under different settings" in text
+    assert to_text(one_run(summary, {"segments": [{}, {"changed": {"steps": [10, 20]}}]})) == ONE_RUN
+
+
 def test_saves_that_failed_are_said_plainly(tmp_path):
     summary = summary_of(sync_run(tmp_path))
     text = to_text(one_run({**summary, "checkpoints": {**summary["checkpoints"], "saved": 1, "failed": 6}}))
@@ -357,18 +365,20 @@ def test_a_run_that_is_none_or_has_not_finished_is_refused(tmp_path):
     writer.close()
 
 
-@pytest.mark.parametrize("name", ["summary.json", "job.json", "env.json"])
-def test_a_damaged_run_of_a_folder_is_left_out_and_named(tmp_path, name):
-    for run in ("a", "b", "c"):
+def test_damaged_runs_of_a_folder_are_left_out_and_named(tmp_path):
+    damaged = {"b": "summary.json", "c": "job.json", "d": "env.json"}
+    for run in ("a", *damaged, "e"):
         sync_run(tmp_path, name=run)
-    (tmp_path / "b" / name).write_bytes(b'{"schema": 1, "sta')
+    for run, name in damaged.items():
+        (tmp_path / run / name).write_bytes(b'{"schema": 1, "sta')
     for command in (["compare"], ["report", "-o", str(tmp_path / "page.html")], ["plot", "-o", str(tmp_path / "figures")]):
         done = trainer(*command, str(tmp_path))
         assert done.returncode == 0, done.stderr
-        assert re.search(r"left out, as .* read: b$", done.stderr, re.MULTILINE), done.stderr
-        named = trainer(*command, str(tmp_path / "b"))
-        assert named.returncode != 0
-        assert name in named.stderr
+        assert re.search(r"left out, as .* read: b, c, d$", done.stderr, re.MULTILINE), done.stderr
+        for run, name in damaged.items():
+            named = trainer(*command, str(tmp_path / run))
+            assert named.returncode != 0
+            assert name in named.stderr
 
 
 def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path):

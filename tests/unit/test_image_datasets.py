@@ -32,7 +32,7 @@ from crosstrain.data.glyph_renderer import BLOCK, render_block, render_split
 from crosstrain.data.glyph_tiles import glyph_tiles
 from crosstrain.data.glyphs import GLYPHS
 from crosstrain.data.picture import decode
-from crosstrain.data.removal import remove
+from crosstrain.data.removal import find_stores, remove_store
 from crosstrain.data.resolve import written_out
 from crosstrain.data.statistics import channel_statistics
 from crosstrain.data.svhn import DATASET as SVHN
@@ -415,7 +415,10 @@ class TestImageFolder:
         picture(pictures / "train" / "dogs" / "new.png", (1, 2, 3))
         second = store.prepare(name)
         shutil.rmtree(pictures)
-        assert sorted(gone.path for gone in remove(name)) == sorted([first, second])
+        found = find_stores(name)
+        assert sorted(found) == sorted([first, second])
+        for path in found:
+            remove_store(path)
         assert not first.exists()
         assert not second.exists()
         assert kept.exists()

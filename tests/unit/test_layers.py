@@ -66,7 +66,7 @@ def test_an_empty_variable_counts_as_not_set():
 
 @pytest.mark.parametrize("name", RESERVED_VARIABLES)
 def test_reserved_variables_are_no_settings(name):
-    assert set(resolve({"backend": "tf"}, {name: "x"}).sources.values()) == {"flag", "default"}
+    assert set(resolve({"backend": "tf"}, {name: "off"}).sources.values()) == {"flag", "default"}
 
 
 def test_shipped_configuration_by_name():
@@ -107,6 +107,7 @@ def test_no_framework_at_all_says_what_to_install(monkeypatch, tmp_path):
         ({"name": "../x"}, {}, "--name: got '../x'; allowed: a folder name without slashes that does not start with a dot."),
         ({"seed": "-1"}, {}, "--seed: got '-1'; allowed: a whole number of at least 0 and less than 9223372036854775808."),
         ({}, {"TRAINER_EPOCHS": "two"}, "TRAINER_EPOCHS: got 'two'; allowed: a whole number of at least 1."),
+        ({}, {"TRAINER_PEER_MEMORY": "none"}, "TRAINER_PEER_MEMORY: got 'none'; allowed: on or off."),
         ({}, {"TRAINER_MONITOR": "maybe"}, "TRAINER_MONITOR: got 'maybe'; allowed: true or false."),
         ({"backend": "jax"}, {}, "--backend: got 'jax'; allowed: auto, tf, torch (`trainer backends` shows them)."),
         (

@@ -89,7 +89,8 @@ def test_times_never_go_back(tmp_path):
     ("until", "last", "expected"),
     [
         (None, None, "success"),
-        ("accuracy>=0.9", EventRecord("target_reached", 1.5), "success"),
+        ("accuracy>=0.9", None, "success"),
+        ("loss<=0.55", EvalRecord(12, 1.2, 1.9, 0.1, "test", 20, 0.5, 0.8, 12), "success"),
         ("accuracy>=0.95", None, "aborted"),
         (None, EventRecord("run_interrupted", 2.5, {"cause": "interrupted by the user"}), "aborted"),
         (None, EventRecord("run_failed", 2.5, {"cause": "worker-1 was killed"}), "aborted"),

@@ -293,6 +293,7 @@ def test_two_processes_never_write_into_one_run(tmp_path):
 WRITE_BEYOND_LIMIT = """
 import resource, sys
 from pathlib import Path
+from crosstrain.core.errors import DiskError
 from crosstrain.metrics.lines import LineFile
 from crosstrain.metrics.records import EventRecord
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -302,7 +303,7 @@ for step in range(30):
     try:
         file.write(EventRecord("x", 1.0, {"step": step}))
         written += 1
-    except OSError:
+    except DiskError:
         failed += 1
 print(written, failed)
 """

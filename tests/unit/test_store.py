@@ -372,6 +372,13 @@ class TestCommand:
         with pytest.raises(UsageError, match="Did you mean 'digits'"):
             self.run("remove", "digit")
 
+    def test_remove_knows_every_name_before_it_removes_one(self, digits):
+        for wrong in ("nope", "glyphs"):
+            with pytest.raises(UsageError):
+                self.run("remove", "digits", wrong)
+        assert digits.exists()
+        assert self.run("remove", "digits", "digits").count("removed") == 1
+
     def test_remove_names_what_the_system_refuses(self, digits):
         """A folder where the lock's file would be is refused to root too."""
         (digits.parent / f".{digits.name}.lock").unlink(missing_ok=True)

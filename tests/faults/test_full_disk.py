@@ -1,0 +1,128 @@
+"""Runs on a disk that is full, fills up or may only be read: one sentence, a recorded end, and nothing lost."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from crosstrain.conformance.runs import trainer
+from crosstrain.core.errors import DiskError
+from crosstrain.core.layers import resolve
+from crosstrain.engine.progress import make_progress
+from crosstrain.launch.recording import Recording
+from crosstrain.metrics.rundir import RunReader
+
+FULL = "No space left on device"
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+
+def fill(folder):
+    """Leave no byte free on the disk of a folder."""
+    with open(folder / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 1024)
+
+
+def run(folder, *options):
+    return trainer("run", "--backend", "toy", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(folder), *options)
+
+
+def assert_a_sentence(done, cause):
+    assert done.returncode == 1
+    assert cause in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_a_run_does_not_start_on_a_full_disk(disk):
+    fill(disk)
+    assert_a_sentence(run(disk, "--steps", "10"), FULL)
+    assert [path.name for path in disk.iterdir()] == ["filler"]
+
+
+@pytest.mark.parametrize("more", [(), ("--mllog",), ("--tensorboard",), ("--checkpoint-every", "1steps")])
+def test_a_disk_that_fills_up_ends_the_run_and_its_status_says_so(disk, more):
+    """Whoever makes the record that finds no room: the loop, or the thread that saves, most of whose checkpoints find none either."""
+    done = run(disk, "--steps", "100000000", "--eval-every", "50steps", "--json", *more)
+    assert_a_sentence(done, FULL)
+    status = RunReader(disk / "run").status()
+    assert (status["state"], status["exit_code"]) == ("failed", 1)
+    assert FULL in status["cause"]
+    assert next(RunReader(disk / "run").steps()).step == 0
+
+
+def test_what_is_refused_in_one_thread_is_raised_in_every_other(disk):
+    """So that no run goes on without records, because the thread that saves its checkpoints was the first that had no room."""
+    job = resolve({"backend": "torch", "out": disk, "name": "run", "tensorboard": False}, {}).job
+    recording = Recording(job, make_progress(sys.stderr, True))
+    try:
+        recording.start_clock()
+        fill(disk)
+        saver = threading.Thread(target=fill_up, args=(recording,))
+        saver.start()
+        saver.join()
+        with pytest.raises(DiskError, match=FULL):
+            recording.event("one_more")
+        recording.ending()
+        recording.event("and_one_more")
+        assert FULL in str(recording.refused)
+    finally:
+        recording.close()
+
+
+def fill_up(recording):
+    """Record events until the disk refuses one."""
+    with contextlib.suppress(DiskError):
+        while True:
+            recording.event("a_record")
+
+
+@pytest.mark.parametrize("disk", ["100k"], indirect=True)
+def test_a_trace_that_finds_no_room_fails_the_run_whose_summary_stays(disk):
+    job = ("--backend", "torch", "--steps", "30", "--eval-every", "end", "--profile", "20", "--no-monitor", "--no-save-final")
+    assert_a_sentence(run(disk, *job, "--no-calibrate"), FULL)
+    reader = RunReader(disk / "run")
+    assert (reader.status()["state"], reader.status()["exit_code"]) == ("failed", 1)
+    assert (reader.summary()["state"], reader.summary()["steps"]) == ("failed", 30)
+    assert not [path for path in (disk / "run/profile").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("disk", ["16m"], indirect=True)
+def test_a_run_that_cannot_go_on_stays_as_it_was(disk):
+    assert run(disk, "--steps", "10").returncode == 0
+    fill(disk)
+    before = {path: path.read_bytes() for path in disk.rglob("*") if path.is_file()}
+    assert_a_sentence(trainer("run", "--resume", str(disk / "run"), "--steps", "+10", "--quiet"), FULL)
+    assert {path: path.read_bytes() for path in disk.rglob("*") if path.is_file()} == before
+    (disk / "filler").unlink()
+    done = trainer("run", "--resume", str(disk / "run"), "--steps", "+10", "--quiet", "--json")
+    assert json.loads(done.stdout)["steps"] == 20
+
+
+@pytest.mark.parametrize("disk", ["16m"], indirect=True)
+def test_a_run_on_a_disk_that_may_only_be_read_stays_as_it_was(disk):
+    assert run(disk, "--steps", "10").returncode == 0
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    assert_a_sentence(trainer("run", "--resume", str(disk / "run"), "--steps", "+10", "--quiet"), "Read-only file system")
+    assert RunReader(disk / "run").status()["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("disk", ["16m"], indirect=True)
+def test_what_is_made_of_a_run_needs_room(disk, tmp_path):
+    assert trainer("run", "--backend", "torch", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk)).returncode == 0
+    fill(disk)
+    before = sorted(disk.rglob("*"))
+    for format_name in ("safetensors", "torch"):
+        done = trainer("export", str(disk / "run"), "--format", format_name)
+        assert_a_sentence(done, "has room for 0 B; the weights alone are 2.6 kB")
+        assert done.stderr.count("\n") == 1
+    done = trainer("evaluate", str(disk / "run"), "--predictions", str(disk / "logits.npz"), "--json")
+    assert_a_sentence(done, FULL)
+    assert json.loads(done.stdout)["accuracy"] > 0.8
+    assert sorted(disk.rglob("*")) == before
+    done = trainer("export", str(disk / "run"), "--format", "torch", "--output", str(tmp_path / "elsewhere"))
+    assert done.returncode == 0, done.stderr
