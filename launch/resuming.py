@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,7 @@ class Resumption:
 
     def remove_later_checkpoints(self) -> None:
         """Remove the checkpoints that are newer than the one the run goes on from: damaged, or of updates that will be done anew."""
-        for path in list_checkpoints(self.path):
-            if path.samefile(self.checkpoint.path):  # one of the two may be relative
-                return
+        for path in _later_checkpoints(self.path, self.checkpoint):
             remove(path)
 
 
@@ -116,6 +115,9 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
     _something_left(reader, job, Calendar(run_sampler(job, data.info.sizes["train"]), cursor), resolved)
     notes = [*(f"{error} The one before it is used." for error in damaged)]
     notes.append(f"resuming {given_name} from step {meta.step:,} (epoch {cursor.epoch + 1}, {cursor.examples:,} examples into it)")
+    if later := _later_checkpoints(path, checkpoint):
+        names = ", ".join(other.name for other in reversed(later))
+        notes.append(f"what followed that step is done anew: once training goes on, its records and {names} are removed")
     evals = [record for record in reader.evals() if record.split == "test" and record.step <= meta.step]
     evals = [record for record in evals if record.time_seconds <= meta.run_seconds]
     reached = _reached(job.until, evals)
@@ -136,6 +138,11 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
         described.get("segments", ()),
         tuple(notes),
     )
+
+
+def _later_checkpoints(run_path: Path, checkpoint: Checkpoint) -> list[Path]:
+    """Return a run's checkpoints that are newer than one of them, newest first."""
+    return list(takewhile(lambda path: not path.samefile(checkpoint.path), list_checkpoints(run_path)))  # one of the two may be relative
 
 
 def _same_training(problems: Sequence[str], *, force: bool) -> None:

@@ -14,6 +14,7 @@ EXPORT_FORMATS: Mapping[str, ExportFormat] = {
         "import torch\n\n"
         'program = torch.export.load("program.pt2").module()\n'
         "logits = program(torch.zeros(IMAGES))  # normalised images, float32\n\n"
-        'weights = torch.load("state_dict.pt", weights_only=True)  # by canonical name: torchvision\'s for its models',
+        'weights = torch.load("state_dict.pt", weights_only=True)  # by canonical name: torchvision\'s for its models\n'
+        "# your_module.load_state_dict(weights)  # a module with these names",
     )
 }
