@@ -51,7 +51,7 @@ __all__ = ["run"]
     type=click.Path(path_type=Path),
     metavar="RUN|CHECKPOINT",
     help="Go on with a run from its newest sound checkpoint, or from this one. Settings given besides replace the run's; "
-    "--epochs +1 and --steps +500 count from where it stands.",
+    "--steps +500 counts from where it stands, --epochs +1 from the end of the epoch that it stands in.",
 )
 @click.option("--force", is_flag=True, help="With --resume: go on although model, data or seed are not the checkpoint's.")
 @click.option(

@@ -16,15 +16,12 @@ from ..metrics.display import bytes_text
 from .described import DescribedRun
 
 __all__ = [
-    "CHANGED",
-    "CHANGED_MEANS",
     "asked",
     "asked_or",
     "bandwidth",
     "budget",
     "by_adam",
     "by_sgd",
-    "changed_on_resume",
     "cores",
     "dataset",
     "evaluated",
@@ -253,14 +250,3 @@ def by_adam(run: DescribedRun) -> bool:
 def by_sgd(run: DescribedRun) -> bool:
     """Return whether the optimiser is SGD."""
     return run.job.get("optimizer") == "sgd"
-
-
-CHANGED = "changed when it was resumed"
-CHANGED_MEANS = "the figures add up parts under different settings"
-"""What is said of a run with `changed_on_resume`, and what it means."""
-
-
-def changed_on_resume(run: DescribedRun) -> list[str]:
-    """Return which settings were others in an earlier part of a run that went on, apart from how far it was to go."""
-    parts = run.job.get("segments", ())[1:]
-    return sorted({field for part in parts for field in part.get("changed") or ()} - {"epochs", "steps", "until"})

@@ -10,7 +10,7 @@ from . import circumstances as read
 from .described import DescribedRun
 from .ordering import BY_FIELD, by_saving, natural
 
-__all__ = ["FAULTS", "GROUPS", "RULES", "Fault", "Rule"]
+__all__ = ["CHANGED", "CHANGED_MEANS", "FAULTS", "GROUPS", "RULES", "Fault", "Rule", "changed_on_resume"]
 
 SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS = (
     "speed",
@@ -206,6 +206,19 @@ _BESIDE = (
 RULES: tuple[Rule, ...] = (*_SUBJECTS, *_LEARNING, *_MACHINE, *_BESIDE)
 """In the order in which differences are told: first what is usually the subject, last what does not matter."""
 
+CHANGED = "changed when it was resumed"
+CHANGED_MEANS = "the figures add up parts under different settings"
+"""What is said of a run with `changed_on_resume`, and what it means."""
+
+_HARMLESS = {"epochs", "steps", "until"} | {rule.key for rule in RULES if not (rule.spoils or rule.subject)}
+"""Settings that may be others in each part of a run: how far it is to go, and those on which no figure depends."""
+
+
+def changed_on_resume(run: DescribedRun) -> list[str]:
+    """Return which settings that matter were others in an earlier part of a run that went on."""
+    parts = run.job.get("segments", ())[1:]
+    return sorted({field for part in parts for field in part.get("changed") or ()} - _HARMLESS)
+
 
 def _ended(run: DescribedRun) -> str | None:
     return None if run.summary["state"] == "succeeded" else str(run.summary["state"])
@@ -216,17 +229,17 @@ def _synthetic(run: DescribedRun) -> str | None:
 
 
 def _resumed(run: DescribedRun) -> str | None:
-    return "yes" if run.summary.get("resumed") and not read.changed_on_resume(run) else None
+    return "yes" if run.summary.get("resumed") and not changed_on_resume(run) else None
 
 
 def _changed(run: DescribedRun) -> str | None:
-    return ", ".join(read.changed_on_resume(run)) or None
+    return ", ".join(changed_on_resume(run)) or None
 
 
 FAULTS: tuple[Fault, ...] = (
     Fault("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
     Fault("synthetic", "synthetic data", _synthetic, LEARNT, "images and labels are random, so there is nothing to learn"),
     Fault("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
-    Fault("changed", read.CHANGED, _changed, ALL, read.CHANGED_MEANS),
+    Fault("changed", CHANGED, _changed, ALL, CHANGED_MEANS),
 )
 """What is wrong with one run whatever it is compared with."""

@@ -12,11 +12,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ..metrics.display import UNKNOWN, count_text
-from .circumstances import CHANGED, CHANGED_MEANS, changed_on_resume
 from .columns import DONE, MARK, NODE, cell, node_cell, relative, relative_speed, relative_target
 from .described import DescribedRun
 from .entries import Entry, entry_of
-from .rules import SPEED, TARGET
+from .rules import CHANGED, CHANGED_MEANS, SPEED, TARGET, changed_on_resume
 
 __all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "plain_table", "side_by_side", "to_text"]
 

@@ -202,6 +202,7 @@ FAULTY = [
     ("state", {"summary": {"state": "interrupted"}}, set(GROUPS)),
     ("synthetic", {"summary": {"synthetic": True}}, LEARNT),
     ("resumed", {"summary": {"resumed": 1}, "described": segments(epochs=1)}, {TIME, RESOURCES}),
+    ("resumed", {"summary": {"resumed": 1}, "described": segments(calibrate=1, keep=1, stall_timeout=1)}, {TIME, RESOURCES}),
     ("changed", {"summary": {"resumed": 1}, "described": segments(batch_size=1, epochs=1)}, set(GROUPS)),
 ]
 
