@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..base import ForwardContext, ModelSpec
 from .held import HeldLayout
+from .pairs import paired
 
 __all__ = ["HeldParameters", "Layers"]
 
@@ -99,6 +100,9 @@ class Layers:
 
     def _convolved(self, x_bhwc: tf.Tensor, name: str, stride: int, padding: int) -> tf.Tensor:
         x_bhwc, kernel_hwio = self._low(x_bhwc), self._kernel(f"{name}.weight")
+        _, kernel_width, inputs, outputs = kernel_hwio.shape
+        if not tf.config.get_visible_devices("GPU") and paired(x_bhwc.shape[2], inputs, outputs, kernel_width, stride, padding):
+            return _conv_in_pairs(x_bhwc, kernel_hwio)
         same = stride == 1 and all(2 * padding + 1 == side for side in kernel_hwio.shape[:2])
         if padding and not same:
             x_bhwc = tf.pad(x_bhwc, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
@@ -185,6 +189,17 @@ class Layers:
     def _low(self, x: tf.Tensor) -> tf.Tensor:
         """Return x in the number format of convolutions and products."""
         return x if self._context.compute is None else tf.cast(x, self._context.compute)
+
+
+def _conv_in_pairs(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor) -> tf.Tensor:
+    """Convolve two neighbouring columns at once (pairs.py)."""
+    _, height, width, inputs = x_bhwc.shape
+    kernel_height, kernel_width, _, outputs = kernel_hwio.shape
+    pairs_hwio = [kernel_height, (kernel_width + 1) // 2, 2 * inputs, outputs]
+    left, right = (tf.pad(kernel_hwio, [[0, 0], zeros, [0, 0], [0, 0]]) for zeros in ([0, 1], [1, 0]))
+    kernel_pairs_hwio = tf.concat([tf.reshape(left, pairs_hwio), tf.reshape(right, pairs_hwio)], axis=3)
+    y_pairs_bhwc = tf.nn.conv2d(tf.reshape(x_bhwc, [-1, height, width // 2, 2 * inputs]), kernel_pairs_hwio, 1, "VALID")
+    return tf.reshape(y_pairs_bhwc, [-1, height - kernel_height + 1, width - kernel_width + 1, outputs])
 
 
 def _windows(inputs: int, outputs: int) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from ..base import ForwardContext
+from .pairs import paired
 
 __all__ = ["Layers"]
 
@@ -38,9 +39,11 @@ class Layers:
 
     def conv(self, x_bchw: torch.Tensor, name: str, stride: int = 1, padding: int = 0) -> torch.Tensor:
         """Cross-correlate with ``<name>.weight`` [out, in, h, w], zeros around the image; add ``<name>.bias`` where there is one."""
-        return functional.conv2d(
-            x_bchw, self._parameters[f"{name}.weight"], self._parameters.get(f"{name}.bias"), stride=stride, padding=padding
-        )
+        weight, bias = self._parameters[f"{name}.weight"], self._parameters.get(f"{name}.bias")
+        channels_last = x_bchw.device.type == "cpu" and x_bchw.is_contiguous(memory_format=torch.channels_last)
+        if channels_last and paired(x_bchw.shape[3], weight.shape[1], weight.shape[0], weight.shape[3], stride, padding):
+            return _conv_in_pairs(x_bchw, weight, bias)
+        return functional.conv2d(x_bchw, weight, bias, stride=stride, padding=padding)
 
     def conv_pool(self, x_bchw: torch.Tensor, name: str, kernel: int, stride: int, padding: int = 0) -> torch.Tensor:
         """Convolve with a bias, take max(x, 0) and the maximum of each window; the convolution adds the bias as it goes."""
@@ -97,3 +100,18 @@ class Layers:
     def logits(self, x_bk: torch.Tensor) -> torch.Tensor:
         """Return the last layer's result as float32."""
         return x_bk.float()
+
+
+def _conv_in_pairs(x_bchw: torch.Tensor, weight_oihw: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Convolve two neighbouring columns at once (pairs.py); x is channels last in memory, and so is the result."""
+    batch, inputs, height, width = x_bchw.shape
+    outputs, _, kernel_height, kernel_width = weight_oihw.shape
+    weight_ohwi = weight_oihw.permute(0, 2, 3, 1)
+    left, right = functional.pad(weight_ohwi, (0, 0, 0, 1)), functional.pad(weight_ohwi, (0, 0, 1, 0))
+    pairs_ohwi = torch.cat((left, right)).reshape(2 * outputs, kernel_height, (kernel_width + 1) // 2, 2 * inputs)
+    x_pairs_bhwc = x_bchw.permute(0, 2, 3, 1).reshape(batch, height, width // 2, 2 * inputs)
+    y_pairs_bchw = functional.conv2d(
+        x_pairs_bhwc.permute(0, 3, 1, 2), pairs_ohwi.permute(0, 3, 1, 2), None if bias is None else torch.cat((bias, bias))
+    )
+    y_bhwc = y_pairs_bchw.permute(0, 2, 3, 1).reshape(batch, height - kernel_height + 1, width - kernel_width + 1, outputs)
+    return y_bhwc.permute(0, 3, 1, 2)

@@ -20,7 +20,8 @@ def passes(case, compute=None):
     parameters = {name: torch.from_numpy(value).requires_grad_() for name, value in case.parameters.items()}
     buffers = {name: torch.from_numpy(value) for name, value in case.buffers.items()}
     x, y = case.examples
-    x, y = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
+    x = torch.from_numpy(x).to(memory_format=torch.channels_last)  # as a batch lies in memory
+    y = torch.from_numpy(y.astype(np.int64))
     context = ForwardContext(training=True, buffers=buffers, compute=compute, dropout=dropout)
     with torch.autocast("cpu", dtype=compute, enabled=compute is not None):
         trained = forward(parameters, x, context)
