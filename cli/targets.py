@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..checkpoint import is_checkpoint, list_checkpoints
+from ..checkpoint import CHECKPOINTS, is_checkpoint, list_checkpoints
 from ..core.console import note
-from ..report.locate import find_readable_runs, find_run
+from ..core.errors import UsageError
+from ..report.locate import find_readable_runs, find_run, is_run
 
 __all__ = ["find_target", "readable_runs"]
 
@@ -16,12 +17,16 @@ __all__ = ["find_target", "readable_runs"]
 def find_target(path: Path) -> Path:
     """Return a run directory or a checkpoint: a path, or the same below the folder of runs (TRAINER_OUT, by default ``runs``).
 
-    Raises UsageError where there is none, naming runs that are called alike.
+    Raises UsageError where there is none, naming the run's checkpoints, or runs that are called alike.
     """
     out = Path(os.environ.get("TRAINER_OUT") or "runs")
     for folder in (path, out / path):
         if is_checkpoint(folder) or list_checkpoints(folder):
             return folder
+        if folder.parent.name == CHECKPOINTS and is_run(folder.parent.parent):
+            run = folder.parent.parent
+            found = ", ".join(one.name for one in list_checkpoints(run)) or "none"
+            raise UsageError(f"checkpoint: there is no {str(folder)!r}; checkpoints of the run {run.name!r}: {found}.")
     return find_run(str(path), out)
 
 

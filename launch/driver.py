@@ -241,6 +241,13 @@ class Driver:
             outcome = self._loop.run()
         except StalledRunError as error:
             raise explained(error, control.states()) from error
+        except InterruptedRunError as error:
+            kept = (
+                f"saved last: {str(saver.newest)!r}"
+                if saver.newest
+                else "no checkpoint was saved on the way (--checkpoint-every does that)"
+            )
+            raise InterruptedRunError(f"{error}; {kept}. Run directory: {str(self.path)!r}") from error
         self._run_seconds = recording.clock()
         recording.event("run_ended")
         if self.job.monitor:
@@ -364,6 +371,7 @@ class Driver:
         if self._signals > 1:
             self._launcher.kill()
             cause = "interrupted twice by the user"
+            note(f"error: {cause}; ended at once. Run directory: {str(self.path)!r}")
             try:
                 self._recording.writer.write_status("interrupted", cause=cause, exit_code=InterruptedRunError.exit_code)
             finally:

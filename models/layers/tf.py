@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..base import ForwardContext, ModelSpec
 from .held import HeldLayout
-from .pairs import paired
+from .pairs import paired, paired_gradient
 
 __all__ = ["HeldParameters", "Layers"]
 
@@ -100,13 +100,17 @@ class Layers:
 
     def _convolved(self, x_bhwc: tf.Tensor, name: str, stride: int, padding: int) -> tf.Tensor:
         x_bhwc, kernel_hwio = self._low(x_bhwc), self._kernel(f"{name}.weight")
-        _, kernel_width, inputs, outputs = kernel_hwio.shape
-        if not tf.config.get_visible_devices("GPU") and paired(x_bhwc.shape[2], inputs, outputs, kernel_width, stride, padding):
-            return _conv_in_pairs(x_bhwc, kernel_hwio)
         same = stride == 1 and all(2 * padding + 1 == side for side in kernel_hwio.shape[:2])
         if padding and not same:
             x_bhwc = tf.pad(x_bhwc, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
-        return tf.nn.conv2d(x_bhwc, kernel_hwio, stride, "SAME" if same and padding else "VALID")
+            padding = 0
+        if not tf.config.get_visible_devices("GPU"):
+            (kernel_height, kernel_width, inputs, outputs), width = kernel_hwio.shape, x_bhwc.shape[2]
+            if paired(width, inputs, outputs, kernel_width, stride, padding):
+                return _conv_in_pairs(x_bhwc, kernel_hwio, (padding, padding))
+            if paired_gradient(width, inputs, (kernel_height, kernel_width), stride, padding):
+                return _conv_with_paired_gradient(x_bhwc, kernel_hwio, padding)
+        return tf.nn.conv2d(x_bhwc, kernel_hwio, stride, "SAME" if padding else "VALID")
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
         """Return max(x, 0)."""
@@ -191,15 +195,36 @@ class Layers:
         return x if self._context.compute is None else tf.cast(x, self._context.compute)
 
 
-def _conv_in_pairs(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor) -> tf.Tensor:
-    """Convolve two neighbouring columns at once (pairs.py)."""
+def _conv_in_pairs(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor, padding: tuple[int, int]) -> tf.Tensor:
+    """Convolve two neighbouring columns at once (pairs.py), `padding` rows and columns of zeros around the image."""
     _, height, width, inputs = x_bhwc.shape
     kernel_height, kernel_width, _, outputs = kernel_hwio.shape
     pairs_hwio = [kernel_height, (kernel_width + 1) // 2, 2 * inputs, outputs]
     left, right = (tf.pad(kernel_hwio, [[0, 0], zeros, [0, 0], [0, 0]]) for zeros in ([0, 1], [1, 0]))
     kernel_pairs_hwio = tf.concat([tf.reshape(left, pairs_hwio), tf.reshape(right, pairs_hwio)], axis=3)
-    y_pairs_bhwc = tf.nn.conv2d(tf.reshape(x_bhwc, [-1, height, width // 2, 2 * inputs]), kernel_pairs_hwio, 1, "VALID")
-    return tf.reshape(y_pairs_bhwc, [-1, height - kernel_height + 1, width - kernel_width + 1, outputs])
+    (rows, columns), x_pairs_bhwc = padding, tf.reshape(x_bhwc, [-1, height, width // 2, 2 * inputs])
+    around = [[0, 0], [rows, rows], [columns // 2, columns // 2], [0, 0]]
+    y_pairs_bhwc = tf.nn.conv2d(x_pairs_bhwc, kernel_pairs_hwio, 1, around if rows or columns else "VALID")
+    return tf.reshape(y_pairs_bhwc, [-1, y_pairs_bhwc.shape[1], 2 * y_pairs_bhwc.shape[2], outputs])
+
+
+def _conv_with_paired_gradient(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor, padding: int) -> tf.Tensor:
+    """Convolve with stride 1; the gradient with respect to the images takes two neighbouring columns at once (pairs.py)."""
+    around = "SAME" if padding else "VALID"
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def convolved(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor) -> Any:
+        def gradients(y_bhwo: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            rest_rows, rest_columns = (side - 1 - padding for side in kernel_hwio.shape[:2])
+            turned_hwoi = tf.transpose(tf.reverse(kernel_hwio, [0, 1]), [0, 1, 3, 2])
+            kernel_gradient = tf.raw_ops.Conv2DBackpropFilter(
+                input=x_bhwc, filter_sizes=kernel_hwio.shape, out_backprop=y_bhwo, strides=[1, 1, 1, 1], padding=around
+            )
+            return _conv_in_pairs(y_bhwo, turned_hwoi, (rest_rows, rest_columns)), kernel_gradient
+
+        return tf.nn.conv2d(x_bhwc, kernel_hwio, 1, around), gradients
+
+    return convolved(x_bhwc, tf.convert_to_tensor(kernel_hwio))
 
 
 def _windows(inputs: int, outputs: int) -> NDArray[np.float32]:

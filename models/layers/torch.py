@@ -7,17 +7,22 @@ A batch may be empty: every layer then gives an empty result, and gradients of z
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch.nn import functional
+from torch.autograd.function import once_differentiable
+from torch.nn import functional, grad
 
 from ..base import ForwardContext
-from .pairs import paired
+from .pairs import paired, paired_gradient
 
 __all__ = ["Layers"]
 
 MOMENTUM, EPSILON = 0.1, 1e-5
 """Batch normalisation: the share of a new batch in the running statistics, and what is added to the variance."""
+
+PAIRED_GRADIENT_FROM = 1 << 24
+"""Multiply-adds of a convolution with which its gradient in pairs makes up for the backward pass in Python, a tenth of a millisecond."""
 
 
 class Layers:
@@ -40,9 +45,14 @@ class Layers:
     def conv(self, x_bchw: torch.Tensor, name: str, stride: int = 1, padding: int = 0) -> torch.Tensor:
         """Cross-correlate with ``<name>.weight`` [out, in, h, w], zeros around the image; add ``<name>.bias`` where there is one."""
         weight, bias = self._parameters[f"{name}.weight"], self._parameters.get(f"{name}.bias")
-        channels_last = x_bchw.device.type == "cpu" and x_bchw.is_contiguous(memory_format=torch.channels_last)
-        if channels_last and paired(x_bchw.shape[3], weight.shape[1], weight.shape[0], weight.shape[3], stride, padding):
-            return _conv_in_pairs(x_bchw, weight, bias)
+        if x_bchw.device.type == "cpu" and x_bchw.is_contiguous(memory_format=torch.channels_last):
+            (outputs, inputs, kernel_height, kernel_width), width = weight.shape, x_bchw.shape[3]
+            if paired(width, inputs, outputs, kernel_width, stride, padding):
+                return _conv_in_pairs(x_bchw, weight, bias, (padding, padding))
+            worth_it = x_bchw.numel() // inputs * weight.numel() >= PAIRED_GRADIENT_FROM and not torch.is_autocast_enabled("cpu")
+            if worth_it and paired_gradient(width, inputs, (kernel_height, kernel_width), stride, padding):
+                convolved: torch.Tensor = _ConvWithPairedGradient.apply(x_bchw, weight, bias, padding)
+                return convolved
         return functional.conv2d(x_bchw, weight, bias, stride=stride, padding=padding)
 
     def conv_pool(self, x_bchw: torch.Tensor, name: str, kernel: int, stride: int, padding: int = 0) -> torch.Tensor:
@@ -102,16 +112,44 @@ class Layers:
         return x_bk.float()
 
 
-def _conv_in_pairs(x_bchw: torch.Tensor, weight_oihw: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Convolve two neighbouring columns at once (pairs.py); x is channels last in memory, and so is the result."""
+def _conv_in_pairs(x_bchw: torch.Tensor, weight_oihw: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]) -> torch.Tensor:
+    """Convolve two neighbouring columns at once (pairs.py), `padding` rows and columns of zeros around the image.
+
+    x is channels last in memory, and so is the result.
+    """
     batch, inputs, height, width = x_bchw.shape
     outputs, _, kernel_height, kernel_width = weight_oihw.shape
     weight_ohwi = weight_oihw.permute(0, 2, 3, 1)
     left, right = functional.pad(weight_ohwi, (0, 0, 0, 1)), functional.pad(weight_ohwi, (0, 0, 1, 0))
     pairs_ohwi = torch.cat((left, right)).reshape(2 * outputs, kernel_height, (kernel_width + 1) // 2, 2 * inputs)
-    x_pairs_bhwc = x_bchw.permute(0, 2, 3, 1).reshape(batch, height, width // 2, 2 * inputs)
-    y_pairs_bchw = functional.conv2d(
-        x_pairs_bhwc.permute(0, 3, 1, 2), pairs_ohwi.permute(0, 3, 1, 2), None if bias is None else torch.cat((bias, bias))
+    pairs_bhwi = x_bchw.permute(0, 2, 3, 1).reshape(batch, height, width // 2, 2 * inputs)
+    y_pairs_bohw = functional.conv2d(
+        pairs_bhwi.permute(0, 3, 1, 2),
+        pairs_ohwi.permute(0, 3, 1, 2),
+        None if bias is None else torch.cat((bias, bias)),
+        padding=(padding[0], padding[1] // 2),
     )
-    y_bhwc = y_pairs_bchw.permute(0, 2, 3, 1).reshape(batch, height - kernel_height + 1, width - kernel_width + 1, outputs)
-    return y_bhwc.permute(0, 3, 1, 2)
+    y_pairs_bhwo = y_pairs_bohw.permute(0, 2, 3, 1)
+    return y_pairs_bhwo.reshape(batch, y_pairs_bhwo.shape[1], 2 * y_pairs_bhwo.shape[2], outputs).permute(0, 3, 1, 2)
+
+
+class _ConvWithPairedGradient(torch.autograd.Function):  # type: ignore[misc]
+    """A convolution with stride 1 whose gradient with respect to the images takes two neighbouring columns at once (pairs.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, x_bchw: torch.Tensor, weight_oihw: torch.Tensor, bias: torch.Tensor | None, padding: int) -> torch.Tensor:
+        ctx.save_for_backward(x_bchw, weight_oihw)
+        ctx.padding, ctx.biased = padding, bias is not None
+        return functional.conv2d(x_bchw, weight_oihw, bias, padding=padding)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, y_bohw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (x_bchw, weight_oihw), padding = ctx.saved_tensors, ctx.padding
+        y_bohw = y_bohw.contiguous(memory_format=torch.channels_last)
+        x_gradient = None
+        if ctx.needs_input_grad[0]:
+            rest = tuple(side - 1 - padding for side in weight_oihw.shape[2:])
+            x_gradient = _conv_in_pairs(y_bohw, weight_oihw.flip(2, 3).transpose(0, 1), None, rest)
+        weight_gradient = grad.conv2d_weight(x_bchw, weight_oihw.shape, y_bohw, padding=padding)
+        return x_gradient, weight_gradient, y_bohw.sum((0, 2, 3)) if ctx.biased else None, None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 
 class PairCase(NamedTuple):
-    """Images [batch, inputs, height, width], a kernel [outputs, inputs, rows, columns], and whether there is a bias."""
+    """Images [batch, inputs, height, width], a kernel [outputs, inputs, rows, columns], zeros around, and whether there is a bias.
+
+    `pairs`: whether the convolution takes two columns at once, or the gradient with respect to its images does.
+    """
 
     batch: int
     inputs: int
@@ -17,7 +20,9 @@ class PairCase(NamedTuple):
     outputs: int
     rows: int
     columns: int
+    padding: int
     biased: bool
+    pairs: Literal["convolution", "gradient"]
 
     def arrays(self):
         """Return images, weight, bias and the gradient of the result, float64."""
@@ -26,15 +31,18 @@ class PairCase(NamedTuple):
             (self.batch, self.inputs, self.height, self.width),
             (self.outputs, self.inputs, self.rows, self.columns),
             (self.outputs,),
-            (self.batch, self.outputs, self.height - self.rows + 1, self.width - self.columns + 1),
+            (self.batch, self.outputs, self.height + 2 * self.padding - self.rows + 1, self.width + 2 * self.padding - self.columns + 1),
         )
         return tuple(rng.standard_normal(shape) for shape in shapes)
 
 
 PAIR_CASES = {
-    "cnn": PairCase(4, 3, 32, 32, 6, 5, 5, biased=True),
-    "grey": PairCase(2, 1, 7, 10, 8, 2, 3, biased=False),
-    "wide kernel": PairCase(1, 4, 9, 8, 1, 9, 7, biased=True),
-    "one row": PairCase(3, 2, 1, 6, 3, 1, 5, biased=True),
-    "empty": PairCase(0, 3, 8, 8, 6, 5, 5, biased=True),
+    "cnn 1": PairCase(4, 3, 32, 32, 6, 5, 5, 0, biased=True, pairs="convolution"),
+    "cnn 2": PairCase(64, 6, 14, 14, 16, 5, 5, 2, biased=True, pairs="gradient"),
+    "grey": PairCase(2, 1, 7, 10, 8, 2, 3, 0, biased=False, pairs="convolution"),
+    "padded": PairCase(1, 4, 9, 8, 1, 9, 7, 2, biased=True, pairs="convolution"),
+    "one row": PairCase(3, 2, 1, 6, 3, 1, 5, 0, biased=True, pairs="convolution"),
+    "without padding": PairCase(16, 8, 20, 18, 40, 7, 3, 0, biased=False, pairs="gradient"),
+    "padded at will": PairCase(8, 5, 21, 20, 48, 7, 5, 4, biased=True, pairs="gradient"),
+    "empty": PairCase(0, 3, 8, 8, 6, 5, 5, 0, biased=True, pairs="convolution"),
 }

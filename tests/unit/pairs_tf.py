@@ -17,7 +17,7 @@ def computed(case, convolve):
     @tf.function(input_signature=[tf.TensorSpec([None, *x.shape[1:]], x.dtype)])
     def y_bchw(x):
         images = layers.Layers({}, ForwardContext(training=True)).images(x)
-        y_bhwc = convolve(images, weight, bias if case.biased else None)
+        y_bhwc = convolve(images, weight, bias if case.biased else None, case.padding)
         return tf.transpose(y_bhwc, [0, 3, 1, 2])[: tf.shape(x)[0]]
 
     with tf.GradientTape() as tape:
@@ -27,21 +27,31 @@ def computed(case, convolve):
     yield from tape.gradient(y, watched, gradient).items()
 
 
-def ours(x_bhwc, weight, bias):
+def ours(x_bhwc, weight, bias, padding):
     parameters = {"conv.weight": weight} | ({} if bias is None else {"conv.bias": bias})
-    return layers.Layers(parameters, ForwardContext(training=True)).conv(x_bhwc, "conv")
+    return layers.Layers(parameters, ForwardContext(training=True)).conv(x_bhwc, "conv", padding=padding)
 
 
-def plain(x_bhwc, weight, bias):
-    y_bhwc = tf.nn.conv2d(x_bhwc, tf.transpose(weight, [2, 3, 1, 0]), 1, "VALID")
+def plain(x_bhwc, weight, bias, padding):
+    y_bhwc = tf.nn.conv2d(x_bhwc, tf.transpose(weight, [2, 3, 1, 0]), 1, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
     return y_bhwc if bias is None else tf.nn.bias_add(y_bhwc, bias)
 
 
+def watched(function, taken):
+    def call(*arguments):
+        taken.append(1)
+        return function(*arguments)
+
+    return call
+
+
 if __name__ == "__main__":
-    in_pairs, taken = layers._conv_in_pairs, []
-    layers._conv_in_pairs = lambda *arguments: taken.append(1) or in_pairs(*arguments)
+    taken = []
+    layers._conv_in_pairs = watched(layers._conv_in_pairs, taken)
     results = {}
     for name, case in PAIR_CASES.items():
-        for whose, convolve in (("ours", ours), ("plain", plain)):
-            results |= {f"{name}/{whose}/{key}": value.numpy() for key, value in computed(case, convolve)}
-    np.savez(sys.argv[1], taken=np.array(len(taken)), **results)
+        taken.clear()
+        results |= {f"{name}/ours/{key}": np.asarray(value) for key, value in computed(case, ours)}
+        results[f"{name}/taken"] = np.array(len(taken))
+        results |= {f"{name}/plain/{key}": np.asarray(value) for key, value in computed(case, plain)}
+    np.savez(sys.argv[1], **results)

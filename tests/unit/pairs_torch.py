@@ -15,22 +15,36 @@ def computed(case, convolve):
     x = x_array.to(memory_format=torch.channels_last).requires_grad_()
     weight = weight_array.requires_grad_()
     bias = bias_array.requires_grad_() if case.biased else None
-    y = convolve(x, weight, bias)
+    y = convolve(x, weight, bias, case.padding)
     yield "y", y.detach()
     wanted = [one for one in (x, weight, bias) if one is not None]
     yield from zip(("x", "weight", "bias"), torch.autograd.grad(y, wanted, gradient), strict=False)
 
 
-def ours(x, weight, bias):
+def plain(x, weight, bias, padding):
+    return torch.nn.functional.conv2d(x, weight, bias, padding=padding)
+
+
+def ours(x, weight, bias, padding):
     parameters = {"conv.weight": weight} | ({} if bias is None else {"conv.bias": bias})
-    return layers.Layers(parameters, ForwardContext(training=True)).conv(x, "conv")
+    return layers.Layers(parameters, ForwardContext(training=True)).conv(x, "conv", padding=padding)
+
+
+def watched(function, taken):
+    def call(*arguments):
+        taken.append(1)
+        return function(*arguments)
+
+    return call
 
 
 if __name__ == "__main__":
-    in_pairs, taken = layers._conv_in_pairs, []
-    layers._conv_in_pairs = lambda *arguments: taken.append(1) or in_pairs(*arguments)
+    taken = []
+    layers._conv_in_pairs = watched(layers._conv_in_pairs, taken)
     results = {}
     for name, case in PAIR_CASES.items():
-        for whose, convolve in (("ours", ours), ("plain", torch.nn.functional.conv2d)):
-            results |= {f"{name}/{whose}/{key}": np.asarray(value) for key, value in computed(case, convolve)}
-    np.savez(sys.argv[1], taken=np.array(len(taken)), **results)
+        taken.clear()
+        results |= {f"{name}/ours/{key}": np.asarray(value) for key, value in computed(case, ours)}
+        results[f"{name}/taken"] = np.array(len(taken))
+        results |= {f"{name}/plain/{key}": np.asarray(value) for key, value in computed(case, plain)}
+    np.savez(sys.argv[1], **results)

@@ -31,6 +31,7 @@ from crosstrain.checkpoint import (
     prune,
     read_checkpoint,
 )
+from crosstrain.cli.targets import find_target
 from crosstrain.core.errors import UsageError
 
 FILES = ("parameters.safetensors", "optimizer.safetensors", "checkpoint.json", "manifest.json")
@@ -365,3 +366,14 @@ class TestFullDisk:
         assert done.returncode == 27, done.stderr  # EFBIG
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000100"]
         assert newest_sound(tmp_path)[0].meta.step == 100
+
+
+def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "mine"
+    saved = [save(run, step) for step in (100, 200)]
+    (run / "job.json").write_text("{}")
+    assert find_target(Path("mine/checkpoints") / saved[0].name) == Path("runs/mine/checkpoints") / saved[0].name
+    for given in (run / "checkpoints" / "step-7", Path("mine/checkpoints/step-7")):
+        with pytest.raises(UsageError, match=rf"there is no '.*step-7'; checkpoints of the run 'mine': {saved[1].name}, {saved[0].name}\."):
+            find_target(given)
