@@ -374,6 +374,6 @@ def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(tmp_path, m
     saved = [save(run, step) for step in (100, 200)]
     (run / "job.json").write_text("{}")
     assert find_target(Path("mine/checkpoints") / saved[0].name) == Path("runs/mine/checkpoints") / saved[0].name
-    for given in (run / "checkpoints" / "step-7", Path("mine/checkpoints/step-7")):
+    for missing in (run / "checkpoints" / "step-7", Path("mine/checkpoints/step-7")):
         with pytest.raises(UsageError, match=rf"there is no '.*step-7'; checkpoints of the run 'mine': {saved[1].name}, {saved[0].name}\."):
-            find_target(given)
+            find_target(missing)
