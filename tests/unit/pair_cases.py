@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +10,7 @@ import numpy as np
 class PairCase(NamedTuple):
     """Images [batch, inputs, height, width], a kernel [outputs, inputs, rows, columns], zeros around, and whether there is a bias.
 
-    `pairs`: whether the convolution takes two columns at once, or the gradient with respect to its images does.
+    Of each the convolution takes two columns at once, or the gradient with respect to its images does.
     """
 
     batch: int
@@ -22,7 +22,6 @@ class PairCase(NamedTuple):
     columns: int
     padding: int
     biased: bool
-    pairs: Literal["convolution", "gradient"]
 
     def arrays(self):
         """Return images, weight, bias and the gradient of the result, float64."""
@@ -37,12 +36,31 @@ class PairCase(NamedTuple):
 
 
 PAIR_CASES = {
-    "cnn 1": PairCase(4, 3, 32, 32, 6, 5, 5, 0, biased=True, pairs="convolution"),
-    "cnn 2": PairCase(64, 6, 14, 14, 16, 5, 5, 2, biased=True, pairs="gradient"),
-    "grey": PairCase(2, 1, 7, 10, 8, 2, 3, 0, biased=False, pairs="convolution"),
-    "padded": PairCase(1, 4, 9, 8, 1, 9, 7, 2, biased=True, pairs="convolution"),
-    "one row": PairCase(3, 2, 1, 6, 3, 1, 5, 0, biased=True, pairs="convolution"),
-    "without padding": PairCase(16, 8, 20, 18, 40, 7, 3, 0, biased=False, pairs="gradient"),
-    "padded at will": PairCase(8, 5, 21, 20, 48, 7, 5, 4, biased=True, pairs="gradient"),
-    "empty": PairCase(0, 3, 8, 8, 6, 5, 5, 0, biased=True, pairs="convolution"),
+    "cnn 1": PairCase(4, 3, 32, 32, 6, 5, 5, 0, biased=True),
+    "cnn 2": PairCase(64, 6, 14, 14, 16, 5, 5, 2, biased=True),
+    "grey": PairCase(2, 1, 7, 10, 8, 2, 3, 0, biased=False),
+    "padded": PairCase(1, 4, 9, 8, 1, 9, 7, 2, biased=True),
+    "one row": PairCase(3, 2, 1, 6, 3, 1, 5, 0, biased=True),
+    "without padding": PairCase(16, 8, 20, 18, 40, 7, 3, 0, biased=False),
+    "padded at will": PairCase(8, 5, 21, 20, 48, 7, 5, 4, biased=True),
+    "empty": PairCase(0, 3, 8, 8, 6, 5, 5, 0, biased=True),
 }
+
+
+def save_all(path, layers, computed, ours, plain):
+    """Write to a file (npz) what `ours` and `plain` give for every case, by `computed`, and how many convolutions ours took in pairs."""
+    taken = []
+    in_pairs = layers._conv_in_pairs
+
+    def watched(*arguments):
+        taken.append(1)
+        return in_pairs(*arguments)
+
+    layers._conv_in_pairs = watched
+    results = {}
+    for name, case in PAIR_CASES.items():
+        taken.clear()
+        results |= {f"{name}/ours/{key}": np.asarray(value) for key, value in computed(case, ours)}
+        results[f"{name}/taken"] = np.array(len(taken))
+        results |= {f"{name}/plain/{key}": np.asarray(value) for key, value in computed(case, plain)}
+    np.savez(path, **results)

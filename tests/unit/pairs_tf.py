@@ -2,9 +2,8 @@
 
 import sys
 
-import numpy as np
 import tensorflow as tf
-from pair_cases import PAIR_CASES
+from pair_cases import save_all
 
 from crosstrain.models.base import ForwardContext
 from crosstrain.models.layers import tf as layers
@@ -37,21 +36,5 @@ def plain(x_bhwc, weight, bias, padding):
     return y_bhwc if bias is None else tf.nn.bias_add(y_bhwc, bias)
 
 
-def watched(function, taken):
-    def call(*arguments):
-        taken.append(1)
-        return function(*arguments)
-
-    return call
-
-
 if __name__ == "__main__":
-    taken = []
-    layers._conv_in_pairs = watched(layers._conv_in_pairs, taken)
-    results = {}
-    for name, case in PAIR_CASES.items():
-        taken.clear()
-        results |= {f"{name}/ours/{key}": np.asarray(value) for key, value in computed(case, ours)}
-        results[f"{name}/taken"] = np.array(len(taken))
-        results |= {f"{name}/plain/{key}": np.asarray(value) for key, value in computed(case, plain)}
-    np.savez(sys.argv[1], **results)
+    save_all(sys.argv[1], layers, computed, ours, plain)

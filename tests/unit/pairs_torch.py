@@ -2,9 +2,8 @@
 
 import sys
 
-import numpy as np
 import torch
-from pair_cases import PAIR_CASES
+from pair_cases import save_all
 
 from crosstrain.models.base import ForwardContext
 from crosstrain.models.layers import torch as layers
@@ -30,21 +29,5 @@ def ours(x, weight, bias, padding):
     return layers.Layers(parameters, ForwardContext(training=True)).conv(x, "conv", padding=padding)
 
 
-def watched(function, taken):
-    def call(*arguments):
-        taken.append(1)
-        return function(*arguments)
-
-    return call
-
-
 if __name__ == "__main__":
-    taken = []
-    layers._conv_in_pairs = watched(layers._conv_in_pairs, taken)
-    results = {}
-    for name, case in PAIR_CASES.items():
-        taken.clear()
-        results |= {f"{name}/ours/{key}": np.asarray(value) for key, value in computed(case, ours)}
-        results[f"{name}/taken"] = np.array(len(taken))
-        results |= {f"{name}/plain/{key}": np.asarray(value) for key, value in computed(case, plain)}
-    np.savez(sys.argv[1], **results)
+    save_all(sys.argv[1], layers, computed, ours, plain)
