@@ -108,7 +108,7 @@ class Layers:
             (kernel_height, kernel_width, inputs, outputs), width = kernel_hwio.shape, x_bhwc.shape[2]
             if paired(width, inputs, outputs, kernel_width, stride, padding):
                 return _conv_in_pairs(x_bhwc, kernel_hwio, (padding, padding))
-            if paired_gradient(width, inputs, (kernel_height, kernel_width), stride, padding):
+            if self._context.training and paired_gradient(width, inputs, (kernel_height, kernel_width), stride, padding):
                 return _conv_with_paired_gradient(x_bhwc, kernel_hwio, padding)
         return tf.nn.conv2d(x_bhwc, kernel_hwio, stride, "SAME" if padding else "VALID")
 

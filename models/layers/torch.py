@@ -46,11 +46,10 @@ class Layers:
         """Cross-correlate with ``<name>.weight`` [out, in, h, w], zeros around the image; add ``<name>.bias`` where there is one."""
         weight, bias = self._parameters[f"{name}.weight"], self._parameters.get(f"{name}.bias")
         if x_bchw.device.type == "cpu" and x_bchw.is_contiguous(memory_format=torch.channels_last):
-            (outputs, inputs, kernel_height, kernel_width), width = weight.shape, x_bchw.shape[3]
-            if paired(width, inputs, outputs, kernel_width, stride, padding):
+            outputs, inputs, _, kernel_width = weight.shape
+            if paired(x_bchw.shape[3], inputs, outputs, kernel_width, stride, padding):
                 return _conv_in_pairs(x_bchw, weight, bias, (padding, padding))
-            worth_it = x_bchw.numel() // inputs * weight.numel() >= PAIRED_GRADIENT_FROM and not torch.is_autocast_enabled("cpu")
-            if worth_it and paired_gradient(width, inputs, (kernel_height, kernel_width), stride, padding):
+            if _gradient_in_pairs(x_bchw, weight, stride, padding):
                 convolved: torch.Tensor = _ConvWithPairedGradient.apply(x_bchw, weight, bias, padding)
                 return convolved
         return functional.conv2d(x_bchw, weight, bias, stride=stride, padding=padding)
@@ -133,6 +132,14 @@ def _conv_in_pairs(x_bchw: torch.Tensor, weight_oihw: torch.Tensor, bias: torch.
     return y_pairs_bhwo.reshape(batch, y_pairs_bhwo.shape[1], 2 * y_pairs_bhwo.shape[2], outputs).permute(0, 3, 1, 2)
 
 
+def _gradient_in_pairs(x_bchw: torch.Tensor, weight_oihw: torch.Tensor, stride: int, padding: int) -> bool:
+    """Return whether the gradient with respect to x is to take two columns at once: where one is wanted and large enough, in float32."""
+    _, inputs, height, width = weight_oihw.shape
+    large = x_bchw.numel() // inputs * weight_oihw.numel() >= PAIRED_GRADIENT_FROM
+    wanted = x_bchw.requires_grad and large and not torch.is_autocast_enabled("cpu")
+    return wanted and paired_gradient(x_bchw.shape[3], inputs, (height, width), stride, padding)
+
+
 class _ConvWithPairedGradient(torch.autograd.Function):  # type: ignore[misc]
     """A convolution with stride 1 whose gradient with respect to the images takes two neighbouring columns at once (pairs.py)."""
 
@@ -147,9 +154,7 @@ class _ConvWithPairedGradient(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, y_bohw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x_bchw, weight_oihw), padding = ctx.saved_tensors, ctx.padding
         y_bohw = y_bohw.contiguous(memory_format=torch.channels_last)
-        x_gradient = None
-        if ctx.needs_input_grad[0]:
-            rest = tuple(side - 1 - padding for side in weight_oihw.shape[2:])
-            x_gradient = _conv_in_pairs(y_bohw, weight_oihw.flip(2, 3).transpose(0, 1), None, rest)
+        rest_rows, rest_columns = (side - 1 - padding for side in weight_oihw.shape[2:])
+        x_gradient = _conv_in_pairs(y_bohw, weight_oihw.flip(2, 3).transpose(0, 1), None, (rest_rows, rest_columns))
         weight_gradient = grad.conv2d_weight(x_bchw, weight_oihw.shape, y_bohw, padding=padding)
         return x_gradient, weight_gradient, y_bohw.sum((0, 2, 3)) if ctx.biased else None, None

@@ -15,6 +15,11 @@ table = ((np.arange(256, dtype=np.float64) / 255.0 - 0.5) / 0.25).astype(np.floa
 assert np.array_equal(table[pixels], x)
 raw = model.signatures["pixels"](images=tf.constant(pixels))["logits"].numpy()
 assert np.array_equal(raw, logits)
+watched = tf.constant(x[:1])
+with tf.GradientTape() as tape:
+    tape.watch(watched)
+    served = model.signatures["serving_default"](images=watched)["logits"]
+assert np.abs(tape.gradient(served, watched)).max() > 0  # it can be built on, not only served
 """
 
 TF_CHECKPOINT = """

@@ -79,10 +79,10 @@ def models(tmp_path_factory):
     return get
 
 
-LARGE = pytest.param("alexnet", marks=pytest.mark.slow)
+SMALL, LARGE = (pytest.param(name, marks=pytest.mark.slow) for name in ("logreg", "alexnet"))
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("logreg", "cnn")), LARGE, "resnet18"])
+@pytest.mark.parametrize("name", [SMALL, LARGE, "cnn", "resnet18"])
 class TestEveryModel:
     def test_plain_tensorflow_serves_the_savedmodel(self, models, name):
         model = models(name)
