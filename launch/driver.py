@@ -31,7 +31,7 @@ from ..metrics.summary import summarise
 from ..models.base import ModelSpec
 from .calibrating import calibrate_run
 from .control import AddressInUseError, Control
-from .endings import attempted, explained, first_line, train_seconds_by_node, verdict
+from .endings import explained, record_end, train_seconds_by_node, verdict, what_is_kept
 from .loading import load_state
 from .local import Launcher, NodeChannel
 from .placing import Hosts, described_cluster, make_cluster, make_tasks, nodes_sharing_cores, settle_isolation, threads_per_task
@@ -135,7 +135,7 @@ class Driver:
             failure = error
         self._recording.ending()
         self._end_processes(failure)
-        failure = self._write_end(failure)
+        failure = record_end(self._recording, failure, self._summary, self._status_before)
         if isinstance(failure, DiskError):
             failure = RunFailedError(str(failure))
         if isinstance(failure, UsageError) and self._loop is None and self._resumption is None:
@@ -242,12 +242,7 @@ class Driver:
         except StalledRunError as error:
             raise explained(error, control.states()) from error
         except InterruptedRunError as error:
-            kept = (
-                f"saved last: {str(saver.newest)!r}"
-                if saver.newest
-                else "no checkpoint was saved on the way (--checkpoint-every does that)"
-            )
-            raise InterruptedRunError(f"{error}; {kept}. Run directory: {str(self.path)!r}") from error
+            raise InterruptedRunError(f"{error}; {what_is_kept(self.job, self.path)}") from error
         self._run_seconds = recording.clock()
         recording.event("run_ended")
         if self.job.monitor:
@@ -274,9 +269,10 @@ class Driver:
             self._recording.event("checkpoint_damaged", path=f"{CHECKPOINTS}/{error.path.name}", file=error.file, problem=error.problem)
 
     def _interrupted(self, saver: CheckpointSaver) -> InterruptedRunError:
+        kept = what_is_kept(self.job, self.path)
         if saver.newest is None:
-            return InterruptedRunError("interrupted by the user; the last checkpoint could not be saved")
-        return ResumableRunError(f"interrupted by the user; saved {str(saver.newest)!r}. To go on: trainer run --resume {str(self.path)!r}")
+            return InterruptedRunError(f"interrupted by the user; the last checkpoint could not be saved; {kept}")
+        return ResumableRunError(f"interrupted by the user; {kept}")
 
     # End ------------------------------------------------------------------------------------------------------------
 
@@ -298,41 +294,11 @@ class Driver:
         self._launcher.ended(code)
         self._launcher.close()
 
-    def _write_end(self, failure: BaseException | None) -> BaseException | None:
-        """Write summary and status; the summary only where training had begun.
-
-        Returns what ended the run, which is the disk's refusal where nothing else did.
-        """
-        recording = self._recording
-        failure = before = failure or recording.refused
-        state, _ = verdict(failure)
-        if failure is not None:
-            recording.event("run_failed" if state == "failed" else "run_interrupted", cause=first_line(failure))
-        summary = None if self._loop is None else self._summary(self._loop.outcome, state)
-        if summary is not None:
-            failure = attempted(failure, partial(recording.writer.write_summary, summary))
-        failure = attempted(failure, partial(recording.ended, verdict(failure)[0], summary))
-        failure = self._write_status(failure)
-        failure = attempted(failure, recording.close) or recording.refused
-        if failure is not before:  # the disk refused part of that, so what it took of it is put right
-            if summary is not None:
-                failure = attempted(failure, partial(recording.writer.write_summary, {**summary, "state": verdict(failure)[0]}))
-            failure = self._write_status(failure)
-        return failure
-
-    def _write_status(self, failure: BaseException | None) -> BaseException | None:
-        """Write how the run ended; return it, or that not even this could be written."""
-        writer = self._recording.writer
-        if self._status_before is not None:  # it never went on, so it is what it was
-            before = self._status_before
-            write = partial(writer.write_status, before["state"], cause=before["cause"], exit_code=before["exit_code"], task=before["task"])
-        else:
-            state, code = verdict(failure)
-            cause = None if failure is None else first_line(failure)
-            write = partial(writer.write_status, state, cause=cause, exit_code=code, task=getattr(failure, "task", None))
-        return attempted(failure, write)
-
-    def _summary(self, outcome: Outcome, state: RunState) -> dict[str, Any]:
+    def _summary(self, state: RunState) -> dict[str, Any] | None:
+        """Return the summary of a run that ended so; none where training had not begun."""
+        if self._loop is None:
+            return None
+        outcome = self._loop.outcome
         spent = self._spent()
         clock = Clock(
             run_seconds=self._run_seconds or 0.0,
@@ -371,7 +337,7 @@ class Driver:
         if self._signals > 1:
             self._launcher.kill()
             cause = "interrupted twice by the user"
-            note(f"error: {cause}; ended at once. Run directory: {str(self.path)!r}")
+            note(f"error: {cause}; ended at once; {what_is_kept(self.job, self.path)}")
             try:
                 self._recording.writer.write_status("interrupted", cause=cause, exit_code=InterruptedRunError.exit_code)
             finally:

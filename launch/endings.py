@@ -1,15 +1,69 @@
-"""How a run ended, in the words of its status and of its clock."""
+"""How a run ended: in its records, in words, and on its clock."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+from ..checkpoint import list_checkpoints
 from ..core.errors import DiskError, InterruptedRunError, StalledRunError, TrainerError
 from ..core.job import Job
 from ..engine.parties import Outcome
-from ..metrics.rundir import RunState
+from ..metrics.rundir import RunState, RunWriter
+from .recording import Recording
 
-__all__ = ["attempted", "explained", "first_line", "train_seconds_by_node", "verdict"]
+__all__ = ["explained", "record_end", "train_seconds_by_node", "verdict", "what_is_kept"]
+
+
+def record_end(
+    recording: Recording,
+    failure: BaseException | None,
+    summarised: Callable[[RunState], dict[str, Any] | None],
+    status_before: Mapping[str, Any] | None,
+) -> BaseException | None:
+    """Write summary and status of a run that `failure` ended, and close its records.
+
+    `summarised` returns the summary of a run that ended in a state, or none where training had not begun. `status_before` is that of a
+    run that was to go on and never did, which is what it was. Returns what ended the run: the disk's refusal where nothing else did.
+    """
+    writer = recording.writer
+    failure = before = failure or recording.refused
+    state, _ = verdict(failure)
+    if failure is not None:
+        recording.event("run_failed" if state == "failed" else "run_interrupted", cause=_first_line(failure))
+    summary = summarised(state)
+    if summary is not None:
+        failure = _attempted(failure, partial(writer.write_summary, summary))
+    failure = _attempted(failure, partial(recording.ended, verdict(failure)[0], summary))
+    failure = _write_status(writer, failure, status_before)
+    failure = _attempted(failure, recording.close) or recording.refused
+    if failure is not before:  # the disk refused part of that, so what it took of it is put right
+        if summary is not None:
+            failure = _attempted(failure, partial(writer.write_summary, {**summary, "state": verdict(failure)[0]}))
+        failure = _write_status(writer, failure, status_before)
+    return failure
+
+
+def _write_status(writer: RunWriter, failure: BaseException | None, before: Mapping[str, Any] | None) -> BaseException | None:
+    """Write how the run ended; return it, or that not even this could be written."""
+    if before is not None:
+        write = partial(writer.write_status, before["state"], cause=before["cause"], exit_code=before["exit_code"], task=before["task"])
+    else:
+        state, code = verdict(failure)
+        cause = None if failure is None else _first_line(failure)
+        write = partial(writer.write_status, state, cause=cause, exit_code=code, task=getattr(failure, "task", None))
+    return _attempted(failure, write)
+
+
+def what_is_kept(job: Job, run: Path) -> str:
+    """Say what a run that was interrupted can go on from."""
+    if saved := list_checkpoints(run):
+        return f"saved last: {saved[0].name}. To go on: trainer run --resume {shlex.quote(str(run))}"
+    remedy = " (--checkpoint-every saves some on the way)" if job.checkpoint_every in (None, "end") else ""
+    return f"no checkpoint was saved{remedy}. Run directory: {str(run)!r}"
 
 
 def train_seconds_by_node(job: Job, outcome: Outcome) -> tuple[float | None, ...]:
@@ -29,12 +83,12 @@ def explained(error: StalledRunError, states: Mapping[str, str]) -> StalledRunEr
     return StalledRunError(f"{error}; {named}", stopped[0] if stopped else None)
 
 
-def first_line(failure: BaseException) -> str:
+def _first_line(failure: BaseException) -> str:
     """Return what ended a run, in a line; what follows it are the last lines of a log, which is there."""
     return (str(failure) or type(failure).__name__).splitlines()[0]
 
 
-def attempted(failure: BaseException | None, write: Callable[[], None]) -> BaseException | None:
+def _attempted(failure: BaseException | None, write: Callable[[], None]) -> BaseException | None:
     """Write something about a run's end; return what ended the run, which is the disk's refusal where nothing did before."""
     try:
         write()

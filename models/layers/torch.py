@@ -21,8 +21,8 @@ __all__ = ["Layers"]
 MOMENTUM, EPSILON = 0.1, 1e-5
 """Batch normalisation: the share of a new batch in the running statistics, and what is added to the variance."""
 
-PAIRED_GRADIENT_FROM = 1 << 24
-"""Multiply-adds of a convolution with which its gradient in pairs makes up for the backward pass in Python, a tenth of a millisecond."""
+PAIRS_FROM = 1 << 24
+"""Multiply-adds of a convolution with which two columns at once make up for the operations around it, each of which torch calls singly."""
 
 
 class Layers:
@@ -45,7 +45,7 @@ class Layers:
     def conv(self, x_bchw: torch.Tensor, name: str, stride: int = 1, padding: int = 0) -> torch.Tensor:
         """Cross-correlate with ``<name>.weight`` [out, in, h, w], zeros around the image; add ``<name>.bias`` where there is one."""
         weight, bias = self._parameters[f"{name}.weight"], self._parameters.get(f"{name}.bias")
-        if x_bchw.device.type == "cpu" and x_bchw.is_contiguous(memory_format=torch.channels_last):
+        if x_bchw.device.type == "cpu" and x_bchw.is_contiguous(memory_format=torch.channels_last) and _large(x_bchw, weight):
             outputs, inputs, _, kernel_width = weight.shape
             if paired(x_bchw.shape[3], inputs, outputs, kernel_width, stride, padding):
                 return _conv_in_pairs(x_bchw, weight, bias, (padding, padding))
@@ -132,11 +132,16 @@ def _conv_in_pairs(x_bchw: torch.Tensor, weight_oihw: torch.Tensor, bias: torch.
     return y_pairs_bhwo.reshape(batch, y_pairs_bhwo.shape[1], 2 * y_pairs_bhwo.shape[2], outputs).permute(0, 3, 1, 2)
 
 
+def _large(x_bchw: torch.Tensor, weight_oihw: torch.Tensor) -> bool:
+    """Return whether a convolution has so much to do that two columns at once may pay."""
+    multiply_adds: int = x_bchw.numel() // weight_oihw.shape[1] * weight_oihw.numel()
+    return multiply_adds >= PAIRS_FROM
+
+
 def _gradient_in_pairs(x_bchw: torch.Tensor, weight_oihw: torch.Tensor, stride: int, padding: int) -> bool:
-    """Return whether the gradient with respect to x is to take two columns at once: where one is wanted and large enough, in float32."""
+    """Return whether the gradient with respect to x is to take two columns at once: where one is wanted, in float32."""
     _, inputs, height, width = weight_oihw.shape
-    large = x_bchw.numel() // inputs * weight_oihw.numel() >= PAIRED_GRADIENT_FROM
-    wanted = x_bchw.requires_grad and large and not torch.is_autocast_enabled("cpu")
+    wanted = x_bchw.requires_grad and not torch.is_autocast_enabled("cpu")
     return wanted and paired_gradient(x_bchw.shape[3], inputs, (height, width), stride, padding)
 
 

@@ -271,6 +271,17 @@ def test_a_target_that_stopped_nothing_yet_stops_the_part_after_an_interruption(
     assert resumed.summary["time_to_target_seconds"] < resumed.evals[-1].time_seconds
 
 
+def test_an_interrupted_part_without_saves_names_what_was_saved_before_it(tmp_path):
+    part = run(tmp_path, "part", backend="toy", steps=20)
+    with MarkedRun(["run", "--quiet", "--resume", str(part.path), "--steps", "100000000"], tmp_path) as process:
+        steps = part.path / "steps.jsonl"
+        size = steps.stat().st_size
+        wait_until(lambda: steps.stat().st_size > size or process.process.poll() is not None, 60, "the first step")
+        process.process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert "interrupted by the user; saved last: step-000000020. To go on: trainer run --resume" in process.stderr()
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])])}

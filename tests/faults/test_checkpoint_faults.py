@@ -110,7 +110,7 @@ def test_an_interrupted_run_without_room_says_that_it_was_not_saved(disk):
         wait_until(lambda: (path / "steps.jsonl").exists() and (path / "steps.jsonl").stat().st_size > 0, 60, "the first step")
         os.kill(run.process.pid, signal.SIGINT)
         assert run.wait(15) == 130
-        assert "could not be saved" in run.stderr()
+        assert "could not be saved; no checkpoint was saved. Run" in run.stderr()
 
 
 def test_a_second_signal_ends_at_once(tmp_path):

@@ -40,6 +40,26 @@ def test_each_of_them_was_taken_in_pairs(results, name):
     assert results[f"{name}/taken"] == 1
 
 
+FOR_SMALL_BATCHES = """
+import torch
+from crosstrain.models.base import ForwardContext
+from crosstrain.models.layers import torch as layers
+
+taken = []
+in_pairs = layers._conv_in_pairs
+layers._conv_in_pairs = lambda x, *rest: (taken.append(len(x)), in_pairs(x, *rest))[1]
+convolve = layers.Layers({"conv.weight": torch.zeros(6, 3, 5, 5)}, ForwardContext(training=True)).conv
+for batch in (16, 64):
+    convolve(torch.zeros(batch, 3, 32, 32).to(memory_format=torch.channels_last), "conv")
+print(taken)
+"""
+
+
+def test_torch_takes_small_batches_as_they_are():
+    done = subprocess.run([sys.executable, "-c", FOR_SMALL_BATCHES], capture_output=True, text=True)
+    assert done.stdout == "[64]\n", done.stderr
+
+
 CNN_1 = {"width": 32, "inputs": 3, "outputs": 6, "kernel_width": 5, "stride": 1, "padding": 0}
 CNN_2 = {"width": 14, "inputs": 6, "kernel": (5, 5), "stride": 1, "padding": 2}
 
