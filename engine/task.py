@@ -16,15 +16,17 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend, Server, Session, State, StepResult
 from ..core.cluster import Cluster, Placed, Task
-from ..core.errors import TrainerError
+from ..core.errors import RunFailedError, TrainerError
 from ..core.job import Job
 from ..core.plugins import find, load
 from ..core.process import die_with_parent
+from ..core.starting import phase, start_watched
 from ..data.store import open_dataset
 from .codec import calibrated_to_message, calibration_from_message, eval_to_message, plan_from_message, state_from_message, steps_to_message
 from .messages import Message, Stream
@@ -162,16 +164,18 @@ class Leader:
                 self._stream.send(steps_to_message(result))
 
 
-def preload(job: Job) -> None:
+def preload(job: Job, stream: Stream) -> None:
     """Import the job's framework.
 
     The collector rests meanwhile, and leaves what was imported alone from then on: looking through a framework's objects again and again
     is a seventh of the time that importing torch takes.
     """
     backend: Backend = load(find("backend", job.backend), "backend")
+    phase(f"importing what {job.backend} needs")
     gc.disable()
     try:
-        backend.preload(job)
+        with start_watched(time.monotonic() + job.start_timeout, partial(_report_stuck, stream)):
+            backend.preload(job)
     finally:
         gc.freeze()
         gc.enable()
@@ -198,19 +202,27 @@ def serve(stream: Stream, opened: Message) -> None:
     if opened.get("profile_folder") is not None:
         os.environ[PROFILE_VARIABLE] = opened["profile_folder"]
     task = task_from_message(opened)
-    job = Job.model_validate(opened["job"])
-    data = open_dataset(job.data, job.data_dir)
-    if opened.get("normalisation") is not None:
-        data = data.normalised_as(*opened["normalisation"])
-    model = load(find("model", job.model), "model")(data.info)
-    backend: Backend = load(find("backend", job.backend), "backend")
-    session: Session | Server = backend.open(task, job, model, data)
+    with start_watched(opened["start_deadline"], partial(_report_stuck, stream)):
+        session = open_session(task, opened)
     stream.send(Message("ready", {"precision_used": getattr(session, "precision_used", None)}))
     if task.placed.leading:
         first = next(placed for placed in task.cluster.tasks if placed.leading)
         Leader(session, stream, commands, states, reports=task.placed == first).run()  # type: ignore[arg-type]
     else:
         session.serve(commands.closing)  # type: ignore[union-attr]
+
+
+def open_session(task: Task, opened: Message) -> Session | Server:
+    """Put together what the backend needs and have it join its cluster and warm up."""
+    job = Job.model_validate(opened["job"])
+    phase("opening the dataset and the model")
+    data = open_dataset(job.data, job.data_dir)
+    if opened.get("normalisation") is not None:
+        data = data.normalised_as(*opened["normalisation"])
+    model = load(find("model", job.model), "model")(data.info)
+    backend: Backend = load(find("backend", job.backend), "backend")
+    phase("joining the cluster", for_others=True)
+    return backend.open(task, job, model, data)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -238,7 +250,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _await_opening(stream: Stream) -> Message:
     """Return the ``open`` message, with the framework imported; a ``prepare`` before it has the import begin earlier."""
     message = _received(stream)
-    preload(Job.model_validate(message["job"]))
+    preload(Job.model_validate(message["job"]), stream)
     if message.kind == "prepare":
         message = _received(stream)
         take_log(message)
@@ -250,6 +262,10 @@ def _received(stream: Stream) -> Message:
     if message is None:
         os._exit(70)
     return message
+
+
+def _report_stuck(stream: Stream, message: str) -> None:
+    _report_error(stream, RunFailedError(message))
 
 
 def _report_error(stream: Stream, error: BaseException) -> None:

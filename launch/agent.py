@@ -133,6 +133,7 @@ class Agent:
                 cores_available=message["cores_available"],
             )
             self._sampler.start()
+        start_deadline = time.monotonic() + message["start_seconds"]
         for fields in message["tasks"]:
             name: str = fields["task"]
             log = self._log(name)
@@ -143,7 +144,7 @@ class Agent:
                 if self._sampler is not None and pid not in self._dead:
                     self._sampler.watch(name, pid)
             profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
-            common = {"job": message["job"], "normalisation": message.get("normalisation")}
+            common = {"job": message["job"], "start_deadline": start_deadline, "normalisation": message.get("normalisation")}
             self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
         self._supervisor.dismiss_spares()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..core.cluster import Task
 from ..core.errors import InterruptedRunError, RunFailedError, TrainerError, UsageError
+from ..core.starting import REPORT_SECONDS
 from ..engine.messages import PROTOCOL, Message
 from ..engine.task import task_to_fields
 from .local import NodeChannel
@@ -125,7 +126,7 @@ class Control:
         Raises AddressInUseError, UsageError or RunFailedError where one cannot be.
         """
         ready: dict[str, str | None] = {}
-        deadline = time.monotonic() + timeout_seconds
+        deadline = time.monotonic() + timeout_seconds + 2 * REPORT_SECONDS  # a task that is stuck says first where, and ends
         while len(ready) < len(self._node_of):
             missing = sorted(set(self._node_of) - set(ready))
             _, message = self._expect("ready", deadline, f"{', '.join(missing)} to join the cluster", "--start-timeout")

@@ -180,7 +180,7 @@ class Driver:
         threads = threads_per_task(self.job, self._spec, control.channels, hosts, placed)
         tasks = make_tasks(cluster, threads)
         self._write(partial(self._recording.writer.write_job, {**self._described(), **described_cluster(cluster, threads)}))
-        control.start_tasks(tasks, lambda node: self._start_request(control.channels[node]))
+        control.start_tasks(tasks, lambda node: self._start_request(control.channels[node], deadline))
         self._recording.event("tasks_started", tasks=[task.name for task in tasks])
         if self._resumption is None:
             self._recording.add_followers(self._command)
@@ -190,7 +190,7 @@ class Driver:
         self._precision_used = ", ".join(sorted({used for used in precisions.values() if used})) or self.job.precision
         self._recording.event("cluster_ready")
 
-    def _start_request(self, channel: NodeChannel) -> dict[str, Any]:
+    def _start_request(self, channel: NodeChannel, deadline: float) -> dict[str, Any]:
         logs = self._recording.writer.log_path(channel.node, "task").parent.absolute()
         return {
             "job": self.job.model_dump(mode="json"),
@@ -198,6 +198,7 @@ class Driver:
             "sample_interval_seconds": self.job.sample_interval if self.job.monitor else None,
             "isolated": channel.isolated,
             "cores_available": channel.cores,
+            "start_seconds": deadline - time.monotonic(),
         }
 
     def _write(self, write: Callable[[], None]) -> None:

@@ -95,6 +95,7 @@ class Evaluator:
             "sample_interval_seconds": None,
             "isolated": channels[0].isolated,
             "cores_available": channels[0].cores,
+            "start_seconds": deadline - time.monotonic(),
             "normalisation": [list(self._data.info.mean), list(self._data.info.std)],
         }
         control.start_tasks(make_tasks(cluster, threads), lambda node: request)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from ...core.cluster import Task, split_evenly
 from ...core.errors import RunFailedError
 from ...core.job import Job
+from ...core.starting import phase
 from ...data.base import Dataset, Split
 from ...models.base import Array, ModelSpec, ParameterSpec
 from ..base import (
@@ -72,7 +73,8 @@ def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSes
     with translated_errors(task):
         strategy = within(job.start_timeout, "forming the cluster", lambda: tf.distribute.ParameterServerStrategy(resolver))
     session = AsyncSession(job, spec, data, strategy)
-    within(job.start_timeout, "warming up", lambda: session.warm_up(job.start_timeout))
+    phase("warming up")
+    session.warm_up(job.start_timeout)
     return session
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ...core.cluster import Task, split_evenly
 from ...core.job import Job
+from ...core.starting import phase
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches
 from ...models.base import Array, ModelSpec
@@ -62,6 +63,7 @@ class SyncSession:
             join_group(task, job, device)
             self._distributed = self._wrap()
         keep_steps_memory()
+        phase("warming up")
         self._warm_up()
 
     def _wrap(self) -> torch.nn.Module:

@@ -14,6 +14,7 @@ import torch
 from ...core.cluster import Placed, Task
 from ...core.errors import RunFailedError
 from ...core.job import Job
+from ...core.starting import phase
 from ...data.base import Dataset
 from ...data.sampler import Batches
 from ...models.base import ModelSpec
@@ -77,7 +78,9 @@ class Worker:
         self._gradient_views = cut(self._gradient[: model.size], model.parameters)
         self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))
         keep_steps_memory()
+        phase("warming up")
         self._warm_up()
+        phase("joining the cluster", for_others=True)
         self._remotes = self._connect(task, model)
         for remote in self._remotes:
             remote.pull()
