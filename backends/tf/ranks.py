@@ -6,6 +6,7 @@ Both classes have the same methods, so that training is written once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from ...core.cluster import Task
 from ...core.job import Job
 from ...models.base import Array
 from .rendezvous import meet
-from .runtime import set_tf_config, single_threaded_executor, translated_errors, within
+from .runtime import fits_single_threaded_executor, set_tf_config, single_threaded_executor, translated_errors, within
 
 __all__ = ["Alone", "Ranks", "Together", "form"]
 
@@ -40,6 +41,10 @@ class Ranks(Protocol):
         """Inside `on_replica`: return each tensor's sum over all ranks."""
         ...
 
+    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+        """Inside `on_replica`: return a vector's sum over all ranks, rank after rank: no element depends on how many others there are."""
+        ...
+
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Return rank 0's array, float32, on every rank; others give None. Called on all ranks alike."""
         ...
@@ -52,8 +57,9 @@ class Ranks(Protocol):
 class Alone:
     """A single rank without a strategy.
 
-    `sequential` asks for TensorFlow's sequential executor, which suits small ops. It does without the rewriting of a loop's ops for
-    oneDNN: a step of a small convolutional network then takes fifteen times as long.
+    `sequential` asks for TensorFlow's sequential executor, which suits small ops; functions that it could wait for ever in are left to the
+    usual one. It does without the rewriting of a loop's ops for oneDNN: a step of a small convolutional network then takes fifteen times as
+    long.
     """
 
     def __init__(self, device: str, *, sequential: bool) -> None:
@@ -66,15 +72,9 @@ class Alone:
             with tf.device(self._device):
                 return function(*arguments)
 
-        graph: Traced = tf.function(placed, input_signature=signature, autograph=False)
-        if self._device.startswith("GPU") or not self._sequential:
-            return graph
-
-        def run(*arguments: tf.Tensor) -> tf.Tensor:
-            with single_threaded_executor():
-                return graph(*arguments)
-
-        return run
+        trace = partial(tf.function, placed, input_signature=signature, autograph=False)
+        graph: Traced = trace() if self._device.startswith("GPU") or not self._sequential else _sequential(trace)
+        return graph
 
     def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
         """Call the function."""
@@ -83,6 +83,10 @@ class Alone:
     def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """Return the tensors."""
         return tensors
+
+    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+        """Return the vector."""
+        return vector
 
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Return the array."""
@@ -94,11 +98,33 @@ class Alone:
         """Nobody is waiting."""
 
 
+def _sequential(trace: Callable[[], Any]) -> Traced:
+    """Return what `trace` returns as a function that runs on the sequential executor if it can.
+
+    That is known when it has been traced, at the first call. It is traced anew then, as loops are other ops on that executor; not for that
+    executor first, because a function that it calls would stay what it was traced as.
+    """
+    chosen: list[Traced] = []
+
+    def run_sequentially(function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
+        with single_threaded_executor():
+            return function(*arguments)
+
+    def run(*arguments: tf.Tensor) -> tf.Tensor:
+        if not chosen:
+            function = trace()
+            fits = fits_single_threaded_executor(function.get_concrete_function().graph)
+            chosen.append(partial(run_sequentially, trace()) if fits else function)
+        return chosen[0](*arguments)
+
+    return run
+
+
 class Together:
     """One of the ranks that a MultiWorkerMirroredStrategy connects."""
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        self._strategy = strategy
+    def __init__(self, strategy: tf.distribute.Strategy, rank: int) -> None:
+        self._strategy, self._rank = strategy, rank
         self._sum = self.traced(lambda vector: self.on_replica(lambda v: self.add_up([v])[0], vector), tf.TensorSpec([None], tf.float32))
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
@@ -115,6 +141,18 @@ class Together:
         placed = [tensor if tensor.device else tf.identity(tensor) for tensor in tensors]  # the strategy asks where each one is
         summed: Sequence[tf.Tensor] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed)
         return summed
+
+    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+        """All-reduce a matrix in which each rank fills its own row, which brings every row to every rank unchanged; then add up the rows.
+
+        An all-reduce of the vector itself adds in an order that depends on an element's place in it.
+        """
+        ranks = self._strategy.num_replicas_in_sync
+        rows = tf.pad(vector[None], [[self._rank, ranks - 1 - self._rank], [0, 0]])
+        first, *others = tf.unstack(self.add_up([rows])[0], ranks)
+        for row in others:
+            first += row
+        return first
 
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Add rank 0's array to everybody else's −0, which changes no number: not even a −0, as adding 0 would."""
@@ -153,4 +191,4 @@ def form(task: Task, job: Job, device: str, *, sequential: bool) -> Ranks:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
     with translated_errors(task):
-        return Together(within(job.start_timeout, "forming the cluster", connect))
+        return Together(within(job.start_timeout, "forming the cluster", connect), task.rank)

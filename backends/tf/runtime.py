@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import errno
 import glob
+import itertools
 import json
 import os
 import threading
@@ -23,6 +24,7 @@ from ...models.base import ModelSpec
 __all__ = [
     "SERVER_INTER_OP_THREADS",
     "cluster_tasks",
+    "fits_single_threaded_executor",
     "import_tensorflow",
     "prepare",
     "set_tf_config",
@@ -37,6 +39,9 @@ KERAS_CHOICE = "TF_USE_LEGACY_KERAS"
 
 SERVER_INTER_OP_THREADS = 2
 """A server has to answer a second request while an op of the first waits for a message."""
+
+CALLED_IN_PLACE = frozenset(("While", "StatelessWhile"))
+"""Ops that call functions, and that the sequential executor carries out on its own thread (WhileOp::DoComputeSync)."""
 
 MOST_SIDE_BY_SIDE = 1 << 25
 """Parameters of a model whose float32 ops are carried out side by side, at most. The ops of a larger one keep all threads busy by
@@ -175,6 +180,20 @@ def translated_errors(task: Task) -> Iterator[None]:
         if "Could not start gRPC server" not in str(error):
             raise
         raise OSError(errno.EADDRINUSE, f"{task.name} cannot listen on port {task.port}") from error
+
+
+def fits_single_threaded_executor(graph: Any) -> bool:
+    """Return whether the sequential executor can carry out a traced function, a `tf.Graph`, without waiting for ever.
+
+    An op that calls a function (a condition, a case, a partitioned call) has it carried out by the pool of threads for ops, and the
+    sequential executor waits for it, itself on a thread of that pool: of a pool of one thread that is the last, and nested calls use up a
+    larger one. A loop alone is carried out in place.
+    """
+    definition = graph.as_graph_def()
+    nodes = itertools.chain(definition.node, *(function.node_def for function in definition.library.function))
+    return not any(
+        node.op not in CALLED_IN_PLACE and any(value.HasField("func") or value.list.func for value in node.attr.values()) for node in nodes
+    )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...core.cluster import Task, split_evenly
 from ...core.job import Job
+from ...core.starting import phase
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches
 from ...models.base import Array, ModelSpec
@@ -27,7 +28,6 @@ from .passes import Passes
 from .precision import precision_used
 from .ranks import Ranks, form
 from .replica import Replica
-from .runtime import within
 from .state import StateMemory, check_fits
 from .tracing import make_tracer
 
@@ -49,7 +49,8 @@ def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str)
     """Join the other ranks, put data and parameters in place and warm up."""
     ranks = form(task, job, device, sequential=not layout_for(job, spec, data.info).channels_last)
     session = SyncSession(task, job, spec, data, device, ranks)
-    within(job.start_timeout, "warming up", session.warm_up)
+    phase("warming up")
+    session.warm_up()
     return session
 
 
@@ -238,7 +239,7 @@ class SyncSession:
 
         loss_sums = tf.TensorArray(tf.float32, size=count, element_shape=[])
         _, loss_sums = tf.while_loop(lambda step, _: step < count, body, (tf.constant(0), loss_sums))
-        return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], loss_sums.stack() / global_sizes_k)
+        return self._ranks.on_replica(self._ranks.add_in_order, loss_sums.stack() / global_sizes_k)
 
     def _step(
         self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, weight: tf.Tensor, *scalars: tf.Tensor

@@ -28,10 +28,10 @@ PERMUTED_WEIGHT = 1 << 18
 
 
 class HeldParameters(Mapping[str, Any]):
-    """Parameters by canonical name. Each reads as its canonical value; `held` has the tensors as they are held."""
+    """Parameters by canonical name. Each reads as its canonical value, of a shape in `shapes`; `held` has the tensors as they are held."""
 
     def __init__(self, spec: ModelSpec, layouts: Mapping[str, HeldLayout], held: Mapping[str, tf.Tensor]) -> None:
-        self._shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
+        self.shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
         self.layouts, self.held = layouts, held
 
     def __getitem__(self, name: str) -> tf.Tensor:
@@ -41,7 +41,7 @@ class HeldParameters(Mapping[str, Any]):
             return value
         layout = self.layouts[name]
         whole = tf.reshape(value, [layout.cut[axis] for axis in layout.order])
-        return tf.reshape(tf.transpose(whole, np.argsort(layout.order)), self._shapes[name])
+        return tf.reshape(tf.transpose(whole, np.argsort(layout.order)), self.shapes[name])
 
     def __contains__(self, name: object) -> bool:
         """Return whether there is such a parameter, without an op."""
@@ -70,11 +70,12 @@ class Layers:
     def images(self, x_bchw: tf.Tensor) -> tf.Tensor:
         """Return canonical images [b, c, h, w] in the layout that the other layers work in.
 
-        TensorFlow's oneDNN convolution gives an empty batch a wrong shape. One blank image stands for it up to `logits`, which drops it.
+        TensorFlow's oneDNN convolution gives an empty batch a wrong shape, and the statistics of one are no numbers. One blank image stands
+        for it up to `logits`, which drops it; a network without either does without that condition, which a small step would feel.
         The transposition comes first: next to one that undoes it, TensorFlow leaves out both.
         """
         x_bhwc = tf.transpose(x_bchw, [0, 2, 3, 1])
-        if not x_bhwc.shape[0]:
+        if not x_bhwc.shape[0] and (self._context.buffers or self._convolves()):
             image_hwc = x_bhwc.shape[1:]
             self._batch = tf.shape(x_bhwc)[0]
             x_bhwc = tf.cond(self._batch > 0, lambda: x_bhwc, lambda: tf.zeros([1, *image_hwc], x_bhwc.dtype))
@@ -183,6 +184,12 @@ class Layers:
             return self.flatten(x_bhwc), weight_oi
         weight_ochw = tf.reshape(weight_oi, [-1, channels, height, width])
         return tf.reshape(x_bhwc, [-1, features]), tf.reshape(tf.transpose(weight_ochw, [0, 2, 3, 1]), [-1, features])
+
+    def _convolves(self) -> bool:
+        """Return whether the network has a convolution."""
+        if isinstance(self._parameters, HeldParameters):
+            return any(len(shape) == 4 for shape in self._parameters.shapes.values())
+        return any(tensor.shape.rank == 4 for tensor in self._parameters.values())
 
     def _kernel(self, weight: str) -> tf.Tensor:
         """Return a convolution's weight as [h, w, in, out]."""

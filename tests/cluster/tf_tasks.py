@@ -59,8 +59,15 @@ def kept(session):
     return memory.state(session._updates, session._replica.scalars)
 
 
-def run(session, job, rank, chosen):
-    """Train; then go back to the beginning of the last epoch and train it again. Returns arrays."""
+def cut_at_random(plan, random):
+    """The same steps in plans of random lengths."""
+    borders = [0, *sorted(random.choice(np.arange(1, plan.count), random.integers(1, plan.count), replace=False).tolist()), plan.count]
+    rates = plan.learning_rates
+    return [Plan(plan.first_step + a, b - a, plan.epoch, plan.first_in_epoch + a, rates[a:b]) for a, b in itertools.pairwise(borders)]
+
+
+def run(session, job, rank, chosen, seed=0):
+    """Train; then go back to the beginning of the last epoch and train it again, at last in plans cut at random. Returns arrays."""
     losses = []
     assert session.state().updates == 0
     for plan in chosen:
@@ -70,10 +77,14 @@ def run(session, job, rank, chosen):
     session.load(middle if rank == 0 else None)
     again, _ = train(session, plan)
     repeated = kept(session)
+    random, cut = np.random.default_rng(seed), []
+    for _ in range(3):
+        session.load(middle if rank == 0 else None)
+        cut.append(np.concatenate([train(session, piece)[0] for piece in cut_at_random(plan, random)]))
     evaluated = np.array([found.examples, found.loss_sum, found.correct, found.updates_applied])
     updates = np.array([end.updates, repeated.updates])
     return {
-        "losses": np.concatenate(losses), "again": again, "evaluated": evaluated, "updates": updates,
+        "losses": np.concatenate(losses), "again": again, "cut": np.array(cut), "evaluated": evaluated, "updates": updates,
         **weights(end, "end/"), **weights(repeated, "repeated/"),
     }  # fmt: skip
 
@@ -113,7 +124,7 @@ def rank_main(rank, scenario, folder):
     job = Job(backend="tf", **scenario["options"])
     session = open_task(f"worker-{rank}", job, scenario["port"])
     chosen = whole_epochs(job, TinyData(), 3)
-    np.savez(folder / f"rank-{rank}.npz", **run(session, job, rank, chosen))
+    np.savez(folder / f"rank-{rank}.npz", **run(session, job, rank, chosen, scenario["seed"]))
     if rank == job.workers - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()
