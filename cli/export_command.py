@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from ..checkpoint import (
 from ..core.console import note
 from ..core.errors import TrainerError, UsageError
 from ..core.plugins import Plugin, available, load
+from ..core.process import python
 from ..launch.scratch import make_scratch, remove_scratch
 from .interrupts import TerminationAsInterrupt
 from .run_files import UNKNOWN, describe_folder
@@ -162,7 +162,7 @@ def _run_exporter(backend: str, format_name: str, checkpoint: Path, folder: Path
 
     Its temporary files end with it: frameworks leave some behind.
     """
-    command = [sys.executable, "-m", "crosstrain.backends.exporting", backend, format_name, str(checkpoint), str(folder), str(os.getpid())]
+    command = python("crosstrain.backends.exporting", backend, format_name, str(checkpoint), str(folder), str(os.getpid()))
     scratch = make_scratch()
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(scratch)})

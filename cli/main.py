@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    sys.path.pop(0)  # python -m puts the working directory first, where a file queue.py would stand for the standard library's
+
 from collections.abc import Sequence
 
 from .interrupts import QuietInterrupts

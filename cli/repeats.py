@@ -6,7 +6,6 @@ import json
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from types import FrameType
@@ -17,6 +16,7 @@ import click
 from ..core.console import note
 from ..core.errors import UsageError
 from ..core.job import Job
+from ..core.process import python
 from ..launch.tethered import tethered
 from ..metrics.display import number_text
 from ..metrics.lines import finite_json
@@ -72,7 +72,7 @@ def _child(arguments: Sequence[str]) -> tuple[int, str]:
 
     It ends with this process, also where this one is killed.
     """
-    command = tethered([sys.executable, "-m", "crosstrain.cli.main", *arguments])
+    command = tethered(python("crosstrain.cli.main", *arguments))
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import find_checkpoint, list_checkpoints
+from ..core.process import python
 from ..metrics.records import EvalRecord, StepRecord
 from ..metrics.rundir import RunReader
 
@@ -39,7 +39,7 @@ def trainer(
     *arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> subprocess.CompletedProcess[str]:
     """Run the command ``trainer`` with this interpreter and wait for its end."""
-    command = [sys.executable, "-m", "crosstrain.cli.main", *arguments]
+    command = python("crosstrain.cli.main", *arguments)
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_seconds, env=environment, stdin=subprocess.DEVNULL, check=False
     )

@@ -1,4 +1,4 @@
-"""Processes that end with their parent, and how to tell a process from a later one with its number (Linux)."""
+"""Processes: the command of one that runs Python, its end with its parent, and how to tell it from a later one with its number."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ import signal
 import sys
 from pathlib import Path
 
-__all__ = ["die_with_parent", "pid_namespace", "start_of"]
+__all__ = ["die_with_parent", "isolated_python", "pid_namespace", "python", "start_of"]
 
 _PR_SET_PDEATHSIG = 1
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs one of our modules with this interpreter; every child that runs Python is started by it.
+
+    ``-P`` keeps the working directory off its path: without it a file ``queue.py`` there would be imported instead of the standard
+    library's. What the user puts on PYTHONPATH, a model under development for instance, is found by the child as by this process.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def isolated_python(*arguments: str) -> list[str]:
+    """Return the command that runs a script with the standard library alone: neither PYTHONPATH nor any installed package counts."""
+    return [sys.executable, "-I", "-S", *arguments]
 
 
 def die_with_parent(parent_pid: int) -> None:

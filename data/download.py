@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from ..core.console import note
 from ..core.errors import MissingPackageError, UsageError
+from ..core.process import python
 
 __all__ = ["download"]
 
@@ -26,7 +26,7 @@ def download(name: str, folder: Path, seconds: float, files_hint: str, parts: tu
             "or install it with: pip install 'crosstrain[torch]'"
         )
     note(f"data: downloading {name}, once, for at most {seconds / 60:.0f} minutes")
-    command = [sys.executable, "-m", "crosstrain.data.torchvision_download", str(folder), name, *parts]
+    command = python("crosstrain.data.torchvision_download", str(folder), name, *parts)
     environment = {**os.environ, "TMPDIR": str(folder)}  # torch leaves folders of its own in the temporary folder
     with tempfile.TemporaryFile() as output:
         # The child ends when its standard input does, so that it cannot outlive this process, not even after a kill -9.

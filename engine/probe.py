@@ -17,6 +17,7 @@ from dataclasses import asdict
 from ..backends.base import Availability
 from ..core.errors import UsageError
 from ..core.plugins import available, find, load
+from ..core.process import python
 
 __all__ = ["main", "probe", "probe_all"]
 
@@ -34,7 +35,7 @@ def probe(name: str) -> Availability:
         return Availability(name, None, problem=f"the package {plugin.requires} is not installed", hint=plugin.install)
     try:
         child = subprocess.run(
-            [sys.executable, "-m", __name__, name],
+            python(__name__, name),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_SECONDS,

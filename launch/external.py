@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 from ..core.console import note
 from ..core.errors import RunFailedError, UsageError
 from ..core.job import Job
+from ..core.process import python
 from ..engine.messages import Message, Stream
 from .agent import Agent
 from .channel import HandshakeError, accept, connect, start_over_stdio
@@ -69,7 +69,7 @@ class ExternalLauncher:
 
     def _await_everybody(self) -> list[NodeChannel]:
         self._server = self._listen()
-        command = [sys.executable, "-m", "crosstrain.launch.agent", "--node", "0", "--parent", str(os.getpid())]
+        command = python("crosstrain.launch.agent", "--node", "0", "--parent", str(os.getpid()))
         self._own, stream = start_over_stdio(subprocess.Popen, command)
         channels = {0: self._channel(0, stream, self._own_address(), self._own)}
         standbys: set[tuple[int, int]] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..core.job import Job
+from ..core.process import python
 from ..engine.messages import Message, Stream
 from .channel import start_over_stdio
 from .lacking import LackingError
@@ -164,7 +164,7 @@ class LocalLauncher:
         return self._channel(node, *started, "127.0.0.1", isolated=False, cores=None)
 
     def _command(self, node: int) -> list[str]:
-        return [sys.executable, "-m", "crosstrain.launch.agent", "--node", str(node), "--parent", str(os.getpid())]
+        return python("crosstrain.launch.agent", "--node", str(node), "--parent", str(os.getpid()))
 
     def _channel(
         self, node: int, process: subprocess.Popen[bytes], stream: Stream, address: str, *, isolated: bool, cores: float | None

@@ -14,13 +14,13 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.process import python
 from ..engine.messages import Message, Room, Stream
 
 __all__ = ["Death", "Supervisor", "tail"]
@@ -109,7 +109,7 @@ class Supervisor:
     def _spawn(self, name: str, log: Path, environment: Mapping[str, str], early_log: Path | None) -> _Child:
         ours, theirs = socket.socketpair()
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "crosstrain.engine.task", "--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+        command = python("crosstrain.engine.task", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()))
         with theirs, log.open("ab") as output, self._changed:
             process = subprocess.Popen(
                 command,

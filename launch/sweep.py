@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Self
 
 from ..checkpoint import list_checkpoints
 from ..core.errors import UsageError
+from ..core.process import python
 from ..core.sweeps import EARLIER, as_arguments
 from ..metrics.display import duration_text, number_text, rate_text
 from ..metrics.lines import DamagedRunError
@@ -156,7 +156,7 @@ def _start(sweep: SweepFolder, entry: Entry, arguments: Sequence[str], signals: 
     """
     entry.attempts += 1
     sweep.write("running")
-    command = tethered([sys.executable, "-m", "crosstrain.cli.main", *arguments])
+    command = tethered(python("crosstrain.cli.main", *arguments))
     error: str | None = None
     with subprocess.Popen(
         command,

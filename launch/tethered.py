@@ -10,14 +10,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ..core.process import die_with_parent
+from ..core.process import die_with_parent, python
 
 __all__ = ["tethered"]
 
 
 def tethered(program: Sequence[str]) -> list[str]:
     """Return the command that runs `program` as a child of this process's main thread, and no longer than that lives."""
-    return [sys.executable, "-m", __name__, str(os.getpid()), *program]
+    return python(__name__, str(os.getpid()), *program)
 
 
 if __name__ == "__main__":

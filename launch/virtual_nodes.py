@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..core.errors import UsageError
+from ..core.process import isolated_python, python
 from .cgroups import CpuGroup
 from .lacking import LackingError, Part
 from .node_layout import INTERFACE, LEAST_BITS_PER_SECOND, MESSAGE_BYTES, MOST_BITS_PER_SECOND, MOST_NODES, address
@@ -128,7 +129,7 @@ class VirtualNetwork:
             str(started.networks[node]),
             started.processes_files[node] or "-",
         ]
-        program = subprocess.Popen([sys.executable, "-I", "-S", str(_ENTER), *place, "--", *argv], pass_fds=inherited, **popen_kwargs)
+        program = subprocess.Popen(isolated_python(str(_ENTER), *place, "--", *argv), pass_fds=inherited, **popen_kwargs)
         self._programs.append(program)
         return program
 
@@ -181,7 +182,7 @@ class VirtualNetwork:
 def _start_holder(theirs: socket.socket) -> subprocess.Popen[bytes]:
     """Start the holder in a session of its own, so that Ctrl-C does not reach it."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "crosstrain.launch.holder", str(theirs.fileno())],
+        python("crosstrain.launch.holder", str(theirs.fileno())),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -264,7 +265,7 @@ def possible() -> Possibility:
 
 
 def _run_something(network: VirtualNetwork) -> None:
-    program = network.popen(0, [sys.executable, "-I", "-S", "-c", ""], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    program = network.popen(0, isolated_python("-c", ""), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     _, written = program.communicate()
     if program.returncode != 0:
         reason = f"A program could not be started in a virtual node ({written.decode(errors='replace').strip()})"
