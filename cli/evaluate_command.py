@@ -23,7 +23,9 @@ from ..data.base import Split
 from ..data.resolve import written_out
 from ..data.store import StoredDataset, open_dataset
 from ..launch.evaluation import Evaluated, Evaluator
+from ..launch.trust import refuse_foreign
 from ..metrics.lines import finite_json
+from .options import trust_option
 from .targets import find_target
 
 __all__ = ["evaluate"]
@@ -38,6 +40,7 @@ __all__ = ["evaluate"]
 @click.option("--split", default="test", metavar="test|train", help="Which part of the dataset. [default: test]")
 @click.option("--predictions", type=click.Path(path_type=Path), help="Write logits and labels into this new .npz file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@trust_option("Take")
 def evaluate(
     source: Path,
     data: str | None,
@@ -47,6 +50,7 @@ def evaluate(
     split: str,
     predictions: Path | None,
     as_json: bool,
+    trust_run: bool,
 ) -> None:
     """Evaluate a trained model on every example of a dataset's split.
 
@@ -59,6 +63,7 @@ def evaluate(
     checkpoint, damaged = find_checkpoint(find_target(source))
     for error in damaged:
         note(f"{error} An older one is taken.")
+    refuse_foreign(_taken(checkpoint.meta, data, data_dir), checkpoint.path, ("data", "data_dir"), trusted=trust_run)
     job = _job(checkpoint.meta, data, data_dir, backend, precision)
     dataset = _fitting_data(checkpoint.meta, job)
     state = State(checkpoint.parameters, {}, checkpoint.meta.step, checkpoint.buffers)
@@ -72,16 +77,31 @@ def evaluate(
 # What to evaluate, on what --------------------------------------------------------------------------------------------
 
 
+def _known_dir(meta: Meta, data: str | None) -> str | None:
+    """Return the folder that the checkpoint names for the data, where these are the data to evaluate on."""
+    known: str | None = meta.data["data_dir"] if data is None or data == meta.job["data"] else None
+    return known
+
+
+def _taken(meta: Meta, data: str | None, data_dir: Path | None) -> dict[str, Any]:
+    """Return what is taken from the checkpoint, as nothing else is given."""
+    taken = {"model": meta.job["model"]}
+    if data is None:
+        taken["data"] = meta.job["data"]
+    if data_dir is None:
+        taken["data_dir"] = _known_dir(meta, data)
+    return taken
+
+
 def _job(meta: Meta, data: str | None, data_dir: Path | None, backend: str | None, precision: str | None) -> Job:
     """Return the job of the one task that evaluates."""
     if precision not in (None, "fp32", "bf16", "fp16"):
         raise UsageError.of("--precision", precision, "fp32, bf16, fp16", ["fp32", "bf16", "fp16"])
-    known_dir = meta.data["data_dir"] if data is None or data == meta.job["data"] else None
     job = Job(
         backend=_backend(meta, backend),
         model=meta.job["model"],
         data=data or meta.job["data"],
-        data_dir=data_dir or known_dir,
+        data_dir=data_dir or _known_dir(meta, data),
         precision=precision or meta.job.get("precision", "fp32"),
         device=meta.job.get("device", "auto"),
         seed=meta.seed,

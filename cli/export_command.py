@@ -31,7 +31,9 @@ from ..core.errors import TrainerError, UsageError
 from ..core.plugins import Plugin, available, load
 from ..core.process import python
 from ..launch.scratch import make_scratch, remove_scratch
+from ..launch.trust import LINK, refuse_foreign
 from .interrupts import TerminationAsInterrupt
+from .options import trust_option
 from .run_files import UNKNOWN, describe_folder
 from .targets import find_target
 
@@ -55,7 +57,8 @@ class Choice:
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Folder to make [default: RUN/exports/STEP-FORMAT].")
 @click.option("--describe", is_flag=True, help="List the files, what each is for and how large it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def export(source: Path, format_name: str | None, output: Path | None, describe: bool, as_json: bool) -> None:
+@trust_option("Take")
+def export(source: Path, format_name: str | None, output: Path | None, describe: bool, as_json: bool, trust_run: bool) -> None:
     """Write a trained model in a format that others load without trainer.
 
     RUN is a run directory, whose newest sound checkpoint is taken; CHECKPOINT is one of those. The folder that is made holds a README that
@@ -69,6 +72,8 @@ def export(source: Path, format_name: str | None, output: Path | None, describe:
     choice = _choice(format_name or "")
     with _held_checkpoint(find_target(source)) as checkpoint:
         target = output or _beside(checkpoint.path, format_name or "")
+        link = EXPORTS if output is None and target.parent.name == EXPORTS and target.parent.is_symlink() else None
+        refuse_foreign({"model": checkpoint.meta.job["model"], LINK: link}, checkpoint.path, (), trusted=trust_run)
         with TerminationAsInterrupt():
             _export(checkpoint, format_name or "", choice, target)
     _print_result(checkpoint, format_name or "", target, as_json=as_json)

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from ..core.fields import choices, flag_name, is_boolean, schema
 from ..core.job import Job
 
-__all__ = ["NumberRange", "given_options", "job_options", "job_options_without"]
+__all__ = ["NumberRange", "given_options", "job_options", "job_options_without", "trust_option"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -45,6 +45,15 @@ def job_options_without(left_out: Collection[str]) -> Callable[[Function], Funct
         return function
 
     return add
+
+
+def trust_option(takes: str) -> Callable[[Function], Function]:
+    """Return what adds ``--trust-run`` to a command; `takes` begins its help text."""
+    return click.option(
+        "--trust-run",
+        is_flag=True,
+        help=f"{takes} also code, addresses and paths outside the run from its files: a model's module, data and its folder, MLflow's URI.",
+    )
 
 
 def given_options(ctx: click.Context) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from ..core.layers import Resolved, resolve
 from ..core.sweeps import SWEEP_FILE, Grid, read_grid
 from ..launch.contract import find_place
 from ..launch.local import Launcher, LocalLauncher
+from ..launch.trust import TRUST_RUN
 from .interrupts import DeferredInterrupts
-from .options import given_options, job_options
+from .options import given_options, job_options, trust_option
 from .targets import find_target
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ __all__ = ["run"]
     "--steps +500 counts from where it stands, --epochs +1 from the end of the epoch that it stands in.",
 )
 @click.option("--force", is_flag=True, help="With --resume: go on although model, data or seed are not the checkpoint's.")
+@trust_option("With --resume: take")
 @click.option(
     "--repeats", type=click.IntRange(min=1), metavar="N", help="Run N times, with the seeds from --seed on, and give mean and spread."
 )
@@ -70,6 +72,7 @@ def run(
     secret_file: Path | None,
     resume: Path | None,
     force: bool,
+    trust_run: bool,
     repeats: int | None,
     **_options: Any,
 ) -> int:
@@ -81,6 +84,8 @@ def run(
     """
     if force and resume is None:
         raise UsageError("--force: belongs to --resume")
+    if trust_run and resume is None:
+        raise UsageError(f"{TRUST_RUN}: belongs to --resume")
     if repeats is not None and resume is not None:
         raise UsageError("--repeats: starts new runs, and --resume goes on with one; give one of the two")
     resumption = None
@@ -89,7 +94,7 @@ def run(
     else:
         from ..launch.resuming import prepare
 
-        resumption = prepare(find_target(resume), given_options(ctx), os.environ, config, force=force)
+        resumption = prepare(find_target(resume), given_options(ctx), os.environ, config, force=force, trusted=trust_run)
         resolved = resumption.resolved
     if print_config:
         click.echo(_as_json(resolved) if as_json else _as_text(resolved))

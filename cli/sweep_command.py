@@ -24,10 +24,11 @@ from ..core.sweeps import Grid, Point, read_axis, read_grid
 from ..launch.contract import find_place
 from ..launch.sweep import point_arguments, run_points
 from ..launch.sweep_folder import Entry, Request, SweepFolder, check_free, read_request
+from ..launch.trust import TRUST_RUN, refuse_foreign, trust_flag
 from ..metrics.lines import finite_json
 from ..metrics.rundir import RunReader
 from ..report.compare import row
-from .options import given_options, job_options_without
+from .options import given_options, job_options_without, trust_option
 from .sweep_table import points_text
 
 __all__ = ["make_grid", "sweep"]
@@ -48,6 +49,7 @@ __all__ = ["make_grid", "sweep"]
 @click.option(
     "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Go on with the sweep in this folder; takes everything from it."
 )
+@trust_option("With --resume: take")
 @click.option("--dry-run", is_flag=True, help="Show the points and their commands, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
@@ -61,6 +63,7 @@ def sweep(
     repeats: int | None,
     sweep_name: str | None,
     resume: Path | None,
+    trust_run: bool,
     dry_run: bool,
     as_json: bool,
     quiet: bool,
@@ -75,10 +78,14 @@ def sweep(
     that succeeded are left alone, runs that have a checkpoint go on from it, and the others run.
     """
     flags = given_options(ctx)
+    if trust_run and resume is None:
+        raise UsageError(f"{TRUST_RUN}: belongs to --resume")
     if resume is not None:
         if config is not None or grids or repeats is not None or sweep_name is not None or flags:
             raise UsageError("--resume: takes CONFIG, grid and settings from the folder; give it alone")
         request, folder = read_request(resume), resume
+        for settings in request.settings():
+            refuse_foreign(settings, folder, (), trusted=trust_run)
         points = request.plan(os.environ)
     else:
         flags.pop("out", None)
@@ -181,7 +188,7 @@ def _summary(sweep: SweepFolder, entry: Entry) -> dict[str, Any] | None:
 
 def _verdict(sweep: SweepFolder, finished: bool) -> int:
     """Return 0; raises what says that points are missing, and how to go on."""
-    go_on = f"To go on: trainer sweep --resume {shlex.quote(str(sweep.path))}"
+    go_on = f"To go on: trainer sweep --resume {shlex.quote(str(sweep.path))}{trust_flag(*sweep.request.settings())}"
     missing = [entry for entry in sweep.entries if entry.state != "succeeded"]
     if not finished:
         raise InterruptedRunError(f"interrupted by the user; {len(missing)} of {len(sweep.entries)} points are missing. {go_on}")

@@ -5,7 +5,7 @@ Each value remembers where it came from, so that it can be shown, and named when
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,20 @@ class Resolved:
 class Standing:
     """A run that is to go on: its job's fields, its name, the updates it has done, and after which epochs ``--epochs +0`` would end.
 
-    A layer below the file's: what is not given anew stays as it was.
+    A layer below the file's: what is not given anew stays as it was. `admit` gets what stays, before any of it is used, and raises
+    UsageError where the run's files may not decide that.
     """
 
     fields: Mapping[str, Any]
     name: str
     steps: int
     epochs: int
+    admit: Callable[[Mapping[str, Any]], None]
+
+    @property
+    def origin(self) -> str:
+        """Where a value of this layer comes from."""
+        return f"run {self.name}"
 
     def absolute(self, field: str, value: Given) -> Given:
         """Return ``+N`` steps or epochs as the number at which the run then ends; any other value as it is."""
@@ -88,6 +95,7 @@ def resolve(
     """
     given = _merge(_from_run(standing), _from_file(config), _from_environment(environ), _from_flags(flags))
     if standing is not None:
+        standing.admit({field: value.value for field, value in given.items() if value.origin == standing.origin})
         given = {field: standing.absolute(field, value) for field, value in given.items()}
     for field, value in given.items():
         _refuse_boolean(field, value)
@@ -104,7 +112,7 @@ def resolve(
 def _from_run(standing: Standing | None) -> dict[str, Given]:
     if standing is None:
         return {}
-    origin = f"run {standing.name}"
+    origin = standing.origin
     return {field: Given(value, field, origin, origin) for field, value in standing.fields.items() if value is not None}
 
 

@@ -56,7 +56,7 @@ class ImageFolder:
         values = read_arguments(_NAME, arguments, _DEFAULTS)
         if values["skip-damaged"] not in ("yes", "no"):
             raise UsageError.of(f"data: skip-damaged of {_NAME!r}", values["skip-damaged"], "yes, no", ["yes", "no"])
-        folder = Path(path).expanduser().absolute() if path else None
+        folder = Path(os.path.expanduser(path)).absolute() if path else None
         return ImageFolder(folder, whole_number(_NAME, "size", values["size"], 1, 4096), values["skip-damaged"] == "yes")
 
     def originals(self, data_dir: Path) -> Sequence[Path]:

@@ -14,6 +14,7 @@ from ..core.job import Job
 from ..engine.parties import Outcome
 from ..metrics.rundir import RunState, RunWriter
 from .recording import Recording
+from .trust import trust_flag
 
 __all__ = ["explained", "record_end", "train_seconds_by_node", "verdict", "what_is_kept"]
 
@@ -61,7 +62,7 @@ def _write_status(writer: RunWriter, failure: BaseException | None, before: Mapp
 def what_is_kept(job: Job, run: Path) -> str:
     """Say what a run that was interrupted can go on from."""
     if saved := list_checkpoints(run):
-        return f"saved last: {saved[0].name}. To go on: trainer run --resume {shlex.quote(str(run))}"
+        return f"saved last: {saved[0].name}. To go on: trainer run --resume {shlex.quote(str(run))}{trust_flag(job.model_dump())}"
     remedy = " (--checkpoint-every saves some on the way)" if job.checkpoint_every in (None, "end") else ""
     return f"no checkpoint was saved{remedy}. Run directory: {str(run)!r}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from ..metrics.records import EvalRecord
 from ..metrics.rundir import RunReader
 from ..models.base import ModelSpec
 from .differences import data_problem, model_problem, run_sampler
+from .trust import LINK, links_outside, refuse_foreign
 
 __all__ = ["Resumption", "prepare"]
 
@@ -69,11 +71,13 @@ class Resumption:
             remove(path)
 
 
-def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], config: str | None, *, force: bool) -> Resumption:
+def prepare(
+    target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], config: str | None, *, force: bool, trusted: bool = False
+) -> Resumption:
     """Read what ``--resume`` names, a run directory or a checkpoint within one, and lay the given settings over the run's job.
 
-    Raises UsageError where nothing sound is there, where the run is still at work or has nothing left to do, and, unless `force`, where
-    model, data or seed are not those of the checkpoint.
+    Raises UsageError where nothing sound is there, where the run is still at work or has nothing left to do, unless `force` where
+    model, data or seed are not those of the checkpoint, and unless `trusted` where the run's files decide what they may not (`trust`).
     """
     path = target.resolve().parent.parent if is_checkpoint(target) else target
     reader = RunReader(path)
@@ -96,7 +100,9 @@ def prepare(target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], 
         del fields["ps"]  # what only async mode knows does not have to be taken back by hand
     if flags.get("optimizer", "sgd") != "sgd":
         fields = {key: value for key, value in fields.items() if key not in ("momentum", "nesterov")}  # nor what only SGD knows
-    resolved = resolve(flags, environ, config, Standing(fields, given_name, meta.step, meta.epoch + (meta.examples > 0)))
+    refuse_foreign({LINK: next(links_outside(path), None)}, path, (), trusted=trusted)
+    admit = partial(refuse_foreign, source=path, typed=Job.model_fields, trusted=trusted)
+    resolved = resolve(flags, environ, config, Standing(fields, given_name, meta.step, meta.epoch + (meta.examples > 0), admit))
     job = written_out(resolved.job).model_copy(update={"out": path.resolve().parent, "name": given_name})
     resolved = Resolved(job, resolved.sources, resolved.notes)
 

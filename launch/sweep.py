@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -12,6 +13,8 @@ from typing import Self
 
 from ..checkpoint import list_checkpoints
 from ..core.errors import UsageError
+from ..core.fields import environment_name
+from ..core.job import Job
 from ..core.process import python
 from ..core.sweeps import EARLIER, as_arguments
 from ..metrics.display import duration_text, number_text, rate_text
@@ -20,6 +23,7 @@ from ..metrics.rundir import RunReader
 from .sweep_folder import Entry, Request, SweepFolder
 from .sweep_time import Finished, finished, seconds_left
 from .tethered import tethered
+from .trust import foreign_settings
 
 __all__ = ["point_arguments", "run_points"]
 
@@ -125,7 +129,7 @@ def _run_point(sweep: SweepFolder, entry: Entry, signals: _Signals, say: Say, *,
     entry.state, entry.cause, entry.exit_code = "running", None, None
     began = time.monotonic()
     if path.exists() and _state(path) != "damaged" and list_checkpoints(path):
-        code, error = _start(sweep, entry, ["run", "--resume", str(path), *own], signals, say)
+        code, error = _start(sweep, entry, ["run", "--resume", str(path), *_typed(entry.point.job), *own], signals, say)
         if code == USAGE and not signals.received:
             say(f"{entry.point.name} cannot go on from its checkpoint; it begins anew")
     if code == USAGE and not signals.received:
@@ -137,6 +141,15 @@ def _run_point(sweep: SweepFolder, entry: Entry, signals: _Signals, say: Say, *,
     entry.state = "succeeded" if code == 0 else "interrupted" if signals.received else "failed"
     entry.cause = None if code == 0 else _cause(path, code, error)
     sweep.write("running")
+
+
+def _typed(job: Job) -> list[str]:
+    """Return what a point's run does not take from its own files when it goes on, as it was typed for the sweep.
+
+    What a variable says the command reads there: it may hold a password.
+    """
+    settings = foreign_settings(job.model_dump(mode="json"))
+    return as_arguments({name: value for name, value in settings.items() if os.environ.get(environment_name(name)) != value})
 
 
 def _set_aside(path: Path) -> Path:

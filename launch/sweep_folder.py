@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from ..core.job import Job, without_password
 from ..core.sweeps import NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
 from ..metrics.lines import DamagedRunError, write_document
 from ..metrics.records import SCHEMA
+from .trust import CONFIG
 
 __all__ = ["Entry", "Request", "SweepFolder", "check_free", "read_request"]
 
@@ -36,6 +37,13 @@ class Request:
     def plan(self, environ: Mapping[str, str]) -> tuple[Point, ...]:
         """Return the points. Raises UsageError for a wrong one."""
         return plan(self.grid, self.flags, environ, self.config)
+
+    def settings(self) -> Iterator[Mapping[str, Any]]:
+        """Yield all settings that stand in it, a few at a time: the file's name (`trust.CONFIG`), those for all points, the grid's."""
+        yield {CONFIG: self.config}
+        yield self.flags
+        yield from ({name: value} for name, values in self.grid.axes.items() for value in values)
+        yield from self.grid.cases
 
     def recorded(self) -> dict[str, Any]:
         """Return the request as ``sweep.json`` has it."""

@@ -186,7 +186,7 @@ def test_a_run_and_its_continuation(tmp_path, server):
     assert job["mlflow"] == server.address
     assert [file.name for file in (tmp_path / "first").rglob("*") if file.is_file() and b"secret" in file.read_bytes()] == []
 
-    again = trainer("run", "--resume", str(tmp_path / "first"), "--epochs", "+10", "--json")
+    again = trainer("run", "--resume", str(tmp_path / "first"), "--trust-run", "--epochs", "+10", "--json")
     assert again.returncode == 0, again.stderr
     later, earlier = server.runs("one")
     assert (earlier["info"]["run_id"], later["info"]["run_name"]) == (run["info"]["run_id"], "first")

@@ -95,7 +95,7 @@ def test_every_run_that_is_shown_is_a_valid_job(repository, document, installed)
         if command != "run":
             continue
         with run.make_context("run", list(arguments)) as context:
-            resumed = Standing({}, "run", 100, 1) if context.params["resume"] else None
+            resumed = Standing({}, "run", 100, 1, lambda fields: None) if context.params["resume"] else None
             resolve(given_options(context), {}, context.params["config"], resumed)
 
 

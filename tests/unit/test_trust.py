@@ -1,0 +1,278 @@
+"""A run directory from elsewhere: its files alone decide neither whose code runs, nor where records go, nor what is read or written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+from model_checkpoints import save_model
+
+from crosstrain.checkpoint import list_checkpoints
+from crosstrain.checkpoint.manifest import digest_of, read_manifest, write_manifest
+from crosstrain.cli.group import invoke
+from crosstrain.conformance.runs import run_job, trainer
+from crosstrain.core.errors import UsageError
+from crosstrain.core.fields import choices, schema
+from crosstrain.core.job import Job
+from crosstrain.core.sweeps import Grid
+from crosstrain.launch.endings import what_is_kept
+from crosstrain.launch.resuming import prepare
+from crosstrain.launch.sweep import _typed as typed_of_a_point
+from crosstrain.launch.sweep_folder import Request
+from crosstrain.launch.trust import CONFIG, foreign_settings, links_outside
+from crosstrain.metrics.rundir import RunReader
+
+TOY = Path(__file__).parent.parent / "toy"
+
+PAYLOAD = """
+import os
+open(os.environ["PAYLOAD_MARK"], "a").write("executed ")
+from crosstrain.models.logreg import build
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A real run of a few steps; it is copied before it is changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TOY))
+        return run_job(tmp_path_factory.mktemp("made"), backend="toy", steps=6, name="run", eval_every="end", monitor=False).path
+
+
+@pytest.fixture
+def place(tmp_path, made, monkeypatch):
+    """The folder in which somebody unpacked the run `evilrun` and works, with the folder on PYTHONPATH as for a model of one's own."""
+    shutil.copytree(made, tmp_path / "evilrun")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), str(tmp_path)]))
+    monkeypatch.setenv("PAYLOAD_MARK", str(tmp_path / "mark"))
+    monkeypatch.syspath_prepend(str(TOY))
+    return tmp_path
+
+
+def alter(run, **settings):
+    """Change settings in every file of a run that has them, and sign the manifests anew; `data_dir` also in the data's description."""
+    job = json.loads((run / "job.json").read_text())
+    (run / "job.json").write_text(json.dumps({**job, **settings}))
+    for folder in list_checkpoints(run):
+        described = json.loads((folder / "checkpoint.json").read_text())
+        described["job"] |= settings
+        described["data"] |= {key: value for key, value in settings.items() if key == "data_dir"}
+        (folder / "checkpoint.json").write_text(json.dumps(described))
+        write_manifest(folder, {name: digest_of(folder / name) for name in read_manifest(folder)})
+
+
+def plant(place):
+    """Put the payload beside the run's files and have them name it; it is a model that works."""
+    package = place / "evilrun/payload"
+    package.mkdir()
+    (package / "__init__.py").write_text(PAYLOAD)
+    (package / "toy.py").write_text("from crosstrain_toy.logreg import *\n")
+    alter(place / "evilrun", model="evilrun.payload")
+
+
+COMMANDS = {
+    "export": ["export", "evilrun", "--format", "safetensors"],
+    "evaluate": ["evaluate", "evilrun"],
+    "evaluate-on-other-data": ["evaluate", "evilrun", "--data", "digits", "--backend", "toy"],
+    "resume": ["run", "--resume", "evilrun", "--steps", "+2"],
+    "resume-forced": ["run", "--resume", "evilrun/checkpoints/step-000000006", "--steps", "+2", "--force", "--data", "glyphs"],
+}
+
+
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
+def test_a_runs_files_do_not_have_code_executed(place, arguments):
+    plant(place)
+    done = trainer(*arguments)
+    assert not (place / "mark").exists()
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: run: the files of '")
+    assert "run the code of the module 'evilrun.payload'" in done.stderr
+    assert "add --trust-run" in done.stderr
+    assert ("or type --model yourself" in done.stderr) == (arguments[0] == "run")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*COMMANDS["export"], "--trust-run"],
+        [*COMMANDS["evaluate"], "--trust-run"],
+        [*COMMANDS["resume"], "--trust-run"],
+        [*COMMANDS["resume"], "--model", "evilrun.payload"],
+    ],
+    ids=["export", "evaluate", "resume", "typed"],
+)
+def test_who_asks_for_it_gets_it(place, arguments):
+    plant(place)
+    done = trainer(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert (place / "mark").exists()
+
+
+FOREIGN = {
+    "model": ("somebody.model", "run the code of the module 'somebody.model'"),
+    "data": ("image-folder:/somewhere?size=8", "read what 'image-folder:/somewhere?size=8' names"),
+    "data_dir": ("/somewhere/else", "read the folder '/somewhere/else'"),
+    "mlflow": ("http://somebody.example:5000", "send its records to 'http://somebody.example:5000'"),
+}
+
+
+@pytest.mark.parametrize("field", FOREIGN)
+def test_each_such_setting_of_a_run_is_refused_unless_it_is_typed(place, field):
+    value, words = FOREIGN[field]
+    alter(place / "evilrun", **{field: value})
+    resumed = partial(prepare, Path("evilrun"), environ={}, config=None, force=False)
+    with pytest.raises(UsageError) as refused:
+        resumed(flags={"steps": "+2"})
+    assert words in str(refused.value)
+    assert f"or type --{field.replace('_', '-')} yourself" in str(refused.value)
+    instead = {"model": "logreg", "data": "digits", "data_dir": str(place), "mlflow": ""}[field]
+    by_variable, by_file = {f"TRAINER_{field.upper()}": instead}, _file(place, field, instead)
+    for given in ({"flags": {field: instead}}, {"environ": by_variable}, {"config": by_file}):
+        if field == "mlflow" and "environ" in given:
+            continue  # an empty variable is none
+        with pytest.raises(UsageError) as other:  # with what is typed the run is another one, or has nothing left to do
+            resumed(**{"flags": {}, **given})
+        assert "--trust-run" not in str(other.value)
+
+
+def _file(place, field, value):
+    (place / "mine.toml").write_text(f"{field} = {json.dumps(value)}\n")
+    return str(place / "mine.toml")
+
+
+def test_several_are_named_together_and_nothing_is_escaped_into_the_terminal(place):
+    alter(place / "evilrun", mlflow="http://a\x1b[31m/", data_dir="/x")
+    with pytest.raises(UsageError) as refused:
+        prepare(Path("evilrun"), {}, {}, None, force=False)
+    assert r"read the folder '/x' and send its records to 'http://a\x1b[31m/'" in str(refused.value)
+    assert "or type --data-dir and --mlflow yourself" in str(refused.value)
+
+
+def test_the_folder_of_an_evaluation_may_be_typed(place, capsys):
+    alter(place / "evilrun", data_dir="/somewhere/else")
+    for same in ([], ["--data", "digits"]):  # the same data, so that the folder would be the run's
+        assert invoke(["evaluate", "evilrun", *same]) == 2
+        said = capsys.readouterr().err
+        assert "read the folder '/somewhere/else'" in said
+        assert "or type --data-dir yourself" in said
+    assert invoke(["evaluate", "evilrun", "--data-dir", "own"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: data_dir: {str(place / 'own')!r} is no folder")
+
+
+def test_a_link_that_leads_out_of_a_run_is_not_written_through(place, capsys):
+    mine = place / "mine.txt"
+    mine.write_text("precious")
+    run = place / "evilrun"
+    (run / "events.jsonl").unlink()
+    (run / "events.jsonl").symlink_to(mine)
+    (run / "inside").symlink_to("checkpoints")
+    assert list(links_outside(run)) == ["events.jsonl"]
+    assert invoke(["run", "--resume", "evilrun", "--steps", "+2"]) == 2
+    assert "write through the link 'events.jsonl'" in capsys.readouterr().err
+    (run / "exports").symlink_to(place / "elsewhere")
+    (place / "elsewhere").mkdir()
+    assert invoke(["export", "evilrun", "--format", "safetensors"]) == 2
+    assert "write through the link 'exports'" in capsys.readouterr().err
+    assert list((place / "elsewhere").iterdir()) == []
+    assert mine.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"flags": {"model": "somebody.model", "backend": "toy"}, "grid": {"axes": {"seed": [1]}}},
+        {"grid": {"axes": {"model": ["logreg", "somebody.model"]}}},
+        {"grid": {"axes": {"seed": [1]}, "cases": [{"data_dir": "/somewhere"}]}},
+        {"config": "/somewhere/job.toml", "grid": {"axes": {"seed": [1]}}},
+    ],
+    ids=["flags", "axes", "cases", "config"],
+)
+def test_a_sweep_from_elsewhere_is_not_gone_on_with(place, capsys, request_):
+    grid = {"axes": {}, "cases": [], "repeats": None, **request_["grid"]}
+    document = {"schema": 1, "request": {"config": None, "flags": {}, **request_, "grid": grid}, "points": []}
+    (place / "sweep").mkdir()
+    (place / "sweep/sweep.json").write_text(json.dumps(document))
+    assert invoke(["sweep", "--resume", "sweep"]) == 2
+    assert "add --trust-run" in capsys.readouterr().err
+    invoke(["sweep", "--resume", "sweep", "--trust-run", "--dry-run"])
+    assert "add --trust-run" not in capsys.readouterr().err
+
+
+def test_a_sweep_hands_on_what_the_user_typed(place):
+    """A point whose model is the user's own goes on from its checkpoint when the sweep is typed again."""
+    plant(place)
+    typed = ["sweep", "--backend", "toy", "--model", "evilrun.payload", "--grid", "seed=3", "--steps", "6", "--checkpoint-every", "2steps"]
+    typed += ["--name", "s", "--eval-every", "end", "--no-monitor"]
+    assert trainer(*typed).returncode == 0
+    run = place / "runs/s/seed=3"
+    for folder in list_checkpoints(run)[:2]:  # as if it had been killed on the way
+        shutil.rmtree(folder)
+    (run / "summary.json").unlink()
+    (run / "status.json").write_text(json.dumps({**RunReader(run).status(), "state": "failed"}))
+    again = trainer(*typed)
+    assert again.returncode == 0, again.stderr
+    assert RunReader(run).summary()["resumed"] == 1
+    assert not (place / "runs/s/.earlier").exists()
+
+
+def test_what_a_variable_says_is_not_put_onto_a_command_line(monkeypatch):
+    job = Job(model="my.model", mlflow="http://me:secret@host/")
+    assert typed_of_a_point(job) == ["--model", "my.model", "--mlflow", "http://me:secret@host/"]
+    monkeypatch.setenv("TRAINER_MLFLOW", "http://me:secret@host/")
+    assert typed_of_a_point(job) == ["--model", "my.model"]
+
+
+def test_the_command_to_go_on_is_the_one_that_works(tmp_path):
+    save_model(tmp_path, "logreg", (1, 8, 8))
+    assert what_is_kept(Job(), tmp_path).endswith(f"--resume {tmp_path}")
+    assert what_is_kept(Job(data_dir=Path("/mine")), tmp_path).endswith(f"--resume {tmp_path} --trust-run")
+
+
+def test_the_option_belongs_to_resume(capsys):
+    for command in (["run"], ["sweep", "--grid", "seed=1,2"]):
+        assert invoke([*command, "--trust-run"]) == 2
+        assert capsys.readouterr().err == "error: --trust-run: belongs to --resume\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "is_foreign"),
+    [
+        ("model", "logreg", False),
+        ("model", "os.path", True),
+        ("model", "crosstrain.models.logreg", True),
+        ("data", "digits", False),
+        ("data", "synthetic-images:size=64", False),
+        ("data", "image-folder:/x?size=8", True),
+        ("data", "image-folder:pictures", True),
+        ("data", "image-folder:?size=8", False),
+        ("data", "image-folder:~nobody-has-this-name/x", True),
+        ("data", "somebodys:/x", True),
+        ("data_dir", "x", True),
+        ("data_dir", None, False),
+        ("mlflow", "sqlite:///x.db", True),
+        ("mlflow", "", False),
+        (CONFIG, "quickstart", False),
+        (CONFIG, "quickstart.toml", True),
+        ("batch_size", 8, False),
+    ],
+)
+def test_what_counts_as_foreign(field, value, is_foreign):
+    assert foreign_settings({field: value}) == ({field: value} if is_foreign else {})
+
+
+def test_every_setting_that_could_name_something_outside_was_thought_of():
+    """A new setting that holds text or a path: does it say whose code runs, where records go, or what is read? Then `trust` has it."""
+    texts = {field for field in Job.model_fields if schema(field).get("type") == "string" and not choices(field)}
+    harmless = {"backend", "until", "eval_every", "checkpoint_every", "bandwidth", "out", "name", "mlflow_experiment"}
+    assert texts - harmless == set(FOREIGN)
+
+
+def test_a_request_yields_all_of_its_settings():
+    request = Request("x.toml", {"lr": 1}, Grid({"seed": [1, 2]}, ({"nodes": 2},)))
+    assert list(request.settings()) == [{CONFIG: "x.toml"}, {"lr": 1}, {"seed": 1}, {"seed": 2}, {"nodes": 2}]
