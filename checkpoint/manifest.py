@@ -11,9 +11,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Annotated, Any, Protocol, cast
 
 import xxhash
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ..core.reading import first_problem, open_regular, read_json
 
 __all__ = ["MANIFEST", "FileDigest", "Hasher", "digest_of", "new_hasher", "read_manifest", "write_manifest"]
 
@@ -24,6 +27,17 @@ _ALGORITHMS = {1: "sha256", _SCHEMA: ALGORITHM}
 """Which digest the manifests of each schema have."""
 
 _SELF = "manifest_sha256"
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    bytes: Annotated[int, Field(ge=0, lt=2**63)]
+    sha256: str = ""
+    xxh3_128: str = ""
+
+
+_FILES = TypeAdapter(dict[str, _File])
 
 
 class Hasher(Protocol):
@@ -54,7 +68,7 @@ def new_hasher(algorithm: str = ALGORITHM) -> Hasher:
 
 def digest_of(path: Path, algorithm: str = ALGORITHM) -> FileDigest:
     """Return a file's size and digest as they are now. Raises OSError."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, lambda: new_hasher(algorithm)).hexdigest()  # type: ignore[arg-type, return-value]
         return FileDigest(file.tell(), digest, algorithm)
 
@@ -68,17 +82,23 @@ def write_manifest(folder: Path, files: Mapping[str, FileDigest]) -> None:
 def read_manifest(folder: Path) -> dict[str, FileDigest]:
     """Return the files that the manifest lists. Raises ValueError, saying what is wrong with it, where it is torn, altered or missing."""
     try:
-        fields = json.loads((folder / MANIFEST).read_bytes())
-    except FileNotFoundError as error:
+        fields = read_json(folder / MANIFEST)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError("is missing") from error
-    except ValueError as error:
-        raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(fields, dict) or fields.pop(_SELF, None) != _own_digest(fields):
         raise ValueError("differs from its own sha256")
-    algorithm = _ALGORITHMS.get(fields["schema"])
-    if algorithm is None:
-        raise ValueError(f"has schema {fields['schema']!r}; this release reads {' and '.join(map(str, _ALGORITHMS))}")
-    return {name: FileDigest(file["bytes"], file[algorithm], algorithm) for name, file in fields["files"].items()}
+    found = fields.get("schema")
+    if not isinstance(found, int) or found not in _ALGORITHMS:
+        raise ValueError(f"has schema {found!r}; this release reads {' and '.join(map(str, _ALGORITHMS))}")
+    algorithm = _ALGORITHMS[found]
+    try:
+        files = _FILES.validate_python(fields.get("files"))
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from error
+    for name in files:
+        if "/" in name or name in ("", ".", ".."):
+            raise ValueError(f"lists {name!r}, which is no name of a file in its folder")
+    return {name: FileDigest(file.bytes, getattr(file, algorithm), algorithm) for name, file in files.items()}
 
 
 def _own_digest(fields: Mapping[str, Any]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from ..core.reading import first_problem, read_json
 from ..data.base import DataInfo
 from ..models.base import ModelSpec
 
@@ -16,6 +17,76 @@ __all__ = ["META", "SCHEMA", "Meta", "data_info", "described_data", "described_m
 
 SCHEMA = 1
 META = "checkpoint.json"
+MOST_PIXELS = 2**28
+
+
+Extent = Annotated[int, Field(ge=1, lt=2**31)]
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+
+
+class _Job(BaseModel):
+    """What readers take of the job by itself."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str
+    data: str | None = None
+    data_dir: str | None = None
+    seed: int = 0
+    precision: str = "fp32"
+    device: str = "auto"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+    loss: str
+    parameters: list[Annotated[list[str | list[Extent]], Field(min_length=2, max_length=2)]]
+    buffers: list[Annotated[list[str | list[Extent]], Field(min_length=2, max_length=2)]]
+
+    @field_validator("parameters", "buffers")
+    @classmethod
+    def _named(cls, value: list[list[Any]]) -> list[list[Any]]:
+        if not all(isinstance(name, str) and isinstance(shape, list) for name, shape in value):
+            raise ValueError("has to be a list of names, each with a shape")
+        return value
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+    data_dir: str | None = None
+    digest: str
+    input_shape: Annotated[list[Extent], Field(min_length=3, max_length=3)]
+    classes: Annotated[int, Field(ge=1, le=2**24)]
+    sizes: dict[str, Annotated[int, Field(ge=0, le=2**53)]] = Field(default_factory=dict)
+    mean: list[Number]
+    std: list[Number]
+    synthetic: bool = False
+    class_names: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _sized(self) -> Self:
+        if math.prod(self.input_shape) > MOST_PIXELS:
+            raise ValueError(f"input_shape: an example of more than {MOST_PIXELS:,} numbers")
+        if not len(self.mean) == len(self.std) == self.input_shape[0]:
+            raise ValueError(f"mean and std: have to have {self.input_shape[0]} numbers, one a channel")
+        if self.class_names and len(self.class_names) != self.classes:
+            raise ValueError(f"class_names: {len(self.class_names)} names for {self.classes} classes")
+        return self
+
+
+class _Spent(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    init_seconds: Number = 0.0
+    train_seconds: Number = 0.0
+    eval_seconds: Number = 0.0
+    checkpoint_seconds: Number = 0.0
+    train_seconds_by_node: list[Number | None] = Field(default_factory=list)
+    updates: Annotated[int, Field(ge=0, le=2**53)] = 0
 
 
 class Meta(BaseModel):
@@ -31,11 +102,11 @@ class Meta(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=(), ser_json_inf_nan="strings")
 
     schema_number: int = Field(SCHEMA, alias="schema")
-    step: int = Field(ge=0)
-    epoch: int = Field(ge=0)
-    examples: int = Field(ge=0)
-    run_seconds: float = Field(ge=0)
-    seed: int
+    step: int = Field(ge=0, le=2**53)
+    epoch: int = Field(ge=0, le=2**53)
+    examples: int = Field(ge=0, le=2**53)
+    run_seconds: float = Field(ge=0, le=1e12)
+    seed: int = Field(ge=0, lt=2**63)
     job: dict[str, Any]
     model: dict[str, Any]
     data: dict[str, Any]
@@ -47,6 +118,15 @@ class Meta(BaseModel):
     backend: str
     mode: str
     workers: int
+
+
+class _Described(BaseModel):
+    """What `Meta` has as it is written, field by field."""
+
+    job: _Job
+    model: _Model
+    data: _Data
+    spent: _Spent = Field(default_factory=_Spent)
 
 
 def described_model(spec: ModelSpec) -> dict[str, Any]:
@@ -98,14 +178,15 @@ def write_meta(folder: Path, meta: Meta) -> None:
 
 def read_meta(folder: Path) -> Meta:
     """Read ``checkpoint.json``. Raises ValueError, saying what is wrong with it."""
-    fields = json.loads((folder / META).read_bytes())
+    fields = read_json(folder / META)
     if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
         raise ValueError(f"has no schema {SCHEMA}, the one that this release reads")
     try:
-        return Meta.model_validate(fields)
+        meta = Meta.model_validate(fields)
+        _Described.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ValueError(first_problem(error)) from error
+    return meta
 
 
 def peek_meta(folder: Path) -> Meta | None:

@@ -10,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
+from ..core.reading import UnreadableError
 from .entries import OPTIMIZER, PARAMETERS
 from .manifest import MANIFEST, digest_of, read_manifest
 from .meta import META, Meta, read_meta
@@ -70,6 +71,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise DamagedCheckpointError(path, name, "is missing") from error
         except OSError as error:
             raise DamagedCheckpointError(path, name, f"cannot be read ({error.strerror})") from error
+        except UnreadableError as error:
+            raise DamagedCheckpointError(path, name, str(error)) from error
     return _verified(path, listed=frozenset(files))
 
 

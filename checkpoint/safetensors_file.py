@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.reading import MOST_BYTES, open_regular, parse_json
+
 __all__ = ["header", "map_arrays"]
 
 _TYPES = {
@@ -50,14 +52,17 @@ def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
     Raises ValueError, saying what is wrong, where the file is not of the format.
     """
-    whole: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+    with open_regular(path) as file:
+        whole: NDArray[np.uint8] = np.memmap(file, np.uint8, "r")
     try:
         (length,) = _LENGTH.unpack(whole[: _LENGTH.size].tobytes())
-        described = json.loads(whole[_LENGTH.size : _LENGTH.size + length].tobytes())
+        if length > MOST_BYTES:
+            raise ValueError(f"its header is said to have {length:,} bytes")
+        described = parse_json(whole[_LENGTH.size : _LENGTH.size + length].tobytes())
         values = whole[_LENGTH.size + length :]
         described.pop("__metadata__", None)
         return {name: _array(values, **entry) for name, entry in described.items()}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"is no safetensors file ({error})") from error
 
 

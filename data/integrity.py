@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.reading import UnreadableError, open_regular, read_json
 from .manifest import MANIFEST, Manifest, file_sha256
 
 __all__ = ["STAMP", "FileCheck", "check_digests", "check_sizes", "remember", "vouched"]
@@ -39,9 +40,13 @@ def check_sizes(folder: Path, manifest: Manifest) -> list[FileCheck]:
     checks: list[FileCheck] = []
     for name, entry in manifest.files.items():
         try:
-            found = (folder / name).stat().st_size
+            with open_regular(folder / name) as file:
+                found = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             checks.append(FileCheck(name, None, "is missing"))
+            continue
+        except UnreadableError as error:
+            checks.append(FileCheck(name, None, str(error)))
             continue
         checks.append(FileCheck(name, found, None if found == entry.bytes else f"has {found} bytes instead of {entry.bytes}"))
     return checks
@@ -69,8 +74,8 @@ def identity(folder: Path, manifest: Manifest) -> Identity:
 def vouched(folder: Path, now: Identity) -> bool:
     """Return whether the stamp says that the digests of exactly these files were found right."""
     try:
-        stamp = json.loads((folder / STAMP).read_bytes())
-    except (FileNotFoundError, ValueError):  # no stamp or a torn one: compute the digests
+        stamp = read_json(folder / STAMP)
+    except (FileNotFoundError, UnreadableError):  # no stamp or a torn one: compute the digests
         return False
     return bool(stamp == now)
 

@@ -6,10 +6,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..core.reading import first_problem, open_regular, read_json
 from .base import DataInfo, Split
 
 __all__ = ["FILES", "MANIFEST", "SCHEMA", "SPLITS", "FileEntry", "Manifest", "file_sha256", "read_manifest", "write_manifest"]
@@ -21,15 +22,19 @@ FILES: Mapping[tuple[Split, str], str] = {(split, kind): f"{split}_{kind}.npy" f
 _SELF = "manifest_sha256"
 
 
+Size = Annotated[int, Field(ge=0, le=2**53)]
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+
+
 class FileEntry(BaseModel):
     """One array file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sha256: str
-    bytes: int
+    bytes: int = Field(ge=0, lt=2**63)
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
 
 
 class Manifest(BaseModel):
@@ -44,11 +49,11 @@ class Manifest(BaseModel):
     name: str
     version: int
     data_dir: str | None
-    input_shape: tuple[int, int, int]
-    classes: int
-    sizes: dict[Split, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    input_shape: tuple[Size, Size, Size]
+    classes: Size
+    sizes: dict[Split, Size]
+    mean: tuple[Number, ...]
+    std: tuple[Number, ...]
     synthetic: bool
     flippable: bool = True
     class_names: tuple[str, ...] = ()
@@ -77,7 +82,7 @@ class Manifest(BaseModel):
 
 def file_sha256(path: Path) -> str:
     """Return the hex digest of a file's content."""
-    with open(path, "rb") as handle:
+    with open_regular(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
@@ -90,11 +95,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """Read ``manifest.json``. Raises ValueError, saying what is wrong with it, where it is missing, unreadable or was altered."""
     try:
-        fields = json.loads((folder / MANIFEST).read_bytes())
-    except FileNotFoundError as error:
+        fields = read_json(folder / MANIFEST)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError("is missing") from error
-    except ValueError as error:
-        raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(fields, dict) or _SELF not in fields:
         raise ValueError(f"has no {_SELF}")
     stated = fields.pop(_SELF)
@@ -102,7 +105,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError("differs from its own sha256")
     if fields.get("schema") != SCHEMA:
         raise ValueError(f"has schema {fields.get('schema')!r}; this version reads {SCHEMA}")
-    manifest = Manifest.model_validate(fields)
+    try:
+        manifest = Manifest.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from error
+    if set(manifest.sizes) != set(SPLITS):
+        raise ValueError(f"has sizes of {', '.join(manifest.sizes) or 'no split'} instead of {', '.join(SPLITS)}")
     if set(manifest.files) != set(FILES.values()):
         raise ValueError(f"lists the files {', '.join(sorted(manifest.files))} instead of {', '.join(sorted(FILES.values()))}")
     return manifest

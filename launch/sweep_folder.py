@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import fcntl
-import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..core.errors import UsageError
 from ..core.job import Job, without_password
+from ..core.reading import UnreadableError, first_problem, read_json
 from ..core.sweeps import NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
 from ..metrics.lines import DamagedRunError, write_document
 from ..metrics.records import SCHEMA
 from .trust import CONFIG
 
 __all__ = ["Entry", "Request", "SweepFolder", "check_free", "read_request"]
+
+MOST_POINTS = 100_000
+"""That a file may ask for: each is laid out in memory before any is run."""
 
 PointState = Literal["waiting", "running", "succeeded", "failed", "interrupted"]
 
@@ -69,22 +75,66 @@ class Entry:
         return {"name": self.point.name, "settings": dict(self.point.settings), **stands, "job": job}
 
 
+class _Part(BaseModel):
+    """What is relied on; each of these documents holds more."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Grid(_Part):
+    axes: dict[str, list[Any]]
+    cases: list[dict[str, Any]]
+    repeats: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None
+
+
+class _Request(_Part):
+    config: str | None
+    flags: dict[str, Any]
+    grid: _Grid
+
+
+class _Point(_Part):
+    name: str
+    job: dict[str, Any]
+    state: PointState
+    cause: str | None
+    exit_code: int | None
+    attempts: Annotated[int, Field(ge=0, le=2**53)]
+    seconds: Annotated[float, Field(ge=0, le=1e12)] | None
+
+
+class _Sweep(_Part):
+    created_at: str
+    request: _Request
+    points: list[_Point]
+
+
 def read_request(path: Path) -> Request:
     """Return what a sweep's ``sweep.json`` was made for. Raises UsageError where `path` is no folder of a sweep."""
     asked = _document(path)["request"]
-    return Request(asked["config"], asked["flags"], Grid(**asked["grid"]))
+    grid = {name: asked["grid"][name] for name in _Grid.model_fields}
+    points = math.prod(map(len, grid["axes"].values())) * max(1, len(grid["cases"])) * (grid["repeats"] or 1)
+    if points > MOST_POINTS:
+        raise DamagedRunError(f"{path / SWEEP_FILE}: request.grid: has {points:,} points; a sweep has at most {MOST_POINTS:,}.")
+    return Request(asked["config"], asked["flags"], Grid(**grid))
 
 
 def _document(path: Path) -> dict[str, Any]:
     file = path / SWEEP_FILE
     try:
-        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        document = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"sweep: {str(path)!r} is not the folder of a sweep (it has no {SWEEP_FILE})") from None
-    except ValueError as error:
-        raise DamagedRunError(f"{file}: not a whole JSON document ({error}).") from error
+    except UnreadableError as error:
+        raise DamagedRunError(f"{file}: {error}.") from error
+    if not isinstance(document, dict):
+        raise DamagedRunError(f"{file}: holds {type(document).__name__}, not a JSON object.")
     if document.get("schema") != SCHEMA:
-        raise DamagedRunError(f"{file}: has schema {document.get('schema')}; this version of trainer reads {SCHEMA}.")
+        raise DamagedRunError(f"{file}: has schema {document.get('schema')!r}; this version of trainer reads {SCHEMA}.")
+    try:
+        _Sweep.model_validate(document)
+    except ValidationError as error:
+        raise DamagedRunError(f"{file}: {first_problem(error)}.") from error
     return document
 
 

@@ -5,13 +5,13 @@ A file is replaced in one move, and only where lines go. Lines are copied as the
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core.reading import UnreadableError, parse_json, read_lines
 from .lines import DamagedRunError
 
 __all__ = ["cut_records"]
@@ -62,12 +62,12 @@ def _copy(path: Path, keeps: Keeps) -> Path:
     torn: int | None = None
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with path.open("rb") as source, os.fdopen(descriptor, "wb") as target:
-            for number, line in enumerate(source, 1):
+        with os.fdopen(descriptor, "wb") as target:
+            for number, line in enumerate(read_lines(path), 1):
                 if torn is not None:
                     raise DamagedRunError(f"{path}, line {torn}: not a whole JSON record, and more lines follow it.")
                 try:
-                    record = json.loads(line)
+                    record = parse_json(line)
                     stays = keeps(record)
                 except (ValueError, KeyError, TypeError):
                     torn = number
@@ -76,7 +76,9 @@ def _copy(path: Path, keeps: Keeps) -> Path:
                     target.write(line)
             target.flush()
             os.fsync(target.fileno())
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, UnreadableError):
+            raise DamagedRunError(f"{path}: {error}.") from error
         raise
     return partial

@@ -16,9 +16,11 @@ from dataclasses import fields
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from ..core.errors import TrainerError, writing
+from ..core.reading import NotJsonError, UnreadableError, parse_json, read_lines
 from .records import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 
 __all__ = [
@@ -76,7 +78,6 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} cannot be stored as JSON: {value!r}")
 
 
-_decoder = json.JSONDecoder()  # json.loads would first guess each line's encoding
 _encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain)
 
 
@@ -132,10 +133,6 @@ def _number(value: Any) -> float:
     return NON_FINITE[value] if isinstance(value, str) else float(value)
 
 
-def _optional(value: Any) -> float | None:
-    return None if value is None else _number(value)
-
-
 def _losses(values: list[Any]) -> tuple[float, ...]:
     """Return float32 values as Python floats, exactly as they were before they were written."""
     try:
@@ -144,22 +141,14 @@ def _losses(values: list[Any]) -> tuple[float, ...]:
         return tuple(array("f", [_number(value) for value in values]))
 
 
-def _decode_step(value: dict[str, Any]) -> StepRecord:
-    staleness = value.get("staleness")
-    return StepRecord(
-        value["step"],
-        value["count"],
-        value["epoch"],
-        _number(value["time_seconds"]),
-        _number(value["seconds"]),
-        value["examples"],
-        _losses(value["losses"]),
-        tuple(map(_number, value["learning_rates"])),
-        _optional(value.get("data_wait_seconds")),
-        _optional(value.get("network_wait_seconds")),
-        value.get("worker"),
-        None if staleness is None else tuple(staleness),
-    )
+def _step_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    rates, staleness = value["learning_rates"], value.get("staleness")
+    return {
+        **_known(StepRecord, value),
+        "losses": _losses(value["losses"]),
+        "learning_rates": tuple(map(_number, rates)),
+        "staleness": None if staleness is None else tuple(staleness),
+    }
 
 
 def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,35 +157,33 @@ def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figure(declared: str, item: Any) -> Any:
-    return NON_FINITE[item] if isinstance(item, str) and declared.startswith("float") else item
+    return NON_FINITE.get(item, item) if isinstance(item, str) and declared.startswith("float") else item
 
 
-def _decode_system(value: dict[str, Any]) -> SystemRecord:
-    known = _known(SystemRecord, value)
-    interfaces = known.get("interfaces")
-    known["interfaces"] = None if interfaces is None else {name: tuple(pair) for name, pair in interfaces.items()}
-    known["gpus"] = None if known.get("gpus") is None else tuple(known["gpus"])
-    known["tasks"] = tuple(TaskSample(**_known(TaskSample, task)) for task in known.get("tasks", ()))
-    known["problems"] = tuple(known.get("problems", ()))
-    return SystemRecord(**known)
+def _system_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_known(SystemRecord, value), "tasks": [_known(TaskSample, task) for task in value.get("tasks", ())]}
 
 
-_DECODERS: Mapping[type, Callable[[dict[str, Any]], Any]] = {
-    StepRecord: _decode_step,
-    SystemRecord: _decode_system,
-    EvalRecord: lambda value: EvalRecord(**_known(EvalRecord, value)),
-    EventRecord: lambda value: EventRecord(**_known(EventRecord, value)),
+_FIELDS: Mapping[type, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    StepRecord: _step_fields,
+    SystemRecord: _system_fields,
+    EvalRecord: lambda value: _known(EvalRecord, value),
+    EventRecord: lambda value: _known(EventRecord, value),
 }
 
 
 def decode(kind: type[R], value: dict[str, Any]) -> R:
-    """Return the record that a line's JSON object stands for.
+    """Return the record that a line's JSON object stands for, every field of its type and within its bounds.
 
-    Raises ValueError where the schema is not this release's, KeyError or TypeError where a field is missing.
+    Raises ValueError where the schema is not this release's or a field is none that a record has; KeyError or TypeError where one is
+    missing or of another kind.
     """
     if value["schema"] != SCHEMA:
         raise ValueError(f"schema {value['schema']!r}, and this release reads schema {SCHEMA}")
-    record: R = _DECODERS[kind](value)
+    try:
+        record: R = msgspec.convert(_FIELDS[kind](value), kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
     return record
 
 
@@ -209,10 +196,12 @@ def _objects(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str
                 f"{path}, line {torn}: not a whole JSON record, and more lines follow it. The file was damaged after it was written."
             )
         try:
-            value = _decoder.decode(line.decode())
-        except ValueError:
+            value = parse_json(line)
+        except NotJsonError:
             torn = number
             continue
+        except UnreadableError as error:
+            raise DamagedRunError(f"{path}, line {number}: {error}.") from error
         if isinstance(value, dict):
             yield number, value
         else:
@@ -224,10 +213,8 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
 
     Raises DamagedRunError, naming the file and the line, where anything else is not a record.
     """
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for number, value in _objects(path, file):
+    try:
+        for number, value in _objects(path, read_lines(path)):
             try:
                 record = decode(kind, value)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -235,6 +222,10 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
                     f"{path}, line {number}: not a {kind.__name__} that this release reads ({type(error).__name__}: {error})."
                 ) from error
             yield record
+    except FileNotFoundError:
+        return
+    except UnreadableError as error:
+        raise DamagedRunError(f"{path}: {error}.") from error
 
 
 def append_whole(descriptor: int, data: bytes) -> None:

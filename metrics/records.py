@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 __all__ = ["SCHEMA", "Clock", "EvalRecord", "EventRecord", "StepRecord", "SystemRecord", "TaskSample"]
 
 SCHEMA = 1
+
+Index = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
+"""The number of a node or worker. Readers refuse what is out of these bounds; writers do not look at them."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""As far as a float64 counts exactly."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+"""Thirty thousand years; never NaN, as it is an axis of figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +35,18 @@ class StepRecord:
     stores that one value.
     """
 
-    step: int
-    count: int
-    epoch: int
-    time_seconds: float
-    seconds: float
-    examples: int
+    step: Count
+    count: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    epoch: Count
+    time_seconds: Seconds
+    seconds: Seconds
+    examples: Count
     losses: tuple[float, ...]
     learning_rates: tuple[float, ...]
-    data_wait_seconds: float | None = None
-    network_wait_seconds: float | None = None
-    worker: int | None = None
-    staleness: tuple[int, ...] | None = None
+    data_wait_seconds: Seconds | None = None
+    network_wait_seconds: Seconds | None = None
+    worker: Index | None = None
+    staleness: tuple[Count, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +57,15 @@ class EvalRecord:
     `updates_applied` is counted where updates are applied.
     """
 
-    step: int
+    step: Count
     epoch: float
-    time_seconds: float
-    seconds: float
+    time_seconds: Seconds
+    seconds: Seconds
     split: str
-    examples: int
+    examples: Count
     loss: float
     accuracy: float
-    updates_applied: int
+    updates_applied: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,7 @@ class EventRecord:
     """A line of ``events.jsonl``: `event` is a snake_case name (``run_started``, ``epoch_ended``, ``task_died`` …), `detail` its data."""
 
     event: str
-    time_seconds: float
+    time_seconds: Seconds
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -73,10 +84,10 @@ class TaskSample:
     task: str
     pid: int
     cpu_seconds: float | None
-    memory_rss_bytes: int | None
-    memory_pss_bytes: int | None
-    network_sent_bytes: int | None
-    network_received_bytes: int | None
+    memory_rss_bytes: Count | None
+    memory_pss_bytes: Count | None
+    network_sent_bytes: Count | None
+    network_received_bytes: Count | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +103,26 @@ class SystemRecord:
     on the run clock: 0, or where the checkpoint was from which a resumed run went on. It is null in older records (`metrics.parts`).
     """
 
-    node: int
-    time_seconds: float
-    interval_seconds: float
+    node: Index
+    time_seconds: Seconds
+    interval_seconds: Seconds
     cpu_seconds: float | None
     cpu_cores_used: float | None
     cpu_fraction: float | None
     cores_available: float | None
-    memory_rss_bytes: int | None
-    memory_pss_bytes: int | None
+    memory_rss_bytes: Count | None
+    memory_pss_bytes: Count | None
     network_source: str | None
-    network_sent_bytes: int | None
-    network_received_bytes: int | None
-    interfaces: Mapping[str, tuple[int, int]] | None
-    disk_read_bytes: int | None
-    disk_written_bytes: int | None
+    network_sent_bytes: Count | None
+    network_received_bytes: Count | None
+    interfaces: Mapping[str, tuple[Count, Count]] | None
+    disk_read_bytes: Count | None
+    disk_written_bytes: Count | None
     gpus: tuple[Mapping[str, Any], ...] | None
     monitor_cpu_seconds: float | None
     tasks: tuple[TaskSample, ...] = ()
     problems: tuple[str, ...] = ()
-    part_began_seconds: float | None = None
+    part_began_seconds: Seconds | None = None
 
     @property
     def initialising(self) -> bool:

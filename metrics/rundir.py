@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -18,8 +17,9 @@ import psutil
 
 from ..core.errors import DiskError, UsageError, writing
 from ..core.job import Job
+from ..core.reading import UnreadableError, read_json
 from .cutting import cut_records
-from .documents import check_document
+from .documents import checked_document
 from .lines import DamagedRunError, LineFile, overwrite_document, read_records, write_document
 from .records import EvalRecord, EventRecord, StepRecord, SystemRecord
 
@@ -283,15 +283,14 @@ class RunReader:
     def _document(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = read_json(path)
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise DamagedRunError(f"{path}: not a whole JSON document ({error}).") from error
+        except UnreadableError as error:
+            raise DamagedRunError(f"{path}: {str(error).removeprefix('is ')}.") from error
         if not isinstance(value, dict):
             raise DamagedRunError(f"{path}: holds {type(value).__name__}, not a JSON object.")
-        check_document(path, value)
-        return value
+        return checked_document(path, value)
 
     def _required(self, name: str) -> dict[str, Any]:
         value = self._document(name)

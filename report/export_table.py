@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..metrics.lines import finite_json
 from ..metrics.nodes import rise_per_second
@@ -132,8 +133,13 @@ def _json(record: SystemRecord, name: str) -> str | None:
 
 def _of_record(record: type[Any]) -> list[Column]:
     """Return a column for each field of a kind of record; what is no single figure becomes JSON text."""
-    kinds: Mapping[str, Kind] = {"int": "integer", "float": "number"}
-    return [Column(field.name, kinds.get(str(field.type).partition(" ")[0], "text")) for field in fields(record)]
+    types = get_type_hints(record)
+    return [Column(field.name, _kind_declared(types[field.name])) for field in fields(record)]
+
+
+def _kind_declared(declared: Any) -> Kind:
+    of = set(get_args(declared)) - {type(None)} if get_origin(declared) in (Union, UnionType) else {declared}
+    return "integer" if of == {int} else "number" if of == {float} else "text"
 
 
 _RUN = Column("run", "text")

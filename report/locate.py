@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..core.errors import UsageError
+from ..core.reading import read_json
 from ..core.sweeps import SWEEP_FILE
 from ..metrics.lines import DamagedRunError
 from ..metrics.rundir import RunReader
@@ -131,7 +131,7 @@ def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
 def _ordered(folder: Path, names: Iterator[str]) -> list[str]:
     """Put a sweep's points into its order, what it does not name behind them; all other runs into that of their names."""
     try:
-        points = [point["name"] for point in json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))["points"]]
+        points = [str(point["name"]) for point in read_json(folder / SWEEP_FILE)["points"]]
     except (OSError, ValueError, KeyError, TypeError):  # no sweep, or none that can be read: `trainer sweep` says what is wrong with it
         points = []
     rank = {name: number for number, name in enumerate(points)}

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ..core.reading import MOST_LINE_BYTES, UnreadableError, open_regular
 from ..metrics.lines import DamagedRunError
 
 __all__ = ["read_pieces"]
@@ -33,7 +34,7 @@ def read_pieces(path: Path, kind: type[L], name: str, check: Callable[[L], None]
             lines = decoder.decode_lines(piece)
             for line in lines:
                 check(line)
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             lines = []
         if len(lines) != count:
             lines, torn = _one_by_one(path, piece, number, name, decoder, check)
@@ -43,17 +44,22 @@ def read_pieces(path: Path, kind: type[L], name: str, check: Callable[[L], None]
 
 def _pieces(path: Path) -> Iterator[bytes]:
     """Yield the file in pieces of whole lines; the last one may lack its end."""
-    if not path.exists():
-        return
     rest = b""
-    with path.open("rb") as file:
-        while read := file.read(_PIECE_BYTES):
-            whole, newline, tail = read.rpartition(b"\n")
-            if newline:
-                yield rest + whole + newline
-                rest = tail
-            else:
-                rest += tail
+    try:
+        with open_regular(path) as file:
+            while read := file.read(_PIECE_BYTES):
+                whole, newline, tail = read.rpartition(b"\n")
+                if newline:
+                    yield rest + whole + newline
+                    rest = tail
+                else:
+                    rest += tail
+                if len(rest) > MOST_LINE_BYTES:
+                    raise UnreadableError(f"a line is longer than {MOST_LINE_BYTES >> 20} MiB, the most that is read of one")
+    except FileNotFoundError:
+        return
+    except UnreadableError as error:
+        raise DamagedRunError(f"{path}: {error}.") from error
     if rest:
         yield rest
 
@@ -74,6 +80,8 @@ def _one_by_one(
             raise _unknown(path, current, name, error) from error
         except msgspec.DecodeError:
             torn = current
+        except RecursionError:
+            raise _unknown(path, current, name, UnreadableError("it is nested too deep")) from None
         except ValueError as error:
             raise _unknown(path, current, name, error) from error
         else:

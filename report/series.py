@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..metrics.parts import Parts, resumed_seconds
+from ..metrics.records import Count, Index, Seconds
 from ..metrics.rundir import RunReader
 from .pieces import read_pieces
 
@@ -34,14 +35,14 @@ class _StepLine(msgspec.Struct, gc=False):
     """What curves need of a line of ``steps.jsonl``."""
 
     schema: Literal[1]
-    step: int
-    count: int
-    epoch: int
-    time_seconds: _Number
-    seconds: _Number
-    examples: int
+    step: Count
+    count: Count
+    epoch: Count
+    time_seconds: Seconds
+    seconds: Seconds
+    examples: Count
     losses: list[_Number]
-    worker: int | None = None
+    worker: Index | None = None
 
 
 class _Gpu(msgspec.Struct, gc=False):
@@ -52,17 +53,17 @@ class _SystemLine(msgspec.Struct, gc=False):
     """What curves need of a line of ``system.jsonl``."""
 
     schema: Literal[1]
-    node: int
-    time_seconds: _Number
-    interval_seconds: _Number
+    node: Index
+    time_seconds: Seconds
+    interval_seconds: Seconds
     cpu_cores_used: _Number | None = None
     cores_available: _Number | None = None
-    memory_rss_bytes: int | None = None
+    memory_rss_bytes: Count | None = None
     network_source: str | None = None
-    network_sent_bytes: int | None = None
-    network_received_bytes: int | None = None
+    network_sent_bytes: Count | None = None
+    network_received_bytes: Count | None = None
     gpus: list[_Gpu] | None = None
-    part_began_seconds: float | None = None
+    part_began_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +137,8 @@ class _Columns:
         self.first.extend([line.step for line in lines])
         self.count.extend([line.count for line in lines])
         self.epoch.extend([line.epoch for line in lines])
-        self.time_seconds.extend([float(line.time_seconds) for line in lines])
-        self.seconds.extend([float(line.seconds) for line in lines])
+        self.time_seconds.extend([line.time_seconds for line in lines])
+        self.seconds.extend([line.seconds for line in lines])
         self.examples.extend([line.examples for line in lines])
         self.worker.extend([-1 if line.worker is None else line.worker for line in lines])
         for line in lines:
@@ -205,7 +206,7 @@ def read_system(run: Path) -> list[NodeSeries]:
     parts = Parts(resumed_seconds(RunReader(run).job()))
     for lines in read_pieces(run / "system.jsonl", _SystemLine, "SystemRecord"):
         for line in lines:
-            line.part_began_seconds = parts.began_seconds(float(line.time_seconds), line.part_began_seconds)
+            line.part_began_seconds = parts.began_seconds(line.time_seconds, line.part_began_seconds)
             by_node.setdefault(line.node, []).append(line)
     found = [_node(node, by_node[node]) for node in sorted(by_node)]
     return [node for node in found if len(node.time_seconds)]

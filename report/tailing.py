@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Generic
 
+from ..core.reading import MOST_LINE_BYTES, UnreadableError, open_regular, parse_json
 from ..metrics.lines import DamagedRunError, R, decode
 
 __all__ = ["Tail"]
@@ -59,9 +59,12 @@ class Tail(Generic[R]):
 
     def _open(self) -> int | None:
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            with open_regular(self._path) as file:
+                descriptor = os.dup(file.fileno())
         except FileNotFoundError:
             return None
+        except UnreadableError as error:
+            raise DamagedRunError(f"{self._path}: {error}.") from error
         size = os.fstat(descriptor).st_size
         skipped = 0 if self._most_bytes is None else max(0, size - self._most_bytes)
         self._inside_line = skipped > 0
@@ -78,6 +81,10 @@ class Tail(Generic[R]):
                 break
             if len(data) < length:
                 return None
+            if length > MOST_LINE_BYTES:
+                raise DamagedRunError(
+                    f"{self._path}: a line from byte {self._offset} on is longer than {MOST_LINE_BYTES >> 20} MiB, the most that is read."
+                )
             length *= 2  # a line longer than that
         self._offset += end
         lines = data[: end - 1].split(b"\n")
@@ -88,7 +95,7 @@ class Tail(Generic[R]):
 
     def _record(self, line: bytes) -> R:
         try:
-            record: R = decode(self._kind, json.loads(line))
+            record: R = decode(self._kind, parse_json(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedRunError(
                 f"{self._path}: a line before byte {self._offset} is no {self._kind.__name__} that this release reads "

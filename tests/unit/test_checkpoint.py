@@ -80,7 +80,12 @@ class TestRoundTrip:
     def test_any_shape_and_type(self, tmp_path_factory, shapes, dtypes, chunk):
         values = {f"parameters/p{n}": np.ones(shape, dtypes[n]) * (n % 2) for n, shape in enumerate(shapes)}
         values = {key: value.astype(dtypes[n]) for n, (key, value) in enumerate(values.items())}
-        path = save(tmp_path_factory.mktemp("run"), values=values, chunk=chunk, model={"buffers": []})
+        path = save(
+            tmp_path_factory.mktemp("run"),
+            values=values,
+            chunk=chunk,
+            model={"name": "any", "loss": "cross_entropy", "parameters": [], "buffers": []},
+        )
         assert same(read_checkpoint(path).arrays, values)
         library = safetensors.numpy.load_file(path / "parameters.safetensors")
         assert {name: value.shape for name, value in library.items()} == {key[11:]: value.shape for key, value in values.items()}

@@ -72,6 +72,8 @@ def test_log_paths_are_ready_to_be_opened(tmp_path):
 # Records -------------------------------------------------------------------------------------------------------------
 
 counts = st.integers(0, 2**53)
+indices = st.integers(0, 2**20 - 1)
+seconds = st.floats(-1e12, 1e12)
 figures = st.floats(allow_nan=True)
 optional_figures = st.none() | figures
 names = st.text(max_size=8)
@@ -80,28 +82,28 @@ float32s = st.floats(width=32).map(lambda loss: loss + 0.0)  # a loss of -0 is s
 step_records = st.builds(
     StepRecord,
     counts,
+    st.integers(1, 2**53),
     counts,
-    counts,
-    figures,
-    figures,
+    seconds,
+    seconds,
     counts,
     st.lists(float32s, max_size=8).map(tuple),
     st.lists(figures, max_size=8).map(tuple),
-    optional_figures,
-    optional_figures,
-    st.none() | counts,
+    st.none() | seconds,
+    st.none() | seconds,
+    st.none() | indices,
     st.none() | st.lists(counts, max_size=8).map(tuple),
 )
-eval_records = st.builds(EvalRecord, counts, figures, figures, figures, names, counts, figures, figures, counts)
+eval_records = st.builds(EvalRecord, counts, figures, seconds, seconds, names, counts, figures, figures, counts)
 plain = st.none() | st.booleans() | counts | names | st.floats(allow_nan=False, allow_infinity=False)
 details = st.dictionaries(names, plain | st.lists(plain, max_size=3), max_size=3)
-event_records = st.builds(EventRecord, names, figures, details)
+event_records = st.builds(EventRecord, names, seconds, details)
 tasks = st.builds(TaskSample, names, counts, optional_figures, *[st.none() | counts] * 4)
 system_records = st.builds(
     SystemRecord,
-    counts,
-    figures,
-    figures,
+    indices,
+    seconds,
+    seconds,
     *[optional_figures] * 4,
     *[st.none() | counts] * 2,
     st.sampled_from(["interface", "sockets", None]),
@@ -167,8 +169,13 @@ def test_a_run_is_read_back(tmp_path):
     assert [list(reader.steps()), list(reader.evals())] == [[STEP] * 2, [EVALUATION] * 2]
     assert [list(reader.events()), list(reader.system())] == [[EVENT] * 2, [SYSTEM] * 2]
     assert reader.job()["mode"] == "sync"
-    assert reader.env() == [{"cpu": "a"}, {"cpu": "b"}]
-    assert reader.summary() == {"schema": SCHEMA, **figures, "final_train_loss": "NaN"}
+    assert [(node["cpu"], node["gpus"]) for node in reader.env()] == [("a", None), ("b", None)]
+    summary = reader.summary()
+    assert {name: value for name, value in summary.items() if value is not None} == {
+        "schema": SCHEMA,
+        **figures,
+        "final_train_loss": "NaN",
+    }
     writer.close()
     writer.close()
     with pytest.raises(ValueError, match="is closed"):
@@ -201,7 +208,12 @@ def test_a_torn_line_in_the_middle_is_named(tmp_path, torn):
     [
         ({"schema": SCHEMA + 1}, "schema 2, and this release reads schema 1"),
         ({"losses": None}, "TypeError"),
-        ({"seconds": "soon"}, "KeyError"),
+        ({"seconds": "soon"}, r"Expected `float`, got `str` - at `\$\.seconds`"),
+        ({"seconds": "NaN"}, r"\$\.seconds"),
+        ({"count": 0}, r"`int` >= 1 - at `\$\.count`"),
+        ({"worker": 10**9}, r"\$\.worker"),
+        ({"step": 2**60}, r"\$\.step"),
+        ({"staleness": 3}, "TypeError"),
     ],
 )
 def test_a_line_that_is_no_record_is_named(tmp_path, change, complaint):

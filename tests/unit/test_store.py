@@ -156,9 +156,9 @@ class TestDamage:
     @pytest.mark.parametrize(
         ("content", "says"),
         [
-            (b"{", "is not JSON"),
+            (b"{", "is not a whole JSON document"),
             (b"[]", "has no manifest_sha256"),
-            (b"\xff\xfe", "is not JSON"),
+            (b"\xff\xfe", "is not a whole JSON document"),
             (lambda content: content.replace(b'"test": 360', b'"test": 361'), "differs from its own sha256"),
             (None, "is missing"),
         ],
