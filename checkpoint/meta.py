@@ -30,7 +30,7 @@ class _Job(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: str
-    data: str | None = None
+    data: str = ""
     data_dir: str | None = None
     seed: int = 0
     precision: str = "fp32"
@@ -186,7 +186,8 @@ def read_meta(folder: Path) -> Meta:
         _Described.model_validate(fields)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from error
-    return meta
+    known = {"seed": meta.seed, "data": meta.data["name"], "data_dir": meta.data.get("data_dir")}  # where the job does not have them
+    return meta.model_copy(update={"job": {**known, **meta.job}})
 
 
 def peek_meta(folder: Path) -> Meta | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ..core.console import shown_streams
 from ..core.errors import TrainerError, nearest
 from .interrupts import QuietInterrupts
 
@@ -101,6 +102,11 @@ def trainer() -> None:
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. An error meant for people becomes one line; anything else keeps its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    with shown_streams():
+        return _invoke_shown(given)
+
+
+def _invoke_shown(given: list[str]) -> int:
     try:
         code = _invoke(given)
         sys.stdout.flush()
@@ -117,11 +123,11 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
 
 def _invoke(given: list[str]) -> int:
     try:
-        result: Any = trainer.main(args=given, prog_name="trainer", standalone_mode=False, obj=tuple(given))
+        result: Any = trainer.main(args=given, prog_name="trainer", standalone_mode=False, obj=tuple(given), color=True)
     except TrainerError as error:
         return _fail(str(error), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        click.echo(error.format_message(), err=True, color=True)
         return error.exit_code
     except click.UsageError as error:
         return _fail(_usage_message(error), error.exit_code)
@@ -144,7 +150,7 @@ def _usage_message(error: click.UsageError) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {message}", err=True, color=True)  # click would drop sequences that set colours, and not show them
     return code
 
 

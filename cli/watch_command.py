@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ..core.console import note
+from ..core.drawing import Drawing
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..engine.progress import terminal
@@ -200,6 +201,6 @@ class _Picture:
 
 
 def _draw(watched: WatchedRun, interval: float) -> None:
-    console = Console(file=sys.stderr, highlight=False)
+    console = Drawing(sys.stderr)
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         _follow(watched, _Picture(console, live), interval)

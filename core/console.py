@@ -1,10 +1,75 @@
-"""Notes to the person at the terminal, on standard error; standard output is for data."""
+"""What people see: notes on standard error (standard output is for data), and text of others shown, not obeyed.
+
+A run from elsewhere can have any character in its strings and file names. Terminals obey some of them: they move the cursor, rename the
+window, or answer as if somebody typed. So each command writes through `ShownStream`, whatever the text is and wherever it comes from.
+"""
 
 from __future__ import annotations
 
+import codecs
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
-__all__ = ["note"]
+__all__ = ["ShownStream", "note", "obeyed", "shown", "shown_streams"]
+
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters save line end and tab, what turns the direction of writing, and the halves of characters that no file can hold."""
+
+
+def shown(text: str) -> str:
+    r"""Return a text in which what a terminal would obey is spelled out, such as ``\x1b``."""
+    return _OBEYED.sub(lambda found: _spelled(ord(found[0])), text)
+
+
+def _spelled(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+class ShownStream:
+    """A text stream to which only the `shown` form of a text goes; in all else it is the stream that it stands before."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the text as it is shown, and return how many characters were given."""
+        self.stream.write(shown(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write each text."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def obeyed(stream: TextIO) -> TextIO:
+    """Return the stream behind a `ShownStream`, for who draws on a terminal and sees to the text of others itself (`core.drawing`)."""
+    return stream.stream if isinstance(stream, ShownStream) else stream
+
+
+@contextmanager
+def shown_streams() -> Iterator[None]:
+    """Have standard output and error show all text within the block."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_shown_stream(stream) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _shown_stream(stream: TextIO) -> TextIO:
+    if stream is None or isinstance(stream, ShownStream):
+        return stream
+    if codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == "ascii" and hasattr(stream, "reconfigure"):
+        stream.reconfigure(encoding="utf-8")  # click would write UTF-8 to what lies beneath, past this stream
+    return cast(TextIO, ShownStream(stream))
 
 
 def note(text: str) -> None:

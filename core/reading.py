@@ -192,4 +192,5 @@ def first_problem(error: ValidationError) -> str:
     """Return which field of a document is wrong, and how, by the first complaint of its schema."""
     first = error.errors(include_url=False)[0]
     place = _path(first["loc"])
-    return f"{place}: {first['msg'].lower()}" if place else str(first["msg"]).lower()
+    words = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"].lower()
+    return f"{place}: {words}" if place else words

@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..core.drawing import Drawing
 from ..core.job import Job
 from ..metrics.progress_text import NodeSamples, TrainingState, evaluation_text
 from ..metrics.records import EvalRecord, SystemRecord
@@ -25,7 +26,7 @@ class RichProgress:
     """Draws in place on a terminal, at most four times a second and only when something has changed."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._console = Console(file=stream, highlight=False)
+        self._console = Drawing(stream)
         self._state = TrainingState()
         self._nodes = NodeSamples()
         self._live: Live | None = None

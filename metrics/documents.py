@@ -7,12 +7,14 @@ beyond them was not written by a run, and would make figures that are computed f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -28,7 +30,7 @@ from ..core.reading import first_problem
 from .lines import DamagedRunError
 from .records import SCHEMA
 
-__all__ = ["checked_document"]
+__all__ = ["checked_document", "summary_type"]
 
 MOST_NODES = 4096
 MOST_TASKS = 1 << 16
@@ -50,6 +52,17 @@ Node = Annotated[int, Field(ge=0, lt=MOST_NODES)]
 Worker = Annotated[int, Field(ge=0, lt=MOST_TASKS)]
 Text = Annotated[str, Field(max_length=1 << 16)]
 Name = Annotated[str, Field(max_length=4096)]
+
+
+def _moment(text: str) -> str:
+    try:
+        datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise ValueError("a time as ISO 8601 writes it, such as 2026-05-01T10:00:00.000+00:00, is needed") from None
+    return text
+
+
+Moment = Annotated[str, Field(max_length=100), AfterValidator(_moment)]
 
 
 class _Part(BaseModel):
@@ -256,8 +269,8 @@ class _Status(_Part):
     exit_code: int | None = None
     task: Name | None = None
     driver: _Driver
-    created_at: Name
-    changed_at: Name | None = None
+    created_at: Moment
+    changed_at: Moment | None = None
 
 
 class _CalibratedWorker(_Part):
@@ -288,7 +301,7 @@ _LACKING: Any = None
 
 
 class _Segment(_Part):
-    started_at: Name = _LACKING
+    started_at: Moment = _LACKING
     command: list[Text] = _LACKING
     step: Count = _LACKING
     epoch: Count = _LACKING
@@ -356,6 +369,22 @@ _KINDS: Mapping[str, type[_Part]] = {
     "job.json": _Recorded,
     "calibration.json": _Calibration,
 }
+
+
+def summary_type(path: Sequence[str]) -> Any:
+    """Return the type of a figure of ``summary.json``, which lies at `path`, or None in its place."""
+    declared: Any = _Summary
+    for name in path:
+        info = next(kind for kind in _parts(declared) if isinstance(kind, type) and issubclass(kind, _Part)).model_fields[name]
+        declared = Annotated[(info.annotation, *info.metadata, Field())]
+    return declared | None
+
+
+def _parts(declared: Any) -> Iterator[Any]:
+    """Yield what a type consists of: itself, the types of a union or list, and so on."""
+    yield declared
+    for part in get_args(declared):
+        yield from _parts(part)
 
 
 def checked_document(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:

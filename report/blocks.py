@@ -51,7 +51,7 @@ def chosen(comparison: Comparison, columns: Sequence[Column]) -> list[Block]:
     parts: list[Part] = []
     for one in columns:
         if one in NODE or one.key.startswith("node_"):
-            nodes = max(entry.figures["nodes"] for entry in comparison.entries)
+            nodes = max(entry.node_count for entry in comparison.entries)
             parts += [(f"node {node} {one.header}", _node_cells(comparison, one, node)) for node in range(nodes)]
         else:
             parts.append((one.header, _cells(comparison, one)))
@@ -81,7 +81,7 @@ def _resources(comparison: Comparison) -> Block:
     names = tuple(next(iter(comparison.settings)))
     rows = []
     for entry, settings, marks in zip(comparison.entries, comparison.settings, comparison.marks, strict=True):
-        for node in range(entry.figures["nodes"]):
+        for node in range(entry.node_count):
             label = tuple(settings.values()) if node == 0 else ("",) * len(names)
             rows.append((*label, str(node), *(node_cell(entry, one, node, marks) for one in NODE)))
     return Block("Resources of each node", (*names, "node", *(one.header for one in NODE)), tuple(rows), len(names) + 1, len(names) + 1)

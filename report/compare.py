@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..metrics.documents import summary_type
 from .described import describe
 
 __all__ = ["FIGURES", "load", "row", "rows"]
@@ -71,6 +72,13 @@ _PER_NODE = {
 
 FIGURES: tuple[str, ...] = (*_PLAIN, *_NESTED, "eval_error", *_PER_NODE)
 """What a row has, in its order."""
+
+
+def figure_type(name: str) -> Any:
+    """Return the type of a figure of a row, as pydantic takes it; each may be None."""
+    if name in _PER_NODE:
+        return list[summary_type(("per_node", *_PER_NODE[name]))]  # type: ignore[misc]
+    return summary_type(_NESTED.get(name, (name,)))
 
 
 def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:

@@ -37,6 +37,11 @@ class Entry:
         """The seeds of its runs, in order."""
         return tuple(sorted({run.summary["seed"] for run in self.runs}))
 
+    @property
+    def node_count(self) -> int:
+        """How many nodes there are figures of. A summary's ``nodes`` is what it says of itself, and goes through no loop."""
+        return max(len(run.summary["per_node"]) for run in self.runs)
+
     def called(self, label: str) -> Entry:
         """Return the same row under another name."""
         return replace(self, label=label, figures={**self.figures, "run": label})

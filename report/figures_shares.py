@@ -87,7 +87,7 @@ def _nodes(run: ShownRun) -> list[tuple[int, Mapping[str, Any] | None]]:
         return []
     shares = run.summary.get("time_shares")
     if shares is None:
-        return [(node, None) for node in range(run.summary["nodes"])]
+        return [(node, None) for node in range(len(run.summary["per_node"]))]
     return [(figures["node"], figures) for figures in shares["nodes"]]
 
 

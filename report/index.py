@@ -17,12 +17,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, ValidationError, create_model
+
 from ..core.console import note
 from ..core.errors import TrainerError
+from ..core.reading import UnreadableError, parse_json
+from ..metrics.documents import summary_type
 from ..metrics.lines import finite_json
 from ..metrics.rundir import RunReader
 from ..metrics.summary import asked, read_job
-from .compare import row
+from .compare import figure_type, row
 from .locate import is_run, run_names
 
 __all__ = ["DAMAGED", "FIGURES", "STATES", "list_runs", "run_row"]
@@ -41,8 +45,12 @@ FIGURES = ("path", "folder", "created_at", "problem", *row({"per_node": []}))
 
 _FILES = ("status.json", "summary.json", "job.json")
 _BUSY_SECONDS = 30.0  # far longer than a write of thousands of rows takes
-_TABLE = "CREATE TABLE runs (name TEXT PRIMARY KEY, stamp TEXT NOT NULL, state TEXT NOT NULL, row TEXT NOT NULL, digest INTEGER NOT NULL)"
+_TABLE = "CREATE TABLE runs (name BLOB PRIMARY KEY, stamp TEXT NOT NULL, state TEXT NOT NULL, row TEXT NOT NULL, digest INTEGER NOT NULL)"
 _VERSION = zlib.crc32(repr((1, _TABLE, FIGURES)).encode()) >> 1  # user_version is signed; rows of other figures are another release's
+
+_TYPES: Mapping[str, Any] = {"created_at": str | None, "problem": str | None, "eval_error": summary_type(("eval", "loss"))}
+_FIELDS: Any = {name: (_TYPES.get(name) or figure_type(name), ...) for name in FIGURES if name not in ("path", "folder")}
+_Row = create_model("_Row", __config__=ConfigDict(strict=True, extra="forbid"), **_FIELDS)
 
 Entry = tuple[str, str, str]
 """What the index keeps of a run: the stamp of its files, its state, and its row as JSON."""
@@ -77,7 +85,8 @@ def _cache(out: Path) -> Path:
 
 def _shown(entries: Mapping[str, Entry], out: Path) -> list[dict[str, Any]]:
     return [
-        {"path": str(out / name), "folder": name.rpartition("/")[0] or None, **json.loads(entries[name][2])} for name in sorted(entries)
+        {"path": str(out / name), "folder": name.rpartition("/")[0] or None, **parse_json(entries[name][2].encode())}
+        for name in sorted(entries)
     ]
 
 
@@ -132,16 +141,17 @@ def _entries(database: sqlite3.Connection) -> dict[str, Entry]:
     found = {}
     for name, *entry, digest in database.execute("SELECT name, stamp, state, row, digest FROM runs"):
         stamp, state, text = entry
-        if digest != _digest(name, (stamp, state, text)):  # a flipped bit within a value is no error to SQLite
+        if not _is_sound(name, stamp, state, text, digest):
             raise _UnusableIndexError
-        found[name] = (stamp, state, text)
+        found[os.fsdecode(name)] = (stamp, state, text)
     return found
 
 
 def _write(database: sqlite3.Connection, before: Mapping[str, Entry], now: Mapping[str, Entry]) -> None:
     """Store what differs, in one transaction."""
-    changed = [(name, *entry, _digest(name, entry)) for name, entry in now.items() if before.get(name) != entry]
-    gone = [(name,) for name in before if name not in now]
+    named = ((os.fsencode(name), entry) for name, entry in now.items() if before.get(name) != entry)
+    changed = [(name, *entry, _digest(name, entry)) for name, entry in named]
+    gone = [(os.fsencode(name),) for name in before if name not in now]
     if not changed and not gone:
         return
     database.execute("BEGIN IMMEDIATE")
@@ -150,8 +160,22 @@ def _write(database: sqlite3.Connection, before: Mapping[str, Entry], now: Mappi
     database.execute("COMMIT")
 
 
-def _digest(name: str, entry: Entry) -> int:
-    return zlib.crc32("\0".join((name, *entry)).encode())
+def _digest(name: bytes, entry: Entry) -> int:
+    """Return the digest of a row; names of folders are bytes, which need not be text."""
+    return zlib.crc32(b"\0".join((name, *(part.encode() for part in entry))))
+
+
+def _is_sound(name: Any, stamp: Any, state: Any, text: Any, digest: Any) -> bool:
+    """Return whether a row is one that was written here: a flipped bit is no error to SQLite, and a folder may bring an index along."""
+    if not isinstance(name, bytes) or not all(isinstance(part, str) for part in (stamp, state, text)):
+        return False
+    try:
+        if digest != _digest(name, (stamp, state, text)):
+            return False
+        _Row.model_validate(parse_json(text.encode()))
+    except (UnreadableError, UnicodeEncodeError, ValidationError):
+        return False
+    return True
 
 
 # The rows ------------------------------------------------------------------------------------------------------------

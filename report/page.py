@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..core.console import shown
 from ..core.errors import UsageError
 from .blocks import Block, standard
 from .comparison import compare_runs
@@ -69,7 +70,12 @@ def render(runs: Sequence[ShownRun]) -> str:
     drawn = pictures(runs)
     shown = [_picture(picture) for picture in drawn]
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.globals.update(colour=colour, dash=dash)
     return environment.get_template("report.html").render(
@@ -89,6 +95,11 @@ def render(runs: Sequence[ShownRun]) -> str:
         script=Markup((_TEMPLATES / "report.js").read_text(encoding="utf-8")),
         plotly=Markup(files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")),
     )
+
+
+def _shown(value: Any) -> Any:
+    """Return what the page has of a value: of a text that is no part of the page itself, what is to be seen."""
+    return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _compared(runs: Sequence[ShownRun]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.console import shown
 from .picture import INK, Bars, Curve, Panel, Picture, colour, dash
 from .series import Floats
 
@@ -66,7 +67,7 @@ def _stack(picture: Picture, panels: Sequence[Panel]) -> dict[str, Any]:
         name = "" if number == 0 else str(number + 1)
         top = 1 - share * number
         layout[f"yaxis{name}"] = {**_height(panel), "domain": [max(0.0, top - share + _GAP), top], "nticks": 4}
-        title = {"text": f"{panel.title}, {panel.y_title}", "x": 0, "y": top, "xref": "paper", "yref": "paper"}
+        title = {"text": _text(f"{panel.title}, {panel.y_title}"), "x": 0, "y": top, "xref": "paper", "yref": "paper"}
         layout["annotations"].append({**title, "xanchor": "left", "yanchor": "bottom", "showarrow": False})
         layout[f"yaxis{name}"].pop("title")
         data += [{**_trace(drawn, panel), "yaxis": f"y{name}"} for drawn in panel.curves]
@@ -183,4 +184,4 @@ def _dashed(lengths: Sequence[float]) -> str:
 
 def _text(text: str) -> str:
     """Return what Plotly shows as `text`: it takes a few HTML tags, entities and ``%{…}`` for its own."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "%\u200b{")
+    return shown(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "%\u200b{")

@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from ..core.console import shown
 from ..core.errors import UsageError
 from .picture import INK, Bars, Curve, Mark, Panel, Picture, colour, dash, kinds
 
@@ -100,7 +101,7 @@ def _draw(picture: Picture) -> Figure:
     handles = _key(picture)
     abreast = _abreast([str(handle.get_label()) for handle in handles])
     figure = Figure(figsize=(_WIDTH_INCHES, height + 0.2 * -(-len(handles) // abreast)), layout="constrained")
-    figure.suptitle(picture.title)
+    figure.suptitle(_plain(picture.title))
     axes = figure.subplots(rows, columns, sharex=picture.stacked, squeeze=False).ravel()
     for place, (axis, panel) in enumerate(zip(axes, picture.panels, strict=True)):
         if isinstance(panel, Panel):
@@ -165,19 +166,19 @@ def _mark_handle(mark: Mark) -> Line2D:
 
 def _plain(name: str) -> str:
     """Return a name as it stands: matplotlib leaves out what begins with an underscore, and takes $ for mathematics."""
-    escaped = name.replace("$", r"\$")
+    escaped = shown(name).replace("$", r"\$")
     return f"\u200b{escaped}" if escaped.startswith("_") else escaped
 
 
 def _bars(picture: Picture, panels: Sequence[Bars]) -> Figure:
     labels = [[_wrapped(row) for row in panel.rows] for panel in panels]
-    lines = [max((label.count("\n") for label in shown), default=0) for shown in labels]
-    heights = [1.2 + len(shown) * (_BAR_INCHES + _LINE_INCHES * more) for shown, more in zip(labels, lines, strict=True)]
+    lines = [max((label.count("\n") for label in each), default=0) for each in labels]
+    heights = [1.2 + len(each) * (_BAR_INCHES + _LINE_INCHES * more) for each, more in zip(labels, lines, strict=True)]
     figure = Figure(figsize=(_WIDTH_INCHES, sum(heights) + 0.4), layout="constrained")
-    figure.suptitle(picture.title)
+    figure.suptitle(_plain(picture.title))
     parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights).ravel()
-    for part, panel, shown in zip(parts, panels, labels, strict=True):
-        _bar_panel(part, panel, shown)
+    for part, panel, each in zip(parts, panels, labels, strict=True):
+        _bar_panel(part, panel, each)
     return figure
 
 
@@ -199,7 +200,7 @@ def _bar_panel(part: SubFigure, panel: Bars, labels: Sequence[str]) -> None:
     axis.set_yticks(places, [_plain(label) for label in labels])
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
-    axis.set_title(panel.title, loc="left", fontsize=9)
+    axis.set_title(_plain(panel.title), loc="left", fontsize=9)
     axis.set_xlabel(panel.x_title)
     axis.set_xlim(0, 100 if panel.unit == "%" else None)
     axis.xaxis.set_major_locator(MaxNLocator(8))

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from ..core.console import shown
 from ..metrics.display import UNKNOWN, count_text, duration_text, number_text, rate_text
 from .tables import SYNTHETIC
 
@@ -104,5 +105,5 @@ def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[st
 
 
 def _printable(text: str) -> str:
-    """Return text without what a terminal would take for a command: names of folders may hold anything."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+    """Return text in one line, without what a terminal would take for a command: names of folders may hold anything."""
+    return shown(text).replace("\n", r"\x0a").replace("\t", r"\x09")

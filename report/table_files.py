@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO, cast
 
+from ..core.console import ShownStream
 from ..core.errors import MissingPackageError, TrainerError, UsageError
 from .export_table import Cells, Table
 
@@ -93,7 +94,7 @@ def write_csv(table: Table, file: IO[str] | None = None) -> int:
 
     An empty cell stands for what was not observed; NaN and Infinity are spelled so, as in the records.
     """
-    writer = csv.writer(file or sys.stdout, lineterminator="\n")
+    writer = csv.writer(ShownStream(cast(TextIO, file or sys.stdout)), lineterminator="\n")
     writer.writerow([column.name for column in table.columns])
     numbers = [index for index, column in enumerate(table.columns) if column.kind == "number"]
     rows = 0

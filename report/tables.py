@@ -124,7 +124,7 @@ def _nodes(entry: Entry) -> Table:
     table.add_column("node", no_wrap=True)
     for one in columns:
         table.add_column(one.label, justify="right", no_wrap=True)
-    for node in range(entry.figures["nodes"]):
+    for node in range(entry.node_count):
         table.add_row(str(node), *(node_cell(entry, one, node) for one in columns))
     return table
 
@@ -145,7 +145,7 @@ def columns_of(entries: Sequence[Entry], marks: Sequence[Collection[str]]) -> Ta
     main = _figure_lines(shown, marks)
     nodes = [
         (f"node {node} {one.label}", [node_cell(entry, one, node, own) for entry, own in zip(shown, marks, strict=True)])
-        for node in range(max(entry.figures["nodes"] for entry in shown))
+        for node in range(max(entry.node_count for entry in shown))
         for one in NODE
     ]
     table = plain_table()
@@ -189,5 +189,6 @@ def aligned(lines: Sequence[Sequence[str]]) -> list[list[str]]:
 def to_text(renderable: RenderableType, width: int = 10_000) -> str:
     """Return plain text without colours; lines are as long as they need to be unless `width` (in characters) is given."""
     stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False).print(renderable)
+    plain: dict[str, Any] = {"color_system": None, "force_terminal": False, "legacy_windows": False, "markup": False, "emoji": False}
+    Console(file=stream, width=width, **plain).print(renderable)
     return "\n".join(line.replace(_ROOM, " ").rstrip() for line in stream.getvalue().splitlines()) + "\n"

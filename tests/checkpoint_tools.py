@@ -21,7 +21,7 @@ def meta(step=500, **changed):
         "examples": 128,
         "run_seconds": 1.5,
         "seed": 7,
-        "job": {"model": "logreg", "backend": "torch"},
+        "job": {"model": "logreg", "backend": "torch", "data": "digits", "data_dir": None, "seed": 7},
         "model": {
             "name": "logreg",
             "loss": "cross_entropy",

@@ -169,7 +169,7 @@ TABLE = """\
 name   state        backend  mode   model   data                          nodes  batch  examples/s    loss  accuracy  time to target  when
 one    succeeded    tf       sync   logreg  digits                            2     10        62.5  0.6000    0.9000          1.67 s  {one}
 two    succeeded    torch    async  logreg  synthetic-images (synthetic)      2     10          50  0.7000    0.8000               -  {two}
-wr?ng  damaged      -        -      -       -                                 -      -           -       -         -               -  -
+\\x09g  damaged      -        -      -       -                                 -      -           -       -         -               -  -
 live   interrupted  tf       sync   cnn     digits                            1  1,024           -       -         -               -  {live}
 """
 
@@ -183,7 +183,7 @@ def test_the_table_of_runs(tmp_path, capsys):
             found["summary.json"] |= {"data": "synthetic-images", "synthetic": True}
         for name, value in found.items():
             (path / name).write_text(json.dumps(value))
-    write_run(out / "wr\tng", {"job.json": "{", "status.json": "{"})
+    write_run(out / "\tg", {"job.json": "{", "status.json": "{"})
     writer = open_run(a_job(out, name="live", model="cnn", batch_size=1024))
     writer.write_status("interrupted")
     writer.close()

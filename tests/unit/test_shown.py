@@ -1,0 +1,135 @@
+"""What a terminal would obey is shown by every command that reads a run from elsewhere, and sent by none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from io import StringIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from model_checkpoints import save_model
+from report_runs import make_run
+from rich.panel import Panel
+from rich.text import Text
+
+from crosstrain.cli.group import invoke
+from crosstrain.core.console import ShownStream, shown
+from crosstrain.core.drawing import Drawing
+
+EVIL = "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\x7f\u202egnp\u2066[red]</script><b>&\x00\r"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def evil(value):
+    """The same value with the characters behind every string in it; keys stay, and so does what has to be one of a few words."""
+    if isinstance(value, dict):
+        return {key: item if key.endswith("_at") else evil(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [evil(item) for item in value]
+    return value + EVIL if isinstance(value, str) else value
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs like those that tests of reports have, all of whose strings are evil, and one that failed; names of folders too."""
+    out = tmp_path_factory.mktemp("evil")
+    choices = {"mode", "distributed", "optimizer", "schedule", "scale_lr", "augment", "precision", "device", "launcher", "network"}
+    for name, state in (("one", "succeeded"), ("two", "failed")):
+        path = make_run(out, name, state=state, calibrated=True, steps=40)
+        save_model(path, "logreg", (1, 8, 8))
+        for document in ("job.json", "env.json", "status.json", "summary.json"):
+            found = json.loads((path / document).read_text())
+            kept = {key: found[key] for key in (*choices, "until", "eval_every", "state") if key in found and found[key] is not None}
+            (path / document).write_text(json.dumps({**evil(found), **kept}))
+        for records in ("steps.jsonl", "evals.jsonl", "events.jsonl", "system.jsonl"):
+            lines = [json.dumps(evil(json.loads(line))) for line in (path / records).read_text().splitlines()]
+            (path / records).write_text("".join(f"{line}\n" for line in lines))
+        path.rename(out / f"{name}\x1b[2J\u202e\udcff")
+    return out
+
+
+def reading(out, where):
+    """Every command that reads runs, some also where it fails."""
+    one, two = sorted(str(path) for path in out.iterdir() if path.name.startswith(("one", "two")))
+    yield from (["runs", "--out", str(out)], ["runs", "--out", str(out), "--json"], ["runs", "--data", EVIL.strip("\0"), "--out", str(out)])
+    yield from (["runs", "show", one], ["runs", "show", two], ["runs", "delete", one, "--dry-run"], ["runs", "show", f"{EVIL[:4]}"])
+    yield from (["runs", "export", one, "--what", "summary"], ["runs", "export", one, "--what", "system", "-o", "-"])
+    for extra in ([], ["--layout=rows"], ["--csv"], ["--markdown"], ["--latex"], ["--json"]):
+        yield ["compare", one, two, *extra]
+    yield from (["watch", one], ["watch", two], ["watch", one, "--json"], ["explain", one], ["explain", two], ["predict", one])
+    yield from (["report", one, two, "--output", str(where / "page.html")], ["plot", one, two, "--output", str(where), "--format", "svg"])
+    yield from (["export", one, "--describe"], ["export", one, "--format", "safetensors", "-o", str(where / "weights")], ["export", two])
+    yield from (["evaluate", one, "--data", "digits"], ["run", "--resume", one], ["sweep", "--resume", one])
+
+
+def test_no_command_sends_what_a_terminal_obeys(runs, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answered = 0
+    for arguments in reading(runs, tmp_path):
+        code = invoke(arguments)
+        out, err = capfd.readouterr()
+        assert code in (0, 1, 2), (arguments, err)
+        found = OBEYED.search(out + err)
+        assert found is None, f"{arguments} sent {found[0]!r} in {(out + err)[max(0, found.start() - 100) :][:200]!r}"
+        answered += code == 0
+    assert answered >= 15  # it is not that all of them end in an error
+    page = (tmp_path / "page.html").read_text()
+    plotly = max(re.findall(r"<script>.*?</script>", page, re.DOTALL), key=len)
+    assert OBEYED.search(page.replace(plotly, "")) is None
+    assert "[red]</script>" not in page
+    written = [*tmp_path.glob("*.svg"), *tmp_path.glob("*.csv")]
+    assert len(written) > 2
+    for picture in written:
+        assert OBEYED.search(picture.read_text()) is None
+
+
+def test_they_are_shown_instead(runs, capfd):
+    invoke(["runs", "--out", str(runs)])
+    assert r"\x1b[2J\u202e\udcff" in capfd.readouterr().out
+
+
+def test_a_drawn_picture_has_our_sequences_alone(runs):
+    """On a terminal, where the command draws, colours of its own are sent, those of a run's strings are not."""
+    leader, follower = pty.openpty()
+    path = next(path for path in runs.iterdir() if path.name.startswith("two"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "crosstrain.cli.main", "watch", path], stderr=follower, stdout=follower, stdin=follower
+    )
+    os.close(follower)
+    sent = b""
+    try:
+        while piece := os.read(leader, 1 << 16):
+            sent += piece
+    except OSError:  # the other end was closed
+        pass
+    os.close(leader)
+    process.wait()
+    text = sent.decode(errors="replace")
+    assert "\x1b[" in text
+    without_ours = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
+    assert OBEYED.search(without_ours) is None
+    assert "\x1b[31mred" not in text
+    assert "owned" in text
+
+
+@given(text=st.text())
+def test_shown_is_harmless_and_changes_nothing_else(text):
+    assert OBEYED.search(shown(text)) is None
+    assert shown(shown(text)) == shown(text)
+    if OBEYED.search(text) is None:
+        assert shown(text) == text
+
+
+@given(text=st.text())
+def test_neither_streams_nor_consoles_let_anything_through(text):
+    stream = StringIO()
+    ShownStream(stream).write(text)
+    console = Drawing(ShownStream(stream))
+    console.print(Panel(Text(text)), text, width=60)
+    assert OBEYED.search(stream.getvalue()) is None
