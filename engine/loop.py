@@ -213,9 +213,9 @@ class TrainingLoop:
 
     def _await(self) -> None:
         """Handle one answer. Raises StalledRunError where nothing has been heard for the stall time-out."""
-        answer = self.leaders.receive(min(1.0, self.job.stall_timeout))
+        answer = self.leaders.receive(min(1.0, max(0.01, self.job.stall_timeout - self._silent_seconds)))
         if answer is None:
-            silent = time.monotonic() - max(self._heard, self.checkpoints.active_at)
+            silent = self._silent_seconds
             if silent > self.job.stall_timeout:
                 raise StalledRunError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {self.job.stall_timeout:g})")
             return
@@ -231,6 +231,10 @@ class TrainingLoop:
             self._on_done(leader, message)
         else:
             raise RunFailedError(f"the leading task {leader} sent {message.kind!r}, which the training loop does not know")
+
+    @property
+    def _silent_seconds(self) -> float:
+        return time.monotonic() - max(self._heard, self.checkpoints.active_at)
 
     def _on_done(self, leader: int, message: Message) -> None:
         command = next(command for command in self._queued if command.sequence == message["sequence"])

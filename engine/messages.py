@@ -7,8 +7,11 @@ message on never looks into them: an agent starts without numpy.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -130,6 +133,11 @@ class Stream:
             if not count:
                 raise ProtocolError("the stream ended within an array")
             data = data[count:]
+
+    def cut(self) -> None:
+        """End a connection at once, also under a thread that waits in it; `close` would wait for that one."""
+        with socket.socket(fileno=os.dup(self._reader.fileno())) as connection, suppress(OSError):  # the peer may be gone already
+            connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close both directions; errors of a peer that is gone are of no interest here."""

@@ -30,6 +30,7 @@ from ..core.starting import phase, start_watched
 from ..data.store import open_dataset
 from .codec import calibrated_to_message, calibration_from_message, eval_to_message, plan_from_message, state_from_message, steps_to_message
 from .messages import Message, Stream
+from .peer_loss import lost_a_peer
 from .state_stream import StateAssembler, StateSender
 
 __all__ = ["PROFILE_VARIABLE", "main", "task_from_message", "task_to_fields"]
@@ -274,6 +275,7 @@ def _report_error(stream: Stream, error: BaseException) -> None:
         "message": str(error)[:4000],
         "errno": error.errno if isinstance(error, OSError) else None,
         "exit_code": error.exit_code if isinstance(error, TrainerError) else None,
+        "peer_lost": lost_a_peer(error),
     }
     try:
         stream.send(Message("error", fields))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,23 +16,36 @@ from ..core.errors import InterruptedRunError, RunFailedError, TrainerError, Usa
 from ..core.starting import REPORT_SECONDS
 from ..engine.messages import PROTOCOL, Message
 from ..engine.task import task_to_fields
+from .blame import Fall, first_cause, is_victim
 from .local import NodeChannel
+from .members import Members
 
-__all__ = ["AddressInUseError", "Control"]
+__all__ = ["AddressInUseError", "Control", "Standing"]
 
 CAUSE_WINDOW_SECONDS = 1.0
 """How long after a death further deaths are awaited, so that the first cause is told from its victims."""
+
+FLUSH_SECONDS = 2.0
+"""How long the last words to the agents may take."""
 
 
 class AddressInUseError(TrainerError):
     """A reserved port was taken by another program before the task could listen on it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the cluster stands: the kernel's state letter of each task that is known, and what is wrong with each node that said nothing."""
+
+    states: Mapping[str, str]
+    silent: Mapping[int, str]
+
+
 @dataclass
 class _Fallen:
-    """The task deaths and task errors of a failing run."""
+    """The tasks and nodes that a failing run has lost, as they arrived (a death is None for a whole node), and what tasks said of it."""
 
-    deaths: list[Message] = field(default_factory=list)
+    falls: list[tuple[int, Message | None]] = field(default_factory=list)
     errors: dict[str, Message] = field(default_factory=dict)
 
 
@@ -51,15 +63,15 @@ class Control:
         self._on_sample = on_sample
         self._on_log = on_log
         self._on_trace = on_trace
-        self._queue: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
+        self._members = Members(channels)
+        self._silent: set[int] = set()
+        self._hosts: dict[int, str | None] = {}
         self._interrupted = threading.Event()
         self._deferring = False
         self._fallen = _Fallen()
         self._node_of: dict[str, int] = {}
         self._leaders: dict[str, int] = {}
         self._ending = False
-        for channel in channels:
-            threading.Thread(target=self._read, args=(channel,), name=f"node-{channel.node}", daemon=True).start()
 
     def __len__(self) -> int:
         return len(self._leaders)
@@ -67,7 +79,7 @@ class Control:
     def interrupt(self) -> None:
         """Make the next `receive` raise InterruptedRunError; safe to call from a signal handler."""
         self._interrupted.set()
-        self._queue.put((-1, Message("interrupt")))
+        self._members.say(Message("interrupt"))
 
     @contextmanager
     def interrupts_deferred(self) -> Iterator[None]:
@@ -80,22 +92,21 @@ class Control:
 
     def wake(self) -> None:
         """Make a `receive` that waits return None; safe to call from a signal handler."""
-        self._queue.put((-1, Message("wake")))
+        self._members.say(Message("wake"))
 
     # Starting -------------------------------------------------------------------------------------------------------
 
     def hello(self, timeout_seconds: float) -> list[dict[str, Any]]:
         """Await every agent's greeting; return the nodes' descriptions in node order."""
         hosts: dict[int, dict[str, Any]] = {}
-        deadline = time.monotonic() + timeout_seconds
-        while len(hosts) < len(self.channels):
-            missing = [channel.node for channel in self.channels if channel.node not in hosts]
-            node, message = self._expect("hello", deadline, f"agents of nodes {missing}", "--start-timeout")
+        greetings = self._collect("hello", [channel.node for channel in self.channels], timeout_seconds, "agents", "--start-timeout")
+        for node, message in greetings.items():
             if message["protocol"] != PROTOCOL:
                 raise RunFailedError(
                     f"node {node} speaks protocol {message['protocol']}, this driver {PROTOCOL}: install the same version everywhere"
                 )
             hosts[node] = {**message["host"], "identity": message["identity"]}
+            self._hosts[node] = message["host"]["hostname"]
             if self.channels[node].process is not None:
                 self.channels[node].scratch = Path(message["scratch"])
         return [hosts[channel.node] for channel in self.channels]
@@ -103,22 +114,16 @@ class Control:
     def reserve_ports(self, counts: Mapping[int, int], timeout_seconds: float) -> dict[int, list[int]]:
         """Ask each node's agent for ports."""
         for node, count in counts.items():
-            self.channels[node].stream.send(Message("reserve", {"count": count}))
-        ports: dict[int, list[int]] = {}
-        deadline = time.monotonic() + timeout_seconds
-        while len(ports) < len(counts):
-            node, message = self._expect("ports", deadline, "ports")
-            ports[node] = message["ports"]
-        return ports
+            self._members.tell(node, Message("reserve", {"count": count}))
+        return {node: message["ports"] for node, message in self._collect("ports", counts, timeout_seconds, "ports").items()}
 
     def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], dict[str, Any]]) -> None:
         """Have every node start its tasks. `request` gives the fields of a node's ``start`` message beside its tasks."""
-        self._fallen = _Fallen()
         self._node_of = {task.name: task.placed.node for task in tasks}
         self._leaders = {task.name: number for number, task in enumerate(task for task in tasks if task.placed.leading)}
         for channel in self.channels:
             own = [task_to_fields(task) for task in tasks if task.placed.node == channel.node]
-            channel.stream.send(Message("start", {**request(channel.node), "tasks": own}))
+            self._members.tell(channel.node, Message("start", {**request(channel.node), "tasks": own}))
 
     def await_ready(self, timeout_seconds: float) -> dict[str, str | None]:
         """Await every task's report that it is warm; return the precision that each says it computes in.
@@ -132,6 +137,15 @@ class Control:
             _, message = self._expect("ready", deadline, f"{', '.join(missing)} to join the cluster", "--start-timeout")
             ready[message["from"]] = message.get("precision_used")
         return ready
+
+    def _collect(self, kind: str, nodes: Iterable[int], timeout_seconds: float, what: str, option: str | None = None) -> dict[int, Message]:
+        """Await one message of a kind from each of the nodes."""
+        answers: dict[int, Message] = {}
+        deadline = time.monotonic() + timeout_seconds
+        while missing := sorted(set(nodes) - answers.keys()):
+            node, message = self._expect(kind, deadline, f"{what} of nodes {missing}", option)
+            answers[node] = message
+        return answers
 
     def _expect(self, kind: str, deadline: float, what: str, option: str | None = None) -> tuple[int, Message]:
         while True:
@@ -166,134 +180,125 @@ class Control:
 
     def _next(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Return the next message that concerns the caller. Samples, logs, errors and deaths are dealt with here."""
-        try:
-            answer = self._queue.get(timeout=timeout_seconds)
-        except queue.Empty:
-            answer = None
+        left = self._sorted(self._members.next(timeout_seconds))
         if self._interrupted.is_set() and not (self._ending or self._deferring):
             raise InterruptedRunError("interrupted by the user")
+        if self._fallen.falls and not self._ending:
+            raise self._cause()
+        return left
+
+    def _sorted(self, answer: tuple[int, Message | None] | None) -> tuple[int, Message] | None:
+        """Keep what the agents report on the side, and the end of one; return what is none of that, if anything."""
         if answer is None:
             return None
         node, message = answer
-        if message is None:
-            if self._ending:
-                return None
-            raise self._lost_node(node)
-        if not self._absorbed(node, message):
-            return node, message
-        if message.kind == "death" and not self._ending:
-            raise self._cause()
-        return None
-
-    def _absorbed(self, node: int, message: Message) -> bool:
-        """Keep what the agents report on the side; return whether the message was of that sort."""
-        if message.kind == "sample":
+        if message is None or message.kind == "death":
+            self._fallen.falls.append((node, message))
+        elif message.kind == "error":
+            self._fallen.errors[message["from"]] = message
+        elif message.kind == "sample":
             self._on_sample(message["record"])
         elif message.kind == "log":
             self._on_log(node, message["task"], message.array("text").tobytes())
         elif message.kind == "trace":
             if self._on_trace is not None:
                 self._on_trace(node, message["path"], message.array("data").tobytes())
-        elif message.kind == "error":
-            self._fallen.errors[message["from"]] = message
-        elif message.kind == "death":
-            self._fallen.deaths.append(message)
         else:
-            return False
-        return True
+            return node, message
+        return None
 
     def sample_now(self, timeout_seconds: float = 5.0) -> None:
         """Have every node take a sample now and await it, so that figures of the run clock begin and end with it."""
-        for channel in self.channels:
-            channel.stream.send(Message("sample_now", {}))
-        deadline = time.monotonic() + timeout_seconds
-        for _ in self.channels:
-            self._expect("sampled", deadline, "samples of the nodes")
+        nodes = [channel.node for channel in self.channels]
+        for node in nodes:
+            self._members.tell(node, Message("sample_now"))
+        self._collect("sampled", nodes, timeout_seconds, "samples")
 
-    def states(self, timeout_seconds: float = 2.0) -> dict[str, str]:
-        """Return the kernel's state letter of each living task, for the report of a stall."""
-        for channel in self.channels:
-            channel.stream.send(Message("inspect", {}))
+    def standing(self, timeout_seconds: float = 0.75) -> Standing:
+        """Ask how the tasks are, for the report of a stall, and return what is heard of it in the time. Raises nothing.
+
+        A node that does not answer is not waited for any more when the run ends.
+        """
         states: dict[str, str] = {}
+        waiting = self._members.present
+        for node in waiting:
+            self._members.tell(node, Message("inspect"))
         deadline = time.monotonic() + timeout_seconds
-        for _ in self.channels:
-            _, message = self._expect("states", deadline, "the states of the tasks")
-            states.update(message["states"])
-        return states
+        while (waiting := waiting & self._members.present) and (remaining := deadline - time.monotonic()) > 0:
+            answer = self._sorted(self._members.next(remaining))
+            if answer is not None and answer[1].kind == "states":
+                states |= answer[1]["states"]
+                waiting = waiting - {answer[0]}
+        self._silent |= waiting
+        lost = {node: self._describe_loss(node) for node in self._members.lost}
+        silent = {node: f"the agent of {self._place(node)} does not answer" for node in sorted(waiting)}
+        return Standing({**{death["task"]: "gone" for death in self.deaths}, **states}, {**lost, **silent})
 
     # How it ends ----------------------------------------------------------------------------------------------------
 
     def end_tasks(self, grace_seconds: float, *, politely: bool) -> None:
         """End every task and await it: with ``close`` first where the cluster is in order, then by force. Bounded."""
         self._ending = True
+        for node in self._silent:
+            self._members.give_up(node)
+        waiting = self._members.present - self._silent
+        for node in waiting:
+            if politely:
+                for name in (name for name, place in self._node_of.items() if place == node):
+                    self._members.tell(node, Message("close", {"to": name}))
+            self._members.tell(node, Message("stop", {"grace_seconds": grace_seconds if politely else 0.0}))
         deadline = time.monotonic() + grace_seconds + 15.0
-        stopped = 0
-        for channel in self.channels:
-            try:
-                if politely:
-                    for name, node in self._node_of.items():
-                        if node == channel.node:
-                            channel.stream.send(Message("close", {"to": name}))
-                channel.stream.send(Message("stop", {"grace_seconds": grace_seconds if politely else 0.0}))
-            except OSError:
-                stopped += 1
-        while stopped < len(self.channels) and time.monotonic() < deadline:
-            try:
-                node, message = self._queue.get(timeout=0.5)
-            except queue.Empty:
-                continue
-            if message is None or message.kind == "stopped":
-                stopped += 1
-            else:
-                self._absorbed(node, message)
+        while (waiting := waiting & self._members.present) and time.monotonic() < deadline:
+            answer = self._sorted(self._members.next(0.5))
+            if answer is not None and answer[1].kind == "stopped":
+                waiting = waiting - {answer[0]}
 
     @property
     def deaths(self) -> list[Message]:
         """The deaths reported so far, in order of arrival; after `end_tasks` those of all tasks."""
-        return self._fallen.deaths
+        return [death for _, death in self._fallen.falls if death is not None]
 
     def restartable(self) -> None:
-        """Forget the end of the tasks, so that the agents can be asked to start others."""
+        """Forget the end of the tasks, so that the agents can be asked to start others; a node that is lost stays lost."""
+        self._fallen = _Fallen([(node, None) for node in self._members.lost])
         self._ending = False
 
     def finish(self, exit_code: int) -> None:
         """Tell the agents that the run is over, and how it went."""
         self._ending = True
-        for channel in self.channels:
-            try:
-                channel.stream.send(Message("finish", {"exit_code": exit_code}))
-            except OSError:
-                continue
+        for node in self._members.present - self._silent:
+            self._members.tell(node, Message("finish", {"exit_code": exit_code}))
+        self._members.flush(FLUSH_SECONDS)
 
     def _cause(self) -> TrainerError:
-        """Await further deaths for a moment, then blame the first cause: what a signal killed, else what died first."""
+        """Await further deaths for a moment, then return the error that names the first cause."""
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
         while (remaining := deadline - time.monotonic()) > 0:
-            try:
-                node, message = self._queue.get(timeout=remaining)
-            except queue.Empty:
-                break
-            if message is not None:
-                self._absorbed(node, message)
+            self._sorted(self._members.next(remaining))
         asked = next((error for error in self._fallen.errors.values() if error["exit_code"] == UsageError.exit_code), None)
         if asked is not None:
             return UsageError(asked["message"])
         in_use = next((error for error in self._fallen.errors.values() if error["errno"] == errno.EADDRINUSE), None)
         if in_use is not None:
             return AddressInUseError(in_use["message"])
-        first = min(self._fallen.deaths, key=lambda death: (death["signal"] is None, death["monotonic_seconds"]))
-        return self._describe(first)
+        errors = self._fallen.errors
+        first = first_cause(
+            [Fall(node, death, death is not None and is_victim(death, errors.get(death["task"]))) for node, death in self._fallen.falls]
+        )
+        if first.death is None:
+            return RunFailedError(self._describe_loss(first.node), f"agent-{first.node}")
+        return self._describe_death(first.node, first.death)
 
-    def _describe(self, death: Message) -> RunFailedError:
+    def _describe_death(self, node: int, death: Message) -> RunFailedError:
         task: str = death["task"]
         how = f"was killed by {death['signal']}" if death["signal"] else f"ended with exit code {death['code']}"
         error = self._fallen.errors.get(task)
         why = f" ({error['type']}: {error['message'].splitlines()[0] if error['message'] else ''})" if error else ""
         log = "\n".join(f"  {line}" for line in death["tail"])
-        text = f"task {task} on node {self._node_of.get(task, '?')} {how}{why}"
+        text = f"task {task} on {self._place(node)} {how}{why}"
         return RunFailedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task)
 
-    def _lost_node(self, node: int) -> RunFailedError:
+    def _describe_loss(self, node: int) -> str:
         process = self.channels[node].process
         code = process.poll() if process is not None else None
         if process is not None and code is None:
@@ -304,23 +309,16 @@ class Control:
             if code is not None and code < 0
             else f"ended with exit code {code}"
             if code is not None
-            else "has gone"
+            else "has gone: the connection to it has ended"
         )
-        return RunFailedError(f"the agent of node {node} {how}", f"agent-{node}")
+        return f"the agent of {self._place(node)} {how}"
+
+    def _place(self, node: int) -> str:
+        """Name a node, with its host where the run has nodes on others than this."""
+        if all(channel.process is not None for channel in self.channels):
+            return f"node {node}"
+        host, address = self._hosts.get(node), self.channels[node].address
+        return f"node {node} (host {address})" if host is None else f"node {node} (host {host}, {address})"
 
     def _forward(self, task: str, message: Message) -> None:
-        channel = self.channels[self._node_of[task]]
-        try:
-            channel.stream.send(Message(message.kind, {**message.fields, "to": task}, message.arrays))
-        except OSError:
-            return  # the node's end of stream is on its way through the queue and says why
-
-    def _read(self, channel: NodeChannel) -> None:
-        while True:
-            try:
-                message = channel.stream.receive()
-            except (OSError, ValueError):
-                message = None
-            self._queue.put((channel.node, message))
-            if message is None:
-                return
+        self._members.tell(self._node_of[task], Message(message.kind, {**message.fields, "to": task}, message.arrays))

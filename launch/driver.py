@@ -31,7 +31,7 @@ from ..metrics.summary import summarise
 from ..models.base import ModelSpec
 from .calibrating import calibrate_run
 from .control import AddressInUseError, Control
-from .endings import explained, record_end, train_seconds_by_node, verdict, what_is_kept
+from .endings import explained, record_end, train_seconds_by_node, verdict, what_is_kept, with_what_is_kept
 from .loading import load_state
 from .local import Launcher, NodeChannel
 from .placing import Hosts, described_cluster, make_cluster, make_tasks, nodes_sharing_cores, settle_isolation, threads_per_task
@@ -240,10 +240,9 @@ class Driver:
         self._progress.start(self.job, self._loop.stop.total)
         try:
             outcome = self._loop.run()
-        except StalledRunError as error:
-            raise explained(error, control.states()) from error
-        except InterruptedRunError as error:
-            raise InterruptedRunError(f"{error}; {what_is_kept(self.job, self.path)}") from error
+        except (RunFailedError, InterruptedRunError) as error:
+            told = explained(error, control.standing()) if isinstance(error, StalledRunError) else error
+            raise with_what_is_kept(told, self.job, self.path) from error
         self._run_seconds = recording.clock()
         recording.event("run_ended")
         if self.job.monitor:

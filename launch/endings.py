@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import list_checkpoints
-from ..core.errors import DiskError, InterruptedRunError, StalledRunError, TrainerError
+from ..core.errors import DiskError, InterruptedRunError, RunFailedError, StalledRunError, TrainerError
 from ..core.job import Job
 from ..engine.parties import Outcome
 from ..metrics.rundir import RunState, RunWriter
+from .control import Standing
 from .recording import Recording
 from .trust import trust_flag
 
-__all__ = ["explained", "record_end", "train_seconds_by_node", "verdict", "what_is_kept"]
+__all__ = ["explained", "record_end", "train_seconds_by_node", "verdict", "what_is_kept", "with_what_is_kept"]
 
 
 def record_end(
@@ -77,11 +78,23 @@ def train_seconds_by_node(job: Job, outcome: Outcome) -> tuple[float | None, ...
     return tuple(nodes)
 
 
-def explained(error: StalledRunError, states: Mapping[str, str]) -> StalledRunError:
-    """Name the tasks that are stopped, or else tell the state of each."""
-    stopped = [task for task, state in states.items() if state in "Tt"]
-    named = f"stopped by a signal: {', '.join(stopped)}" if stopped else f"states of the tasks: {dict(states)}"
-    return StalledRunError(f"{error}; {named}", stopped[0] if stopped else None)
+def explained(error: StalledRunError, standing: Standing) -> StalledRunError:
+    """Name the nodes that do not answer and the tasks that are stopped, or else tell the state of each task."""
+    stopped = [task for task, state in standing.states.items() if state in "Tt"]
+    named = list(standing.silent.values())
+    if stopped:
+        named.append(f"stopped by a signal: {', '.join(stopped)}")
+    if not named:
+        named.append(f"states of the tasks: {dict(standing.states)}")
+    to_blame = [*(f"agent-{node}" for node in standing.silent), *stopped]
+    return StalledRunError(f"{error}; {'; '.join(named)}", to_blame[0] if to_blame else None)
+
+
+def with_what_is_kept(error: RunFailedError | InterruptedRunError, job: Job, run: Path) -> RunFailedError | InterruptedRunError:
+    """Return the error that ended the training of a run, with what it can go on from in its first line."""
+    first, *rest = str(error).split("\n", 1)
+    text = "\n".join([f"{first}; {what_is_kept(job, run)}", *rest])
+    return type(error)(text, error.task) if isinstance(error, RunFailedError) else type(error)(text)
 
 
 def _first_line(failure: BaseException) -> str:

@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,6 @@ class Death:
     code: int | None
     signal: str | None
     order: int
-    monotonic_seconds: float
     cpu_seconds: float
     max_rss_bytes: int
 
@@ -211,7 +209,6 @@ class Supervisor:
                 code=None if killed else os.WEXITSTATUS(status),
                 signal=signal.Signals(os.WTERMSIG(status)).name if killed else None,
                 order=order,
-                monotonic_seconds=time.monotonic(),
                 cpu_seconds=usage.ru_utime + usage.ru_stime,
                 max_rss_bytes=usage.ru_maxrss * 1024,
             )

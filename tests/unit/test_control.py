@@ -1,40 +1,181 @@
-"""The driver's view of the cluster, over a real socket whose other end speaks as an agent does."""
+"""The driver's view of the cluster, over real sockets whose other ends speak as agents do."""
 
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 
-from crosstrain.core.errors import InterruptedRunError
-from crosstrain.engine.messages import Message, Stream
+from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
+from crosstrain.engine.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.control import Control
+from crosstrain.launch.endings import explained
 from crosstrain.launch.local import NodeChannel
 
 
+class Agent:
+    """The other end of a node's channel; what it hears waits until it is received."""
+
+    def __init__(self, end: socket.socket, stream: Stream) -> None:
+        self.end = end
+        self.stream = stream
+
+    def send(self, kind: str, **fields: object) -> None:
+        self.stream.send(Message(kind, fields))
+
+    def hello(self, host: str) -> None:
+        self.send("hello", protocol=PROTOCOL, identity={}, host={"hostname": host})
+
+    def death(self, task: str, order: int = 1, *, clock: float = 0.0, error: str | None = None, **how: object) -> None:
+        """Say that a task has ended, and before that which exception it ended of; `clock` is what the node's clock shows."""
+        if error is not None:
+            fields = {"type": "RuntimeError", "message": error, "errno": None, "exit_code": None, "peer_lost": "peer" in error}
+            self.send("error", **fields, **{"from": task})
+        self.send("death", task=task, order=order, monotonic_seconds=clock, **{"code": 1, "signal": None, "tail": [], **how})
+
+    def answer(self, kind: str, **fields: object) -> None:
+        """Answer the next request, in a thread."""
+
+        def work() -> None:
+            self.stream.receive()
+            self.send(kind, **fields)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def go(self) -> None:
+        """End as a process that is killed: the connection is closed."""
+        self.end.shutdown(socket.SHUT_RDWR)
+
+
 @pytest.fixture
-def control_and_agent() -> Iterator[tuple[Control, Stream]]:
-    driver, agent = socket.socketpair()
-    with driver, agent, ExitStack() as files:
-        ours, theirs = (Stream(*(files.enter_context(end.makefile(mode)) for mode in ("rb", "wb"))) for end in (driver, agent))
-        channel = NodeChannel(0, ours, "127.0.0.1", None, None, shares_files=False)
-        yield Control([channel], on_sample=lambda record: None, on_log=lambda *part: None), theirs
-        agent.shutdown(socket.SHUT_RDWR)  # the thread that reads for the driver ends
+def cluster() -> Iterator[Callable[[int], tuple[Control, list[Agent]]]]:
+    with ExitStack() as ends:
+
+        def make(nodes: int) -> tuple[Control, list[Agent]]:
+            channels, agents = [], []
+            for node in range(nodes):
+                pair = [ends.enter_context(end) for end in socket.socketpair()]
+                ours, theirs = (Stream(end.makefile("rb"), end.makefile("wb")) for end in pair)
+                ends.callback(theirs.close)
+                ends.callback(ours.close)
+                ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
+                channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
+                agents.append(Agent(pair[1], theirs))
+            return Control(channels, on_sample=lambda record: None, on_log=lambda *part: None), agents
+
+        yield make
 
 
-def test_an_interrupt_ends_what_is_awaited(control_and_agent):
-    control, agent = control_and_agent
+def seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def test_an_interrupt_ends_what_is_awaited(cluster):
+    control, (agent,) = cluster(1)
     control.interrupt()
-    agent.send(Message("sampled"))
+    agent.send("sampled")
     with pytest.raises(InterruptedRunError):
         control.sample_now()
 
 
-def test_a_deferred_interrupt_ends_what_is_awaited_next(control_and_agent):
-    control, agent = control_and_agent
+def test_a_deferred_interrupt_ends_what_is_awaited_next(cluster):
+    control, (agent,) = cluster(1)
     with control.interrupts_deferred():
         control.interrupt()
-        agent.send(Message("sampled"))
+        agent.send("sampled")
         control.sample_now()
     with pytest.raises(InterruptedRunError):
         control.receive(0.01)
+
+
+def listen(control: Control) -> None:
+    while True:
+        control.receive(5.0)
+
+
+def failure(control: Control) -> RunFailedError:
+    with pytest.raises(RunFailedError) as raised:
+        listen(control)
+    return raised.value
+
+
+@pytest.mark.parametrize("victim_first", [False, True])
+def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(cluster, victim_first):
+    """Whether its end is met first, or while the cause of a victim's death is looked for."""
+    control, agents = cluster(3)
+    for number, agent in enumerate(agents):
+        agent.hello(f"host-{number}")
+    control.hello(5.0)
+    if victim_first:
+        agents[0].death("worker-0", error="Connection reset by peer")
+        time.sleep(0.2)
+    agents[1].go()
+    error = failure(control)
+    assert "node 1 (host host-1, 10.0.0.1) has gone" in str(error)
+    assert error.task == "agent-1"
+    agents[0].answer("stopped")
+    agents[2].answer("stopped")
+    assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 2
+    assert seconds(lambda: control.finish(1)) < 2
+
+
+def test_a_lost_node_ends_the_next_start_too(cluster):
+    """Its end was read while the tasks of the first start were ended."""
+    control, agents = cluster(2)
+    agents[0].answer("stopped")
+    agents[1].go()
+    control.end_tasks(0.0, politely=False)
+    control.restartable()
+    with pytest.raises(RunFailedError, match="node 1"):
+        control.reserve_ports({0: 1, 1: 1}, 30.0)
+
+
+def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
+    """One node answers, one is frozen, the third goes just then."""
+    control, agents = cluster(3)
+    agents[0].answer("states", states={"worker-0": "S"})
+    agents[2].go()
+    took = time.monotonic()
+    error = explained(StalledRunError("stalled"), control.standing())
+    assert time.monotonic() - took < 1.5
+    assert "the agent of node 1 (host 10.0.0.1) does not answer" in str(error)
+    assert "the agent of node 2 (host 10.0.0.2) has gone" in str(error)
+    assert "worker-0" not in str(error)
+    agents[0].answer("stopped")
+    assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 1
+    assert agents[1].end.recv(2**16)
+    agents[1].end.settimeout(5.0)
+    assert agents[1].end.recv(1) == b""  # it was cut off, and will end when it wakes
+
+
+def test_who_is_awaited_in_vain_is_named(cluster):
+    control, agents = cluster(2)
+    agents[0].answer("sampled")
+    with pytest.raises(RunFailedError, match=r"samples of nodes \[1\]"):
+        control.sample_now(0.2)
+
+
+def test_a_node_that_does_not_read_holds_nobody_up(cluster):
+    """A frozen agent leaves its channel full; the driver has to go on, to find out."""
+    control, (agent,) = cluster(1)
+    control._node_of, control._leaders = {"worker-0": 0}, {"worker-0": 0}
+    plan = Message("train", {}, {"learning_rates": np.zeros(2**17)})
+    assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
+    assert control.receive(0.1) is None
+    for _ in range(20):
+        assert agent.stream.receive().array("learning_rates").size == 2**17
+
+
+def test_the_victim_of_another_node_is_not_blamed(cluster):
+    """Neither for a signal that its framework sends to itself, nor because the clock of its machine is behind."""
+    control, agents = cluster(2)
+    agents[0].death("worker-0", clock=5.0, code=None, signal="SIGABRT", tail=["recv failed: Connection reset by peer"])
+    agents[1].death("worker-1", clock=70_000.0, error="cannot read image 17")
+    error = failure(control)
+    assert error.task == "worker-1"
+    assert "cannot read image 17" in str(error)

@@ -1,0 +1,31 @@
+"""Whether an error or a log tells of a peer that has gone: whoever ended of that is not what ended the run."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["lost_a_peer", "tells_of_a_lost_peer"]
+
+_TOLD = re.compile(
+    r"(?:reset|closed|aborted) by (?:the )?(?:remote )?peer|connection (?:was )?(?:reset|closed|aborted|lost|refused|timed out)"
+    r"|broken pipe|socket closed|no route to host|failed to connect to all addresses|heartbeat timeout"
+    r"|lost (?:the chief|a parameter server|worker-\d+)|every worker is lost",
+    re.IGNORECASE,
+)
+"""How the system, the libraries under the frameworks and our backends say it; frameworks raise their general errors about it."""
+
+
+def tells_of_a_lost_peer(text: str) -> bool:
+    """Return whether a text says that the other end of a connection has gone."""
+    return _TOLD.search(text) is not None
+
+
+def lost_a_peer(error: BaseException | None) -> bool:
+    """Return whether an error is, or was raised because of, the loss of a connection."""
+    seen: set[int] = set()  # an error may be its own cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, ConnectionError) or tells_of_a_lost_peer(str(error)):
+            return True
+        error = error.__cause__
+    return False

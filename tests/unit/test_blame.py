@@ -1,0 +1,95 @@
+"""Whom to blame for the end of a run: examples, and histories of a cluster drawn at random."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.engine.messages import Message
+from crosstrain.engine.peer_loss import lost_a_peer
+from crosstrain.launch.blame import Fall, first_cause, is_victim
+
+GLOO = "[/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.77.0.2]:49049. This is typically caused by …"
+GRPC = ':UNKNOWN:Error received from peer  {grpc_message:"recvmsg:Connection reset by peer", grpc_status:14}'
+
+
+def death(order=1, signal=None, tail=(), **more):
+    return Message(
+        "death", {"task": "worker-0", "order": order, "code": None if signal else 1, "signal": signal, "tail": list(tail), **more}
+    )
+
+
+def chained(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (ConnectionResetError(), True),
+        (ConnectionError("a rank has gone"), True),
+        (RuntimeError(GLOO), True),
+        (RuntimeError("x" * 5000 + GRPC), True),
+        (chained(RuntimeError("cannot go on"), BrokenPipeError()), True),
+        (chained(RuntimeError("cannot go on"), ValueError("bad image")), False),
+        (FileNotFoundError("no such file"), False),
+        (MemoryError(), False),
+    ],
+)
+def test_what_an_error_tells(error, lost):
+    assert lost_a_peer(error) is lost
+
+
+@pytest.mark.parametrize(
+    ("signal", "tail", "error", "victim"),
+    [
+        ("SIGKILL", [GRPC], None, False),
+        ("SIGSEGV", [GLOO], None, False),
+        ("SIGABRT", ["terminate called", GLOO], None, True),
+        ("SIGABRT", ["double free or corruption"], None, False),
+        (None, [GRPC], None, True),
+        (None, ["warning: Connection reset by peer, tried again", "ValueError: bad image"], {"peer_lost": False}, False),
+        (None, [], {"peer_lost": True}, True),
+        ("SIGSEGV", [], {"peer_lost": True}, True),
+        (None, [], None, False),
+    ],
+)
+def test_who_is_a_victim(signal, tail, error, victim):
+    assert is_victim(death(signal=signal, tail=tail), None if error is None else Message("error", error)) is victim
+
+
+def history(seed, offsets):
+    """Falls on three nodes as they arrive, with the true moment of each; the nodes' clocks are apart, and messages take their time."""
+    draw = random.Random(seed)
+    falls, arrivals = [], []
+    for node, offset in enumerate(offsets):
+        moments = sorted(draw.uniform(0, 1) for _ in range(draw.randrange(4)))
+        arrival = 0.0
+        for order, moment in enumerate(moments, 1):
+            arrival = max(arrival, moment + draw.uniform(0, 0.5))  # a channel keeps the order
+            falls.append((Fall(node, death(order, monotonic_seconds=moment + offset), draw.random() < 0.6), moment))
+            arrivals.append(arrival)
+        if draw.random() < 0.2:
+            falls.append((Fall(node, None), 2.0))
+            arrivals.append(max(arrival, 1.0) + draw.uniform(0, 0.5))
+    return [falls[index] for index in sorted(range(len(falls)), key=arrivals.__getitem__)]
+
+
+CLOCKS = st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3)
+
+
+@given(st.integers(0, 2**32), CLOCKS, CLOCKS)
+def test_the_first_cause_is_no_victim_and_no_matter_of_clocks(seed, clocks, others):
+    told = history(seed, clocks)
+    if not told:
+        return
+    blamed = first_cause([fall for fall, _ in told])
+    again = first_cause([fall for fall, _ in history(seed, others)])
+    assert (blamed.node, blamed.order, blamed.victim) == (again.node, again.order, again.victim)
+    assert blamed.victim == all(fall.victim for fall, _ in told)
+    equals = [(fall, moment) for fall, moment in told if fall.victim == blamed.victim]
+    assert blamed.node == equals[0][0].node
+    moment = next(moment for fall, moment in told if fall is blamed)
+    assert moment == min(moment for fall, moment in equals if fall.node == blamed.node)
