@@ -34,7 +34,7 @@ from .control import AddressInUseError, Control
 from .endings import explained, record_end, train_seconds_by_node, verdict, what_is_kept, with_what_is_kept
 from .loading import load_state
 from .local import Launcher, NodeChannel
-from .placing import Hosts, described_cluster, make_cluster, make_tasks, nodes_sharing_cores, settle_isolation, threads_per_task
+from .placing import Hosts, described_cluster, machine_of, make_cluster, make_tasks, nodes_sharing_cores, settle_isolation, threads_per_task
 from .recording import PROFILE, Recording
 from .resuming import Resumption
 from .saving import CheckpointSaver, Subject
@@ -70,6 +70,7 @@ class Driver:
         self._loop: TrainingLoop | None = None
         self._run_seconds: float | None = None
         self._nodes_sharing_cores: int | None = None
+        self._machines: list[str] | None = None
         self._once_back: list[Callable[[], None]] = []
         self._status_before: Mapping[str, Any] | None = None
         self._control: Control | None = None
@@ -161,6 +162,7 @@ class Driver:
         hosts = control.hello(deadline - time.monotonic())
         settle_isolation(channels, hosts)
         self._nodes_sharing_cores = nodes_sharing_cores(channels, hosts)
+        self._machines = [machine_of(host) for host in hosts]
         self._write(partial(self._recording.writer.write_env, hosts))
         for attempt in range(1, MOST_START_ATTEMPTS + 1):
             try:
@@ -315,6 +317,7 @@ class Driver:
             nodes_sharing_cores=self._nodes_sharing_cores,
             precision_used=self._precision_used,
             synthetic=self._data.info.synthetic,
+            machines=self._machines,
         )
         return {**summary, "profile": PROFILE if (self.path / PROFILE).is_dir() else None}
 

@@ -12,7 +12,7 @@ from ..core.job import Job
 from ..models.base import ModelSpec
 from .local import NodeChannel
 
-__all__ = ["described_cluster", "make_cluster", "make_tasks", "nodes_sharing_cores", "settle_isolation", "threads_per_task"]
+__all__ = ["described_cluster", "machine_of", "make_cluster", "make_tasks", "nodes_sharing_cores", "settle_isolation", "threads_per_task"]
 
 Hosts = Sequence[Mapping[str, Any]]
 
@@ -43,6 +43,11 @@ def threads_per_task(job: Job, spec: ModelSpec, channels: Sequence[NodeChannel],
     return [_threads(own, channels, hosts, placed) for own in channels]
 
 
+def machine_of(host: Mapping[str, Any]) -> str:
+    """Return what tells a node's machine from others: nodes of one machine have the same."""
+    return str(host["identity"]["boot"])
+
+
 def nodes_sharing_cores(channels: Sequence[NodeChannel], hosts: Hosts) -> int:
     """Return the size of the largest group of nodes that compute on the same cores, fighting for them; 1 where none share."""
     return max(len(_sharing(own, channels, hosts)) for own in channels)
@@ -52,8 +57,8 @@ def _sharing(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts) ->
     """Return the nodes, with `own`, that compute on the same cores: those of one machine that are not limited."""
     if own.cores is not None:
         return {own.node}
-    machine = hosts[own.node]["identity"]["boot"]
-    return {channel.node for channel in channels if channel.cores is None and hosts[channel.node]["identity"]["boot"] == machine}
+    machine = machine_of(hosts[own.node])
+    return {channel.node for channel in channels if channel.cores is None and machine_of(hosts[channel.node]) == machine}
 
 
 def _threads(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> int:

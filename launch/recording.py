@@ -28,7 +28,10 @@ PROFILE = "profile"
 _BAD_NEWS = ("mlflow_lost", "mlflow_incomplete")
 """Events about followers that a person should read at once."""
 
-_STAMPED = ("tasks", "time_seconds", "part_began_seconds")
+_OWN_NODE = 0
+"""The node whose machine the driver runs on."""
+
+_STAMPED = ("tasks", "time_seconds", "part_began_seconds", "trainer_cpu_seconds")
 """Fields of a sample that are not taken as its agent sent them."""
 
 
@@ -171,9 +174,12 @@ class Recording:
         """Record a node's resources, as its agent sent them."""
         own = {key: value for key, value in fields.items() if key not in _STAMPED}
         tasks = tuple(TaskSample(**task) for task in fields["tasks"])
+        agent = fields["trainer_cpu_seconds"]
+        used = agent + time.process_time() if agent is not None and fields["node"] == _OWN_NODE else agent
 
         def write(now: float) -> None:
-            self._system(SystemRecord(**own, time_seconds=now, tasks=tasks, part_began_seconds=self._part_began_seconds))
+            began = self._part_began_seconds
+            self._system(SystemRecord(**own, time_seconds=now, tasks=tasks, part_began_seconds=began, trainer_cpu_seconds=used))
 
         self._at_its_time(write)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from .parts import in_parts
 from .records import Clock, SystemRecord
+from .starving import LEAST_SECONDS, CpuUse, foreign_cores, starved_fractions
 
 __all__ = ["Counter", "network_source", "per_node", "rise_per_second"]
 
@@ -80,7 +81,18 @@ class _Gauge:
         return {"mean": self.mean, "max": self.max} if self.samples else None
 
 
-_COUNTERS = ("cpu_seconds", "network_sent_bytes", "network_received_bytes", "disk_read_bytes", "disk_written_bytes", "monitor_cpu_seconds")
+_COUNTERS = (
+    "cpu_seconds",
+    "network_sent_bytes",
+    "network_received_bytes",
+    "disk_read_bytes",
+    "disk_written_bytes",
+    "monitor_cpu_seconds",
+    "cpu_wait_seconds",
+    "machine_cpu_seconds",
+    "trainer_cpu_seconds",
+    "cpu_pressure_seconds",
+)
 _GAUGES = ("cpu_cores_used", "cpu_fraction", "memory_rss_bytes", "memory_pss_bytes")
 _GPU_GAUGES = ("utilization", "memory_bytes", "power_watts")
 
@@ -148,6 +160,18 @@ class _Node:
         largest = self._gauges[name].max
         return None if mean is None and largest is None else {"mean": mean, "max": largest}
 
+    def cpu_use(self) -> CpuUse:
+        """Return what is known of its cores; nothing where the samples cover too little time."""
+        if self._counters["cpu_seconds"].seconds < LEAST_SECONDS:
+            return CpuUse(None, None, None, None, None)
+        return CpuUse(
+            used=self._counters["cpu_seconds"].per_second,
+            waited=self._counters["cpu_wait_seconds"].per_second,
+            trainer=self._counters["trainer_cpu_seconds"].per_second,
+            machine=self._counters["machine_cpu_seconds"].per_second,
+            available=self._cores_available,
+        )
+
     def to_json(self) -> dict[str, Any]:
         counters = self._counters
         cores_mean = counters["cpu_seconds"].per_second
@@ -171,6 +195,8 @@ class _Node:
             "gpus": self._gpu_figures(),
             "monitor_cpu_seconds": counters["monitor_cpu_seconds"].increase,
             "monitor_cpu_cores_used": counters["monitor_cpu_seconds"].per_second,
+            "cpu_wait_seconds": counters["cpu_wait_seconds"].increase,
+            "cpu_pressure_fraction": counters["cpu_pressure_seconds"].per_second,
         }
 
     def _gpu_figures(self) -> list[dict[str, Any]] | None:
@@ -195,9 +221,16 @@ def network_source(nodes: Iterable[Mapping[str, Any]]) -> str | list[str] | None
     return _one(names)
 
 
-def per_node(samples: Iterable[SystemRecord], nodes: int, clock: Clock, resumed_seconds: Sequence[float] = ()) -> list[dict[str, Any]]:
+def per_node(
+    samples: Iterable[SystemRecord],
+    nodes: int,
+    clock: Clock,
+    resumed_seconds: Sequence[float] = (),
+    machines: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
     """Return the figures of each of `nodes` nodes, in node order; null for what no sample shows.
 
+    `machines` has a name for the machine of each node, equal where nodes share one; without it which programs are others' is not known.
     `resumed_seconds` are the times on the run clock from which the run went on from a checkpoint, perhaps on more nodes than now:
     samples of nodes that it has no longer are left out.
     """
@@ -206,4 +239,17 @@ def per_node(samples: Iterable[SystemRecord], nodes: int, clock: Clock, resumed_
         if sample.node < nodes:
             found[sample.node].add(sample)
     train = list(clock.train_seconds_by_node) + [None] * nodes
-    return [{"node": index, "train_seconds": train[index], **node.to_json()} for index, node in enumerate(found)]
+    uses = [node.cpu_use() for node in found]
+    foreign, starved = (
+        ([None] * nodes, [None] * nodes) if machines is None else (foreign_cores(uses, machines), starved_fractions(uses, machines))
+    )
+    return [
+        {
+            "node": index,
+            "train_seconds": train[index],
+            **node.to_json(),
+            "foreign_cpu_cores_used": foreign[index],
+            "starved_fraction": starved[index],
+        }
+        for index, node in enumerate(found)
+    ]

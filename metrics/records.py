@@ -101,6 +101,10 @@ class SystemRecord:
     `gpus` has a mapping a device with ``utilization`` (0 to 1), ``memory_bytes``, ``power_watts``, ``name``.
     `interval_seconds` is the time since the sample before. `part_began_seconds` is when the clock of the sample's part of the run started,
     on the run clock: 0, or where the checkpoint was from which a resumed run went on. It is null in older records (`metrics.parts`).
+    The last four are counters, and null in older records too: `cpu_wait_seconds` is how long threads of the node's tasks were ready to run
+    and waited for a core, `machine_cpu_seconds` what all programs of the machine used of the cores that the node may use,
+    `trainer_cpu_seconds` what the node's agent used (on node 0 with the driver), `cpu_pressure_seconds` how long some task on the machine
+    waited for a core. They may have begun before the node's monitor did: only their rise means something.
     """
 
     node: Index
@@ -123,6 +127,10 @@ class SystemRecord:
     tasks: tuple[TaskSample, ...] = ()
     problems: tuple[str, ...] = ()
     part_began_seconds: Seconds | None = None
+    cpu_wait_seconds: float | None = None
+    machine_cpu_seconds: float | None = None
+    trainer_cpu_seconds: float | None = None
+    cpu_pressure_seconds: float | None = None
 
     @property
     def initialising(self) -> bool:

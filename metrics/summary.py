@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,13 +162,15 @@ def summarise(
     nodes_sharing_cores: int | None = None,
     precision_used: str | None = None,
     synthetic: bool | None = None,
+    machines: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return what goes into ``summary.json`` (docs/run-directory.md explains each field).
 
     `updates_scheduled` were handed out, `updates_applied` counted where updates are applied (None where the run ended before they
     could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null. `nodes_sharing_cores` is the
     size of the largest group of nodes that compute on the same cores. `precision_used` is the number format that the tasks say they
-    computed in. `synthetic` says whether images and labels are random (`DataInfo.synthetic`).
+    computed in. `synthetic` says whether images and labels are random (`DataInfo.synthetic`). `machines` tells apart the machines of the
+    nodes, in node order.
     """
     reader = run if isinstance(run, RunReader) else RunReader(run)
     described = reader.job()
@@ -178,7 +180,7 @@ def summarise(
         steps.add(record)
         times.add(record)
     evals = [record for record in reader.evals() if record.split == "test"]
-    nodes = per_node(reader.system(), job.nodes, clock, resumed_seconds(described))
+    nodes = per_node(reader.system(), job.nodes, clock, resumed_seconds(described), machines)
     return {
         "state": state,
         **asked(job, reader.name),

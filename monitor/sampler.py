@@ -15,6 +15,7 @@ from ..metrics.records import SystemRecord
 from .gpu import GpuProbe
 from .host import cores_available as host_cores_available
 from .network import Bytes, InterfaceCounters, without_loopback
+from .pressure import read_machine_cpu_seconds, read_pressure_seconds
 from .problems import Problems
 from .tasks import NodeTasks
 
@@ -163,6 +164,10 @@ class NodeSampler:
             tasks=tasks.samples(),
             problems=self._problems.take(),
             monitor_cpu_seconds=self._spent_seconds + time.thread_time() - began,
+            cpu_wait_seconds=tasks.waited_seconds(),
+            machine_cpu_seconds=self._problems.attempt("CPU of the machine", read_machine_cpu_seconds),
+            trainer_cpu_seconds=time.process_time(),
+            cpu_pressure_seconds=self._problems.attempt("pressure on the CPU", read_pressure_seconds),
         )
 
     def _traffic(self, interfaces: Mapping[str, Bytes] | None) -> tuple[str | None, int | None, int | None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..metrics.records import TaskSample
 from .network import Bytes, SocketCounters, open_inodes
+from .pressure import WaitCounter
 from .problems import Problems
 from .processes import Forest, TaskTree
 
@@ -21,6 +22,8 @@ __all__ = ["NodeTasks"]
 _FORGET_SECONDS = 10.0
 # PSS costs 8 to 31 ms a process: at most this share of one core goes into it, however many processes there are.
 _PSS_CORE_SHARE = 0.0025
+# Waits for cores cost 5 µs a thread, and frameworks have dozens: no more than this share of one core goes into them.
+_WAITS_CORE_SHARE = 0.0025
 # The first one soon, so that a short run has one too, but late enough that the frameworks are imported.
 _FIRST_PSS_SECONDS = 2.0
 
@@ -41,6 +44,9 @@ class NodeTasks:
         self._next_pss = now + min(_FIRST_PSS_SECONDS, pss_interval_seconds)
         self._pss_was_read = False
         self._next_forgetting = now + _FORGET_SECONDS
+        self._waits = problems.attempt("waits for cores", WaitCounter)
+        self._waited_seconds: float | None = None
+        self._next_waits = now
         self._sockets = problems.attempt("TCP byte counts", SocketCounters) if with_sockets else None
         self._sockets_read = False
 
@@ -72,6 +78,7 @@ class NodeTasks:
         self._problems.attempt("finding child processes", self._forest.discover)
         self._failed = {tree for tree in self._trees if not self._update(tree)}
         self._read_pss(now, final)
+        self._read_waits(now, final)
         self._sockets_read = self._sockets is not None and self._read_sockets(self._sockets)
 
     def samples(self) -> tuple[TaskSample, ...]:
@@ -91,6 +98,10 @@ class NodeTasks:
         """Return the proportional memory of the living tasks, in the samples in which it was read; else None."""
         living = {tree for tree in self._trees if tree.alive}
         return sum(self._pss.values()) if living and living <= self._pss.keys() else None
+
+    def waited_seconds(self) -> float | None:
+        """Return how long the tasks' threads waited for cores so far, in the samples in which it was read; else None."""
+        return self._waited_seconds
 
     def disk_bytes(self) -> Bytes | None:
         """Return the (read, written) bytes of all tasks, watched and ended; None where a task's cannot be seen."""
@@ -138,6 +149,16 @@ class NodeTasks:
         spent = time.thread_time() - began
         self._next_pss = now + max(self._pss_interval, spent / _PSS_CORE_SHARE)
         self._pss_was_read = True
+
+    def _read_waits(self, now: float, final: bool) -> None:
+        """Read how long the tasks waited for cores where it is due; the more it costs the longer until the next."""
+        self._waited_seconds = None
+        if self._waits is None or (now < self._next_waits and not final):
+            return
+        began = time.thread_time()
+        members = [pid for tree in self._trees for pid in tree.members]
+        self._waited_seconds = self._problems.attempt("waits for cores", partial(self._waits.read, members))
+        self._next_waits = now + (time.thread_time() - began) / _WAITS_CORE_SHARE
 
     def _read_sockets(self, sockets: SocketCounters) -> bool:
         """Bring the socket counts up to date; return whether they could be read."""

@@ -59,7 +59,7 @@ class Comparability:
         judged = [rule for rule in self._rules if rule.matters and not rule.subject]
         found = [self._difference(rule) for rule in judged if self._differs_anywhere(rule)]
         for fault in FAULTS:
-            texts = tuple(fault.found(run) for run in self._runs)
+            texts = tuple(fault.text(run) for run in self._runs)
             if any(texts):
                 found.append(Difference(fault.key, fault.label, texts, _ordered(fault.spoils), fault.why))
         return found

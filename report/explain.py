@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,10 +11,11 @@ from ..core.errors import UsageError
 from ..metrics.rundir import RunReader
 from .explain_links import Link, NetworkCause, message_fraction, network_cause, read_links
 from .explain_shares import Shares, Worker, around_training, node_fractions, read_shares, read_workers
+from .starving import Starved, starved
 
 __all__ = ["Explanation", "Facts", "NodeView", "explain", "read_facts"]
 
-Verdict = Literal["compute", "network", "data", "peers", "evaluating", "saving", "other", "mixed", "unclear", "unknown"]
+Verdict = Literal["starved", "compute", "network", "data", "peers", "evaluating", "saving", "other", "mixed", "unclear", "unknown"]
 
 SLOW = 1.5
 """From this on a worker counts as slow: its own work takes so many times that of a worker of ordinary speed."""
@@ -49,6 +50,8 @@ class NodeView:
       where none dominates; None without a calibration
     - `slowness`: its slowest worker's own time over that of a worker of ordinary speed
     - `updates_fraction`: async: its part of all updates
+    - `cpu_cores_used`, `cpu_fraction`, `sent_bytes_per_second`, `received_bytes_per_second`: means over the whole run, evaluations and
+      pauses included; those of `link` are over the training alone
     """
 
     node: int
@@ -60,6 +63,8 @@ class NodeView:
     cores_available: float | None
     cpu_fraction: float | None
     gpu_utilization: float | None
+    sent_bytes_per_second: float | None
+    received_bytes_per_second: float | None
     link: Link
 
 
@@ -67,7 +72,8 @@ class NodeView:
 class Explanation:
     """The verdict on a run.
 
-    - `verdict`: the part of the run that holds it back; ``unclear`` between `candidates` that differ by less than the figures are known;
+    - `verdict`: the part of the run that holds it back; ``starved``, without candidates, where other programs had the cores;
+      ``unclear`` between `candidates` that differ by less than the figures are known;
       ``mixed`` where none of several dominates; ``unknown`` where the run has no calibration and the rest says nothing either
     - `network_cause`: why the exchange takes long, where it does
     - `slow_node`: the node that is slow, if one is
@@ -87,6 +93,11 @@ class Explanation:
     facts: Facts = field(repr=False)
 
     @property
+    def starved(self) -> Starved | None:
+        """What other programs did to the run, where that is the verdict."""
+        return starved(self.facts.summary)
+
+    @property
     def calibrated(self) -> bool:
         """Whether the run's calibration stands behind the verdict."""
         return self.facts.shares is not None
@@ -95,7 +106,8 @@ class Explanation:
         """Return the figures, without the documents that they were read from."""
         own = {name: getattr(self, name) for name in self.__slots__ if name not in ("facts", "nodes")}
         nodes = [{**asdict(node), "link": _link_json(node.link)} for node in self.nodes]
-        return {"run": self.facts.name, "calibrated": self.calibrated, **own, "nodes": nodes}
+        by = None if self.starved is None else asdict(self.starved)
+        return {"run": self.facts.name, "calibrated": self.calibrated, "starved": by, **own, "nodes": nodes}
 
 
 def _link_json(link: Link) -> dict[str, Any]:
@@ -128,7 +140,12 @@ def read_facts(path: Path) -> Facts:
 
 
 def judge(facts: Facts) -> Explanation:
-    """Return the verdict that the facts allow."""
+    """Return the verdict that the facts allow: none on the run itself where other programs had its cores."""
+    found = _judged(facts)
+    return found if found.starved is None else replace(found, verdict="starved", candidates=(), slow_node=None)
+
+
+def _judged(facts: Facts) -> Explanation:
     shares = facts.shares
     if shares is None:
         around = around_training(facts.summary)
@@ -238,6 +255,8 @@ def _view(facts: Facts, node: int, cause: NetworkCause | None, short: int | None
         figures["cores_available"],
         _mean(figures["cpu_fraction"]),
         gpu,
+        figures["network_sent_bytes_per_second"],
+        figures["network_received_bytes_per_second"],
         facts.links[node],
     )
 

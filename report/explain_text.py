@@ -31,12 +31,12 @@ NOT_CALIBRATED = (
 )
 
 
-_PER_SECOND = "sent and received: per second of training"
+_BASIS = "CPU cores, sent and received: means over the whole run, evaluations and pauses included"
 
 
 def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
     """Return everything that `trainer explain` prints."""
-    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation), _PER_SECOND]
+    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation), _BASIS]
     for note in notes(explanation):
         parts += ["", note]
     if advice:
@@ -66,6 +66,7 @@ def bits_text(bytes_per_second: float) -> str:
 def headline(explanation: Explanation) -> str:
     """Return the verdict in one sentence, with the figures that it rests on."""
     writer = {
+        "starved": _starved,
         "network": _network,
         "compute": _compute,
         "data": _data,
@@ -80,6 +81,17 @@ def headline(explanation: Explanation) -> str:
     return writer(explanation)
 
 
+def _starved(explanation: Explanation) -> str:
+    found = explanation.starved
+    if found is None:
+        raise ValueError("nobody took this run's cores")
+    cores = f"{number_text(found.foreign_cores, 2)} of the {number_text(found.cores_available, 2)} cores that node {found.node} may use"
+    return (
+        f"starved of CPU: other programs had {cores}, and so {percent(found.fraction)} of the processor time that its tasks asked for. "
+        "The figures below are those of a busy machine: nothing is advised from them. Run it again on a quiet one."
+    )
+
+
 def _exchange(explanation: Explanation) -> str:
     return "all-reduce" if explanation.facts.summary["mode"] == "sync" else "exchange with the parameter server"
 
@@ -88,7 +100,7 @@ def _network(explanation: Explanation) -> str:
     hidden = ", beyond what computing hides" if explanation.facts.summary["mode"] == "sync" else ""
     share = f"network-bound: {percent(explanation.step_fractions['network'])} of each step is {_exchange(explanation)}{hidden}"
     link = busiest(explanation.facts.links)
-    full = f"node {link.node}'s link runs at {percent(link.fraction)} of {_speed(link)}" if link is not None else None
+    full = f"node {link.node}'s link runs at {percent(link.fraction)} of {_speed(link)} while it trains" if link is not None else None
     if explanation.network_cause == "link":
         return f"{share}, and {full}."
     though = f" at a link that is not full ({full})" if full else ""
@@ -225,13 +237,16 @@ def _nodes(explanation: Explanation) -> Table:
         cores = (
             UNKNOWN if view.cpu_cores_used is None else f"{number_text(view.cpu_cores_used, 2)} of {number_text(view.cores_available, 2)}"
         )
-        table.add_row(str(view.node), view.limit or UNKNOWN, *shares, cores, *_traffic(view.link))
+        table.add_row(str(view.node), view.limit or UNKNOWN, *shares, cores, *_traffic(view))
     return table
 
 
-def _traffic(link: Link) -> tuple[str, str]:
-    ways = ((link.sent_bytes_per_second, link.sent_fraction), (link.received_bytes_per_second, link.received_fraction))
-    sent, received = (bytes_text(rate, per_second=True) + (f" ({percent(part)})" if part is not None else "") for rate, part in ways)
+def _traffic(view: NodeView) -> tuple[str, str]:
+    limit = view.link.limit_bytes_per_second
+    sent, received = (
+        bytes_text(rate, per_second=True) + (f" ({percent(rate / limit)})" if rate is not None and limit else "")
+        for rate in (view.sent_bytes_per_second, view.received_bytes_per_second)
+    )
     return sent, received
 
 
@@ -241,6 +256,8 @@ def notes(explanation: Explanation) -> list[str]:
     if not explanation.calibrated:
         found.append(NOT_CALIBRATED)
         found += _native(explanation)
+    if explanation.starved is not None:
+        return found
     sharing = facts.summary["nodes_sharing_cores"] or 1
     if sharing > 1:
         found.append(f"{sharing} nodes share the same cores and fight for them; --cores-per-node would give each its own part.")

@@ -9,6 +9,7 @@ from typing import Any
 from . import circumstances as read
 from .described import DescribedRun
 from .ordering import BY_FIELD, by_saving, natural
+from .starving import starved
 
 __all__ = ["CHANGED", "CHANGED_MEANS", "FAULTS", "GROUPS", "RULES", "Fault", "Rule", "changed_on_resume"]
 
@@ -56,13 +57,21 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something about a single run that makes figures of it not comparable with any other's; `found` says what, or None."""
+    """Something about a single run that makes figures of it not comparable with any other's.
+
+    `found` says what, or None; runs of which it says the same are alike. `told` says more of it, where there is more to say.
+    """
 
     key: str
     label: str
     found: Callable[[DescribedRun], str | None]
     spoils: frozenset[str]
     why: str
+    told: Callable[[DescribedRun], str | None] | None = None
+
+    def text(self, run: DescribedRun) -> str | None:
+        """Return what is to be said of a run, None where nothing is wrong with it."""
+        return (self.told or self.found)(run)
 
 
 def _subject(key: str, label: str, why: str, *, summary: str = "", spoils: frozenset[str] = NOTHING) -> Rule:
@@ -236,10 +245,20 @@ def _changed(run: DescribedRun) -> str | None:
     return ", ".join(changed_on_resume(run)) or None
 
 
+def _starved(run: DescribedRun) -> str | None:
+    return None if starved(run.summary) is None else "yes"
+
+
+def _starved_by(run: DescribedRun) -> str | None:
+    found = starved(run.summary)
+    return None if found is None else f"{found.fraction:.0%}"
+
+
 FAULTS: tuple[Fault, ...] = (
     Fault("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
     Fault("synthetic", "synthetic data", _synthetic, LEARNT, "images and labels are random, so there is nothing to learn"),
     Fault("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
+    Fault("starved", "starved of CPU", _starved, WORK, "other programs took so much of the CPU time that its tasks asked for", _starved_by),
     Fault("changed", CHANGED, _changed, ALL, CHANGED_MEANS),
 )
 """What is wrong with one run whatever it is compared with."""

@@ -99,6 +99,11 @@ def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, recei
     }
 
 
+def starved_node(fraction: float) -> dict[str, Any]:
+    """What a node used whose tasks lost such a part of their CPU time to other programs, which had 1.5 of its 2 cores."""
+    return {**used(), "node": 0, "cores_available": 2.0, "foreign_cpu_cores_used": 1.5, "starved_fraction": fraction}
+
+
 def written(folder: Path, *runs: DescribedRun) -> list[str]:
     """Write runs as run directories below `folder`; return their paths."""
     paths = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from comparison_samples import NODE, made
+from comparison_samples import NODE, made, starved_node
 
 from crosstrain.core.job import Job
 from crosstrain.report.comparability import compare_settings
@@ -204,6 +204,7 @@ FAULTY = [
     ("resumed", {"summary": {"resumed": 1}, "described": segments(epochs=1)}, {TIME, RESOURCES}),
     ("resumed", {"summary": {"resumed": 1}, "described": segments(calibrate=1, keep=1, stall_timeout=1)}, {TIME, RESOURCES}),
     ("changed", {"summary": {"resumed": 1}, "described": segments(batch_size=1, epochs=1)}, set(GROUPS)),
+    ("starved", {"summary": {"per_node": [starved_node(0.4)]}}, WORK),
 ]
 
 

@@ -167,7 +167,8 @@ def test_a_full_link_is_told_from_small_messages_and_from_copies(tmp_path):
     assert [found.network_cause for found in (full, messages, copies)] == ["link", "messages", "transfer"]
     assert {found.verdict for found in (full, messages, copies)} == {"network"}
     assert headline(full) == (
-        "network-bound: 80% of each step is all-reduce, beyond what computing hides, and node 0's link runs at 96% of 100 Mbit/s."
+        "network-bound: 80% of each step is all-reduce, beyond what computing hides, "
+        "and node 0's link runs at 96% of 100 Mbit/s while it trains."
     )
     assert "an exchange of a few bytes takes 88% as long" in headline(messages)
     assert "moving and adding up 31.4 kB" in headline(copies)
@@ -279,6 +280,44 @@ def test_a_node_that_others_kept_from_the_processor_is_named(tmp_path):
     ]
 
 
+# Other programs --------------------------------------------------------------------------------------------------------
+
+
+def starving(*fractions):
+    """Figures of nodes of which so much was taken by others; they used 1.2 of the 2 cores."""
+    lost = [{"starved_fraction": fraction, "foreign_cpu_cores_used": 1.2} for fraction in fractions]
+    return [{**figures, **own} for figures, own in zip(using(*[(0.5, 2.0)] * len(fractions)), lost, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("fractions", "more", "starved"),
+    [
+        ([0.4], {}, 0),
+        ([0.2], {}, 0),
+        ([0.1], {}, None),
+        ([None], {}, None),
+        ([0.1, 0.3], {}, 1),
+        ([0.5, 0.5], {"nodes_sharing_cores": 2}, None),  # they wait for each other too
+        ([0.7, 0.8], {"nodes_sharing_cores": 2}, 1),
+        ([0.5], {"workers": 2}, None),
+    ],
+)
+def test_a_run_whose_cores_others_had_is_starved_and_nothing_is_advised(tmp_path, fractions, more, starved):
+    found = judged(tmp_path, steps(compute=10, count=len(fractions)), node_figures=starving(*fractions), figures=more)
+    if starved is None:
+        assert (found.verdict, found.starved) == ("compute", None)
+        return
+    assert (found.verdict, found.candidates, found.starved.node) == ("starved", (), starved)
+    assert advise(found) == []
+    assert f"had 1.20 of the 2.00 cores that node {starved} may use, and so {fractions[starved]:.0%} of the" in headline(found)
+    assert notes(found) == []
+    assert found.to_json()["starved"]["fraction"] == fractions[starved]
+
+
+def test_a_starved_run_without_calibration_is_starved_too(tmp_path):
+    assert judged(tmp_path, steps(compute=10, count=1), node_figures=starving(0.4), calibrated=False).verdict == "starved"
+
+
 # The command ----------------------------------------------------------------------------------------------------------
 
 
@@ -293,12 +332,13 @@ node  limit  computing  data  peers  exchange     CPU cores            sent     
 -------------------------------------------------------------------------------------------
 0     peer         18%    0%    73%        9%  0.30 of 1.00  100 kB/s (0.8%)  100 kB/s (0.8%)
 1     CPU          91%    0%     0%        9%  0.20 of 0.20  100 kB/s (0.8%)  100 kB/s (0.8%)
-sent and received: per second of training
+CPU cores, sent and received: means over the whole run, evaluations and pauses included
 """
 
 
 def slow_run(out):
-    node_figures = [{**IDLE, **figures} for figures in using((0.3, 1.0), (0.2, 0.2))]
+    rates = {f"{name}_per_second": value for name, value in IDLE.items()}
+    node_figures = [{**IDLE, **rates, **figures} for figures in using((0.3, 1.0), (0.2, 0.2))]
     return explained_run(out, SLOW_SYNC, node_figures=node_figures, bandwidth="100mbit", cores_per_node="1,0.2", half_fraction=0.55)
 
 

@@ -1,0 +1,68 @@
+"""Runs beside programs that take the cores: they are said to be starved, and those that only share their own nodes' cores are not."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from crosstrain.conformance.runs import run_job, trainer
+
+MOST_OTHERS = 0.1
+"""Of all cores: with more in use, a run alone is none."""
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.cluster,
+    pytest.mark.alone,
+    pytest.mark.skipif(sys.platform != "linux", reason="waits for cores are counted by Linux"),
+]
+
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100000))"
+LOGREG = {"backend": "torch", "data": "glyphs28", "eval_every": "end", "tensorboard": False}
+
+
+@contextlib.contextmanager
+def busy_loops(count):
+    """So many programs of another session that never rest."""
+    loops = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def verdict(run):
+    explained = json.loads(trainer("explain", str(run.path), "--json").stdout)
+    return explained["verdict"], explained["advice"]
+
+
+def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
+    with busy_loops(2 * (os.cpu_count() or 1)):
+        starved = run_job(tmp_path, name="starved", steps=30000, **LOGREG)
+    (node,) = starved.summary["per_node"]
+    assert node["starved_fraction"] > 0.4
+    assert node["foreign_cpu_cores_used"] > 0.4 * node["cores_available"]
+    assert node["cpu_wait_seconds"] > 0.4 * starved.summary["run_seconds"]
+    assert verdict(starved) == ("starved", [])
+    short = run_job(tmp_path, name="short", steps=100, **LOGREG)
+    compared = json.loads(trainer("compare", str(starved.path), str(short.path), "--json").stdout)
+    faults = {fault["setting"]: fault["values"] for fault in compared["comparability"]["differences"]}
+    assert faults["starved"] == [f"{node['starved_fraction']:.0%}", None]
+    assert compared["verdicts"] == ["Fastest by examples/s: no verdict: no two of them can be compared."]
+
+
+@pytest.mark.parametrize("shape", [{"steps": 40000}, {"nodes": 3, "steps": 800}, {"nodes": 2, "cores_per_node": 0.4, "steps": 400}])
+def test_a_run_that_waits_for_its_own_tasks_or_its_limit_is_not_starved(tmp_path, shape):
+    others = psutil.cpu_percent(interval=1.0) / 100
+    if others > MOST_OTHERS:
+        pytest.skip(f"other programs use {others:.0%} of the processor")
+    run = run_job(tmp_path, **shape, **LOGREG)
+    known = [node["starved_fraction"] for node in run.summary["per_node"]]
+    assert all(fraction is None or fraction < 0.15 for fraction in known), known
+    assert verdict(run)[0] != "starved"
