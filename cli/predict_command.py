@@ -17,7 +17,7 @@ from ..report.locate import find_run
 from ..report.predict import Link, Topology
 from ..report.predict_band import read_validation
 from ..report.predict_fit import fit
-from ..report.predict_runs import Observed, observe
+from ..report.predict_runs import Observed, observe_all
 from ..report.predict_scaling import Question, Scaling
 from ..report.predict_scaling import predict as predicted
 from ..report.predict_table import document, prediction_table
@@ -74,7 +74,7 @@ def predict(
     paths = [find_run(run, out) for run in runs]
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("run: got the same run twice; the model is fitted to different ones.")
-    observed = [observe(path) for path in paths]
+    observed = observe_all(paths)
     chosen = _topology(topology, observed[0])
     servers = _servers(ps, observed, chosen)
     question = Question(

@@ -237,8 +237,9 @@ class RunReader:
         return self._required("status.json")
 
     def summary(self) -> dict[str, Any] | None:
-        """Return ``summary.json``, or None where the run has none (yet)."""
-        return self._document("summary.json")
+        """Return ``summary.json``, or None where the run has none (yet); the run is called as its directory is now."""
+        found = self._document("summary.json")
+        return None if found is None else {**found, "run": self.name}
 
     def calibration(self) -> dict[str, Any] | None:
         """Return ``calibration.json``, or None where the run has none."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..metrics.documents import summary_type
-from .described import describe
+from .described import describe, labelled
 
 __all__ = ["FIGURES", "load", "row", "rows"]
 
@@ -83,7 +83,7 @@ def figure_type(name: str) -> Any:
 
 def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
     """Return the summaries of the runs. Raises UsageError for one that does not exist or has no summary (yet)."""
-    return [dict(describe(path).summary) for path in paths]
+    return [{**run.summary, "run": run.name} for run in labelled([describe(path) for path in paths])]
 
 
 def row(summary: Mapping[str, Any]) -> dict[str, Any]:

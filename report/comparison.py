@@ -12,7 +12,7 @@ from ..metrics.lines import finite_json
 from .columns import relative_speed, relative_target
 from .comparability import Comparability, compare_settings
 from .compare import row
-from .described import DescribedRun, describe
+from .described import DescribedRun, describe, labelled
 from .entries import Entry, make_entries
 from .rules import RULES, SPEED, Rule
 from .scaling import ScalingSeries, families, scaling
@@ -61,7 +61,7 @@ class Comparison:
         """Return everything as one JSON document: ``runs`` has a flat row a run, ``rows`` a flat row of means for each row of the table."""
         rows = zip(self.entries, self.settings, relative_speed(self.entries), relative_target(self.entries), strict=True)
         document: dict[str, Any] = {
-            "runs": [row(run.summary) for run in self.runs],
+            "runs": [{**row(run.summary), "run": run.name} for run in self.runs],
             "rows": [
                 {
                     "label": entry.label,
@@ -98,6 +98,7 @@ def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequenc
     With `fold`, runs that differ by their seed alone are one row. `by` names settings, or has rules that read their values in another way:
     there is a row for each of their values then, in order, and repeats are folded. Raises UsageError for a setting that there is not.
     """
+    runs = labelled(runs)
     rules = [_setting(one) if isinstance(one, str) else one for one in by]
     entries = make_entries(runs, fold=fold, by=rules)
     settings: list[dict[str, str]] = [{"run": entry.label} for entry in entries]

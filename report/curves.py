@@ -15,6 +15,7 @@ from ..metrics.lines import finite_json
 from ..metrics.rundir import RunReader
 from .downsample import smoothed
 from .formats import write_csv
+from .labels import labels
 from .series import Floats, Integers, StepSeries, read_steps
 
 __all__ = ["OVER", "POINTS", "QUANTITIES", "Curves", "curves"]
@@ -78,7 +79,7 @@ def curves(paths: Sequence[Path], quantity: Quantity, over: Over, *, smooth: flo
     `smooth` (0 to below 1) is the share that an exponential moving average keeps of the past, a value of the run (of rates: of the
     grid) at a time. Raises UsageError where no run has the quantity, or a run cannot be read.
     """
-    names = _names(paths)
+    names = labels(paths)
     own = {name: _points(RunReader(path), quantity, over) for name, path in zip(names, paths, strict=True)}
     known = [x for x, _ in own.values() if len(x)]
     if not known:
@@ -96,11 +97,6 @@ def curves(paths: Sequence[Path], quantity: Quantity, over: Over, *, smooth: flo
         for name, (x, y) in own.items():
             even[name] = _smooth_rates(raw[name], inside[name], smooth) if rates else _between(grid, x, smoothed(y, smooth))
     return Curves(quantity, over, smooth, grid, raw, even, inside)
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    names = [RunReader(path).name for path in paths]
-    return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
 
 
 def _points(run: RunReader, quantity: Quantity, over: Over) -> tuple[Floats, Floats]:

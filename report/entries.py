@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,18 +70,12 @@ def make_entries(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequenc
 
 
 def _told_apart(entries: Sequence[Entry]) -> list[Entry]:
-    """Return rows of which no two are called alike: where they would be, by their first run's name, or with its folder's name before."""
-    named = _renamed(entries, lambda entry: f"{entry.runs[0].name}{f' ×{len(entry.runs)}' if len(entry.runs) > 1 else ''}")
-    return _renamed(named, lambda entry: f"{_folder(entry)}/{entry.label}")
-
-
-def _renamed(entries: Sequence[Entry], name: Callable[[Entry], str]) -> list[Entry]:
+    """Return rows of which no two are called alike: repeats that would be have the name of their first run, which has its own."""
     counts = Counter(entry.label for entry in entries)
-    return [entry if counts[entry.label] == 1 else entry.called(name(entry)) for entry in entries]
-
-
-def _folder(entry: Entry) -> str:
-    return entry.runs[0].path.resolve().parent.name
+    return [
+        entry if counts[entry.label] == 1 or len(entry.runs) == 1 else entry.called(f"{entry.runs[0].name} ×{len(entry.runs)}")
+        for entry in entries
+    ]
 
 
 def entry_of(runs: Sequence[DescribedRun]) -> Entry:
@@ -89,15 +83,16 @@ def entry_of(runs: Sequence[DescribedRun]) -> Entry:
     summaries = [run.summary for run in runs]
     converged = None if summaries[0]["target"] is None else sum(bool(summary["target_reached"]) for summary in summaries)
     if len(runs) == 1:
-        return Entry(runs[0].name, tuple(runs), row(summaries[0]), converged=converged)
+        return Entry(runs[0].name, tuple(runs), {**row(summaries[0]), "run": runs[0].name}, converged=converged)
     staying, dropped = kept(summaries)
+    names = {id(run.summary): run.name for run in runs}
     rows = [row(summary) for summary in staying]
     together = {name: _alike_or_none(found) if name in _SETTINGS else _together(found) for name, found in _columns(rows).items()}
     figures = {name: value for name, (value, _) in together.items()}
     sigmas = {name: sigma for name, (_, sigma) in together.items() if sigma is not None}
-    label = common_name([run.name for run in runs])
+    label = common_name([str(run.summary["run"]) for run in runs])
     figures |= {"run": label, "target_reached": None if converged is None else converged == len(runs)}
-    return Entry(label, tuple(runs), figures, sigmas, tuple(str(summary["run"]) for summary in dropped), converged)
+    return Entry(label, tuple(runs), figures, sigmas, tuple(names[id(summary)] for summary in dropped), converged)
 
 
 _SETTINGS = frozenset(

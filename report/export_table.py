@@ -18,6 +18,7 @@ from ..metrics.nodes import rise_per_second
 from ..metrics.records import EvalRecord, SystemRecord
 from ..metrics.rundir import RunReader
 from .index import FIGURES, run_row
+from .labels import labels
 
 __all__ = ["TABLES", "Column", "Table", "table_of"]
 
@@ -66,17 +67,11 @@ _RATES = ("network_sent_bytes", "network_received_bytes")
 
 def table_of(what: str, runs: Sequence[Path]) -> Table:
     """Return a table, one of `TABLES`, over the rows of all `runs` in their order. Its rows raise DamagedRunError as they are read."""
-    names = _labels(runs)
+    names = labels(runs)
     if what == "summary":
         return _summary(runs, names)
     columns, rows = _RECORDS[what]
     return Table(columns, ((name, *cells) for path, name in zip(runs, names, strict=True) for cells in rows(RunReader(path))))
-
-
-def _labels(runs: Sequence[Path]) -> list[str]:
-    """Return the runs' names, with the folder where two in different folders have the same."""
-    names = [path.resolve().name for path in runs]
-    return [name if names.count(name) == 1 else f"{path.resolve().parent.name}/{name}" for path, name in zip(runs, names, strict=True)]
 
 
 # Records --------------------------------------------------------------------------------------------------------------

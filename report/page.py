@@ -104,7 +104,7 @@ def _shown(value: Any) -> Any:
 
 def _compared(runs: Sequence[ShownRun]) -> dict[str, Any]:
     """Return the tables of the runs that have figures, and what has to be said about them."""
-    ended = [DescribedRun(run.path, run.summary, run.job, run.env) for run in runs if run.summary is not None]
+    ended = [DescribedRun(run.path, run.summary, run.job, run.env, run.label) for run in runs if run.summary is not None]
     if not ended:
         return {"above": [], "blocks": [], "below": []}
     comparison = compare_runs(ended, fold=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,8 +12,9 @@ from ..core.errors import UsageError
 from ..core.units import parse_bandwidth
 from ..metrics.rundir import RunReader
 from .described import describe
+from .labels import labels
 
-__all__ = ["SAME", "Observed", "Worker", "observe"]
+__all__ = ["SAME", "Observed", "Worker", "observe", "observe_all"]
 
 SAME = ("backend", "model", "data", "precision", "optimizer", "procs_per_node", "cores_per_node", "threads_per_task")
 """What runs that one model is fitted to have in common: a step of theirs is the same work on the same processors."""
@@ -98,6 +99,11 @@ class Observed:
         if self.mode == "sync":
             return self.global_batch_size / self.mean("step")
         return sum(self.batch_size / worker.step for worker in self.workers)
+
+
+def observe_all(paths: Sequence[Path]) -> list[Observed]:
+    """Read runs, each called so that it is told from the others; raises what `observe` raises."""
+    return [replace(observe(path), name=name) for path, name in zip(paths, labels(paths), strict=True)]
 
 
 def observe(path: Path) -> Observed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from ..core.errors import UsageError
 from ..metrics.records import EvalRecord, EventRecord
 from ..metrics.rundir import RunReader
+from .labels import labels
 
 __all__ = ["ShownRun", "show_runs"]
 
@@ -46,7 +46,7 @@ class ShownRun:
 
 def show_runs(paths: Sequence[Path]) -> list[ShownRun]:
     """Read the runs, in the order given. Raises UsageError for one that is none, or is not far enough to have a ``job.json``."""
-    return [_show(path, number, label) for number, (path, label) in enumerate(zip(paths, _labels(paths), strict=True))]
+    return [_show(path, number, label) for number, (path, label) in enumerate(zip(paths, labels(paths), strict=True))]
 
 
 def _show(path: Path, number: int, label: str) -> ShownRun:
@@ -66,15 +66,3 @@ def _show(path: Path, number: int, label: str) -> ShownRun:
         list(reader.evals()),
         list(reader.events()),
     )
-
-
-def _labels(paths: Sequence[Path]) -> list[str]:
-    """Return each run's name; those that would be called alike have the folders above them before it, as many as tell them apart."""
-    parts = [path.resolve().parts for path in paths]
-    depths = [1] * len(parts)
-    while True:
-        labels = ["/".join(part[-depth:]) for part, depth in zip(parts, depths, strict=True)]
-        counts = Counter(labels)
-        if len(counts) == len(set(parts)):
-            return labels
-        depths = [depth + (counts[label] > 1) for label, depth in zip(labels, depths, strict=True)]

@@ -163,7 +163,7 @@ def test_a_run_is_read_back(tmp_path):
     for write, record in ((writer.step, STEP), (writer.evaluation, EVALUATION), (writer.event, EVENT), (writer.system, SYSTEM)):
         write(record)
         write(record)
-    figures = {"run": "one", "state": "succeeded", "steps": 2, "per_node": []}
+    figures = {"run": writer.path.name, "state": "succeeded", "steps": 2, "per_node": []}
     writer.write_summary({**figures, "final_train_loss": float("nan")})
     reader = RunReader(writer.path)
     assert [list(reader.steps()), list(reader.evals())] == [[STEP] * 2, [EVALUATION] * 2]

@@ -1,0 +1,91 @@
+"""What runs are called side by side: as their directories are called now, and no two alike, in every table, picture and curve."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import make_run
+
+from crosstrain.cli.compare_command import compare
+from crosstrain.cli.group import invoke
+from crosstrain.report.comparison import compare_paths
+from crosstrain.report.curves import curves
+from crosstrain.report.explain import explain
+from crosstrain.report.export_table import table_of
+from crosstrain.report.figures import pictures
+from crosstrain.report.labels import labels
+from crosstrain.report.page import render
+from crosstrain.report.shown import show_runs
+
+PARTS = st.lists(st.sampled_from(["a", "b", "runs", "seed=1"]), min_size=1, max_size=4)
+
+
+@given(st.lists(PARTS, min_size=1, max_size=6))
+def test_no_two_runs_are_called_alike_and_each_ends_with_its_directory_s_name(parts):
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, *part) for part in parts]
+        found = labels(paths)
+    assert len(set(found)) == len(paths)
+    for path, label in zip(paths, found, strict=True):
+        place = re.sub(r" #\d+$", "", label)
+        assert path.resolve().parts[-len(place.split("/")) :] == tuple(place.split("/"))
+        if sum(other.name == path.name for other in paths) == 1:
+            assert label == path.name
+
+
+def test_a_directory_that_is_there_twice_is_numbered(tmp_path):
+    assert labels([tmp_path / "a", tmp_path / "b", tmp_path / "a"]) == ["a", "b", "a #2"]
+
+
+def renamed_and_copied(folder):
+    """A run under another name than it was made, a copy of it beside it, and one in a folder of its own under the same name."""
+    made = make_run(folder / "runs", "old", calibrated=True)
+    paths = [folder / "runs" / "new", folder / "runs" / "copy", folder / "backup" / "new"]
+    made.rename(paths[0])
+    for path in paths[1:]:
+        shutil.copytree(paths[0], path)
+    return paths
+
+
+EXPECTED = ["runs/new", "copy", "backup/new"]
+
+
+def test_every_place_calls_renamed_and_copied_runs_alike(tmp_path):
+    paths = renamed_and_copied(tmp_path)
+    compared = compare_paths(paths)
+    assert [entry.label for entry in compared.entries] == EXPECTED
+    assert [run["run"] for run in compared.to_json()["runs"]] == EXPECTED
+    assert [row["runs"] for row in compared.to_json()["rows"]] == [[label] for label in EXPECTED]
+    assert list(curves(paths, "loss", "steps").raw) == EXPECTED
+    assert list(dict.fromkeys(row[0] for row in table_of("evals", paths).rows)) == EXPECTED
+    shown = show_runs(paths)
+    assert [run.label for run in shown] == EXPECTED
+    assert [curve.name for curve in pictures(shown)[0].panels[0].curves if curve.kind != "faint"] == EXPECTED
+
+
+def test_the_tables_of_the_page_call_them_as_its_pictures_do(tmp_path):
+    """Also where a run without figures has the name of another, and so is in the pictures alone."""
+    paths = renamed_and_copied(tmp_path)[:2]
+    failed = make_run(tmp_path / "other", "new", summary=False, state="failed")
+    page = render(show_runs([*paths, failed]))
+    tables = page[page.index('id="comparison"') : page.index('id="plots-heading"')]
+    assert re.findall(r'<th scope="row">([^<]+)</th>', tables)[:2] == ["runs/new", "copy"]
+    assert "old" not in re.sub(r"<[^>]+>", " ", tables).split()
+
+
+def test_commands_print_the_current_name(tmp_path, capsys):
+    paths = renamed_and_copied(tmp_path)
+    printed = CliRunner().invoke(compare, [*map(str, paths), "--csv"], catch_exceptions=False).output
+    assert [line["run"] for line in csv.DictReader(printed.splitlines())] == EXPECTED
+    assert explain(paths[0]).to_json()["run"] == "new"
+    assert invoke(["runs", "show", str(paths[1]), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["run"], shown["summary"]["run"]) == ("copy", "copy")
