@@ -20,11 +20,18 @@ def points_text(points: Sequence[tuple[Path, Mapping[str, Any]]], *, repeats: bo
     """Return the comparison of some runs (directory, settings of the point) with a row a point, as text.
 
     With `repeats`, runs of points that differ by their seed alone are one row. `width` is that of the terminal in characters, if it is one.
+    What was swept marks figures as it does for `trainer compare`; how to have it without marks is said below.
     """
     settings = dict(points)
     swept = [name for name in dict.fromkeys(name for values in settings.values() for name in values) if not (repeats and name == "seed")]
-    comparison = compare_paths(list(settings), fold=repeats, by=[_swept(name, settings) for name in swept])
-    return as_text(comparison, layout="rows", width=width)
+    comparison = compare_paths(list(settings), fold=repeats, by=[_swept(name, settings) for name in swept], by_spoils=True)
+    text = as_text(comparison, layout="rows", width=width)
+    spoiling = [one.key for one in comparison.comparability.faults if one.spoils and one.key in set(map(setting_name, swept))]
+    return f"{text}\n{_without_marks(spoiling)}" if spoiling else text
+
+
+def _without_marks(spoiling: Sequence[str]) -> str:
+    return f"`trainer compare --by {','.join(spoiling)}` takes that for what is compared, and marks nothing for it."
 
 
 def _swept(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Rule:

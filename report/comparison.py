@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Comparison:
 
     `marks` are the kinds of figures (`rules.GROUPS`) of each entry that cannot be compared with the first one's.
     `settings` has for each entry what it is called by: its run's name, or with ``--by`` the settings that tell it apart, label → value.
+    `judged` are the jobs that the verdicts are on: the entries, or where these are repeats that stand apart, one for all repeats.
     `scaling` is there where it is grouped by nodes; `fits_neither` are the entries (by index) that are in no series then.
     """
 
@@ -53,6 +54,7 @@ class Comparison:
     comparability: Comparability
     marks: tuple[frozenset[str], ...]
     settings: tuple[Mapping[str, str], ...]
+    judged: tuple[Entry, ...]
     verdicts: tuple[str, ...]
     scaling: tuple[ScalingSeries, ...] | None = None
     fits_neither: tuple[int, ...] = ()
@@ -87,16 +89,17 @@ class Comparison:
         return found
 
 
-def compare_paths(paths: Sequence[Path | str], *, fold: bool = True, by: Sequence[str | Rule] = ()) -> Comparison:
+def compare_paths(paths: Sequence[Path | str], *, fold: bool = True, by: Sequence[str | Rule] = (), by_spoils: bool = False) -> Comparison:
     """Compare the runs in some directories; raises what `describe` and `compare_runs` raise."""
-    return compare_runs([describe(path) for path in paths], fold=fold, by=by)
+    return compare_runs([describe(path) for path in paths], fold=fold, by=by, by_spoils=by_spoils)
 
 
-def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[str | Rule] = ()) -> Comparison:
+def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[str | Rule] = (), by_spoils: bool = False) -> Comparison:
     """Compare runs, at least one.
 
     With `fold`, runs that differ by their seed alone are one row. `by` names settings, or has rules that read their values in another way:
-    there is a row for each of their values then, in order, and repeats are folded. Raises UsageError for a setting that there is not.
+    there is a row for each of their values then, in order, and repeats are folded. That they differ is what is compared then, and makes no
+    figures incomparable, save `by_spoils`. Raises UsageError for a setting that there is not.
     """
     runs = labelled(runs)
     rules = [_setting(one) if isinstance(one, str) else one for one in by]
@@ -104,9 +107,9 @@ def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequenc
     settings: list[dict[str, str]] = [{"run": entry.label} for entry in entries]
     if rules:
         entries, settings = _grouped(entries, rules)
-    first = [entry.runs[0] for entry in entries]
-    comparability = compare_settings(first, seeds=[entry.seeds for entry in entries], subject={rule.key for rule in rules})
-    comparability.names = [entry.label for entry in entries]
+    subject = set() if by_spoils else {rule.key for rule in rules}
+    comparability = _comparability(entries, subject)
+    jobs = _jobs(runs, entries, rules)
     series, neither = scaling(entries, _series_key) if "nodes" in {rule.key for rule in rules} else (None, [])
     return Comparison(
         tuple(runs),
@@ -114,10 +117,26 @@ def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequenc
         comparability,
         tuple(comparability.marks(index) for index in range(len(entries))),
         tuple(settings),
-        tuple(verdicts(entries, comparability)),
+        tuple(jobs),
+        tuple(verdicts(jobs, comparability if jobs is entries else _comparability(jobs, subject))),
         None if series is None else tuple(series),
         tuple(neither),
     )
+
+
+def _comparability(entries: Sequence[Entry], subject: Collection[str]) -> Comparability:
+    found = compare_settings([entry.runs[0] for entry in entries], seeds=[entry.seeds for entry in entries], subject=subject)
+    found.names = [entry.label for entry in entries]
+    return found
+
+
+def _jobs(runs: Sequence[DescribedRun], entries: list[Entry], by: Sequence[Rule]) -> list[Entry]:
+    """Return the rows in which all repeats of a job are one, whatever the table has: the entries themselves where they are such rows."""
+    others = [rule for rule in by if rule.key != "seed"]
+    jobs = make_entries(runs, by=others)
+    if len(jobs) == len(entries):
+        return entries
+    return _grouped(jobs, others)[0] if others else jobs
 
 
 def setting_name(text: str) -> str:

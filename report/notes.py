@@ -53,6 +53,7 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
     """
     lines = []
     shown = {one.group for one in columns} if columns else set(GROUPS)
+    asked = {one.key for one in columns} or set(JUDGED)
     if any(shown & marks for marks in comparison.marks):
         lines.append(f"{MARK} not to be compared with {comparison.entries[0].label}: {_reasons(comparison, shown)}.")
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
@@ -61,6 +62,9 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
     for entry in folded:
         if entry.left_out:
             lines.append(f"{entry.label}: the fastest and the slowest are left out ({', '.join(entry.left_out)}).")
+    apart = any(len(job.runs) > 1 for job in comparison.judged) and len(comparison.judged) < len(comparison.entries)
+    if apart and (not columns or asked & set(JUDGED)):
+        lines.append("Verdicts are on jobs: runs that differ by their seed alone count as one (×N), by their mean.")
     if comparison.fits_neither and not columns:
         names = "; ".join(comparison.entries[index].label for index in comparison.fits_neither)
         lines.append(f"In no series of scaling, as no other number of nodes has the same global batch or batch per worker: {names}.")
@@ -69,7 +73,6 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
         lines.append(ACROSS_MODES)
     if any(run.summary.get("synthetic") for run in comparison.runs):
         lines.append(SYNTHETIC)
-    asked = {one.key for one in columns} or set(JUDGED)
     return [*lines, *(verdict for figure, verdict in zip(JUDGED, comparison.verdicts, strict=False) if figure in asked)]
 
 

@@ -1,4 +1,7 @@
-"""Who is fastest, in a sentence: by examples/s and by time to target, among runs that can be compared; never by steps/s."""
+"""Who is fastest, in a sentence: by examples/s and by time to target, among runs that can be compared; never by steps/s.
+
+Judged are jobs, not runs: runs that differ by their seed alone count as one, by their mean, however a table shows them.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,17 @@ USUAL_SCATTER = 0.05
 
 
 def verdicts(entries: Sequence[Entry], comparability: Comparability) -> list[str]:
-    """Return a sentence on the speed, and one on the time to target where there is one; none for a single row."""
-    if len(entries) < 2:
-        return []
+    """Return a sentence on the speed of some jobs, and one on the time to target where there is one; none for a single run."""
+    if len(entries) == 1:
+        return [_one_job(entries[0])] if len(entries[0].runs) > 1 else []
     targets = [_target(entries, comparability)] if sum(entry.converged is not None for entry in entries) > 1 else []
     return [_speed(entries, comparability), *targets]
+
+
+def _one_job(entry: Entry) -> str:
+    mean, sigma = entry.figures["examples_per_second"], entry.sigmas.get("examples_per_second")
+    spread = "" if sigma is None else f" ({rate_text(mean)} ± {rate_text(sigma)})"
+    return f"Fastest by examples/s: no verdict: they are {len(entry.runs)} runs of one job, which differ by chance{spread}."
 
 
 def _speed(entries: Sequence[Entry], comparability: Comparability) -> str:
@@ -36,8 +45,8 @@ def _speed(entries: Sequence[Entry], comparability: Comparability) -> str:
     first, second = (entries[index] for index in ordered[:2])
     ratio = first.figures["examples_per_second"] / second.figures["examples_per_second"]
     by = f"{rate_text(first.figures['examples_per_second'])}, {ratio:.2f}x {second.label}"
-    near = _within_scatter(first, second, "examples_per_second")
-    return f"Fastest by examples/s: {first.label} ({by}){near}.{_left_out(entries, ordered)}"
+    caveat = _caveat(first, second, "examples_per_second")
+    return f"Fastest by examples/s: {first.label} ({by}){caveat}.{_left_out(entries, ordered)}"
 
 
 def _target(entries: Sequence[Entry], comparability: Comparability) -> str:
@@ -56,23 +65,29 @@ def _target(entries: Sequence[Entry], comparability: Comparability) -> str:
         return f"Fastest to {goal}: {first.label} ({duration_text(_time(first))}).{failed}{_left_out(entries, fair)}"
     second = entries[there[1]]
     by = f"{duration_text(_time(first))}, {_time(second) / _time(first):.2f}x as fast as {second.label}"
-    near = _within_scatter(first, second, "time_to_target_seconds")
-    return f"Fastest to {goal}: {first.label} ({by}){near}.{failed}{_left_out(entries, fair)}"
+    caveat = _caveat(first, second, "time_to_target_seconds")
+    return f"Fastest to {goal}: {first.label} ({by}){caveat}.{failed}{_left_out(entries, fair)}"
 
 
 def _time(entry: Entry) -> float:
     return float(entry.figures["time_to_target_seconds"])
 
 
-def _within_scatter(one: Entry, other: Entry, key: str) -> str:
-    """Say so where two means are nearer than their standard deviations together, or single runs nearer than such runs usually are."""
+def _caveat(one: Entry, other: Entry, key: str) -> str:
+    """Return what is to be known of a difference: nothing where repeats of both show that it is larger than their scatter.
+
+    Repeats scatter where two means are nearer than their standard deviations together. What a single run would scatter by is not known.
+    """
     sigmas = [entry.sigmas.get(key) for entry in (one, other)]
-    if None in sigmas:
-        nearer = abs(one.figures[key] / other.figures[key] - 1) < USUAL_SCATTER
-        return f"; runs of one job differ by as much as that ({USUAL_SCATTER:.0%}), which repeats would show" if nearer else ""
-    together = math.hypot(*(sigma for sigma in sigmas if sigma is not None))
-    near = abs(one.figures[key] - other.figures[key]) <= together
-    return "; the difference is within the scatter of the repeats" if near else ""
+    if None not in sigmas:
+        together = math.hypot(*(sigma for sigma in sigmas if sigma is not None))
+        near = abs(one.figures[key] - other.figures[key]) <= together
+        return "; the difference is within the scatter of the repeats" if near else ""
+    if abs(one.figures[key] / other.figures[key] - 1) < USUAL_SCATTER:
+        return f"; runs of one job differ by as much as that ({USUAL_SCATTER:.0%}), which repeats would show"
+    single = [entry.label for entry, sigma in zip((one, other), sigmas, strict=True) if sigma is None]
+    runs = "one run each" if len(single) == 2 else f"{single[0]} is one run"
+    return f"; {runs}: repeats (--repeats) tell whether that is more than scatter"
 
 
 def _left_out(entries: Sequence[Entry], fair: Sequence[int]) -> str:

@@ -236,10 +236,12 @@ def test_a_loss_that_blew_up_in_one_repeat_is_not_averaged_away():
     assert compare_runs(runs).entries[0].figures["final_train_loss"] == "NaN"
 
 
+SINGLE = "; one run each: repeats (--repeats) tell whether that is more than scatter"
+
 VERDICTS = [
-    ([("a", 1000.0, 8.0), ("b", 2000.0, 10.0)], ["b (2,000/s, 2.00x a)", "a (8.00 s, 1.25x as fast as b)"]),
-    ([("a", 1000.0, None), ("b", 2000.0, 10.0)], ["b (2,000/s, 2.00x a)", "b (10.0 s). Not reached, or not by every run, of: a"]),
-    ([("a", 1000.0, None), ("b", 500.0, None)], ["a (1,000/s, 2.00x b)", "none reached it in every run"]),
+    ([("a", 1000.0, 8.0), ("b", 2000.0, 10.0)], [f"b (2,000/s, 2.00x a){SINGLE}", f"a (8.00 s, 1.25x as fast as b){SINGLE}"]),
+    ([("a", 1000.0, None), ("b", 2000.0, 10.0)], [f"b (2,000/s, 2.00x a){SINGLE}", "b (10.0 s). Not reached, or not by every run, of: a"]),
+    ([("a", 1000.0, None), ("b", 500.0, None)], [f"a (1,000/s, 2.00x b){SINGLE}", "none reached it in every run"]),
 ]
 
 
@@ -258,14 +260,14 @@ def test_the_verdict_is_by_examples_and_by_time_to_target(figures, expected):
 def test_steps_per_second_decide_nothing_across_modes():
     busy = made("busy", mode="async", summary={"steps_per_second": 9e9, "examples_per_second": 900.0})
     found = compare_runs([made(), busy])
-    assert found.verdicts == ("Fastest by examples/s: one (1,000/s, 1.11x busy).",)
+    assert found.verdicts == (f"Fastest by examples/s: one (1,000/s, 1.11x busy){SINGLE}.",)
     (line,) = (line for line in as_text(found).splitlines() if line.startswith("steps/s "))
     assert line.split()[1:] == ["31.2", "9,000,000,000†"]
 
 
 def test_the_verdict_leaves_out_what_cannot_be_compared():
     runs = [made(), made("two", backend="tf", summary={"examples_per_second": 500.0}), made("fast", backend="tf", node={"cpu_model": "X"})]
-    assert compare_runs(runs).verdicts == ("Fastest by examples/s: one (1,000/s, 2.00x two). Not comparable, and left out: fast.",)
+    assert compare_runs(runs).verdicts == (f"Fastest by examples/s: one (1,000/s, 2.00x two){SINGLE}. Not comparable, and left out: fast.",)
 
 
 def test_a_difference_within_the_scatter_is_said_to_be_so():
