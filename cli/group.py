@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ..core.console import shown_streams
-from ..core.errors import TrainerError, nearest
+from ..core.errors import OutputError, TrainerError, nearest
 from .interrupts import QuietInterrupts
 
 __all__ = ["COMMANDS", "LazyCommand", "invoke", "trainer"]
@@ -110,6 +110,8 @@ def _invoke_shown(given: list[str]) -> int:
     try:
         code = _invoke(given)
         sys.stdout.flush()
+    except OutputError as error:  # by the last flush
+        return _fail(str(error), error.exit_code)
     except BrokenPipeError:
         _abandon_output()
         return 1

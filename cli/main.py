@@ -10,6 +10,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 from collections.abc import Sequence
 
 from .interrupts import QuietInterrupts
+from .streams import guard_streams
 
 __all__ = ["main"]
 
@@ -17,8 +18,9 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: this process's) and return its exit code."""
     with QuietInterrupts():
+        exit_code = guard_streams()
         from .group import invoke
-    return invoke(arguments)
+    return exit_code(invoke(arguments))
 
 
 if __name__ == "__main__":

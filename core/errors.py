@@ -15,6 +15,7 @@ __all__ = [
     "DiskError",
     "InterruptedRunError",
     "MissingPackageError",
+    "OutputError",
     "ResumableRunError",
     "RunFailedError",
     "StalledRunError",
@@ -66,6 +67,13 @@ class DiskError(TrainerError):
 
     def __init__(self, path: Path, refusal: OSError) -> None:
         super().__init__(f"{str(path)!r} cannot be written: {refusal.strerror or refusal}.")
+
+
+class OutputError(TrainerError):
+    """Standard output refuses what a command has to print, such as on a full device."""
+
+    def __init__(self, refusal: OSError) -> None:
+        super().__init__(f"standard output cannot be written ({refusal.strerror or refusal}); what was to be printed there is not whole.")
 
 
 @contextmanager

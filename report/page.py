@@ -59,6 +59,8 @@ def _check(path: Path) -> None:
         raise UsageError(f"--output: there is no folder {str(path.parent)!r}. Make it, or give another place.")
     if path.is_dir():
         raise UsageError(f"--output: {str(path)!r} is a folder; give the name of a file, such as {str(path / 'report.html')!r}.")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--output: {str(path)!r} is a device or a pipe, and a file is to be written. Give another name.")
     if path.exists():
         with path.open("rb") as file:
             if MADE_BY.encode() not in file.read(_MARK_WITHIN):

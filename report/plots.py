@@ -59,7 +59,7 @@ def write_figures(pictures: Sequence[Picture], folder: Path, image: Format) -> l
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in paths:
-            if path.exists() and _MADE_BY.encode() not in path.read_bytes():
+            if path.exists() and not (path.is_file() and _MADE_BY.encode() in path.read_bytes()):
                 raise UsageError(f"--output: {str(path)!r} was not written by `trainer plot` and stays as it is. Give another folder.")
         for picture, path in zip(pictures, paths, strict=True):
             _write(picture, path, image)

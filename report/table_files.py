@@ -38,6 +38,8 @@ def check_new(path: Path, *, overwrite: bool) -> None:
     """Raise UsageError where `path` cannot become a new file: it exists and is not to be overwritten, or no file can be made there."""
     if path.is_dir():
         raise UsageError(f"--output: {str(path)!r} is a folder, and a file is to be written. Give another name.")
+    if path.exists() and not path.is_file():  # it would be replaced by a file
+        raise UsageError(f"--output: {str(path)!r} is a device or a pipe, and a file is to be written. Give another name.")
     if path.exists() and not overwrite:
         raise UsageError(f"--output: {str(path)!r} exists. Give another name, or --overwrite.")
     if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):

@@ -1,0 +1,92 @@
+"""Standard output and standard error that say it in one place when they cannot be written, such as on a full device. Imports little."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+from ..core.errors import OutputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["guard_streams"]
+
+
+class _Output(io.FileIO):
+    """The descriptor under standard output. The first write that the system refuses is raised; what follows has nowhere to go."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.refused: OSError | None = None
+
+    def write(self, data: Buffer, /) -> int:
+        """Write some of `data` and return how many bytes. Raises OutputError, or BrokenPipeError where the reader went away."""
+        if self.refused is not None:  # so that the interpreter's last flush does not complain again
+            return memoryview(data).nbytes
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.refused = error
+            self._raise(error)
+            return memoryview(data).nbytes
+
+    def _raise(self, error: OSError) -> None:
+        if error.errno == errno.EPIPE:
+            raise error
+        raise OutputError(error) from error
+
+
+class _Messages(_Output):
+    """The descriptor under standard error: that nobody can be told how a run stands does not end the run; its exit code tells it."""
+
+    def _raise(self, error: OSError) -> None:
+        if error.errno == errno.EPIPE:
+            raise error
+
+
+def guard_streams() -> Callable[[int], int]:
+    """Guard this process's own standard output and error; return what makes an exit code of 0 a 1 where messages were lost.
+
+    A closed standard output refuses what is written, as a full device does; a closed standard error is taken as the wish for no messages.
+    Streams that somebody has put in the place of the process's own are left alone.
+    """
+    if sys.stdout is None:
+        _occupy(1, os.O_RDONLY)
+        sys.stdout = _over(_Output(1))
+    elif sys.stdout is sys.__stdout__:
+        sys.stdout = _over(_Output(1), sys.stdout)
+    if sys.stderr is None:
+        _occupy(2, os.O_WRONLY)
+        sys.stderr = _over(_Messages(2))
+    elif sys.stderr is sys.__stderr__:
+        sys.stderr = _over(_Messages(2), sys.stderr)
+
+    def exit_code(code: int) -> int:
+        raw = getattr(getattr(sys.stderr, "buffer", None), "raw", None)
+        return 1 if code == 0 and isinstance(raw, _Messages) and raw.refused is not None else code
+
+    return exit_code
+
+
+def _occupy(descriptor: int, flags: int) -> None:
+    """Put the null device at a closed descriptor, so that no file that is opened later receives what is printed."""
+    null = os.open(os.devnull, flags)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)
+
+
+def _over(raw: _Output, like: TextIO | None = None) -> io.TextIOWrapper:
+    """Return a text stream over a descriptor that behaves as the one in whose place it comes."""
+    buffer = io.BufferedWriter(raw)
+    if not isinstance(like, io.TextIOWrapper):
+        return io.TextIOWrapper(buffer, "utf-8", "backslashreplace")
+    like.flush()
+    return io.TextIOWrapper(
+        buffer, like.encoding, like.errors, newline="\n", line_buffering=like.line_buffering, write_through=like.write_through
+    )

@@ -1,0 +1,102 @@
+"""Where the command's words go when standard output or standard error cannot be written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_runs import make_run
+
+from crosstrain.cli.group import invoke
+from crosstrain.cli.streams import _Output
+from crosstrain.core.errors import OutputError
+
+TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
+REFUSED = "error: standard output cannot be written ({}); what was to be printed there is not whole.\n"
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("streams")
+    for name in ("one", "two"):
+        make_run(folder, name, steps=40, calibrated=True)
+    return folder
+
+
+def on_full_device(arguments, cwd):
+    with open("/dev/full", "wb") as full:
+        return subprocess.run([*TRAINER, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--help",
+        "runs --out . --json",
+        "runs show one --out .",
+        "compare one two --out .",
+        "compare one two --out . --curves loss --over seconds --points 30000",
+        "explain one --out .",
+        "watch one --out . --json",
+        "runs export one --out . --what steps -o -",
+        "run --backend torch --print-config --json",
+    ],
+)
+def test_output_to_a_full_device_is_one_line_and_exit_1(out, command):
+    done = on_full_device(command.split(), out)
+    assert (done.returncode, done.stderr) == (1, REFUSED.format("No space left on device"))
+
+
+def test_a_closed_standard_output_is_said_too(out):
+    script = ["sh", "-c", f"{' '.join(TRAINER)} compare one two --out . >&-"]
+    done = subprocess.run(script, stderr=subprocess.PIPE, text=True, cwd=out)
+    assert (done.returncode, done.stderr) == (1, REFUSED.format("Bad file descriptor"))
+
+
+def test_a_reader_that_takes_one_line_is_no_error(out):
+    command = [*TRAINER, *["compare", "one", "two", "--out", ".", "--curves", "loss", "--over", "seconds", "--points", "30000"]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=out) as pipe:
+        assert pipe.stdout.readline() == "seconds,one,two\n"
+        pipe.stdout.close()
+        assert (pipe.stderr.read(), pipe.wait()) == ("", 1)
+
+
+def test_messages_that_cannot_be_written_keep_the_exit_code_and_are_told_by_it(out):
+    with open("/dev/full", "wb") as full:
+        codes = [
+            subprocess.run([*TRAINER, *command], stdout=subprocess.DEVNULL, stderr=full, cwd=out).returncode
+            for command in (["compare", "nothing"], ["runs", "--out", ".", "--where", "accuracy>2"], ["runs", "--out", "."])
+        ]
+    assert codes == [2, 1, 0]
+
+
+@pytest.mark.parametrize("command", [["report", "one", "-o"], ["runs", "export", "one", "--what", "steps", "--overwrite", "-o"]])
+def test_a_pipe_is_no_place_for_a_file(out, tmp_path, capsys, command):
+    """A device in its place would have been replaced by a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert invoke([*command, str(pipe), "--out", str(out)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: --output: {str(pipe)!r} is a device or a pipe, and a file is to be written. Give another name.\n"
+    )
+    assert pipe.is_fifo()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 40_000), max_size=5))
+def test_a_refused_write_is_raised_once_whatever_the_sizes(sizes):
+    """The interpreter's last flush finds the rest of what was refused, and has nothing to complain of."""
+    with open("/dev/full", "wb", buffering=0) as full:
+        raw = _Output(full.fileno())
+        raised = 0
+        for size in sizes:
+            try:
+                raw.write(bytes(size))
+            except OutputError:
+                raised += 1
+        assert raised == min(len(sizes), 1)
