@@ -17,7 +17,7 @@ from ..core.console import note
 from ..core.errors import InterruptedRunError, RunFailedError, UsageError
 from ..core.job import Job
 from ..core.layers import Resolved, resolve
-from ..core.sweeps import SWEEP_FILE, Grid, read_grid
+from ..core.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ..launch.contract import find_place
 from ..launch.local import Launcher, LocalLauncher
 from ..launch.trust import TRUST_RUN
@@ -57,7 +57,10 @@ __all__ = ["run"]
 @click.option("--force", is_flag=True, help="With --resume: go on although model, data or seed are not the checkpoint's.")
 @trust_option("With --resume: take")
 @click.option(
-    "--repeats", type=click.IntRange(min=1), metavar="N", help="Run N times, with the seeds from --seed on, and give mean and spread."
+    "--repeats",
+    type=click.IntRange(1, MOST_REPEATS),
+    metavar="N",
+    help="Run N times, with the seeds from --seed on, and give mean and spread.",
 )
 @click.pass_context
 def run(

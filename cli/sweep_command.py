@@ -20,7 +20,7 @@ from ..core.console import note
 from ..core.errors import InterruptedRunError, RunFailedError, UsageError
 from ..core.job import Job
 from ..core.layers import resolve
-from ..core.sweeps import Grid, Point, read_axis, read_grid
+from ..core.sweeps import MOST_REPEATS, Grid, Point, read_axis, read_grid
 from ..launch.contract import find_place
 from ..launch.sweep import point_arguments, run_points
 from ..launch.sweep_folder import Entry, Request, SweepFolder, check_free, read_request
@@ -44,7 +44,7 @@ __all__ = ["make_grid", "sweep"]
     help="Settings to go through; several of these make every combination. Replaces the axis of that name in the file. "
     "Values that hold commas stand between semicolons: 'cores_per_node=1,1;1,0.5'.",
 )
-@click.option("--repeats", type=click.IntRange(min=1), metavar="N", help="Run each point with N seeds, from --seed on.")
+@click.option("--repeats", type=click.IntRange(1, MOST_REPEATS), metavar="N", help="Run each point with N seeds, from --seed on.")
 @click.option("--name", "sweep_name", metavar="TEXT", help="Name of the sweep's folder; given again, the sweep goes on.")
 @click.option(
     "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Go on with the sweep in this folder; takes everything from it."

@@ -23,7 +23,19 @@ from .fields import flag_name, is_boolean, schema
 from .job import Job
 from .layers import resolve
 
-__all__ = ["EARLIER", "SWEEP_FILE", "Grid", "Point", "as_arguments", "plan", "read_axis", "read_grid", "settings_text", "value_text"]
+__all__ = [
+    "EARLIER",
+    "MOST_REPEATS",
+    "SWEEP_FILE",
+    "Grid",
+    "Point",
+    "as_arguments",
+    "plan",
+    "read_axis",
+    "read_grid",
+    "settings_text",
+    "value_text",
+]
 
 SWEEP_FILE = "sweep.json"
 """What makes a folder that of a sweep."""
@@ -33,6 +45,9 @@ EARLIER = ".earlier"
 
 NOT_SWEPT = ("name", "out")
 """Fields that say where a run lies, not what it is."""
+
+MOST_REPEATS = 10_000
+"""Runs of one job with different seeds; a mean needs no more, and all of them are planned before the first starts."""
 
 LONGEST_NAME = 180
 """Characters of a point's folder; file systems allow 255 bytes."""
@@ -118,8 +133,8 @@ def read_grid(config: Path | str) -> Grid:
         raise UsageError.of(f"{where}: grid", axes, _SHAPE)
     if not isinstance(cases, list) or not all(isinstance(case, Mapping) and case for case in cases):
         raise UsageError.of(f"{where}: cases", cases, _SHAPE)
-    if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1):
-        raise UsageError.of(f"{where}: repeats", repeats, "a whole number of at least 1")
+    if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or not 1 <= repeats <= MOST_REPEATS):
+        raise UsageError.of(f"{where}: repeats", repeats, f"a whole number from 1 to {MOST_REPEATS}")
     for name in (*axes, *(name for case in cases for name in case)):
         _known(where, name)
     return Grid(axes, tuple(cases), repeats).checked()

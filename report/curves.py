@@ -30,6 +30,9 @@ OVER: tuple[Over, ...] = ("steps", "examples", "seconds")
 POINTS = 200
 """Points of the grid where nothing else is said: what a picture of usual size can show."""
 
+MOST_VALUES = 1_000_000
+"""Points of all runs together: some hundred bytes each until they are printed, and far more than any picture shows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Curves:
@@ -77,8 +80,12 @@ def curves(paths: Sequence[Path], quantity: Quantity, over: Over, *, smooth: flo
     The grid runs evenly from the least to the greatest point of all runs; between its own points a run is interpolated, beyond them it has
     no value. Loss is that of each update, accuracy that of each evaluation on ``test``, a rate the mean since the grid point before.
     `smooth` (0 to below 1) is the share that an exponential moving average keeps of the past, a value of the run (of rates: of the
-    grid) at a time. Raises UsageError where no run has the quantity, or a run cannot be read.
+    grid) at a time. Raises UsageError where no run has the quantity, a run cannot be read, or so many
+    points would be more than `MOST_VALUES`.
     """
+    if points * len(paths) > MOST_VALUES:
+        most = f"at most {MOST_VALUES // len(paths):,}" + (f" each for {len(paths):,} runs" if len(paths) > 1 else "")
+        raise UsageError.of("--points", points, f"{most}; the records themselves are written by `trainer runs export`")
     names = labels(paths)
     own = {name: _points(RunReader(path), quantity, over) for name, path in zip(names, paths, strict=True)}
     known = [x for x, _ in own.values() if len(x)]

@@ -128,3 +128,15 @@ def test_the_command_prints_csv_and_json(tmp_path):
 def test_a_wrong_wish_is_refused(tmp_path, arguments, message):
     with pytest.raises(UsageError, match=message):
         CliRunner().invoke(compare, [str(sync_run(tmp_path)), *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("runs", "most"), [(1, "at most 1,000,000"), (2, "at most 500,000 each for 2 runs")])
+def test_more_points_than_memory_holds_are_refused_before_anything_is_read(tmp_path, runs, most):
+    paths = [sync_run(tmp_path), async_run(tmp_path)][:runs]
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(compare, [*map(str, paths), "--curves", "loss", "--points", "99999999999"], catch_exceptions=False)
+    assert (
+        str(caught.value) == f"--points: got '99999999999'; allowed: {most}; the records themselves are written by `trainer runs export`."
+    )
+    assert caught.value.exit_code == 2
+    assert len(curves(paths, "loss", "seconds", points=100_000).grid) == 100_000
