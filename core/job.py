@@ -15,16 +15,22 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from .units import Cadence, Target, parse_bandwidth
+from .units import MOST_AMOUNT, Cadence, Target, parse_bandwidth
 
 __all__ = ["DEFAULT_BATCH_SIZE", "Job", "without_password"]
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_EPOCHS = 10
 
-Positive = Annotated[int, Field(ge=1)]
+# Every number has an upper bound, far beyond what is of use: a slip of the finger ends here, and not in an array, a thread pool or a timer.
+MOST = MOST_AMOUNT
+LARGEST = 1e30  # a float32 holds it, and some factors besides
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+Machines = Annotated[int, Field(ge=1, le=4096)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=0, le=LARGEST)]
+AboveZero = Annotated[float, Field(gt=0, le=LARGEST)]
+Patience = Annotated[float, Field(gt=0, le=365 * 86_400)]
 
 
 def without_password(uri: str) -> str:
@@ -53,9 +59,9 @@ class Job(BaseModel):
     data: str = Field("digits", description="A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
     data_dir: Path | None = Field(None, description="Folder with the dataset's original files, where you have them.")
 
-    nodes: Positive = Field(1, description="Number of nodes (virtual ones on this machine with the local launcher).")
-    procs_per_node: Positive = Field(1, description="Workers on each node.")
-    ps: Positive = Field(1, description="Async: number of parameter servers; the first is on node 0.")
+    nodes: Machines = Field(1, description="Number of nodes (virtual ones on this machine with the local launcher).")
+    procs_per_node: Machines = Field(1, description="Workers on each node.")
+    ps: Machines = Field(1, description="Async: number of parameter servers; the first is on node 0.")
 
     batch_size: Positive | None = Field(None, description=f"Examples per worker and step (default {DEFAULT_BATCH_SIZE}).")
     global_batch_size: Positive | None = Field(
@@ -66,19 +72,19 @@ class Job(BaseModel):
     until: str | None = Field(None, description="Stop as soon as an evaluation reaches this, such as 'accuracy>=0.9'.")
 
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Update rule; the formulas are torch's on every backend.")
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(0.05, description="Learning rate before --scale-lr and the schedule.")
+    lr: AboveZero = Field(0.05, description="Learning rate before --scale-lr and the schedule.")
     momentum: Fraction = Field(0.0, description="SGD: momentum.")
     nesterov: bool = Field(False, description="SGD: Nesterov momentum.")
     weight_decay: Finite = Field(0.0, description="Weight decay: added to the gradient (sgd, adam), decoupled (adamw).")
     beta1: Fraction = Field(0.9, description="Adam, AdamW: decay of the first moment.")
     beta2: Fraction = Field(0.999, description="Adam, AdamW: decay of the second moment.")
-    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        1e-8, description="Adam, AdamW: added to the root of the second moment."
-    )
+    epsilon: AboveZero = Field(1e-8, description="Adam, AdamW: added to the root of the second moment.")
     schedule: Literal["constant", "step", "cosine"] = Field("constant", description="Course of the learning rate over epochs.")
-    schedule_step_epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="Schedule step: epochs between two decays.")
+    schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST)] = Field(1.0, description="Schedule step: epochs between two decays.")
     schedule_gamma: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="Schedule step: factor of each decay.")
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="Linear warm-up from 0 over this many updates, before any schedule.")
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST)] = Field(
+        0, description="Linear warm-up from 0 over this many updates, before any schedule."
+    )
     scale_lr: Literal["none", "linear", "sqrt"] = Field(
         "none", description="Scale the learning rate with global batch / --base-batch-size."
     )
@@ -91,7 +97,7 @@ class Job(BaseModel):
         "fp32", description="Number format of convolutions and matrix products; weights stay fp32. fp16 (GPU) scales the loss."
     )
     device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Where to compute; auto takes a GPU where the framework finds one.")
-    threads: Positive | None = Field(
+    threads: Machines | None = Field(
         None, description="Compute threads per task (default: cores of the node divided by its tasks, at least 1; 1 for very small steps)."
     )
     steps_per_call: Positive | None = Field(
@@ -106,8 +112,8 @@ class Job(BaseModel):
     keep_best: Literal["accuracy", "loss"] | None = Field(
         None, description="Keep the checkpoint of the best evaluation by this figure as well."
     )
-    profile: Annotated[int, Field(ge=0)] = Field(
-        0, description="Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer."
+    profile: Annotated[int, Field(ge=0, le=MOST)] = Field(
+        0, description="Trace this many steps after warm-up into the run directory, for MachinesorBoard's or Chrome's trace viewer."
     )
     calibrate: bool = Field(
         True,
@@ -122,22 +128,18 @@ class Job(BaseModel):
         "auto", description="isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
     )
     bandwidth: str | None = Field(None, description="Limit each virtual node's link, in both directions, such as 100mbit.")
-    cores_per_node: tuple[Annotated[float, Field(ge=0.05, allow_inf_nan=False)], ...] | None = Field(
+    cores_per_node: tuple[Annotated[float, Field(ge=0.05, le=4096)], ...] | None = Field(
         None, description="Limit each node's CPU: one number, or one a node, such as 2,1,1."
     )
-    start_timeout: Annotated[float, Field(gt=0)] = Field(
-        120.0, description="Seconds within which the cluster must have formed and warmed up."
-    )
-    stall_timeout: Annotated[float, Field(gt=0)] = Field(
-        120.0, description="Seconds without any progress after which a run is declared stalled."
-    )
+    start_timeout: Patience = Field(120.0, description="Seconds within which the cluster must have formed and warmed up.")
+    stall_timeout: Patience = Field(120.0, description="Seconds without any progress after which a run is declared stalled.")
 
-    sample_interval: Annotated[float, Field(ge=0.05)] = Field(0.5, description="Seconds between two resource samples of a node.")
+    sample_interval: Annotated[float, Field(ge=0.05, le=86_400)] = Field(0.5, description="Seconds between two resource samples of a node.")
     monitor: bool = Field(True, description="Sample the nodes' resources while training.")
     out: Path = Field(Path("runs"), description="Folder in which run directories are made.")
     name: str | None = Field(None, description="Name of the run directory, instead of one made from date, job and a suffix.")
     save_final: bool = Field(True, description="Save a checkpoint after the last step.")
-    tensorboard: bool = Field(True, description="Write TensorBoard event files beside the JSON lines.")
+    tensorboard: bool = Field(True, description="Write MachinesorBoard event files beside the JSON lines.")
     mlflow: str | None = Field(
         None, description="Tell the run to MLflow too: a tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db."
     )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
-__all__ = ["Cadence", "Target", "parse_bandwidth"]
+__all__ = ["MOST_AMOUNT", "Cadence", "Target", "bandwidth_text", "parse_bandwidth"]
+
+MOST_AMOUNT = 1_000_000_000
+"""Of updates, epochs, examples of a batch, seconds between two events: the product of two of them is a 64-bit number still."""
 
 _BANDWIDTH_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_MOST_BITS_PER_SECOND = 1e15  # a thousand times the fastest link there is
 
 
 def parse_bandwidth(text: str) -> float:
@@ -19,7 +25,19 @@ def parse_bandwidth(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(k|m|g)?bit", text.strip().lower())
     if not match or float(match[1]) <= 0:
         raise ValueError("a positive number with kbit, mbit or gbit, such as 100mbit")
-    return float(match[1]) * _BANDWIDTH_UNITS[f"{match[2] or ''}bit"]
+    bits_per_second = float(match[1]) * _BANDWIDTH_UNITS[f"{match[2] or ''}bit"]
+    if bits_per_second > _MOST_BITS_PER_SECOND:
+        raise ValueError(f"at most {_MOST_BITS_PER_SECOND / 1e9:.0f}gbit")
+    return bits_per_second
+
+
+def bandwidth_text(bits_per_second: float) -> str:
+    """Return a link's speed as it is typed, in the largest unit that there is one of and that says it exactly: ``1kbit``, ``1.5gbit``."""
+    for unit, size in sorted(_BANDWIDTH_UNITS.items(), key=lambda item: -item[1]):
+        amount = bits_per_second / size
+        if amount >= 1 and float(repr(amount)) * size == bits_per_second:
+            return f"{Decimal(repr(amount)).normalize():f}{unit}"
+    return f"{Decimal(repr(bits_per_second)).normalize():f}bit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,8 @@ class Cadence:
         elif match[2].startswith("step"):
             unit = "steps"
         amount = float(match[1])
+        if amount > MOST_AMOUNT:
+            raise ValueError(f"{allowed}; of at most {MOST_AMOUNT} {unit}")
         if unit != "seconds" and amount != int(amount):
             raise ValueError(f"a whole number of {unit}, or {allowed}")
         return cls(amount, unit)
@@ -64,6 +84,8 @@ class Target:
         match = re.fullmatch(r"\s*([a-z_]\w*)\s*(>=|<=)\s*([-+]?\d*\.?\d+(?:e[-+]?\d+)?)\s*", text, re.IGNORECASE)
         if not match:
             raise ValueError("METRIC>=NUMBER or METRIC<=NUMBER, such as accuracy>=0.9 or loss<=0.3")
+        if not math.isfinite(float(match[3])):
+            raise ValueError("a figure of a size that can be reached, such as loss<=0.3")
         comparison: Literal[">=", "<="] = ">=" if match[2] == ">=" else "<="
         return cls(match[1].lower(), comparison, float(match[3]))
 

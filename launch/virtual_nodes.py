@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from ..core.errors import UsageError
 from ..core.process import isolated_python, python
+from ..core.units import bandwidth_text
 from .cgroups import CpuGroup
 from .lacking import LackingError, Part
 from .node_layout import INTERFACE, LEAST_BITS_PER_SECOND, MESSAGE_BYTES, MOST_BITS_PER_SECOND, MOST_NODES, address
@@ -62,7 +63,7 @@ class VirtualNetwork:
             raise UsageError.of("nodes", nodes, f"1 to {MOST_NODES} virtual nodes on one machine")
         rate = bandwidth_bits_per_second
         if rate is not None and not LEAST_BITS_PER_SECOND <= rate <= MOST_BITS_PER_SECOND:
-            raise UsageError.of("bandwidth", f"{rate:g}bit", "12kbit to 34gbit for virtual nodes")
+            raise UsageError.of("bandwidth", bandwidth_text(rate), "12kbit to 34gbit for virtual nodes")
         self._rate = rate
         self._cores = tuple(cores_of(node) for node in range(nodes))
         for node, limit in enumerate(self._cores):

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from ..core.units import bandwidth_text
 from ..metrics.display import UNKNOWN, bytes_text, count_text, number_text, seconds_text
 from ..metrics.records import SCHEMA
 from .predict_band import Judged, Validation
@@ -58,7 +59,7 @@ def _basis(fitted: Fitted, question: Question) -> list[str]:
     return [
         f"{same['model']} on {same['data']}, {same['backend']}, {_TOPOLOGIES[question.topology]}{ps}",
         f"Fitted to {' and '.join(_run_text(run) for run in fitted.runs)}",
-        f"Predicted for links of {_bandwidth_text(question)}, {seconds_text(question.link.latency_seconds)} of latency on top of the runs'",
+        f"Predicted for links of {_asked_speed(question)}, {seconds_text(question.link.latency_seconds)} of latency on top of the runs'",
         f"Computing: {seconds_text(fitted.compute.fixed_seconds)} a step and {seconds_text(fitted.compute.seconds_per_example)} an example",
         f"Exchange: {bytes_text(first.payload_bytes)} a step, {cost}",
         "Speed-up: examples/s over those predicted for one node",
@@ -66,21 +67,13 @@ def _basis(fitted: Fitted, question: Question) -> list[str]:
 
 
 def _run_text(run: Observed) -> str:
-    limit = "unlimited links" if run.bytes_per_second is None else f"links of {bits_text(8 * run.bytes_per_second)}"
+    limit = "unlimited links" if run.bytes_per_second is None else f"links of {bandwidth_text(8 * run.bytes_per_second)}"
     return f"{run.name} ({run.mode}, {run.nodes} node{'s' if run.nodes != 1 else ''}, {limit})"
 
 
-def _bandwidth_text(question: Question) -> str:
+def _asked_speed(question: Question) -> str:
     rate = question.link.bytes_per_second
-    return "the same speed as the runs'" if rate is None else bits_text(8 * rate)
-
-
-def bits_text(bits_per_second: float) -> str:
-    """Return a link's speed as it is typed: ``100mbit``."""
-    for factor, unit in ((1e9, "gbit"), (1e6, "mbit"), (1e3, "kbit")):
-        if bits_per_second >= factor:
-            return f"{bits_per_second / factor:g}{unit}"
-    return f"{bits_per_second:g}bit"
+    return "the same speed as the runs'" if rate is None else bandwidth_text(8 * rate)
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -116,11 +109,11 @@ def _band_text(judged: Judged | None, validation: Validation) -> str:
     if judged is None:
         return "No band: the model was not judged on anything like this."
     nodes = [point.nodes for point in judged.points]
-    bandwidths = [point.bandwidth_bits_per_second for point in judged.points]
+    bandwidths = sorted(point.bandwidth_bits_per_second for point in judged.points)
     return (
         f"Band: {len(judged.points)} runs of {judged.backend} in mode {judged.mode} ({min(nodes)} to {max(nodes)} nodes, "
-        f"{bits_text(min(bandwidths))} to {bits_text(max(bandwidths))}; {validation.measured_on}) were predicted with a median error of "
-        f"{judged.median_error:.0%}, nine in ten within a factor of {judged.factor:.2f}. docs/scaling.md has them."
+        f"{bandwidth_text(bandwidths[0])} to {bandwidth_text(bandwidths[-1])}; {validation.measured_on}) were predicted with a median "
+        f"error of {judged.median_error:.0%}, nine in ten within a factor of {judged.factor:.2f}. docs/scaling.md has them."
     )
 
 

@@ -82,7 +82,11 @@ def test_no_command_shows_the_help_and_fails(capsys):
         ),
         (["run", "extra"], "error: Got unexpected extra argument (extra). See `trainer run --help`."),
         (["run", "--batch-size"], "error: Option '--batch-size' requires an argument."),
-        (["run", "--backend", "tf", "--batch-size", "0"], "error: --batch-size: got '0'; allowed: a whole number of at least 1."),
+        (
+            ["run", "--backend", "tf", "--batch-size", "0"],
+            "error: --batch-size: got '0'; allowed: a whole number of at least 1 and at most",
+        ),
+        (["run", "--repeats", "99999999999"], "error: Invalid value for '--repeats': 99999999999 is not in the range 1<=x<=10000."),
         (["run", "--backend", "jax"], "error: --backend: got 'jax'; allowed: auto, tf, torch"),
         (["compare", "x", "--curves", "loss", "--smooth", "nan"], "error: Invalid value for '--smooth': 'nan' is not in the range 0<=x<1."),
         (["run", "--model", "alexnett"], "error: --model: got 'alexnett'; allowed: "),

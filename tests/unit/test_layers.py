@@ -93,20 +93,21 @@ def test_no_framework_at_all_says_what_to_install(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "environ", "expected"),
     [
-        ({"batch_size": "0"}, {}, "--batch-size: got '0'; allowed: a whole number of at least 1."),
-        ({"batch_size": "ten"}, {}, "--batch-size: got 'ten'; allowed: a whole number of at least 1."),
+        ({"batch_size": "0"}, {}, "--batch-size: got '0'; allowed: a whole number of at least 1 and at most 1000000000."),
+        ({"batch_size": "ten"}, {}, "--batch-size: got 'ten'; allowed: a whole number of at least 1 and at most 1000000000."),
         ({"mode": "asinc"}, {}, "--mode: got 'asinc'; allowed: sync, async. Did you mean 'async'?"),
-        ({"lr": "nan"}, {}, "--lr: got 'nan'; allowed: a number greater than 0."),
+        ({"lr": "nan"}, {}, "--lr: got 'nan'; allowed: a number greater than 0 and at most 1e+30."),
         ({"momentum": "1"}, {}, "--momentum: got '1'; allowed: a number of at least 0 and less than 1."),
         (
             {"cores_per_node": "2,x"},
             {},
-            "--cores-per-node: got '2,x'; allowed: one value or several with commas between, each a number of at least 0.05.",
+            "--cores-per-node: got '2,x'; allowed: one value or several with commas between, "
+            "each a number of at least 0.05 and at most 4096.",
         ),
         ({"bandwidth": "100"}, {}, "--bandwidth: got '100'; allowed: a positive number with kbit, mbit or gbit, such as 100mbit."),
         ({"name": "../x"}, {}, "--name: got '../x'; allowed: a folder name without slashes that does not start with a dot."),
         ({"seed": "-1"}, {}, "--seed: got '-1'; allowed: a whole number of at least 0 and less than 9223372036854775808."),
-        ({}, {"TRAINER_EPOCHS": "two"}, "TRAINER_EPOCHS: got 'two'; allowed: a whole number of at least 1."),
+        ({}, {"TRAINER_EPOCHS": "two"}, "TRAINER_EPOCHS: got 'two'; allowed: a whole number of at least 1 and at most 1000000000."),
         ({}, {"TRAINER_PEER_MEMORY": "none"}, "TRAINER_PEER_MEMORY: got 'none'; allowed: on or off."),
         ({}, {"TRAINER_MONITOR": "maybe"}, "TRAINER_MONITOR: got 'maybe'; allowed: true or false."),
         ({"backend": "jax"}, {}, "--backend: got 'jax'; allowed: auto, tf, torch (`trainer backends` shows them)."),
@@ -151,8 +152,8 @@ def test_a_model_without_a_forward_function_on_the_backend():
             "batchsize = 3",
             "batchsize (in file {path}): no setting has this name. Did you mean 'batch_size'? " + SEE,
         ),
-        ("epochs = true", "epochs: got 'true' (from file {path}); allowed: a whole number of at least 1."),
-        ("lr = -1", "lr: got '-1' (from file {path}); allowed: a number greater than 0."),
+        ("epochs = true", "epochs: got 'true' (from file {path}); allowed: a whole number of at least 1 and at most 1000000000."),
+        ("lr = -1", "lr: got '-1' (from file {path}); allowed: a number greater than 0 and at most 1e+30."),
         ("name = 5", "name: got '5' (from file {path}); allowed: text."),
         ('mode = "asinc"', "mode: got 'asinc' (from file {path}); allowed: sync, async. Did you mean 'async'?"),
         (

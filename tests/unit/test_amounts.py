@@ -1,0 +1,125 @@
+"""How large a number may be, wherever it is given; and link speeds that are said as they were asked for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.cli.group import invoke
+from crosstrain.core.errors import UsageError
+from crosstrain.core.fields import environment_name, flag_name, schema
+from crosstrain.core.job import Job
+from crosstrain.core.layers import resolve
+from crosstrain.core.units import Cadence, Target, bandwidth_text, parse_bandwidth
+
+
+def numbers() -> dict[str, dict[str, Any]]:
+    """The schema of every setting that is a number, or a list of numbers."""
+    found = {field: schema(field) for field in Job.model_fields}
+    inner = {field: described.get("items", described) for field, described in found.items()}
+    return {field: described for field, described in inner.items() if described.get("type") in ("integer", "number")}
+
+
+NUMBERS = numbers()
+HUGE = ["9" * 36, "9" * 400, "9" * 5000]
+
+
+def refusal(*layers: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        resolve(*layers)
+    return str(caught.value)
+
+
+def test_every_number_has_a_lower_and_an_upper_bound():
+    assert {"batch_size", "lr", "seed", "threads", "cores_per_node", "stall_timeout"} <= set(NUMBERS)
+    for field, described in NUMBERS.items():
+        assert {"minimum", "exclusiveMinimum"} & set(described), field
+        assert {"maximum", "exclusiveMaximum"} & set(described), field
+
+
+@pytest.mark.parametrize("huge", HUGE, ids=len)
+@pytest.mark.parametrize("field", NUMBERS)
+def test_a_number_beyond_all_measure_is_refused_wherever_it_stands(field, huge, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(f"{field} = {huge}\n")
+    assert refusal({field: huge}, {}).startswith(f"{flag_name(field)}: got '{huge}'; allowed: ")
+    assert refusal({}, {environment_name(field): huge}).startswith(f"{environment_name(field)}: got '{huge}'; allowed: ")
+    assert str(path) in refusal({}, {}, path)
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e400"])
+def test_what_is_no_amount_is_refused(field, value):
+    assert "; allowed: " in refusal({field: value}, {})
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+def test_the_largest_value_that_is_named_is_taken(field):
+    described = NUMBERS[field]
+    if "maximum" in described:
+        together = {"mode": "async"} if field == "ps" else {}
+        assert Job.model_validate({**together, field: described["maximum"]})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("eval_every", f"{'9' * 24}steps"),
+        ("checkpoint_every", f"{'9' * 400}epochs"),
+        ("checkpoint_every", f"{'9' * 400}s"),
+        ("bandwidth", f"{'9' * 24}mbit"),
+        ("bandwidth", f"{'9' * 400}bit"),
+        ("until", "loss<=1e999"),
+    ],
+)
+def test_amounts_with_units_are_bounded_too(field, value):
+    assert refusal({field: value}, {}).startswith(f"{flag_name(field)}: got {value!r}; allowed: ")
+
+
+@pytest.mark.parametrize("parse", [Cadence.parse, Target.parse, parse_bandwidth])
+@given(st.integers(1, 400), st.sampled_from(["", "steps", "epochs", "s", "kbit", "gbit", "e9", "e308"]), st.booleans())
+def test_no_amount_is_read_as_infinite(parse, digits, unit, of_loss):
+    text = f"{'loss<=' if of_loss else ''}{'9' * digits}{unit}"
+    try:
+        parsed = parse(text)
+    except ValueError:
+        return
+    assert getattr(parsed, "amount", getattr(parsed, "value", parsed)) < math.inf
+
+
+def test_the_command_refuses_with_exit_2(capsys):
+    assert invoke(["run", "--backend", "torch", "--batch-size", "9" * 24]) == 2
+    expected = f"error: --batch-size: got '{'9' * 24}'; allowed: a whole number of at least 1 and at most 1000000000.\n"
+    assert capsys.readouterr() == ("", expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("1kbit", "1kbit"),
+        ("1000bit", "1kbit"),
+        ("100mbit", "100mbit"),
+        ("2500mbit", "2.5gbit"),
+        ("1234567bit", "1.234567mbit"),
+        ("999bit", "999bit"),
+        ("0.5bit", "0.5bit"),
+        ("1000000gbit", "1000000gbit"),
+    ],
+)
+def test_a_link_speed_is_said_in_the_largest_unit(asked, said):
+    assert bandwidth_text(parse_bandwidth(asked)) == said
+
+
+@given(st.decimals("0.001", "999999", places=3), st.sampled_from(["bit", "kbit", "mbit", "gbit"]))
+def test_a_link_speed_that_is_said_means_the_one_that_was_asked_for(amount, unit):
+    asked = parse_bandwidth(f"{amount}{unit}")
+    assert parse_bandwidth(bandwidth_text(asked)) == asked
+
+
+def test_the_refusal_of_a_slow_link_has_the_users_words(capsys):
+    assert invoke(["run", "--backend", "torch", "--nodes", "2", "--bandwidth", "1kbit"]) == 2
+    assert "bandwidth: got '1kbit'; allowed: 12kbit to 34gbit for virtual nodes." in capsys.readouterr().err
