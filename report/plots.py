@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,8 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from ..core.console import shown
+from ..core.console import note, shown
 from ..core.errors import UsageError
+from .fonts import families_for, lacking, lacking_text, usual_families
 from .picture import INK, Bars, Curve, Mark, Panel, Picture, colour, dash, kinds
 
 __all__ = ["FORMATS", "Format", "write_figures"]
@@ -35,6 +37,8 @@ _METADATA: Mapping[str, Mapping[str, Any]] = {
 }
 _STYLE = {
     "svg.hashsalt": "crosstrain",
+    "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3, and its text cannot be edited
+    "ps.fonttype": 42,
     "font.size": 9.0,
     "axes.grid": True,
     "grid.alpha": 0.3,
@@ -52,8 +56,8 @@ _LONGEST_NAME = 100
 def write_figures(pictures: Sequence[Picture], folder: Path, image: Format) -> list[Path]:
     """Write each picture to `folder` (made where missing) as ``NAME.FORMAT``; return the paths.
 
-    A figure of ours is replaced. Raises UsageError, before anything is written, where the folder cannot be made or a file of one of these
-    names is not ours.
+    A figure of ours is replaced; characters that no installed font has are named in a note. Raises UsageError, before anything is
+    written, where the folder cannot be made or a file of one of these names is not ours.
     """
     paths = [folder / f"{name}.{image}" for name in _file_names(pictures)]
     try:
@@ -61,10 +65,11 @@ def write_figures(pictures: Sequence[Picture], folder: Path, image: Format) -> l
         for path in paths:
             if path.exists() and not (path.is_file() and _MADE_BY.encode() in path.read_bytes()):
                 raise UsageError(f"--output: {str(path)!r} was not written by `trainer plot` and stays as it is. Give another folder.")
-        for picture, path in zip(pictures, paths, strict=True):
-            _write(picture, path, image)
+        drawn = [_write(picture, path, image) for picture, path in zip(pictures, paths, strict=True)]
     except OSError as error:
         raise UsageError(f"--output: {str(folder)!r} cannot hold figures ({error.strerror}). Give another folder.") from error
+    if missing := frozenset[str]().union(*drawn):
+        note(lacking_text(missing))
     return paths
 
 
@@ -81,15 +86,25 @@ def _file_names(pictures: Sequence[Picture]) -> list[str]:
     return found
 
 
-def _write(picture: Picture, path: Path, image: Format) -> None:
-    with matplotlib.rc_context(_STYLE):
+def _write(picture: Picture, path: Path, image: Format) -> frozenset[str]:
+    """Write one picture and return the characters for which there is no font."""
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # told once for all figures, by who called
         figure = _draw(picture)
+        families = usual_families()
+        missing = lacking(figure, families)
+        if missing and (others := families_for(missing)):
+            families += others
+            missing = lacking(figure, families)
+            matplotlib.rcParams["font.family"] = families
+            figure = _draw(picture)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             figure.savefig(partial, format=image, dpi=150, metadata=dict(_METADATA[image]))
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
+    return missing
 
 
 def _draw(picture: Picture) -> Figure:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 from explained_runs import explained_run
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib.font_manager import fontManager
 from PIL import Image
 from report_runs import make_run
 
@@ -53,6 +56,62 @@ def test_every_format_is_what_it_says_and_comes_out_the_same(drawn, tmp_path, im
     assert all(content.startswith(begins) for content in written)
     again = write_figures(drawn, tmp_path, image)  # each file is known as ours and replaced
     assert [path.read_bytes() for path in again] == written
+
+
+def test_fonts_of_a_pdf_are_truetype(drawn, tmp_path):
+    """Type 3 fonts are refused by many journals."""
+    for path in write_figures(drawn, tmp_path, "pdf"):
+        kinds = set(re.findall(rb"/Subtype /(Type3|Type0|TrueType|CIDFontType\d)", path.read_bytes()))
+        assert b"CIDFontType2" in kinds, path.name
+        assert b"Type3" not in kinds, path.name
+
+
+@pytest.fixture
+def private_font(tmp_path):
+    """A font of our own with a square for one private character, installed when it is called for."""
+    pen = TTGlyphPen(None)
+    for place, move in (((100, 0), pen.moveTo), ((100, 800), pen.lineTo), ((900, 800), pen.lineTo), ((900, 0), pen.lineTo)):
+        move(place)
+    pen.closePath()
+    font = FontBuilder(1000, isTTF=True)
+    font.setupGlyphOrder([".notdef", "square"])
+    font.setupCharacterMap({ord(PRIVATE): "square"})
+    font.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "square": pen.glyph()})
+    font.setupHorizontalMetrics({".notdef": (1000, 0), "square": (1000, 100)})
+    font.setupHorizontalHeader(ascent=800, descent=-200)
+    font.setupNameTable({"familyName": "Privately Ours", "styleName": "Regular"})
+    font.setupOS2(usWeightClass=400)
+    font.setupPost()
+    font.save(tmp_path / "private.ttf")
+    before = list(fontManager.ttflist)
+    yield lambda: fontManager.addfont(tmp_path / "private.ttf")
+    fontManager.ttflist[:] = before
+
+
+PRIVATE = "\U0010fabc"
+
+
+@pytest.mark.parametrize("image", ["png", "pdf"])
+@pytest.mark.filterwarnings("error")
+def test_a_character_is_drawn_in_a_font_that_has_it_or_named(tmp_path, capsys, private_font, image):
+    shown = pictures(show_runs([make_run(tmp_path, name, steps=8) for name in ("one", f"two{PRIVATE}")]))[:1]
+    (boxes,) = write_figures(shown, tmp_path / "boxes", image)
+    said = capsys.readouterr().err
+    assert said.startswith(f"no installed font has {PRIVATE}: boxes stand for them;")
+    assert said.count("\n") == 1
+    private_font()
+    (drawn,) = write_figures(shown, tmp_path / "drawn", image)
+    assert capsys.readouterr().err == ""
+    assert drawn.read_bytes() != boxes.read_bytes()
+
+
+def test_names_in_chinese_are_no_reason_for_warnings(tmp_path):
+    make_run(tmp_path, "中文运行", steps=8)
+    command = [sys.executable, "-m", "crosstrain.cli.main", "plot", "中文运行", "--out", str(tmp_path), "-o", str(tmp_path / "figures")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr == "" or done.stderr.startswith("no installed font has 中文行运: ")
+    assert done.stderr.count("\n") <= 1
 
 
 def test_the_pictures_show_something_in_the_colours_of_the_runs(drawn, tmp_path):
