@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..metrics.display import count_text
+from .alignment import holds_figures
 from .columns import DONE, MARK, NODE, Column, cell, node_cell, relative, relative_speed, relative_target
 from .comparison import Comparison
 from .rules import SPEED, TARGET
@@ -19,6 +20,8 @@ _LEARNING = ("final_train_loss", "eval_loss", "eval_accuracy", "eval_error", "ti
 _CONTEXT = ("backend", "mode", "nodes", "workers", "parameter servers", "global batch", "batch per worker")
 _OF_SERIES = frozenset({"nodes", "workers", "global batch", "batch per worker", "global_batch_size", "batch_size", "runs"})
 """Columns that say nothing about a whole series; those of a sweep are called as its fields are."""
+
+_CALLED = ("run", "node")
 
 Part = tuple[str, list[str]]
 """A column: its header and its texts."""
@@ -36,6 +39,15 @@ class Block:
     rows: tuple[tuple[str, ...], ...]
     names: int
     words: int
+
+    @property
+    def right(self) -> tuple[bool, ...]:
+        """Which columns stand right: those of figures, also of a setting that is a number; what a run or node is called is none."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.header)
+        return tuple(
+            label not in _CALLED and holds_figures(texts, index >= self.words)
+            for index, (label, texts) in enumerate(zip(self.header, columns, strict=True))
+        )
 
 
 def standard(comparison: Comparison) -> list[Block]:

@@ -6,7 +6,7 @@ import csv
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -77,9 +77,8 @@ def _fitting(blocks: Sequence[Block], width: int | None) -> list[RenderableType]
     for block in blocks:
         for piece in _pieces(block, width):
             table = plain_table()
-            for index, label in enumerate(piece.header):
-                justify: Literal["left", "right"] = "left" if index < piece.words else "right"
-                table.add_column(Text(label), justify=justify, no_wrap=index >= piece.names, overflow="fold")
+            for index, (label, right) in enumerate(zip(piece.header, piece.right, strict=True)):
+                table.add_column(Text(label), justify="right" if right else "left", no_wrap=index >= piece.names, overflow="fold")
             for row in aligned(piece.rows):
                 table.add_row(*map(Text, row))
             parts += ["", table] if parts else [table]
@@ -114,7 +113,7 @@ def as_markdown(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
     for block in chosen(comparison, columns) if columns else standard(comparison):
         head = [
             _markdown_row(block.header),
-            _markdown_row(["---" if index < block.words else "---:" for index in range(len(block.header))], raw=True),
+            _markdown_row(["---:" if right else "---" for right in block.right], raw=True),
         ]
         parts.append("\n".join([*head, *map(_markdown_row, block.rows)]))
     parts += [_markdown_text(text.replace("\n", " ")) for text in below(comparison, columns)]
@@ -166,7 +165,7 @@ def as_latex(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
 
 
 def _tabular(block: Block) -> str:
-    alignment = "l" * block.words + "r" * (len(block.header) - block.words)
+    alignment = "".join("r" if right else "l" for right in block.right)
     rows = [f"{' & '.join(map(_latex_text, cells))} \\\\" for cells in (block.header, *block.rows)]
     body = "\n".join(["\\toprule", rows[0], "\\midrule", *rows[1:], "\\bottomrule"])
     title = [f"% {block.title}"] if block.title else []

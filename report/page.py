@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from ..core.console import shown
 from ..core.errors import UsageError
+from .alignment import holds_figures
 from .blocks import Block, standard
 from .comparison import compare_runs
 from .described import DescribedRun
@@ -80,15 +81,18 @@ def render(runs: Sequence[ShownRun]) -> str:
         lstrip_blocks=True,
     )
     environment.globals.update(colour=colour, dash=dash)
+    told = [described(run) for run in runs]
     return environment.get_template("report.html").render(
         title=f"Run {runs[0].label}" if len(runs) == 1 else f"{len(runs)} runs side by side",
         made_by=MADE_BY,
         version=version("crosstrain"),
         sections=[("runs", "Runs"), ("comparison", "Figures"), ("plots-heading", "Plots"), ("each", "Each run")],
         settings=SETTINGS,
+        settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in told]),
         environment=ENVIRONMENT,
+        environment_right=_right([row for run in told for row in run["environment"]] or [ENVIRONMENT]),
         synthetic=SYNTHETIC,
-        runs=[described(run) for run in runs],
+        runs=told,
         **_compared(runs),
         pictures=shown,
         has_raw=any(_has_raw(picture) for picture in drawn),
@@ -104,6 +108,11 @@ def _shown(value: Any) -> Any:
     return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
+def _right(rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Return which columns of a table hold figures; the first one says what a row is called."""
+    return [index > 0 and holds_figures(column, False) for index, column in enumerate(zip(*rows, strict=True))]
+
+
 def _compared(runs: Sequence[ShownRun]) -> dict[str, Any]:
     """Return the tables of the runs that have figures, and what has to be said about them."""
     ended = [DescribedRun(run.path, run.summary, run.job, run.env, run.label) for run in runs if run.summary is not None]
@@ -111,7 +120,18 @@ def _compared(runs: Sequence[ShownRun]) -> dict[str, Any]:
         return {"above": [], "blocks": [], "below": []}
     comparison = compare_runs(ended, fold=False)
     blocks = [_labelled(block) for block in standard(comparison)]
-    return {"above": [line.strip() for line in above(comparison)], "blocks": blocks, "below": below(comparison)}
+    return {"above": _nested(above(comparison)), "blocks": blocks, "below": below(comparison)}
+
+
+def _nested(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return each line with those that are indented below it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if line.startswith(" ") and found:
+            found[-1][1].append(line.strip())
+        else:
+            found.append((line.strip(), []))
+    return found
 
 
 def _labelled(block: Block) -> Block:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ..core.console import shown
 from ..metrics.display import UNKNOWN, count_text, duration_text, number_text, rate_text
+from .alignment import holds_figures
 from .tables import SYNTHETIC
 
 __all__ = ["runs_table"]
@@ -23,6 +24,7 @@ class _Column(NamedTuple):
     figure: str
     """The key of a row, as --where and --sort know it."""
     right: bool
+    """Whether it is one of figures; one of any kind, that was asked for, may turn out to hold words."""
     text: Callable[[Row], str]
 
 
@@ -98,7 +100,10 @@ def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[st
             break
         columns.remove(column)
         left_out.append(column.title)
-    aligned = [[cell.rjust(widths[column]) if column.right else cell.ljust(widths[column]) for cell in cells[column]] for column in columns]
+    aligned = []
+    for column in columns:
+        right = column.right and holds_figures(cells[column][1:])
+        aligned.append([cell.rjust(widths[column]) if right else cell.ljust(widths[column]) for cell in cells[column]])
     lines = [_GAP.join(line).rstrip() for line in zip(*aligned, strict=True)]
     notes = ["", SYNTHETIC] if any(row["synthetic"] for row in rows) else []
     return "\n".join([*lines, *notes]) + "\n", left_out

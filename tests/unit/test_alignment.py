@@ -1,0 +1,120 @@
+"""In every table columns of words stand left and columns of figures right; in the report's list what belongs to a line stands below it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from comparison_samples import made
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import make_run
+
+from crosstrain.metrics.display import bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
+from crosstrain.report.alignment import holds_figures
+from crosstrain.report.columns import column
+from crosstrain.report.comparison import compare_runs
+from crosstrain.report.formats import as_latex, as_markdown, as_text
+from crosstrain.report.page import render
+from crosstrain.report.runs_table import runs_table
+from crosstrain.report.shown import show_runs
+
+METRICS = ["state", "examples_per_second", "data", "time_to_target_seconds", "target"]
+
+
+@given(
+    st.floats(0, 1e12),
+    st.sampled_from([bytes_text, count_text, duration_text, number_text, rate_text, seconds_text]),
+    st.sampled_from("† "),
+)
+def test_every_way_to_write_a_figure_is_known_as_one(value, show, mark):
+    assert holds_figures([f"{show(value)}{mark}", "-", "not reached", f"{show(value)} ± {show(1.0)} (2 of 3)"])
+    assert not holds_figures([show(value), "succeeded"])
+
+
+@pytest.mark.parametrize(
+    "name", ["sync", "20261122-131600-logreg-torch-sync-3n-162d", "8_workers", "sync ×3", "true", "digits (synthetic)"]
+)
+def test_names_are_words_also_those_that_begin_with_a_digit(name):
+    assert not holds_figures([name, "-"])
+
+
+@pytest.mark.parametrize("otherwise", [True, False])
+def test_a_column_without_a_word_is_what_it_is_declared(otherwise):
+    assert holds_figures(["-", "", "not reached"], otherwise) is otherwise
+    assert holds_figures([], otherwise) is otherwise
+
+
+@pytest.fixture
+def comparison():
+    return compare_runs([made("one", batch_size=8), made("two", batch_size=16, mode="async")])
+
+
+def aligned_as(comparison):
+    markers = next(line for line in as_markdown(comparison, [column(name) for name in METRICS]).splitlines() if line.startswith("| ---"))
+    return ["right" if marker.endswith(":") else "left" for marker in re.findall(r"-+:?", markers)]
+
+
+def test_words_that_were_asked_for_stand_left_in_every_form(comparison):
+    expected = ["left", "left", "right", "left", "right", "left"]  # run, state, examples/s, data, time to target, target
+    assert aligned_as(comparison)[:5] == expected[:5]
+    latex = as_latex(comparison, [column(name) for name in METRICS])
+    assert re.search(r"begin\{tabular\}\{(\w+)\}", latex)[1][:5] == "".join(side[0] for side in expected[:5])
+    text = as_text(comparison, [column(name) for name in METRICS], layout="rows").splitlines()
+    header = next(line for line in text if line.startswith("run "))
+    for line in text[text.index(header) + 2 :][:2]:
+        assert line.index("succeeded") == header.index("state")
+        assert line.index("digits") == header.index("data")
+
+
+def test_a_setting_that_is_a_number_stands_right(comparison):
+    rows = as_markdown(comparison).split("\n\n")[1].splitlines()
+    header, markers = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows[:2])
+    sides = dict(zip(header, markers, strict=True))
+    assert (sides["run"], sides["mode"], sides["global batch"]) == ("---", "---", "---:")
+
+
+def test_a_text_that_the_list_of_runs_was_asked_for_stands_left():
+    text, _ = runs_table(many_rows(), None, ["optimizer", "steps"])
+    header, *lines = text.splitlines()
+    for line in lines:
+        assert line.index("sgd" if "sgd" in line else "adam") == header.index("optimizer")
+        assert line.endswith(("5", "123"))
+    assert len({len(line) for line in lines}) == 1
+
+
+def many_rows():
+    blank = dict.fromkeys(["folder", "state", "backend", "mode", "model", "data", "nodes", "global_batch_size", "examples_per_second"])
+    blank |= dict.fromkeys(["eval_loss", "eval_accuracy", "time_to_target_seconds", "created_at", "synthetic", "target_reached"])
+    return [
+        {**blank, "path": "runs/a", "optimizer": "sgd", "steps": 5},
+        {**blank, "path": "runs/b", "optimizer": "adam", "steps": 123},
+    ]
+
+
+class Items(HTMLParser):
+    """How deep each item of the lists lies whose text begins with a capital or is a setting."""
+
+    def __init__(self):
+        super().__init__()
+        self.depth, self.found, self.at = 0, [], False
+
+    def handle_starttag(self, tag, attrs):
+        self.depth += tag == "ul"
+        self.at = tag == "li"
+
+    def handle_endtag(self, tag):
+        self.depth -= tag == "ul"
+
+    def handle_data(self, data):
+        if self.at:
+            self.found.append((self.depth, data.partition(" (")[0].partition(":")[0]))
+        self.at = False
+
+
+def test_what_is_not_alike_stands_below_its_heading(tmp_path):
+    items = Items()
+    items.feed(render(show_runs([make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, seed=3)])))
+    depths = {text: depth for depth, text in reversed(items.found)}
+    assert (depths["Not alike"], depths["seed"]) == (1, 2)
