@@ -17,7 +17,7 @@ from ..core.console import note
 from ..core.errors import UsageError, nearest
 from ..metrics.lines import finite_json
 from ..report.index import STATES, list_runs
-from ..report.locate import find_run, find_runs, find_sweep
+from ..report.locate import check_readable, find_run, find_runs, find_sweep
 from ..report.runs_table import runs_table
 from ..report.selection import Condition, fitting, in_order, parse_order, parse_since
 
@@ -97,6 +97,7 @@ def list_command(
     conditions = [Condition.parse(text) for text in where]
     earliest = parse_since(since, datetime.now().astimezone()) if since is not None else None
     _check_closed(settings)
+    check_readable(out)
     if not out.is_dir() and ctx.get_parameter_source("out") != ParameterSource.DEFAULT:
         raise UsageError(f"--out: there is no folder {str(out)!r}. Give the folder with the runs.")
     known = list_runs(out) if out.is_dir() else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..engine.progress import terminal
 from ..metrics.lines import finite_json
 from ..metrics.records import SCHEMA, EvalRecord
 from ..metrics.rundir import RunReader
-from ..report.locate import find_run
+from ..report.locate import UnreadableFolderError, find_run
 from ..report.tables import one_run, to_text
 from ..report.watch_text import figures_line, last_evaluation, news_line, node_lines, picture, state_line, title, told_by_summary
 from ..report.watching import News, WatchedRun
@@ -102,6 +103,8 @@ def _await_run(text: str, out: Path, wait_seconds: float) -> Path:
     while True:
         try:
             return find_run(text, out)
+        except UnreadableFolderError:
+            raise
         except UsageError:
             if time.monotonic() >= deadline or any(map(_is_no_run, (Path(text), out / text))):
                 raise
@@ -113,8 +116,8 @@ def _await_run(text: str, out: Path, wait_seconds: float) -> Path:
 
 def _is_no_run(path: Path) -> bool:
     """Whether something is there that will not become a run: its own folder is empty, or holds the records, before anything else."""
-    if not path.is_dir():
-        return path.exists()
+    if not os.path.isdir(path):
+        return os.path.exists(path)
     return not (path / "steps.jsonl").exists() and any(path.iterdir())
 
 

@@ -27,7 +27,7 @@ from ..metrics.lines import finite_json
 from ..metrics.rundir import RunReader
 from ..metrics.summary import asked, read_job
 from .compare import figure_type, row
-from .locate import is_run, run_names
+from .locate import check_readable, is_run, run_names
 
 __all__ = ["DAMAGED", "FIGURES", "STATES", "list_runs", "run_row"]
 
@@ -64,8 +64,10 @@ def list_runs(out: Path) -> list[dict[str, Any]]:
     """Return a row for each run below `out`, in the order of their names; keys are `FIGURES`, None stands for what is not known.
 
     Runs without a summary have what their job says; those that cannot be read have the state `DAMAGED`. The index lies in `out`, or in
-    the user's cache where `out` cannot be written; where neither can be, it is made for this call alone, and a note says so.
+    the user's cache where `out` cannot be written; where neither can be, it is made for this call alone, and a note says so. Another one
+    names the folders in `out` that cannot be read. Raises UnreadableFolderError where `out` itself cannot be.
     """
+    check_readable(out)
     problems = []
     for place in (out / ".index.sqlite", _cache(out)):
         try:
@@ -185,10 +187,11 @@ def _refreshed(before: Mapping[str, Entry], out: Path) -> dict[str, Entry]:
     """Return the entries of all runs below `out`; those in `before` whose files are as they were are taken over.
 
     A live run is looked at each time, as its process may be gone without a word. A stamp is older than what was read under it, so that a
-    file that changes meanwhile is read again by the next.
+    file that changes meanwhile is read again by the next. A note names the folders that cannot be read.
     """
     now = {}
-    for name in run_names(out):
+    passed_over: list[Path] = []
+    for name in run_names(out, passed_over):
         stamp = _stamp(out / name)
         known = before.get(name)
         if known is None or known[0] != stamp or known[1] in _LIVE:
@@ -197,6 +200,8 @@ def _refreshed(before: Mapping[str, Entry], out: Path) -> dict[str, Entry]:
             read = _read(out / name)
             known = (stamp, read["state"], json.dumps(finite_json(read), separators=(",", ":")))
         now[name] = known
+    if passed_over:
+        note(f"passed over, as they cannot be read: {', '.join(sorted(map(str, passed_over)))}")
     return now
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,11 +14,44 @@ from ..core.sweeps import SWEEP_FILE
 from ..metrics.lines import DamagedRunError
 from ..metrics.rundir import RunReader
 
-__all__ = ["find_finished_runs", "find_readable_runs", "find_run", "find_runs", "find_sweep", "is_run", "run_names"]
+__all__ = [
+    "UnreadableFolderError",
+    "check_readable",
+    "find_finished_runs",
+    "find_readable_runs",
+    "find_run",
+    "find_runs",
+    "find_sweep",
+    "is_run",
+    "run_names",
+]
 
 _MOST_HINTS = 3
 
 # os.path.isdir and isfile say no where a path may not be looked at, or is too long; Path's own raise there.
+
+
+class UnreadableFolderError(UsageError):
+    """A folder is there, or may be, and this user may not look into it."""
+
+    def __init__(self, path: Path, refusal: OSError) -> None:
+        super().__init__(
+            f"{str(path)!r} cannot be read ({refusal.strerror or refusal}); give a folder that you may read, or ask its owner."
+        )
+
+
+def check_readable(path: Path) -> None:
+    """Raise UnreadableFolderError where a folder's entries cannot be listed or looked at; a path that leads nowhere is no such."""
+    try:
+        os.stat(path)
+        if os.path.isdir(path):
+            os.stat(os.path.join(path, "."))  # takes the right to look at entries, which listing does without
+            os.scandir(path).close()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # no such folder; ValueError: no such name can be
+        return
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise UnreadableFolderError(path, error) from error
 
 
 def is_run(path: Path) -> bool:
@@ -30,14 +64,22 @@ def find_sweep(text: str, out: Path) -> Path | None:
     return next((folder for folder in (Path(text), out / text) if text and os.path.isfile(folder / SWEEP_FILE)), None)
 
 
-def run_names(out: Path) -> Iterator[str]:
+def run_names(out: Path, passed_over: list[Path] | None = None) -> Iterator[str]:
     """Yield the run directories below `out`: ``RUN``, and ``FOLDER/RUN`` for those that a sweep keeps one level deeper; none without `out`.
 
-    Hidden folders are passed over, and so are folders that vanish or cannot be read meanwhile. The order is the file system's.
+    Hidden folders are passed over, and so are folders that vanish meanwhile and folders in `out` that cannot be read, which are added to
+    `passed_over`. The order is the file system's. Raises UnreadableFolderError where `out` cannot be read.
     """
+    check_readable(out)
     for name in _folders(out):
         if is_run(out / name):
             yield name
+            continue
+        try:
+            check_readable(out / name)
+        except UnreadableFolderError:
+            if passed_over is not None:
+                passed_over.append(out / name)
         else:
             yield from (f"{name}/{inner}" for inner in _folders(out / name) if is_run(out / name / inner))
 
@@ -114,7 +156,7 @@ def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
     for path in (Path(text), out / text):
         if text and is_run(path):
             return [path]
-    inner = [out / name for name in run_names(out) if name.endswith(f"/{text}")]
+    inner = [out / name for name in _names_there(out) if name.endswith(f"/{text}")]
     if len(inner) == 1:
         return inner
     if inner:
@@ -128,6 +170,14 @@ def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
     raise UsageError(_missing(text, out))
 
 
+def _names_there(out: Path) -> list[str]:
+    """Return the names of the runs; none where `out` cannot be read, as what is meant may lie elsewhere."""
+    try:
+        return list(run_names(out))
+    except UnreadableFolderError:
+        return []
+
+
 def _ordered(folder: Path, names: Iterator[str]) -> list[str]:
     """Put a sweep's points into its order, what it does not name behind them; all other runs into that of their names."""
     try:
@@ -139,6 +189,8 @@ def _ordered(folder: Path, names: Iterator[str]) -> list[str]:
 
 
 def _missing(text: str, out: Path) -> str:
+    if text:
+        check_readable(Path(text))
     names = sorted(run_names(out))
     if os.path.isdir(Path(text)):
         return f"run: {text!r} is not a run directory (it has neither job.json nor status.json){_hint(text, names, out)}"

@@ -1,0 +1,98 @@
+"""A folder of runs that this user may not read is said to be so, and is not taken for an empty one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from report_runs import make_run
+
+from crosstrain.cli.group import invoke
+
+NOBODY = 65534
+MODES = [0o000, 0o444, 0o111]
+"""Neither, listing alone, looking at entries alone."""
+
+
+@contextmanager
+def without_privileges():
+    """Root may read everything, so a test that runs as root is somebody else meanwhile."""
+    privileged = os.geteuid() == 0
+    if privileged:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if privileged:
+            os.seteuid(0)
+
+
+@pytest.fixture
+def out():
+    """A folder that others may read, unlike pytest's, with a run in it and one in a folder of it."""
+    place = Path(tempfile.mkdtemp(prefix="crosstrain-unreadable-"))
+    place.chmod(0o755)
+    for folder, name in ((place / "runs", "one"), (place / "runs" / "locked", "two")):
+        make_run(folder, name, steps=8)
+    for path in (place / "runs", *(place / "runs").rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for command in LISTING + NAMING:  # so that everything is imported, and the index is made
+        invoke([*command.split(), "--out", str(place / "runs")])
+    yield place / "runs"
+    for path in (place / "runs", place / "runs" / "locked"):
+        path.chmod(0o755)
+    shutil.rmtree(place)
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    with without_privileges():
+        code = invoke(list(arguments))
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, ""), said
+    return said.err
+
+
+LISTING = ["runs", "runs --json"]
+NAMING = ["runs show one", "compare one", "explain one", "watch one --wait 0"]
+"""A run that is named can be looked at where the folder cannot be listed."""
+
+
+@pytest.mark.parametrize(
+    ("command", "mode"), [(command, mode) for command in LISTING + NAMING for mode in MODES if command in LISTING or mode != 0o111]
+)
+def test_an_unreadable_folder_is_said_to_be_so(out, capsys, command, mode):
+    out.chmod(mode)
+    assert refused(capsys, *command.split(), "--out", str(out)) == (
+        f"error: {str(out)!r} cannot be read (Permission denied); give a folder that you may read, or ask its owner.\n"
+    )
+
+
+def test_an_unreadable_run_that_is_named_by_its_path(out, capsys):
+    (out / "locked").chmod(0o000)
+    for text in (str(out / "locked"), str(out / "locked" / "two")):
+        assert refused(capsys, "runs", "show", text, "--out", str(out)).startswith(f"error: {text!r} cannot be read (Permission denied); ")
+
+
+def test_an_unreadable_folder_among_others_is_named_and_the_others_are_listed(out, capsys):
+    (out / "locked").chmod(0o000)
+    capsys.readouterr()
+    with without_privileges():
+        code = invoke(["runs", "--out", str(out)])
+    said = capsys.readouterr()
+    assert code == 0
+    assert [line.split()[0] for line in said.out.splitlines()] == ["name", "one"]
+    assert f"passed over, as they cannot be read: {out / 'locked'}" in said.err.splitlines()
+
+
+def test_a_run_elsewhere_is_found_although_the_usual_folder_cannot_be_read(out, tmp_path, capsys):
+    folder = out / "locked"
+    shutil.copytree(folder, out.parent / "others")
+    out.chmod(0o000)
+    with without_privileges():
+        assert invoke(["runs", "show", str(out.parent / "others" / "two"), "--out", str(out)]) == 0
+        assert invoke(["compare", str(out.parent / "others"), "--out", str(out)]) == 0
