@@ -99,6 +99,7 @@ def run(
 
         resumption = prepare(find_target(resume), given_options(ctx), os.environ, config, force=force, trusted=trust_run)
         resolved = resumption.resolved
+    resolved.refuse_idle_flags()
     if print_config:
         click.echo(_as_json(resolved) if as_json else _as_text(resolved))
         return 0
@@ -106,7 +107,7 @@ def run(
         for text in resumption.notes:
             note(text)
     if not quiet:
-        for text in resolved.notes:
+        for text in (*resolved.notes, *resolved.idle_notes()):
             note(text)
         if config is not None and not (resolved.job.out / SWEEP_FILE).exists() and read_grid(config) != Grid():
             note(f"{config} describes a sweep: this is its base job; `trainer sweep {config}` runs all of its points")

@@ -18,6 +18,7 @@ import click
 from ..core.config_files import shipped
 from ..core.console import note
 from ..core.errors import InterruptedRunError, RunFailedError, UsageError
+from ..core.idle import With, idle_settings
 from ..core.job import Job
 from ..core.layers import resolve
 from ..core.sweeps import MOST_REPEATS, Grid, Point, read_axis, read_grid
@@ -95,6 +96,8 @@ def sweep(
         out = Path(ctx.params["out"]) if ctx.params["out"] is not None else points[0].job.out
         folder = out / _folder_name(sweep_name, config, points[0].job)
     _refuse_elsewhere(points)
+    if not quiet:
+        _tell_idle(points, request)
     if dry_run:
         check_free(folder)
         _print_plan(points, request, folder, as_json=as_json)
@@ -141,6 +144,17 @@ def _folder_name(given: str | None, config: str | None, job: Job) -> str:
         return f"{datetime.now():%Y%m%d-%H%M%S}-{stem}-sweep-{secrets.token_hex(2)}"
     resolve({"name": given}, {})  # the rules for a folder's name are the job's
     return given
+
+
+def _tell_idle(points: Sequence[Point], request: Request) -> None:
+    """Say which settings of the command line and the grid do nothing, and in how many points; those of a file are told by each run."""
+    found: dict[str, list[With]] = {}
+    for point in points:
+        for name, needed in idle_settings(point.job.model_dump()).items():
+            if name in request.flags or name in point.settings:
+                found.setdefault(name, []).append(needed)
+    for name, without in found.items():
+        note(f"{name}: does nothing in {len(without)} of {len(points)} points; it belongs to {without[0].flags()}")
 
 
 def _refuse_elsewhere(points: Sequence[Point]) -> None:

@@ -5,6 +5,7 @@ Each value remembers where it came from, so that it can be shown, and named when
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from .config_files import SWEEP, read_config
 from .errors import MissingPackageError, UsageError, nearest
 from .fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean
+from .idle import idle_settings
 from .invalid import Given, as_usage_error
 from .job import Job
 from .plugins import Kind, available, find, forward_plugin, module_exists
@@ -44,16 +46,32 @@ _ALTERNATIVES = (("batch_size", "global_batch_size"), ("epochs", "steps"))
 """Fields of which a job takes one: given on a higher layer, one replaces the other of a lower layer."""
 
 
+_FLAG = "flag"
+"""The source of a value that stands on the command line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """A job and where each value came from: ``flag``, ``environment TRAINER_X``, ``file PATH`` or ``default``.
 
-    `notes` are choices made for the user that a command tells on standard error.
+    `notes` are choices made for the user that a command tells on standard error. `idle` are settings that were given and do nothing,
+    with a sentence about each, by field name.
     """
 
     job: Job
     sources: dict[str, str]
     notes: tuple[str, ...] = ()
+    idle: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def refuse_idle_flags(self) -> None:
+        """Raise UsageError where an option that was typed does nothing."""
+        for name, why in self.idle.items():
+            if self.sources[name] == _FLAG:
+                raise UsageError(why)
+
+    def idle_notes(self) -> list[str]:
+        """Return what is to be told of settings that do nothing and were not typed."""
+        return [why for name, why in self.idle.items() if self.sources[name] != _FLAG]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +124,9 @@ def resolve(
     sources = {field: given[field].origin if field in given else "default" for field in Job.model_fields}
     for field, kind in _PLUGIN_FIELDS.items():
         _check_name(kind, field, getattr(job, field), given)
-    return _with_backend(job, sources)
+    standing_origin = None if standing is None else f"run {standing.name}"
+    own = {field: value for field, value in given.items() if value.origin != standing_origin}
+    return replace(_with_backend(job, sources), idle=_idle(job, own))
 
 
 def _from_run(standing: Standing | None) -> dict[str, Given]:
@@ -116,11 +136,27 @@ def _from_run(standing: Standing | None) -> dict[str, Given]:
     return {field: Given(value, field, origin, origin) for field, value in standing.fields.items() if value is not None}
 
 
+def _idle(job: Job, given: Mapping[str, Given]) -> dict[str, str]:
+    """Say of each setting that was given and does nothing what it would need."""
+    values = job.model_dump()
+    found = {}
+    for name, needed in idle_settings(values).items():
+        if name in given:
+            value = given[name]
+            has = "false" if values[needed.field] is False else values[needed.field] or "not given"
+            place = f" (from {value.place})" if value.place else ""
+            found[name] = (
+                f"{value.key}: got {str(value.value)!r}{place}, which does nothing, as {needed.field} is {has}; "
+                f"it belongs to {needed.flags()}."
+            )
+    return found
+
+
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
     unknown = [field for field in flags if field not in Job.model_fields]
     if unknown:
         raise UsageError(_unknown(flag_name(unknown[0]), "no such option", [flag_name(field) for field in Job.model_fields]))
-    return {field: Given(value, flag_name(field), "flag") for field, value in flags.items()}
+    return {field: Given(value, flag_name(field), _FLAG) for field, value in flags.items()}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Given]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -104,7 +104,7 @@ def prepare(
     admit = partial(refuse_foreign, source=path, typed=Job.model_fields, trusted=trusted)
     resolved = resolve(flags, environ, config, Standing(fields, given_name, meta.step, meta.epoch + (meta.examples > 0), admit))
     job = written_out(resolved.job).model_copy(update={"out": path.resolve().parent, "name": given_name})
-    resolved = Resolved(job, resolved.sources, resolved.notes)
+    resolved = replace(resolved, job=job)
 
     differing = [field for field in IDENTITY if getattr(job, field) != origin[field]]
     problems = [f"{field} is {getattr(job, field)!r} instead of {origin[field]!r}" for field in differing]

@@ -14,6 +14,7 @@ from typing import Self
 from ..checkpoint import list_checkpoints
 from ..core.errors import UsageError
 from ..core.fields import environment_name
+from ..core.idle import idle_settings
 from ..core.job import Job
 from ..core.process import python
 from ..core.sweeps import EARLIER, as_arguments
@@ -68,7 +69,9 @@ class _Signals:
 def point_arguments(entry: Entry, request: Request, folder: Path) -> list[str]:
     """Return the command line of a point's run, as a person would type it after ``trainer``."""
     config = ["--config", request.config] if request.config is not None else []
-    settings = as_arguments({**request.flags, **entry.point.settings})
+    idle = idle_settings(entry.point.job.model_dump())  # they change no point, and `trainer run` refuses them where they are typed
+    given = {**request.flags, **entry.point.settings}
+    settings = as_arguments({name: value for name, value in given.items() if name not in idle})
     return ["run", *config, *settings, "--out", str(folder), "--name", entry.point.name]
 
 

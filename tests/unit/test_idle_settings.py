@@ -1,0 +1,146 @@
+"""A setting that does nothing is refused where it is typed for a run, and told where it comes from elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.cli.group import invoke
+from crosstrain.core.config_files import shipped
+from crosstrain.core.errors import UsageError
+from crosstrain.core.fields import environment_name, flag_name
+from crosstrain.core.idle import TAKES_EFFECT, idle_settings
+from crosstrain.core.job import Job
+from crosstrain.core.layers import Standing, resolve
+from crosstrain.core.sweeps import Grid, plan
+from crosstrain.launch.sweep import point_arguments
+from crosstrain.launch.sweep_folder import Entry, Request
+from crosstrain.report.repeating import repeat_command
+
+VALUES = {"mlflow_experiment": "mine", "base_batch_size": "64", "sample_interval": "0.7"}
+WITHOUT = {"sample_interval": {"monitor": "false"}}
+"""What makes a setting idle that is not by default."""
+
+
+def value_of(field):
+    return VALUES.get(field, "0.5")
+
+
+@pytest.fixture(autouse=True)
+def a_framework(monkeypatch):
+    monkeypatch.setenv("TRAINER_BACKEND", "torch")
+
+
+def enabling(field):
+    """Every value of the other setting with which this one does something."""
+    needed = TAKES_EFFECT[field]
+    return [{needed.field: str(value).lower() if isinstance(value, bool) else value} for value in needed.values or ("sqlite:///x.db",)]
+
+
+@pytest.mark.parametrize("field", TAKES_EFFECT)
+def test_typed_it_is_refused_with_what_would_make_it_do_something(field, capsys):
+    others = ["--no-monitor"] if field in WITHOUT else []
+    assert invoke(["run", "--print-config", flag_name(field), value_of(field), *others]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"error: {flag_name(field)}: got '{value_of(field)}', which does nothing, as ")
+    assert said.err.endswith(f"; it belongs to {TAKES_EFFECT[field].flags()}.\n")
+
+
+@pytest.mark.parametrize("field", TAKES_EFFECT)
+def test_it_is_taken_where_it_does_something(field):
+    for other in enabling(field):
+        resolved = resolve({field: value_of(field), **other}, {"TRAINER_BACKEND": "torch"})
+        assert resolved.idle == {}
+        resolved.refuse_idle_flags()
+
+
+@pytest.mark.parametrize("field", TAKES_EFFECT)
+def test_from_a_file_or_a_variable_it_is_told(field, tmp_path):
+    path = tmp_path / "job.toml"
+    text = value_of(field)
+    path.write_text(f"{field} = {text if text[0].isdigit() else repr(text)}\n{'monitor = false' if field in WITHOUT else ''}\n")
+    for environ, config, key in (({environment_name(field): text}, None, environment_name(field)), ({}, path, field)):
+        resolved = resolve({}, {"TRAINER_BACKEND": "torch", **WITHOUT_ENVIRON.get(field, {}), **environ}, config)
+        resolved.refuse_idle_flags()
+        (told,) = resolved.idle_notes()
+        assert told.startswith(f"{key}: got '{text}'")
+        assert (str(path) in told) == (config is not None)
+
+
+WITHOUT_ENVIRON = {"sample_interval": {"TRAINER_MONITOR": "false"}}
+
+
+def test_what_a_run_goes_on_with_is_neither_refused_nor_told():
+    fields = Job(schedule_gamma=0.5, monitor=False, backend="torch").model_dump()
+    resolved = resolve({"steps": "+5"}, {}, None, Standing(fields, "earlier", 10, 1))
+    assert resolved.idle == {}
+    typed = resolve({"steps": "+5", "schedule_gamma": "0.5"}, {}, None, Standing(fields, "earlier", 10, 1))
+    with pytest.raises(UsageError, match=r"--schedule-gamma: got '0\.5', which does nothing, as schedule is constant"):
+        typed.refuse_idle_flags()
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_no_shipped_configuration_has_such_a_setting(name):
+    assert resolve({"backend": "torch"}, {}, name).idle == {}
+
+
+def test_a_sweep_tells_and_hands_on_what_does_something(tmp_path, capsys):
+    grid = ["--grid", "schedule=constant,step", "--schedule-gamma", "0.5", "--beta1", "0.5", "--out", str(tmp_path)]
+    assert invoke(["sweep", *grid, "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-2:] == [
+        "schedule_gamma: does nothing in 1 of 2 points; it belongs to --schedule step",
+        "beta1: does nothing in 2 of 2 points; it belongs to --optimizer adam or adamw",
+    ]
+    constant, step = said.out.splitlines()
+    assert "--schedule-gamma 0.5" in step
+    assert "--schedule-gamma" not in constant
+    assert "--beta1" not in said.out
+
+
+settings_of_jobs = st.fixed_dictionaries(
+    {
+        "backend": st.just("torch"),
+        "schedule": st.sampled_from(["constant", "step", "cosine"]),
+        "schedule_gamma": st.sampled_from([0.1, 0.5]),
+        "scale_lr": st.sampled_from(["none", "linear"]),
+        "base_batch_size": st.sampled_from([32, 64]),
+        "optimizer": st.sampled_from(["sgd", "adam", "adamw"]),
+        "beta1": st.sampled_from([0.5, 0.9]),
+        "epsilon": st.sampled_from([1e-8, 1e-6]),
+        "monitor": st.booleans(),
+        "sample_interval": st.sampled_from([0.5, 1.0]),
+    }
+)
+
+
+def typed(words):
+    """The options of a command as `resolve` takes them."""
+    flags, iterator = {}, iter(words)
+    for word in iterator:
+        name = word.removeprefix("--").removeprefix("no-").replace("-", "_")
+        flags[name] = word.startswith("--no-") is False if name == "monitor" else next(iterator)
+    return flags
+
+
+@given(settings_of_jobs)
+def test_commands_that_are_made_for_a_run_are_never_refused_and_mean_the_same(fields):
+    job = Job.model_validate(fields)
+    (point,) = plan(Grid({"seed": [0]}), {name: str(value) for name, value in fields.items()}, {}, None)
+    commands = [
+        shlex.split(repeat_command(job.model_dump(mode="json")))[2:],
+        point_arguments(Entry(point), Request(None, fields, Grid({"seed": [0]})), job.out)[1:],
+    ]
+    for command in commands:
+        resolved = resolve(typed(command), {})
+        resolved.refuse_idle_flags()
+        assert effective(resolved.job) == effective(job)
+
+
+def effective(job):
+    values = job.model_dump()
+    return {field: value for field, value in values.items() if field != "name" and field not in idle_settings(values)}
