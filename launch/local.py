@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.process import python
 from ..engine.messages import Message, Stream
@@ -128,6 +129,7 @@ class LocalLauncher:
             return None
         if self._alone and not shaped and self.job.network == "auto":
             return None
+        self._check_cores()
         from .virtual_nodes import VirtualNetwork
 
         network = VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
@@ -138,6 +140,17 @@ class LocalLauncher:
                 raise
             self._warn_about_host(str(lack))
         return self.network
+
+    def _check_cores(self) -> None:
+        """Raise UsageError where a node is to have more cores than there are: the limit would be one in name alone."""
+        if self.job.cores_per_node is None:
+            return
+        from ..monitor.host import cores_available
+
+        there, most = cores_available(), max(self.job.cores_per_node)
+        if there is not None and most > there:
+            allowed = f"at most {there:g} cores for a node, which is what this machine has for this command"
+            raise UsageError.of("cores_per_node", f"{most:g}", allowed)
 
     @property
     def _alone(self) -> bool:
