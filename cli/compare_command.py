@@ -17,6 +17,7 @@ from ..report.comparison import compare_paths
 from ..report.formats import as_csv, as_latex, as_markdown, as_text
 from ..report.locate import find_finished_runs
 from .options import NumberRange
+from .targets import tell_lost_updates
 
 __all__ = ["compare"]
 
@@ -69,6 +70,7 @@ def compare(
     paths, left_out = find_finished_runs(runs, out)
     if left_out:
         note(f"left out, as they have no figures, or none that can be read: {', '.join(path.name for path in left_out)}")
+    tell_lost_updates(paths)
     if curves is not None:
         if by is not None or metric is not None or markdown or latex:
             raise UsageError("--curves: goes with --over, --smooth, --points, --json and --csv alone.")

@@ -14,6 +14,7 @@ from ..report.explain_advice import advise
 from ..report.explain_text import headline, notes, page
 from ..report.locate import find_run
 from ..report.tables import to_text
+from .targets import tell_lost_updates
 
 __all__ = ["explain"]
 
@@ -34,7 +35,9 @@ def explain(run: str, out: Path, as_json: bool) -> None:
 
     RUN is a run directory, or the name of one below --out. The run has to have ended.
     """
-    explanation = explain_run(find_run(run, out))
+    path = find_run(run, out)
+    explanation = explain_run(path)
+    tell_lost_updates([path])
     advice = advise(explanation)
     if as_json:
         words = {"text": headline(explanation), "notes": notes(explanation), "advice": [asdict(entry) for entry in advice]}

@@ -12,6 +12,7 @@ from ..core.errors import UsageError
 from ..metrics.display import count_text
 from ..report.export_table import TABLES, table_of
 from ..report.table_files import FORMATS, check_format, check_new, write_csv, write_file
+from .targets import tell_lost_updates
 
 __all__ = ["export"]
 
@@ -23,6 +24,8 @@ def export(runs: Sequence[Path], file_format: str, what: str | None, output: str
     if what is not None and what not in TABLES:
         raise UsageError.of("--what", what, ", ".join(TABLES), TABLES)
     check_format(file_format)
+    if what in (None, "steps"):
+        tell_lost_updates(runs)
     if output == "-":
         if what is None or file_format != "csv":
             raise UsageError("--output: - prints one table as csv; say which with --what, and leave --format out.")

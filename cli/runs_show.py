@@ -12,6 +12,7 @@ from ..core.errors import TrainerError
 from ..metrics.display import bytes_text, count_text
 from ..metrics.rundir import RunReader
 from ..report.index import run_row
+from ..report.lost import lost_updates
 from ..report.repeating import repeat_command
 from ..report.tables import one_run, to_text
 from .run_files import describe_folder
@@ -20,7 +21,10 @@ __all__ = ["as_text", "shown"]
 
 
 def shown(path: Path) -> dict[str, Any]:
-    """Return what is known of a run. Documents that it lacks are null; one that cannot be read is named under ``damaged``."""
+    """Return what is known of a run. Documents that it lacks are null; one that cannot be read is named under ``damaged``.
+
+    Records that are not whole are named there too.
+    """
     reader = RunReader(path)
     damaged: list[str] = []
 
@@ -32,6 +36,9 @@ def shown(path: Path) -> dict[str, Any]:
             return None
 
     row, status, job = run_row(path), read(reader.status), read(reader.job)
+    nodes, summary = read(reader.env), read(reader.summary)
+    if (lost := lost_updates(path, summary)) is not None:
+        damaged.append(lost)
     files = describe_folder(path)
     return {
         "path": str(path.resolve()),
@@ -47,10 +54,10 @@ def shown(path: Path) -> dict[str, Any]:
         "bytes": sum(file.bytes for file in files),
         "files": [{"path": file.path, "bytes": file.bytes, "purpose": file.purpose} for file in files],
         "checkpoints": [_checkpoint(path, checkpoint) for checkpoint in list_checkpoints(path)],
-        "nodes": read(reader.env),
+        "nodes": nodes,
         "job": job,
         "status": status,
-        "summary": read(reader.summary),
+        "summary": summary,
     }
 
 

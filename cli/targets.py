@@ -9,9 +9,10 @@ from pathlib import Path
 from ..checkpoint import CHECKPOINTS, is_checkpoint, list_checkpoints
 from ..core.console import note
 from ..core.errors import UsageError
+from ..metrics.rundir import RunReader
 from ..report.locate import find_readable_runs, find_run, is_run
 
-__all__ = ["find_target", "readable_runs"]
+__all__ = ["find_target", "readable_runs", "tell_lost_updates"]
 
 
 def find_target(path: Path) -> Path:
@@ -35,4 +36,14 @@ def readable_runs(texts: Sequence[str], out: Path) -> list[Path]:
     paths, left_out = find_readable_runs(texts, out)
     if left_out:
         note(f"left out, as their files cannot be read: {', '.join(path.name for path in left_out)}")
+    tell_lost_updates(paths)
     return paths
+
+
+def tell_lost_updates(paths: Sequence[Path]) -> None:
+    """Warn of runs that succeeded and whose records lack updates. Raises DamagedRunError where a summary cannot be read."""
+    from ..report.lost import lost_updates
+
+    for path in paths:
+        if (lost := lost_updates(path, RunReader(path).summary())) is not None:
+            note(f"warning: {lost}.")

@@ -28,6 +28,7 @@ from ..report.watch_text import figures_line, last_evaluation, news_line, node_l
 from ..report.watching import News, WatchedRun
 from .interrupts import INTERRUPTED, TerminationAsInterrupt
 from .options import NumberRange
+from .targets import tell_lost_updates
 
 __all__ = ["watch"]
 
@@ -93,6 +94,7 @@ def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_j
     if summary is not None and not as_json:
         click.echo(to_text(one_run(summary, watched.reader.job())))
         click.echo(f"run directory: {path}")
+    tell_lost_updates([path])
     return 0 if watched.state == "succeeded" else 1
 
 

@@ -14,6 +14,7 @@ from .explain import explain
 from .explain_advice import advise
 from .explain_effects import Advice
 from .explain_text import headline, notes
+from .lost import lost_updates
 from .repeating import repeat_command
 from .shown import ShownRun
 
@@ -34,6 +35,7 @@ def described(run: ShownRun) -> dict[str, Any]:
         "state": run.state,
         "cause": run.cause,
         "synthetic": _synthetic(run),
+        "lost": lost_updates(run.path, run.summary),
         "settings": _settings(run),
         "started": _when(segments[0].get("started_at")),
         "path": str(run.path.resolve()),

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from crosstrain.core.job import Job
-from crosstrain.metrics.lines import write_document
+from crosstrain.metrics.lines import encode, write_document
+from crosstrain.metrics.records import StepRecord
 from crosstrain.report.described import DescribedRun
 
 NODE: dict[str, Any] = {
@@ -113,5 +114,8 @@ def written(folder: Path, *runs: DescribedRun) -> list[str]:
         status = {"state": run.summary["state"], "cause": None, "created_at": "2026-11-20T10:00:00.000+00:00"}
         for file, value in (("job", run.job), ("summary", run.summary), ("status", status), ("env", {"nodes": list(run.nodes)})):
             write_document(path / f"{file}.json", json.loads(json.dumps(value, default=str)))
+        updates = run.summary["steps"]
+        record = StepRecord(0, updates, 0, 1.0, 1.0, run.summary["examples"], (0.5,) * updates, (0.05,) * updates)
+        (path / "steps.jsonl").write_bytes(encode(record))
         paths.append(str(path))
     return paths
