@@ -2,6 +2,7 @@
 
 The handshake proves to each side that the other knows the secret without sending it: both send a random challenge, each answers with
 HMAC-SHA256 over its role and both challenges (ISO/IEC 9798-4 style). A connection that fails it is closed without an explanation.
+Before the proof each side reads 64 bytes of the other's, no more, and the whole of it has one deadline.
 """
 
 from __future__ import annotations
@@ -12,22 +13,27 @@ import os
 import secrets
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..core.door import PROOF_SECONDS, Exchange
 from ..core.errors import UsageError
 from ..engine.messages import Stream
 
-__all__ = ["HandshakeError", "accept", "connect", "over_socket", "read_secret", "start_over_stdio"]
+__all__ = ["HandshakeError", "WrongSecretError", "accept", "connect", "over_socket", "read_secret", "start_over_stdio"]
 
 CHALLENGE_BYTES = 32
 DIGEST_BYTES = 32
 SECRET_VARIABLE = "TRAINER_SECRET"
-HANDSHAKE_TIMEOUT_SECONDS = 10.0
 
 
 class HandshakeError(ConnectionError):
-    """The peer does not know the secret, or does not speak the protocol."""
+    """The peer does not know the secret, does not speak the protocol, was too slow or went away; another try may fare better."""
+
+
+class WrongSecretError(HandshakeError):
+    """The peer gave its proof, and it is not that of our secret: another try ends in the same way."""
 
 
 def read_secret(secret_file: Path | None) -> bytes:
@@ -37,6 +43,8 @@ def read_secret(secret_file: Path | None) -> bytes:
             text = secret_file.read_text(encoding="utf-8").strip()
         except OSError as error:
             raise UsageError(f"--secret-file: cannot read {str(secret_file)!r}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--secret-file: {str(secret_file)!r} is no text, such as `openssl rand -hex 16` makes") from error
     else:
         text = os.environ.get(SECRET_VARIABLE, "").strip()
     if len(text) < 16:
@@ -67,43 +75,41 @@ def over_socket(connection: socket.socket) -> Stream:
         return Stream(connection.makefile("rb"), connection.makefile("wb"))
 
 
-def accept(connection: socket.socket, secret: bytes) -> Stream:
-    """Check that the peer knows the secret, prove that we do, and return the channel (the listening side)."""
-    return _handshake(connection, secret, ours=b"driver", theirs=b"agent")
+def accept(exchange: Exchange, secret: bytes) -> Stream:
+    """Check that the peer knows the secret, prove that we do, and return the channel (the listening side). Raises HandshakeError."""
+    return _handshake(exchange, secret, ours=b"driver", theirs=b"agent")
 
 
-def connect(address: tuple[str, int], secret: bytes, timeout_seconds: float) -> Stream:
-    """Connect, prove that we know the secret, check that the peer does, and return the channel. Raises OSError where nobody listens."""
+def connect(address: tuple[str, int], secret: bytes, timeout_seconds: float = PROOF_SECONDS) -> Stream:
+    """Connect, prove that we know the secret, check that the peer does, and return the channel; all within `timeout_seconds`.
+
+    Raises OSError where nobody listens, HandshakeError where the peer turns us away or does not answer, WrongSecretError for another's
+    secret.
+    """
+    deadline = time.monotonic() + timeout_seconds
     connection = socket.create_connection(address, timeout=timeout_seconds)
-    return _handshake(connection, secret, ours=b"agent", theirs=b"driver")
+    return _handshake(Exchange(connection, deadline), secret, ours=b"agent", theirs=b"driver")
 
 
-def _handshake(connection: socket.socket, secret: bytes, *, ours: bytes, theirs: bytes) -> Stream:
+def _handshake(exchange: Exchange, secret: bytes, *, ours: bytes, theirs: bytes) -> Stream:
+    connection = exchange.connection
     try:
-        connection.settimeout(HANDSHAKE_TIMEOUT_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         own = secrets.token_bytes(CHALLENGE_BYTES)
-        connection.sendall(own)
-        other = _exactly(connection, CHALLENGE_BYTES)
-        connection.sendall(_proof(secret, ours, own, other))
-        if not hmac.compare_digest(_exactly(connection, DIGEST_BYTES), _proof(secret, theirs, other, own)):
-            raise HandshakeError("the peer does not know the secret")
+        exchange.send(own)
+        other = exchange.receive(CHALLENGE_BYTES)
+        exchange.send(_proof(secret, ours, own, other))
+        if not hmac.compare_digest(exchange.receive(DIGEST_BYTES), _proof(secret, theirs, other, own)):
+            raise WrongSecretError("it does not know the secret")
         connection.settimeout(None)
-    except OSError:
+    except WrongSecretError:
         connection.close()
         raise
+    except OSError as error:
+        connection.close()
+        raise HandshakeError(str(error)) from error
     return over_socket(connection)
 
 
 def _proof(secret: bytes, role: bytes, own: bytes, other: bytes) -> bytes:
     return hmac.new(secret, b"crosstrain:" + role + b":" + own + other, hashlib.sha256).digest()
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    received = b""
-    while len(received) < count:
-        piece = connection.recv(count - len(received))
-        if not piece:
-            raise HandshakeError("the peer closed the connection during the handshake; do both sides use the same secret?")
-        received += piece
-    return received

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.console import note
+from ..core.door import PROOF_SECONDS, Door, Exchange
 from ..core.errors import RunFailedError, UsageError
 from ..core.job import Job
 from ..core.process import python
 from ..engine.messages import Message, Stream
 from .agent import Agent
-from .channel import HandshakeError, accept, connect, start_over_stdio
+from .channel import WrongSecretError, accept, connect, start_over_stdio
 from .contract import Place
 from .local import NodeChannel, close_input, send_prepare
 
@@ -48,6 +52,17 @@ def _comparable(job: Job) -> dict[str, Any]:
     return {key: value for key, value in job.model_dump(mode="json").items() if key not in OWN_TO_EACH_NODE}
 
 
+RETRY_SECONDS = 0.2
+"""How long a process waits before it tries again to reach the driver."""
+
+
+class _Joiner(NamedTuple):
+    """A process that knows the secret, and its first message."""
+
+    stream: Stream
+    message: Message
+
+
 @dataclass
 class ExternalLauncher:
     """Awaits the agents of nodes 1 … and all standbys on the rendezvous; node 0's agent is a child of this process."""
@@ -55,11 +70,14 @@ class ExternalLauncher:
     job: Job
     place: Place
     secret: bytes
-    _server: socket.socket | None = None
+    _door: Door[_Joiner] | None = None
     _own: subprocess.Popen[bytes] | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
     _standbys: list[Stream] = field(default_factory=list)
     _exit_code: int = 1
+    _arrived: queue.Queue[tuple[_Joiner, str]] = field(default_factory=queue.Queue)
+    _over: str | None = None
+    _deciding: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> list[NodeChannel]:
         """Listen, start the own agent, and await everybody. Raises RunFailedError, naming who is missing, after the start time-out."""
@@ -68,26 +86,43 @@ class ExternalLauncher:
         return self._channels
 
     def _await_everybody(self) -> list[NodeChannel]:
-        self._server = self._listen()
+        self._door = Door(self._listen(), self._prove, self._arrive, lambda text: note(f"trainer: {text}"))
+        why = "the run did not start"
+        try:
+            channels = self._gather()
+            why = "every process of this run has joined already; is a rank used twice?"
+        except UsageError as error:
+            why = f"{why}: {error}"
+            raise
+        finally:
+            self._shut_door(why)
+        return [channels[node] for node in sorted(channels)]
+
+    def _gather(self) -> dict[int, NodeChannel]:
         command = python("crosstrain.launch.agent", "--node", "0", "--parent", str(os.getpid()))
         self._own, stream = start_over_stdio(subprocess.Popen, command)
         channels = {0: self._channel(0, stream, self._own_address(), self._own)}
         standbys: set[tuple[int, int]] = set()
         deadline = time.monotonic() + self.job.start_timeout
         while len(channels) < self.job.nodes or len(standbys) < self.place.standbys:
-            stream, peer, message = self._next_joiner(deadline, channels, len(standbys))
+            joiner, peer = self._next_joiner(deadline, channels, len(standbys))
+            stream, message = joiner
             node, local_rank = message["node"], message["local_rank"]
             problem = self._problem(message, channels, standbys)
             if problem:
-                stream.send(Message("refused", {"reason": problem}))
+                _refuse(joiner, problem)
                 raise UsageError(f"process {local_rank} of node {node} ({peer}): {problem}")
-            stream.send(Message("welcome", {}))
+            try:
+                stream.send(Message("welcome", {}))
+            except OSError as error:
+                note(f"trainer: process {local_rank} of node {node} ({peer}) went away before it was welcomed: {error}")
+                continue  # it comes again, or is missed in the end
             if local_rank == 0:
                 channels[node] = self._channel(node, stream, _resolved(self.place.addresses[node]) if self.place.addresses else peer, None)
             else:
                 standbys.add((node, local_rank))
                 self._standbys.append(stream)
-        return [channels[node] for node in sorted(channels)]
+        return channels
 
     def close(self) -> None:
         """Let the standbys go and end the own agent."""
@@ -103,8 +138,7 @@ class ExternalLauncher:
             except subprocess.TimeoutExpired:
                 self._own.kill()
                 self._own.wait()
-        if self._server is not None:
-            self._server.close()
+        self._shut_door("the run has ended")
 
     def kill(self) -> None:
         """Kill the own agent; the others end with their channels."""
@@ -125,29 +159,46 @@ class ExternalLauncher:
         tried = f"{ports[0]} to {ports[-1]}" if len(ports) > 1 else str(ports[0])
         raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}")
 
-    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[Stream, str, Message]:
-        """Return the next process that knows the secret; those that do not are named on standard error and turned away."""
-        if self._server is None:
-            raise RuntimeError("not listening")
-        while (remaining := deadline - time.monotonic()) > 0:
-            self._server.settimeout(min(remaining, 0.5))
-            try:
-                connection, peer = self._server.accept()
-            except TimeoutError:
-                continue
-            try:
-                stream = accept(connection, self.secret)
-                message = stream.receive()
-            except OSError as error:
-                note(f"trainer: turned away a connection from {peer[0]}: {error}")
-                continue
-            if message is not None and message.kind == "join":
-                return stream, peer[0], message
-        missing = [node for node in range(self.job.nodes) if node not in channels]
-        waiting = f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
-        raise RunFailedError(
-            f"{waiting} did not join within {self.job.start_timeout:g} s (--start-timeout); was the same command started everywhere?"
-        )
+    def _prove(self, exchange: Exchange) -> _Joiner:
+        """Return who joins, if it knows the secret; what it says of itself belongs to the proof's time. Raises OSError otherwise."""
+        stream = accept(exchange, self.secret)
+        try:
+            message = stream.receive()
+            numbers = () if message is None else (message.get("node"), message.get("local_rank"))
+            if message is None or message.kind != "join" or any(type(number) is not int for number in numbers):
+                raise ConnectionError("it knows the secret, but did not ask to join; is it another version of trainer?")
+        except OSError:
+            stream.close()
+            raise
+        return _Joiner(stream, message)
+
+    def _arrive(self, joiner: _Joiner, host: str) -> None:
+        with self._deciding:
+            if self._over is None:
+                self._arrived.put((joiner, host))
+                return
+        _refuse(joiner, self._over)
+
+    def _shut_door(self, why: str) -> None:
+        """Listen no longer; whoever has come all the same is told `why` it came in vain."""
+        if self._door is None:
+            return
+        self._door.close()
+        with self._deciding:
+            self._over = self._over or why
+        while not self._arrived.empty():
+            _refuse(self._arrived.get()[0], why)
+
+    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[_Joiner, str]:
+        """Return the next process that knows the secret, and its host."""
+        try:
+            return self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            missing = [node for node in range(self.job.nodes) if node not in channels]
+            waiting = f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
+            raise RunFailedError(
+                f"{waiting} did not join within {self.job.start_timeout:g} s (--start-timeout); was the same command started everywhere?"
+            ) from None
 
     def _problem(self, message: Message, channels: Mapping[int, NodeChannel], standbys: set[tuple[int, int]]) -> str | None:
         place = (message["node"], message["local_rank"])
@@ -178,14 +229,15 @@ def _resolved(host: str) -> str:
         raise UsageError(f"the host {host!r} has no address: {error.strerror}") from error
 
 
+def _refuse(joiner: _Joiner, reason: str) -> None:
+    with contextlib.suppress(OSError):  # it has gone by itself
+        joiner.stream.send(Message("refused", {"reason": reason}))
+    joiner.stream.close()
+
+
 def join(job: Job, place: Place, secret: bytes) -> int:
     """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended."""
-    stream = _reach(place, secret, job.start_timeout)
-    stream.send(Message("join", {"node": place.node, "local_rank": place.local_rank, "job": _comparable(job)}))
-    answer = stream.receive()
-    if answer is None or answer.kind != "welcome":
-        reason = answer["reason"] if answer is not None and answer.kind == "refused" else "it closed the connection"
-        raise UsageError(f"the driver turned this process away: {reason}")
+    stream = _welcomed(Message("join", {"node": place.node, "local_rank": place.local_rank, "job": _comparable(job)}), job, place, secret)
     if place.local_rank == 0:
         return Agent(stream, place.node).serve()
     while (message := stream.receive()) is not None:
@@ -194,18 +246,42 @@ def join(job: Job, place: Place, secret: bytes) -> int:
     raise RunFailedError("the driver has gone")
 
 
-def _reach(place: Place, secret: bytes, timeout_seconds: float) -> Stream:
-    """Connect to the driver, which may not be listening yet. Raises RunFailedError after the time, HandshakeError for a wrong secret."""
+def _welcomed(request: Message, job: Job, place: Place, secret: bytes) -> Stream:
+    """Ask the driver, which may not be listening yet or have strangers at its door, until it answers; return the channel to it.
+
+    Raises UsageError where it refuses or has another secret, RunFailedError where the start time-out passes without an answer.
+    """
     host, ports = place.rendezvous
-    deadline = time.monotonic() + timeout_seconds
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + job.start_timeout
+    problem = "nobody listens there"
+    while (left := deadline - time.monotonic()) > 0:
         for port in ports:
             try:
-                return connect((host, port), secret, timeout_seconds=5.0)
-            except HandshakeError as error:
+                return _ask(request, connect((host, port), secret, min(left, PROOF_SECONDS)))
+            except WrongSecretError as error:
+                problem = f"the handshake failed: {error}"
                 if len(ports) == 1:
                     raise UsageError(f"the handshake with {host}:{port} failed: {error}") from error
-            except OSError:
-                continue
-        time.sleep(0.2)
-    raise RunFailedError(f"the driver could not be reached at {host}, port {ports[0]}, within {timeout_seconds:g} s (--start-timeout)")
+            except OSError as error:
+                problem = str(error)
+        time.sleep(RETRY_SECONDS)
+    raise RunFailedError(
+        f"the driver could not be reached at {host}, port {ports[0]}, within {job.start_timeout:g} s (--start-timeout): {problem}"
+    )
+
+
+def _ask(request: Message, stream: Stream) -> Stream:
+    """Return the stream where the driver welcomes us. Raises UsageError where it refuses, OSError where it goes away; closes it then."""
+    welcome = False
+    try:
+        stream.send(request)
+        answer = stream.receive()
+        if answer is None:
+            raise ConnectionError("the driver closed the connection")
+        welcome = answer.kind == "welcome"
+        if not welcome:
+            raise UsageError(f"the driver turned this process away: {answer.get('reason', answer.kind)}")
+    finally:
+        if not welcome:
+            stream.close()
+    return stream

@@ -7,13 +7,18 @@ is told to go on when all are there. The port is free again when TensorFlow's ow
 from __future__ import annotations
 
 import hmac
+import logging
+import queue
 import socket
 import time
 
 from ...core.cluster import Task
+from ...core.door import Door, Exchange
 from ...core.errors import RunFailedError
 
 __all__ = ["meet"]
+
+log = logging.getLogger(__name__)
 
 _CODE_BYTES = 32
 _GO = b"g"
@@ -35,25 +40,34 @@ def meet(task: Task, seconds: float) -> None:
 def _gather(task: Task, deadline: float) -> None:
     """Rank 0: wait for all others, then let them go."""
     missing = {_code(task, placed.index): placed.name for placed in task.cluster.of_role("worker") if placed.index != 0}
-    arrived: list[socket.socket] = []
-    with socket.create_server((task.address, task.port), backlog=len(missing) + 1) as listener:
-        try:
-            while missing:
+    arrivals: queue.Queue[tuple[bytes, socket.socket]] = queue.Queue()
+
+    def prove(exchange: Exchange) -> tuple[bytes, socket.socket]:
+        code = exchange.receive(_CODE_BYTES)
+        if code not in missing:
+            raise ConnectionError("it is no task of this run")
+        return code, exchange.connection
+
+    arrived: dict[bytes, socket.socket] = {}
+    listener = socket.create_server((task.address, task.port), backlog=128)
+    try:
+        with Door(listener, prove, lambda arrival, _host: arrivals.put(arrival), log.warning):
+            while len(arrived) < len(missing):
                 try:
-                    listener.settimeout(_left(deadline))
-                    connection, _ = listener.accept()
-                except TimeoutError:
-                    raise TimeoutError(", ".join(sorted(missing.values()))) from None
-                arrived.append(connection)
-                if missing.pop(_receive(connection, _CODE_BYTES, deadline), None) is None:
-                    connection.close()  # not one of ours, or one twice
-            for connection in arrived:
-                if connection.fileno() >= 0:
-                    connection.sendall(_GO)
-                    _receive(connection, 1, deadline)  # the other side closes first, so that the port is free at once
-        finally:
-            for connection in arrived:
-                connection.close()
+                    code, connection = arrivals.get(timeout=_left(deadline))
+                except (TimeoutError, queue.Empty):
+                    raise TimeoutError(", ".join(sorted(name for code, name in missing.items() if code not in arrived))) from None
+                if code in arrived:
+                    arrived[code].close()  # it tries again, so its first connection leads nowhere
+                arrived[code] = connection
+        for connection in arrived.values():
+            connection.sendall(_GO)
+            _receive(connection, 1, deadline)  # the other side closes first, so that the port is free at once
+    finally:
+        while not arrivals.empty():
+            arrivals.get()[1].close()
+        for connection in arrived.values():
+            connection.close()
 
 
 def _report(task: Task, deadline: float) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from ...core.cluster import Task, split_evenly
+from ...core.door import Door, Exchange
 from ...core.errors import RunFailedError
 from ...core.job import Job
 from ...models.base import ModelSpec
@@ -23,9 +22,6 @@ from .wire import SKIP, Frame, Kind, Link, tune
 __all__ = ["Listener", "ShardServer", "initial_shard", "shard_bounds", "warm_rule"]
 
 log = logging.getLogger(__name__)
-
-HANDSHAKE_SECONDS = 10.0
-"""A peer that has not proved itself by then is sent away, so that silent connections do not pile up."""
 
 WARM_ELEMENTS = 2**16
 """Enough to run the kernels that large shards run, on all threads."""
@@ -60,71 +56,44 @@ def warm_rule(shard: Shard, job: Job) -> None:
 
 
 class Listener:
-    """Accepts connections until closed. `serve` runs in a thread for each admitted peer; when it returns the connection is closed."""
+    """Lets peers in until closed. `serve` runs in a thread for each admitted peer; when it returns the connection is closed."""
 
     def __init__(self, task: Task, elements: int, serve: Serve) -> None:
         """Start to listen on the task's own address. Raises OSError with errno EADDRINUSE where the port was taken."""
         self._secret, self._elements, self._serve = task.cluster.secret, elements, serve
-        self._socket = socket.create_server((task.address, task.port), backlog=128)
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._links: set[Link] = set()
-        self._threads: list[threading.Thread] = []
         self._closing = False
-        self._acceptor = threading.Thread(target=self._accept, name="accept", daemon=True)
-        self._acceptor.start()
+        listening = socket.create_server((task.address, task.port), backlog=128)
+        self._door = Door(listening, self._prove, self._admit, log.warning)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, address = self._socket.accept()
-            except OSError as error:
-                if self._closing:
-                    return
-                log.error("cannot accept connections: %s", error)
-                time.sleep(0.1)
-                continue
-            thread = threading.Thread(target=self._meet, args=(connection, address), name=f"peer-{address[1]}", daemon=True)
-            with self._lock:
-                self._threads = [known for known in self._threads if known.is_alive()] + [thread]
-            thread.start()
+    def _prove(self, exchange: Exchange) -> tuple[socket.socket, Hello]:
+        return exchange.connection, admit(exchange, self._secret, self._elements)
 
-    def _meet(self, connection: socket.socket, address: tuple[str, int]) -> None:
-        connection.settimeout(HANDSHAKE_SECONDS)
-        try:
-            hello = admit(connection, self._secret, self._elements)
-        except OSError as error:
-            log.warning("refused a connection from %s:%d: %s", address[0], address[1], error)
-            connection.close()
-            return
+    def _admit(self, peer: tuple[socket.socket, Hello], _host: str) -> None:
+        connection, hello = peer
         tune(connection)
         link = Link(connection)
-        with self._lock:
+        with self._changed:
             self._links.add(link)
         try:
             if not self._closing:
                 self._serve(link, hello)
         finally:
-            with self._lock:
+            with self._changed:
                 self._links.discard(link)
+                self._changed.notify_all()
             link.close()
 
     def close(self, timeout: float) -> None:
         """Stop listening, give the peers `timeout` seconds to go by themselves, then cut them off."""
         self._closing = True
-        with contextlib.suppress(OSError):  # not every system can shut down a listening socket; closing it is enough there
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._acceptor.join(timeout)
-        deadline = time.monotonic() + timeout
-        with self._lock:
-            threads = list(self._threads)
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        with self._lock:
+        self._door.close()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._links, timeout)
             for link in self._links:
                 link.abort()
-        for thread in threads:
-            thread.join(1.0)
+            self._changed.wait_for(lambda: not self._links, 1.0)
 
 
 class ShardServer:

@@ -7,10 +7,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from processes import MarkedRun, wait_until
+from strangers import Strangers, listens
 
 pytestmark = pytest.mark.cluster
 
@@ -124,6 +127,27 @@ def test_a_wrong_secret_is_turned_away(tmp_path):
         with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as right:
             assert right.wait(30) == 0
         assert driver.wait(30) == 0
+
+
+@pytest.mark.alone
+def test_a_hundred_strangers_at_the_rendezvous_cost_less_than_two_seconds(tmp_path):
+    """They are there before the second node, stay silent, drip or send garbage, and come again when they are turned away."""
+    shared = environment()
+    seconds = {}
+    for strangers in (0, 100):
+        port = free_port()
+        arguments = by_rendezvous(tmp_path, port, "--name", f"run-{strangers}", "--steps", "4", "--start-timeout", "20")
+        with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver, ExitStack() as stack:
+            wait_until(lambda port=port: listens(port), 20, "the rendezvous")
+            attack = stack.enter_context(Strangers(("127.0.0.1", port), strangers))
+            began = time.monotonic()
+            with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as other:
+                assert other.wait(60) == 0, driver.stderr()
+            assert driver.wait(30) == 0, driver.stderr()
+            seconds[strangers] = time.monotonic() - began
+            assert driver.stderr().count("turned away") < 10
+    assert attack.turned_away >= 33  # those that sent garbage
+    assert seconds[100] < seconds[0] + 2.0
 
 
 def test_another_job_is_refused(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch_tasks
 from logreg_reference import Reference, distance
 from processes import free_ports, script_process
+from strangers import Strangers, dripping
 
 from crosstrain.backends.base import Calibration, Plan, make_sampler
 from crosstrain.backends.torch import BACKEND
@@ -161,6 +162,24 @@ class HandWorker:
         return self.receive()
 
 
+def test_strangers_at_a_parameter_server(tmp_path):
+    """A hundred that silently wait, drip or send garbage: workers join at once; whoever drips is sent away in five seconds."""
+    with ExitStack() as stack:
+        chief = Chief(stack, tmp_path, {"nodes": 2, "batch_size": 10})
+        HandWorker(chief, 0).link.close()  # the chief listens by now
+        address = chief.cluster.endpoint(chief.cluster.of_role("chief")[0])
+        with Strangers(address, 100):
+            began = time.monotonic()
+            workers = [HandWorker(chief, index) for index in range(2)]
+            assert time.monotonic() - began < 2.0
+            for worker in workers:
+                worker.ready()
+            assert chief.read() == "open"
+            assert dripping(address, 15.0) == pytest.approx(5.0, abs=1.0)
+        for worker in workers:
+            worker.link.close()
+
+
 def test_staleness_and_counts_by_hand(tmp_path):
     """A known schedule of reads and pushes: worker 1 reads, worker 0 applies four updates, worker 1 pushes."""
     with ExitStack() as stack:
@@ -232,7 +251,7 @@ def test_staleness_and_counts_by_hand(tmp_path):
         fast.link.close()
         assert chief.process.wait(10) == 0
     log = (tmp_path / "chief.log").read_text()
-    assert log.count("refused") == 2
+    assert (log.count("turned away"), log.count("refused")) == (1, 1)
     assert log.count("lost worker-1") == 1
 
 

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from crosstrain.backends.base import EvalResult, Plan, State, StepResult
+from crosstrain.core.door import Exchange
 from crosstrain.engine import codec
 from crosstrain.engine.messages import Message, ProtocolError, RawArray, Room, Stream
 from crosstrain.launch.channel import HandshakeError, accept, connect
@@ -154,7 +156,7 @@ def shake_hands(driver_secret, agent_secret):
         thread.start()
         connection, _ = server.accept()
         try:
-            results["driver"] = accept(connection, driver_secret)
+            results["driver"] = accept(Exchange(connection, time.monotonic() + 5.0), driver_secret)
         except OSError as error:
             results["driver"] = error
         thread.join()
@@ -187,7 +189,7 @@ def test_a_reflected_proof_is_refused():
         thread = threading.Thread(target=reflect)
         thread.start()
         with pytest.raises(HandshakeError):
-            accept(ours, b"the secret of the driver")
+            accept(Exchange(ours, time.monotonic() + 5.0), b"the secret of the driver")
         thread.join()
 
 

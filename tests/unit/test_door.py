@@ -1,0 +1,239 @@
+"""Strangers at a door: they neither hold up who has the secret, nor stay, nor use up what the process has."""
+
+import os
+import queue
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import free_ports, wait_until
+from strangers import Strangers, dripping, listens
+
+from crosstrain.backends.tf.rendezvous import meet
+from crosstrain.backends.torch import handshake
+from crosstrain.core import door as module
+from crosstrain.core.cluster import Cluster, Placed, Task
+from crosstrain.core.door import MOST_UNPROVEN, PROOF_SECONDS, Door
+from crosstrain.engine.messages import Message
+from crosstrain.launch.channel import HandshakeError, WrongSecretError, accept, connect
+
+SECRET = "5e" * 32
+HELLO = handshake.Hello("worker", 3, 1000)
+
+
+def as_driver(exchange):
+    return accept(exchange, SECRET.encode())
+
+
+def as_shard(exchange):
+    return exchange.connection, handshake.admit(exchange, SECRET, 1000)
+
+
+def join_driver(address):
+    return connect(address, SECRET.encode())
+
+
+def join_shard(address):
+    return handshake.connect(address, SECRET, HELLO, time.monotonic() + 20.0)
+
+
+KINDS = pytest.mark.parametrize(("prove", "join"), [(as_driver, join_driver), (as_shard, join_shard)], ids=["rendezvous", "shard"])
+
+
+@contextmanager
+def opened(prove):
+    """A door on a free port; yields its address, who was let in, and what was reported."""
+    admitted, reports = queue.Queue(), []
+    listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+    address = listening.getsockname()
+    with Door(listening, prove, lambda proven, host: admitted.put((proven, host)), reports.append):
+        yield address, admitted, reports
+    while not admitted.empty():
+        close(admitted.get()[0])
+
+
+def close(proven):
+    (proven[0] if isinstance(proven, tuple) else proven).close()
+
+
+def seconds_to_join(join, address, admitted):
+    began = time.monotonic()
+    peer = join(address)
+    admitted_peer, host = admitted.get(timeout=30)
+    assert host == "127.0.0.1"
+    close(admitted_peer)
+    peer.close()
+    return time.monotonic() - began
+
+
+def is_over(connection):
+    """Whether the other side closes or resets, sending nothing more."""
+    try:
+        return connection.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+def handshake_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("peer ")]
+
+
+def test_what_is_promised():
+    assert (PROOF_SECONDS, MOST_UNPROVEN) == (5.0, 256)
+
+
+@KINDS
+def test_a_hundred_strangers_hold_nobody_up(prove, join):
+    with opened(prove) as (address, admitted, _), Strangers(address, 100):
+        assert max(seconds_to_join(join, address, admitted) for _ in range(5)) < 1.0
+
+
+@KINDS
+def test_whoever_drips_is_sent_away_in_time(monkeypatch, prove, join):
+    monkeypatch.setattr(module, "PROOF_SECONDS", 1.5)
+    with opened(prove) as (address, admitted, reports):
+        assert dripping(address, 15.0) == pytest.approx(1.5, abs=0.8)
+        assert seconds_to_join(join, address, admitted) < 1.0
+        assert any("127.0.0.1" in text for text in reports)
+
+
+def test_the_oldest_makes_room_and_nothing_stays(monkeypatch):
+    """A flood: the newest are heard, files and threads are bounded; afterwards all of them are gone, and every one was counted."""
+    monkeypatch.setattr(module, "MOST_UNPROVEN", 20)
+    before = len(os.listdir("/proc/self/fd"))
+    with opened(as_driver) as (address, admitted, reports), ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(70)]
+        for stranger in strangers[:50]:
+            stranger.settimeout(5)
+            assert len(stranger.recv(100)) <= 32
+            assert is_over(stranger)
+        assert len(handshake_threads()) <= 21
+        assert len(os.listdir("/proc/self/fd")) <= before + 70 + 20 + 2
+        assert seconds_to_join(join_driver, address, admitted) < 1.0
+    wait_until(lambda: not handshake_threads() and len(os.listdir("/proc/self/fd")) <= before, 5, "the end of every thread and file")
+    assert len(reports) < 10
+    assert "since the last one that was named" in reports[-1]
+
+
+def test_without_descriptors_a_stranger_gives_up_its_own():
+    """The process may open no file more: whoever has the secret gets in all the same."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with opened(as_driver) as (address, admitted, reports), ExitStack() as stack:
+        for _ in range(30):
+            stack.enter_context(socket.create_connection(address)).recv(1)
+        knocking = stack.enter_context(socket.socket())
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+        try:
+            knocking.connect(address)
+            wait_until(lambda: any("cannot accept" in text for text in reports), 4, "the report")
+            assert knocking.recv(1)  # a stranger has made room for it
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert seconds_to_join(join_driver, address, admitted) < 2.0
+
+
+def test_who_has_another_secret_learns_it_and_does_not_try_again():
+    with opened(as_driver) as (address, admitted, reports):
+        with pytest.raises(WrongSecretError):
+            connect(address, b"the secret of another run")
+        with opened(as_shard) as (shard, *_), pytest.raises(handshake.RunFailedError, match="secret"):
+            handshake.connect(shard, "ab" * 32, HELLO, time.monotonic() + 20.0)
+        assert admitted.empty()
+        wait_until(lambda: any("secret" in text for text in reports), 2, "the report")
+
+
+def test_a_shard_that_refuses_says_so_at_once():
+    with opened(as_shard) as (address, _, reports):
+        began = time.monotonic()
+        with pytest.raises(handshake.RunFailedError, match="refused"):
+            handshake.connect(address, SECRET, HELLO._replace(elements=7), time.monotonic() + 20.0)
+        assert time.monotonic() - began < 2.0
+        wait_until(lambda: any("7 elements" in text for text in reports), 2, "the report")
+
+
+def test_a_worker_whose_connection_was_dropped_tries_again():
+    """The first connection is reset in mid-handshake; the second one is heard."""
+    first = threading.Event()
+
+    def prove(exchange):
+        if not first.is_set():
+            first.set()
+            raise ConnectionError("make room")
+        return as_shard(exchange)
+
+    with opened(prove) as (address, admitted, _):
+        assert seconds_to_join(join_shard, address, admitted) < 2.0
+
+
+def test_who_listens_and_says_nothing_is_given_up():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(HandshakeError):
+            connect(silent.getsockname(), SECRET.encode(), 1.0)
+        assert time.monotonic() - began < 2.0
+
+
+def test_the_peers_that_were_let_in_talk_on_after_the_door_is_closed():
+    with opened(as_driver) as (address, admitted, _):
+        ours = join_driver(address)
+        theirs, _ = admitted.get(timeout=5)
+    ours.send(Message("here", {"n": 1}))
+    assert theirs.receive() == Message("here", {"n": 1})
+    ours.close()
+    theirs.close()
+
+
+def test_strangers_do_not_hold_up_the_ranks_that_start_tensorflow():
+    ranks = tuple(Placed("worker", index, 0, leading=True) for index in range(3))
+    ports = dict(zip((rank.name for rank in ranks), range(free_ports(3), 30_000), strict=False))
+    cluster = Cluster(ranks, ("127.0.0.1",), ports, SECRET)
+    tasks = [Task(rank, cluster, 1) for rank in ranks]
+    began = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(meet, tasks[0], 20.0)
+        wait_until(lambda: listens(tasks[0].port), 5, "rank 0")
+        with Strangers(("127.0.0.1", tasks[0].port), 100):
+            others = [pool.submit(meet, task, 20.0) for task in tasks[1:]]
+            for done in (first, *others):
+                done.result(timeout=30)
+            assert time.monotonic() - began < 2.0
+            with socket.create_server(("127.0.0.1", tasks[0].port)):
+                pass  # free again at once, for TensorFlow
+
+
+@KINDS
+@hypothesis.settings(max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@given(pieces=st.lists(st.binary(max_size=200), max_size=6), right_start=st.booleans(), hangs_up=st.booleans())
+def test_random_bytes_get_nobody_in(doors, prove, join, pieces, right_start, hangs_up):
+    """Whatever is sent, nobody is let in, no thread dies of it, and whoever has the secret is heard afterwards."""
+    address, admitted, _ = doors[prove]
+    head = handshake._HELLO.pack(b"ctps", handshake.PROTOCOL, 1, 3, 1000) if right_start else b""
+    with socket.create_connection(address) as stranger:
+        try:
+            for piece in [head, *pieces]:
+                stranger.sendall(piece)
+            if hangs_up:
+                stranger.shutdown(socket.SHUT_WR)
+                stranger.settimeout(10)
+                while stranger.recv(4096):
+                    pass
+        except OSError:
+            pass  # it has been turned away by now
+    assert admitted.empty()
+    assert seconds_to_join(join, address, admitted) < 2.0
+
+
+@pytest.fixture(scope="module")
+def doors():
+    with opened(as_driver) as driver, opened(as_shard) as shard:
+        yield {as_driver: driver, as_shard: shard}
