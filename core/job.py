@@ -133,6 +133,9 @@ class Job(BaseModel):
     )
     start_timeout: Patience = Field(120.0, description="Seconds within which the cluster must have formed and warmed up.")
     stall_timeout: Patience = Field(120.0, description="Seconds without any progress after which a run is declared stalled.")
+    on_nan: Literal["fail", "continue"] = Field(
+        "fail", description="A loss that is NaN or infinite ends the run, which has failed then (fail), or is only told (continue)."
+    )
 
     sample_interval: Annotated[float, Field(ge=0.05, le=86_400)] = Field(0.5, description="Seconds between two resource samples of a node.")
     monitor: bool = Field(True, description="Sample the nodes' resources while training.")

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..backends.base import EvalResult, Plan, StepResult
 from ..core.errors import RunFailedError, StalledRunError
 from ..core.job import Job
@@ -25,6 +23,7 @@ from .budget import Budget
 from .calendar import Calendar
 from .checkpoints import Checkpoints
 from .codec import eval_from_message, plan_to_message, step_record, steps_from_message
+from .loss_guard import LossGuard
 from .messages import Message
 from .parties import Leaders, Outcome, Recorder, Saver, Start
 from .progress import Progress
@@ -96,6 +95,7 @@ class TrainingLoop:
         self._evaluated_at = start.last_evaluation.step if start.last_evaluation else 0
         self._last_evaluation_seconds = 0.0
         self._rate: float | None = None
+        self._losses = LossGuard(job.on_nan, job.lr, progress.message)
         self._rate_since = (start.cursor.step, 0.0)
         self._heard = time.monotonic()
         self._stopping = self._asked_to_stop = False
@@ -266,9 +266,7 @@ class TrainingLoop:
         while self.outcome.updates_reported >= self.calendar.begins(self._epochs_ended + 1):
             self._epochs_ended += 1
             self.recorder.event("epoch_ended", epoch=self._epochs_ended)
-        if not self.outcome.non_finite_loss and not np.all(np.isfinite(result.losses)):
-            self.outcome.non_finite_loss = True
-            self.progress.message(f"the loss is no longer finite from step {result.first_step} on: a smaller --lr may help")
+        self._losses.trained(result.first_step, result.losses, rates)
         left = (self.stop.total - self.outcome.updates_reported) / self._rate if self._rate else None
         step = self.outcome.updates_reported
         self.progress.update(step, float(result.losses[-1]), self._rate, left, plan.epoch)
@@ -306,6 +304,7 @@ class TrainingLoop:
         self.outcome.updates_applied = result.updates_applied
         self.recorder.evaluation(record)
         self.progress.evaluation(record)
+        self._losses.evaluated(step, result.split, record.loss)
         self.checkpoints.evaluated(record)
         if self.target is not None and self.target.reached(metrics[self.target.metric]) and not self.outcome.target_reached:
             self.outcome.target_reached = True

@@ -112,7 +112,6 @@ class Outcome:
     target_reached: bool | None = None
     time_to_target_seconds: float | None = None
     last_evaluation: EvalRecord | None = None
-    non_finite_loss: bool = False
     interrupted: bool = False
 
     @classmethod

@@ -17,7 +17,7 @@ __all__ = ["HParams"]
 
 NOT_COMPARED = (
     *NOT_SETTINGS,
-    *("data_dir", "tensorboard", "mllog", "keep", "keep_best", "save_final", "launcher", "start_timeout", "stall_timeout"),
+    *("data_dir", "tensorboard", "mllog", "keep", "keep_best", "save_final", "launcher", "start_timeout", "stall_timeout", "on_nan"),
 )
 """Settings that change neither what is computed nor how fast."""
 

@@ -200,6 +200,7 @@ _MACHINE = (
     Rule("sample_interval", "sampling interval", read.asked("sample_interval"), frozenset({RESOURCES}), "more samples find higher peaks"),
     Rule("start_timeout", "time limit of the start", read.asked("start_timeout"), NOTHING, _GIVES_UP),
     Rule("stall_timeout", "time limit of a stall", read.asked("stall_timeout"), NOTHING, _GIVES_UP),
+    Rule("on_nan", "what becomes of a loss that is not finite", read.asked("on_nan"), NOTHING, _GIVES_UP),
 )
 
 _BESIDE = (

@@ -1,0 +1,50 @@
+"""A loss that is not finite: which one is named, and what becomes of the run."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.core.errors import RunFailedError
+from crosstrain.engine.loss_guard import LossGuard
+
+
+def guard(on_nan="fail"):
+    told = []
+    return LossGuard(on_nan, 0.05, told.append), told
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.integers(0, 10**6))
+def test_the_first_loss_that_is_not_finite_ends_the_run(losses, first_step):
+    rates = np.linspace(0.1, 0.2, len(losses))
+    bad = next((place for place, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    watched, told = guard()
+    if bad is None:
+        watched.trained(first_step, np.array(losses, np.float32), rates)
+        return
+    with pytest.raises(RunFailedError) as raised:
+        watched.trained(first_step, np.array(losses, np.float32), rates)
+    kind = "not a number" if math.isnan(losses[bad]) else "infinite"
+    assert f"the loss of step {first_step + bad:,} is {kind}, at the learning rate {rates[bad]:g};" in str(raised.value)
+    assert told == []
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_an_evaluation_counts_too(loss):
+    watched, _ = guard()
+    watched.evaluated(3, "test", 0.7)
+    watched.trained(3, np.array([0.5, 0.4]), np.array([0.3, 0.2]))
+    with pytest.raises(RunFailedError, match=r"the test loss after 5 steps is .* at the learning rate 0\.2;"):
+        watched.evaluated(5, "test", loss)
+
+
+def test_a_run_that_goes_on_says_so_once():
+    watched, told = guard("continue")
+    for step in range(3):
+        watched.trained(step, np.array([math.nan]), np.array([0.1]))
+    watched.evaluated(3, "test", math.nan)
+    (line,) = told
+    assert "the loss of step 0 is not a number" in line
+    assert "training goes on (--on-nan continue)" in line
