@@ -197,12 +197,12 @@ class Control:
         elif message.kind == "error":
             self._fallen.errors[message["from"]] = message
         elif message.kind == "sample":
-            self._on_sample(message["record"])
+            self._on_sample({**message["record"], "node": node})  # whatever node it says it is of
         elif message.kind == "log":
-            self._on_log(node, message["task"], message.array("text").tobytes())
+            self._on_log(node, message.get("task"), message.array("text").tobytes())
         elif message.kind == "trace":
             if self._on_trace is not None:
-                self._on_trace(node, message["path"], message.array("data").tobytes())
+                self._on_trace(node, message.get("path"), message.array("data").tobytes())
         else:
             return node, message
         return None

@@ -136,6 +136,7 @@ class Driver:
             failure = error
         self._recording.ending()
         self._end_processes(failure)
+        failure = failure or self._recording.breach
         failure = record_end(self._recording, failure, self._summary, self._status_before)
         if isinstance(failure, DiskError):
             failure = RunFailedError(str(failure))
@@ -182,6 +183,7 @@ class Driver:
         threads = threads_per_task(self.job, self._spec, control.channels, hosts, placed)
         tasks = make_tasks(cluster, threads)
         self._write(partial(self._recording.writer.write_job, {**self._described(), **described_cluster(cluster, threads)}))
+        self._recording.expect({task.name: task.placed.node for task in tasks})
         control.start_tasks(tasks, lambda node: self._start_request(control.channels[node], deadline))
         self._recording.event("tasks_started", tasks=[task.name for task in tasks])
         if self._resumption is None:
@@ -290,7 +292,7 @@ class Driver:
             for death in self._control.deaths:
                 known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
                 self._recording.event("task_ended", **{key: death[key] for key in known})
-        _, code = verdict(failure or self._recording.refused)
+        _, code = verdict(failure or self._recording.refused or self._recording.breach)
         if self._control is not None:
             self._control.finish(code)
         self._launcher.ended(code)

@@ -11,8 +11,9 @@ from typing import Any
 
 import psutil
 
-from ..core.errors import DiskError, writing
+from ..core.errors import DiskError, RunFailedError, writing
 from ..core.job import Job
+from ..core.names import UnsafeNameError, inside
 from ..engine.progress import Progress
 from ..metrics.follower import Follower, replay
 from ..metrics.mllog import MLLogWriter, Sizes
@@ -42,7 +43,7 @@ class Recording:
     the directory of a run that goes on.
 
     What the disk refuses ends the run: it raises DiskError in whoever made it, and so does every record after it, none of which is kept.
-    `refused` is that error.
+    `refused` is that error. `breach` is what a node did while the run was ending that makes it fail nevertheless.
     """
 
     def __init__(self, job: Job, progress: Progress, resumed: Path | None = None) -> None:
@@ -52,6 +53,8 @@ class Recording:
         self.began = psutil.Process().create_time()
         self.init_seconds = 0.0
         self.refused: DiskError | None = None
+        self.breach: RunFailedError | None = None
+        self._tasks: dict[str, int] = {}
         self._ending = False
         self._zero: float | None = None
         self._part_began_seconds = 0.0
@@ -207,23 +210,50 @@ class Recording:
             if not self._ending:
                 raise
 
+    def expect(self, tasks: Mapping[str, int]) -> None:
+        """Hear which tasks there are, by name, and on which node each is: no other's files are taken."""
+        self._tasks = dict(tasks)
+
     def log(self, node: int, task: str, text: bytes) -> None:
-        """Keep the log of a task whose node does not see our files."""
-        with self._refusable(self.path), _or_gone(self.writer.log_path(node, task)) as path:
-            path.write_bytes(text)
+        """Keep the log of a task whose node does not see our files; one under a name that is no task of the node is a `breach`."""
+        with self._named(node, "log"):
+            self._of_a_task(node, task)
+            with self._refusable(self.path), _or_gone(self.writer.log_path(node, task)) as path:
+                path.write_bytes(text)
 
     def trace(self, node: int, path: str, data: bytes) -> None:
-        """Append to a file of a task's trace; `path` is ``<task>/<file>`` on the node. Raises ValueError for one that leads elsewhere."""
-        folder = (self.path / PROFILE / str(node)).resolve()
-        target = (folder / path).resolve()
-        if not target.is_relative_to(folder):
-            raise ValueError(f"node {node} sent a trace called {path!r}")
-        if self.refused is not None:
-            return  # part of a trace is of no use to anybody
-        with self._refusable(target):
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _or_gone(target), target.open("ab") as file:
-                file.write(data)
+        """Append to a file of a task's trace; `path` is ``<task>/<file>`` on the node, and any other a `breach`."""
+        with self._named(node, "trace"):
+            self._of_a_task(node, path.partition("/")[0] if isinstance(path, str) else path)
+            target = inside(self.path / PROFILE / str(node), path)
+            if self.refused is not None:
+                return  # part of a trace is of no use to anybody
+            with self._refusable(target):
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with _or_gone(target), target.open("ab") as file:
+                    file.write(data)
+
+    def _of_a_task(self, node: int, name: object) -> None:
+        if not isinstance(name, str) or self._tasks.get(name) != node:
+            raise UnsafeNameError(name)
+
+    @contextmanager
+    def _named(self, node: int, what: str) -> Iterator[None]:
+        """Make a breach of a name that no such file of the node can have: told and recorded once, and the run fails of it."""
+        try:
+            yield
+        except UnsafeNameError as error:
+            breach = RunFailedError(
+                f"node {node} sent a {what} called {error}, which is no file of a task of its: that node is broken, or hostile; "
+                "nothing of it was written",
+                f"agent-{node}",
+            )
+            if not self._ending:
+                raise breach from error
+            if self.breach is None:
+                self.breach = breach
+                self.event("name_refused", node=node, what=what, name=str(error))
+                self.progress.message(str(breach))
 
     def ending(self) -> None:
         """From now on what the disk refuses raises nothing, so that the run is ended in good order; see `refused`."""

@@ -17,6 +17,7 @@ import psutil
 
 from ..core.errors import DiskError, UsageError, writing
 from ..core.job import Job
+from ..core.names import inside
 from ..core.reading import UnreadableError, read_json
 from .cutting import cut_records
 from .documents import checked_document
@@ -145,11 +146,11 @@ class RunWriter:
         self._system.write(record)
 
     def log_path(self, node: int, task: str) -> Path:
-        """Return ``logs/<node>/<task>.log``, in a folder that exists."""
-        folder = self.path / "logs" / str(node)
-        with writing(folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder / f"{task}.log"
+        """Return ``logs/<node>/<task>.log``, in a folder that exists. Raises UnsafeNameError for a task that cannot name a file of it."""
+        path = inside(self.path, f"logs/{node}/{task}.log")
+        with writing(path.parent):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""

@@ -166,6 +166,38 @@ def test_a_missing_node_is_named(tmp_path):
     assert "nodes [1]" in run.stderr()
 
 
+HOSTILE = """
+import sys
+from crosstrain.cli.main import main
+from crosstrain.engine.messages import Message, RawArray
+from crosstrain.launch.agent import Agent
+
+def ship(self):
+    for name in ("../../../../written", sys.argv[1]):
+        self._send(Message("log", {"task": name}, {"text": RawArray("|u1", [1], b"x")}))
+
+Agent._ship_logs = ship
+sys.exit(main(sys.argv[2:]))
+"""
+"""A node that knows the secret, trains, and sends logs under names that lead out of the run."""
+
+
+def test_a_node_that_sends_files_for_elsewhere_fails_the_run_and_writes_nothing(tmp_path):
+    out, port, shared = tmp_path / "a/b/c/d", free_port(), environment()
+    arguments = by_rendezvous(out, port, "--name", "run", *BRIEF)
+    (tmp_path / "elsewhere").mkdir()
+    with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver:
+        command = [sys.executable, "-c", HOSTILE, str(tmp_path / "elsewhere/written"), *arguments, "--node-rank", "1"]
+        subprocess.run(command, env={**os.environ, **shared}, timeout=60, check=False)
+        assert driver.wait(30) == 1
+        assert "node 1 sent a log called '../../../../written'" in driver.stderr()
+        assert "Traceback" not in driver.stderr()
+    assert list(tmp_path.rglob("*written*")) == []
+    status = json.loads((out / "run/status.json").read_text())
+    assert (status["state"], status["task"], status["exit_code"]) == ("failed", "agent-1", 1)
+    assert json.loads((out / "run/summary.json").read_text())["state"] == "failed"
+
+
 def test_the_remote_agent_ends_with_its_driver(tmp_path):
     port = free_port()
     shared = environment()

@@ -1,0 +1,157 @@
+"""Names from messages and files make nothing outside the folder that they are meant for, whatever they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from checkpoint_tools import save
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from run_samples import a_job
+
+from crosstrain.checkpoint import DamagedCheckpointError, read_checkpoint
+from crosstrain.checkpoint.manifest import digest_of, read_manifest, write_manifest
+from crosstrain.core.errors import RunFailedError
+from crosstrain.core.names import UnsafeNameError, inside, is_plain_name
+from crosstrain.engine.messages import Message, RawArray, Stream
+from crosstrain.engine.progress import QuietProgress
+from crosstrain.launch.control import Control
+from crosstrain.launch.local import NodeChannel
+from crosstrain.launch.recording import Recording
+
+ELSEWHERE = "ELSEWHERE"
+"""Becomes the whole path of a folder outside the run."""
+
+ODD = ["\0", "\n", "\x1b[2J", "\\", " ", "é", "x" * 300, "\ud800", ELSEWHERE]
+PIECES = st.sampled_from(["..", ".", "", "/", "//", "~", "a", "worker-1", "logs", *ODD])
+PATHS = st.one_of(st.lists(PIECES, max_size=8).map("/".join), st.lists(PIECES, max_size=8).map("".join), st.text(max_size=20))
+STRANGE = st.one_of(PATHS, st.none(), st.integers(), st.lists(PATHS, max_size=2))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a run deep in it, whose node 1 has one task, and another folder beside."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "elsewhere").mkdir()
+    recording = Recording(a_job(folder / "a/b/c/runs", name="run", nodes=2), QuietProgress())
+    recording.start_clock()
+    recording.expect({"worker-0": 0, "worker-1": 1})
+    recording.ending()
+    yield folder, recording
+    recording.close()
+
+
+def outside(folder, run):
+    """Every path below a folder but those within the run."""
+    return {path for path in folder.rglob("*") if not path.is_relative_to(run)}
+
+
+def sent(folder, name):
+    return name.replace(ELSEWHERE, str(folder / "elsewhere")) if isinstance(name, str) else name
+
+
+@settings(max_examples=300)
+@example(name="../../../../x", traced=False)
+@example(name="/tmp/crosstrain-absolute-name", traced=False)
+@example(name="worker-1/../../../../../x", traced=True)
+@example(name=f"{ELSEWHERE}/x", traced=True)
+@example(name="worker-0", traced=False)
+@given(name=STRANGE, traced=st.booleans())
+def test_nothing_that_a_node_sends_is_written_outside_the_run(place, name, traced):
+    folder, recording = place
+    before, name = outside(folder, recording.path), sent(folder, name)
+    recording.breach = None
+    if traced:
+        recording.trace(1, name, b"x")
+    else:
+        recording.log(1, name, b"x")
+    assert outside(folder, recording.path) == before
+    assert not Path("/tmp/crosstrain-absolute-name.log").exists()
+    logs, traces = recording.path / "logs", recording.path / "profile"
+    assert {path for path in logs.rglob("*") if path.is_file()} <= {logs / "1/worker-1.log"}
+    assert {path.parent for path in traces.glob("*/*")} <= {traces / "1"}
+    if recording.breach is not None:
+        assert str(recording.breach).startswith(f"node 1 sent a {'trace' if traced else 'log'} called ")
+        assert str(recording.breach).isprintable()
+        shutil.rmtree(traces, ignore_errors=True)
+    elif not traced:
+        assert name == "worker-1"
+
+
+def test_a_node_that_sends_the_names_of_its_tasks_is_heard(tmp_path):
+    recording = Recording(a_job(tmp_path, name="run"), QuietProgress())
+    recording.expect({"worker-0": 0, "worker-1": 1})
+    recording.log(1, "worker-1", b"said")
+    recording.trace(1, "worker-1/plugins/profile/2026_01_01/host.xplane.pb", b"part one, ")
+    recording.trace(1, "worker-1/plugins/profile/2026_01_01/host.xplane.pb", b"part two")
+    assert (recording.path / "logs/1/worker-1.log").read_bytes() == b"said"
+    assert (recording.path / "profile/1/worker-1/plugins/profile/2026_01_01/host.xplane.pb").read_bytes() == b"part one, part two"
+    assert recording.breach is None
+    for name in ("worker-0", "worker-2", "../1/worker-1"):
+        with pytest.raises(RunFailedError, match=r"node 1 sent a log called .*, which is no file of a task of its"):
+            recording.log(1, name, b"of another")
+    recording.close()
+
+
+def test_a_run_that_ends_hears_it_and_tells_it_once(tmp_path):
+    """The end of the run goes on; what was sent is an event, once, and the failure of the run."""
+    driver, agent = socket.socketpair()
+    with driver, agent, ExitStack() as files:
+        ours, theirs = (Stream(*(files.enter_context(end.makefile(mode)) for mode in ("rb", "wb"))) for end in (driver, agent))
+        recording = Recording(a_job(tmp_path / "runs", name="run"), QuietProgress())
+        recording.start_clock()
+        recording.expect({"worker-0": 0})
+        recording.ending()
+        control = Control([NodeChannel(0, ours, "127.0.0.1", None, None, False)], recording.sample, recording.log, recording.trace)
+        for number in range(3):
+            theirs.send(Message("log", {"task": f"../../../{number}"}, {"text": RawArray("|u1", [1], b"x")}))
+        theirs.send(Message("log", {"task": "worker-0"}, {"text": RawArray("|u1", [4], b"said")}))
+        theirs.send(Message("stopped", {}))
+        control.end_tasks(5.0, politely=False)
+        agent.shutdown(socket.SHUT_RDWR)
+    recording.close()
+    assert "'../../../0'" in str(recording.breach)
+    events = [json.loads(line) for line in (recording.path / "events.jsonl").read_text().splitlines()]
+    assert [event["detail"] for event in events if event["event"] == "name_refused"] == [{"node": 0, "what": "log", "name": "'../../../0'"}]
+    assert (recording.path / "logs/0/worker-0.log").read_bytes() == b"said"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+
+
+@settings(max_examples=300)
+@given(path=STRANGE)
+def test_a_path_of_plain_names_stays_inside(tmp_path_factory, path):
+    folder = tmp_path_factory.getbasetemp() / "inside"
+    try:
+        found = inside(folder, sent(folder, path))
+    except UnsafeNameError as error:
+        said = str(error)
+    else:
+        said = ""
+        assert Path(os.path.normpath(found)) == found
+        assert found.is_relative_to(folder)
+        assert found != folder
+    assert said == "" or said.isprintable()
+    assert len(said) <= 101
+
+
+def test_the_length_of_a_name_is_that_of_its_bytes():
+    assert is_plain_name("x" * 255)
+    assert not is_plain_name("x" * 256)
+    assert is_plain_name("é" * 127)
+    assert not is_plain_name("é" * 128)
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/dev/zero", "a/b", "", "parameters\n"])
+def test_a_manifest_lists_files_of_its_checkpoint_alone(tmp_path, name):
+    """/dev/zero has a size and would be read for ever."""
+    (tmp_path / "outside").write_text("private")
+    folder = save(tmp_path / "run")
+    write_manifest(folder, {**read_manifest(folder), name: digest_of(tmp_path / "outside")})
+    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json lists .*, which is no file of a checkpoint"):
+        read_checkpoint(folder)
