@@ -16,9 +16,9 @@ import click
 from ..core.console import note
 from ..core.errors import InterruptedRunError, RunFailedError, UsageError
 from ..core.job import Job
-from ..core.layers import Resolved, resolve
+from ..core.layers import Resolved, given_anew, resolve
 from ..core.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
-from ..launch.contract import find_place
+from ..launch.contract import Place, find_place
 from ..launch.local import Launcher, LocalLauncher
 from ..launch.trust import TRUST_RUN
 from .interrupts import DeferredInterrupts
@@ -91,10 +91,17 @@ def run(
         raise UsageError(f"{TRUST_RUN}: belongs to --resume")
     if repeats is not None and resume is not None:
         raise UsageError("--repeats: starts new runs, and --resume goes on with one; give one of the two")
-    resumption = None
+    resumption, given = None, {}
     if resume is None:
         resolved = _lasting(resolve(given_options(ctx), os.environ, config))
     else:
+        given = given_anew(given_options(ctx), os.environ, config)
+        if not print_config and (place := _place(given, rendezvous, node_rank)) is not None and not place.is_driver:
+            from ..launch.channel import read_secret
+            from ..launch.joining import asked_anew, join
+
+            waits = given.get("start_timeout", Job.model_fields["start_timeout"].default)
+            return join(asked_anew(resume, given, place), place, read_secret(secret_file), waits)
         from ..launch.resuming import prepare
 
         resumption = prepare(find_target(resume), given_options(ctx), os.environ, config, force=force, trusted=trust_run)
@@ -113,9 +120,7 @@ def run(
             note(f"{config} describes a sweep: this is its base job; `trainer sweep {config}` runs all of its points")
     command = ["trainer", *(ctx.obj or ())]
     job = resolved.job
-    if job.launcher == "local" and (rendezvous is not None or node_rank is not None):
-        raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")
-    place = find_place(os.environ, rendezvous, node_rank, job.nodes) if job.launcher == "auto" else None
+    place = _place(job.model_dump() if resume is None else given, rendezvous, node_rank)
     if given_options(ctx).get("tensorboard") and not quiet and (place is None or place.is_driver):
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
     if repeats is not None:
@@ -128,13 +133,24 @@ def run(
         launcher: Launcher = LocalLauncher(job, note)
         return _drive(job, resolved.sources, command, launcher, resumption, quiet=quiet, as_json=as_json)
     from ..launch.channel import read_secret
-    from ..launch.external import ExternalLauncher, apply_contract, join
+    from ..launch.external import ExternalLauncher, apply_contract
+    from ..launch.joining import asked_anew, asked_of, join
 
     secret = read_secret(secret_file)
     job, sources = apply_contract(job, resolved.sources, place)
+    asked = asked_of(job) if resume is None else asked_anew(resume, given, place)
     if not place.is_driver:
-        return join(job, place, secret)
-    return _drive(job, sources, command, ExternalLauncher(job, place, secret), resumption, quiet=quiet, as_json=as_json)
+        return join(asked, place, secret, job.start_timeout)
+    return _drive(job, sources, command, ExternalLauncher(job, place, secret, asked), resumption, quiet=quiet, as_json=as_json)
+
+
+def _place(settings: Mapping[str, Any], rendezvous: str | None, node_rank: int | None) -> Place | None:
+    """Return where this process stands among those that something else started; None where it is alone. `settings`: as far as known."""
+    if settings.get("launcher", "auto") == "auto":
+        return find_place(os.environ, rendezvous, node_rank, settings.get("nodes"), settings.get("procs_per_node", 1))
+    if rendezvous is not None or node_rank is not None:
+        raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")
+    return None
 
 
 def _lasting(resolved: Resolved) -> Resolved:

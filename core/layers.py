@@ -21,7 +21,7 @@ from .invalid import Given, as_usage_error
 from .job import Job
 from .plugins import Kind, available, find, forward_plugin, module_exists
 
-__all__ = ["AUTO_BACKENDS", "RESERVED_VARIABLES", "Resolved", "Standing", "resolve"]
+__all__ = ["AUTO_BACKENDS", "RESERVED_VARIABLES", "Resolved", "Standing", "given_anew", "resolve"]
 
 AUTO_BACKENDS = ("tf", "torch")
 """The backends that ``auto`` tries, in this order."""
@@ -127,6 +127,28 @@ def resolve(
     standing_origin = None if standing is None else f"run {standing.name}"
     own = {field: value for field, value in given.items() if value.origin != standing_origin}
     return replace(_with_backend(job, sources), idle=_idle(job, own))
+
+
+def given_anew(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> dict[str, Any]:
+    """Return what flags, environment and file say, JSON-ready and by field, where the run that goes on with it is not at hand.
+
+    Each value is checked and brought to its field's form by itself; ``+N`` stays as it is, and so does, as text, what makes sense with the
+    run's other settings only. Raises UsageError as `resolve` does.
+    """
+    given = _merge(_from_file(config), _from_environment(environ), _from_flags(flags))
+    return {field: _by_itself(field, value) for field, value in given.items()}
+
+
+def _by_itself(field: str, value: Given) -> Any:
+    _refuse_boolean(field, value)
+    if Standing({}, "", 0, 0).absolute(field, value) is not value:
+        return str(value.value).strip()
+    try:
+        return Job.model_validate({field: value.value}).model_dump(mode="json")[field]
+    except ValidationError as error:
+        if any(problem["loc"] for problem in error.errors(include_url=False)):
+            raise as_usage_error(error, {field: value}) from None
+        return str(value.value)
 
 
 def _from_run(standing: Standing | None) -> dict[str, Given]:

@@ -48,10 +48,12 @@ class Place:
         return self.node == 0 and self.local_rank == 0
 
 
-def find_place(environment: Mapping[str, str], rendezvous: str | None, node_rank: int | None, nodes: int) -> Place | None:
+def find_place(
+    environment: Mapping[str, str], rendezvous: str | None, node_rank: int | None, nodes: int | None, procs_per_node: int = 1
+) -> Place | None:
     """Return this process's place, or None where it was started by a person alone, on one machine.
 
-    Raises UsageError for half a contract or one that does not make sense.
+    `nodes` is None where only the driver knows how many there are. Raises UsageError for half a contract or one that does not make sense.
     """
     if rendezvous is not None or node_rank is not None:
         return _own(rendezvous, node_rank, nodes)
@@ -62,12 +64,13 @@ def find_place(environment: Mapping[str, str], rendezvous: str | None, node_rank
     return None
 
 
-def _own(rendezvous: str | None, node_rank: int | None, nodes: int) -> Place:
+def _own(rendezvous: str | None, node_rank: int | None, nodes: int | None) -> Place:
     if rendezvous is None or node_rank is None:
         raise UsageError("--node-rank and --rendezvous belong together: give both on every node, the same HOST:PORT everywhere")
-    if not 0 <= node_rank < nodes:
-        raise UsageError.of("--node-rank", node_rank, f"0 to {nodes - 1} (--nodes {nodes})")
-    return Place("--rendezvous", node_rank, 0, _host_and_port("--rendezvous", rendezvous), {"nodes": nodes})
+    if node_rank < 0 or (nodes is not None and node_rank >= nodes):
+        raise UsageError.of("--node-rank", node_rank, "0 and more" if nodes is None else f"0 to {nodes - 1} (--nodes {nodes})")
+    shape = {} if nodes is None else {"nodes": nodes}
+    return Place("--rendezvous", node_rank, 0, _host_and_port("--rendezvous", rendezvous), shape)
 
 
 def _torchrun(environment: Mapping[str, str]) -> Place:

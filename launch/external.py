@@ -1,4 +1,4 @@
-"""Runs whose processes somebody else started: the driver awaits the others, an agent or standby joins the driver."""
+"""Runs whose processes somebody else started, the driver's side: it awaits the others, who join it (`launch/joining.py`)."""
 
 from __future__ import annotations
 
@@ -14,27 +14,24 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..core.console import note
-from ..core.door import PROOF_SECONDS, Door, Exchange
+from ..core.door import Door, Exchange
 from ..core.errors import RunFailedError, UsageError
 from ..core.job import Job
 from ..core.process import python
 from ..engine.messages import Message, Stream
-from .agent import Agent
-from .channel import WrongSecretError, accept, connect, start_over_stdio
+from .channel import accept, start_over_stdio
 from .contract import Place
+from .joining import difference
 from .local import NodeChannel, close_input, send_prepare
 
-__all__ = ["ExternalLauncher", "apply_contract", "join"]
-
-OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir", "mlflow", "mlflow_experiment"})
-"""Fields that may differ between the nodes of one job."""
+__all__ = ["ExternalLauncher", "apply_contract"]
 
 
 def apply_contract(job: Job, sources: Mapping[str, str], place: Place) -> tuple[Job, dict[str, str]]:
     """Return the job with the shape that the contract gives it. Raises UsageError where the user asked for another shape."""
     for key, value in place.shape.items():
         given = getattr(job, key)
-        if sources[key] != "default" and given != value:
+        if not sources[key].startswith(("default", "run ")) and given != value:
             raise UsageError(
                 f"{key}: got {given} (from {sources[key]}), but {place.contract} says {value}; leave it out or make them agree"
             )
@@ -48,14 +45,6 @@ def apply_contract(job: Job, sources: Mapping[str, str], place: Place) -> tuple[
     return shaped, {**sources, **dict.fromkeys(place.shape, place.contract)}
 
 
-def _comparable(job: Job) -> dict[str, Any]:
-    return {key: value for key, value in job.model_dump(mode="json").items() if key not in OWN_TO_EACH_NODE}
-
-
-RETRY_SECONDS = 0.2
-"""How long a process waits before it tries again to reach the driver."""
-
-
 class _Joiner(NamedTuple):
     """A process that knows the secret, and its first message."""
 
@@ -65,11 +54,15 @@ class _Joiner(NamedTuple):
 
 @dataclass
 class ExternalLauncher:
-    """Awaits the agents of nodes 1 … and all standbys on the rendezvous; node 0's agent is a child of this process."""
+    """Awaits the agents of nodes 1 … and all standbys on the rendezvous; node 0's agent is a child of this process.
+
+    `asked` is what they must have been asked for too: `asked_of` the job or, where a run goes on, `asked_anew` (`launch/joining.py`).
+    """
 
     job: Job
     place: Place
     secret: bytes
+    asked: Mapping[str, Any]
     _door: Door[_Joiner] | None = None
     _own: subprocess.Popen[bytes] | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
@@ -165,7 +158,8 @@ class ExternalLauncher:
         try:
             message = stream.receive()
             numbers = () if message is None else (message.get("node"), message.get("local_rank"))
-            if message is None or message.kind != "join" or any(type(number) is not int for number in numbers):
+            well_formed = all(type(number) is int for number in numbers) and message is not None and isinstance(message.get("asked"), dict)
+            if message is None or message.kind != "join" or not well_formed:
                 raise ConnectionError("it knows the secret, but did not ask to join; is it another version of trainer?")
         except OSError:
             stream.close()
@@ -206,11 +200,7 @@ class ExternalLauncher:
             return f"there is no node {place[0]} among {self.job.nodes}"
         if (place[1] == 0 and place[0] in channels) or place in standbys:
             return f"node {place[0]} has joined already; is a rank used twice?"
-        ours, theirs = _comparable(self.job), message["job"]
-        different = sorted(key for key in ours if ours[key] != theirs.get(key))
-        if different:
-            return "its job differs: " + ", ".join(f"{key} {theirs.get(key)!r} instead of {ours[key]!r}" for key in different)
-        return None
+        return difference(self.asked, message["asked"])
 
     def _channel(self, node: int, stream: Stream, address: str, process: subprocess.Popen[bytes] | None) -> NodeChannel:
         send_prepare(stream, self.job)
@@ -233,55 +223,3 @@ def _refuse(joiner: _Joiner, reason: str) -> None:
     with contextlib.suppress(OSError):  # it has gone by itself
         joiner.stream.send(Message("refused", {"reason": reason}))
     joiner.stream.close()
-
-
-def join(job: Job, place: Place, secret: bytes) -> int:
-    """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended."""
-    stream = _welcomed(Message("join", {"node": place.node, "local_rank": place.local_rank, "job": _comparable(job)}), job, place, secret)
-    if place.local_rank == 0:
-        return Agent(stream, place.node).serve()
-    while (message := stream.receive()) is not None:
-        if message.kind == "finish":
-            return int(message["exit_code"])
-    raise RunFailedError("the driver has gone")
-
-
-def _welcomed(request: Message, job: Job, place: Place, secret: bytes) -> Stream:
-    """Ask the driver, which may not be listening yet or have strangers at its door, until it answers; return the channel to it.
-
-    Raises UsageError where it refuses or has another secret, RunFailedError where the start time-out passes without an answer.
-    """
-    host, ports = place.rendezvous
-    deadline = time.monotonic() + job.start_timeout
-    problem = "nobody listens there"
-    while (left := deadline - time.monotonic()) > 0:
-        for port in ports:
-            try:
-                return _ask(request, connect((host, port), secret, min(left, PROOF_SECONDS)))
-            except WrongSecretError as error:
-                problem = f"the handshake failed: {error}"
-                if len(ports) == 1:
-                    raise UsageError(f"the handshake with {host}:{port} failed: {error}") from error
-            except OSError as error:
-                problem = str(error)
-        time.sleep(RETRY_SECONDS)
-    raise RunFailedError(
-        f"the driver could not be reached at {host}, port {ports[0]}, within {job.start_timeout:g} s (--start-timeout): {problem}"
-    )
-
-
-def _ask(request: Message, stream: Stream) -> Stream:
-    """Return the stream where the driver welcomes us. Raises UsageError where it refuses, OSError where it goes away; closes it then."""
-    welcome = False
-    try:
-        stream.send(request)
-        answer = stream.receive()
-        if answer is None:
-            raise ConnectionError("the driver closed the connection")
-        welcome = answer.kind == "welcome"
-        if not welcome:
-            raise UsageError(f"the driver turned this process away: {answer.get('reason', answer.kind)}")
-    finally:
-        if not welcome:
-            stream.close()
-    return stream

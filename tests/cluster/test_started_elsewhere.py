@@ -159,6 +159,40 @@ def test_another_job_is_refused(tmp_path):
     assert all("lr 0.5 instead of 0.05" in run.stderr() for run in runs)
 
 
+@pytest.fixture
+def finished(tmp_path):
+    """A run of 20 steps on one machine, in the only folder of runs that has it."""
+    here = tmp_path / "here"
+    arguments = ["run", "--backend", "toy", "--steps", "20", "--name", "run", "--out", str(here), "--quiet"]
+    (run,) = start_all(tmp_path, [(arguments, environment())])
+    assert run.process.returncode == 0, run.stderr()
+    return here
+
+
+def resumed(tmp_path, here, *of_node_1):
+    """Go on with the run on two nodes, of which the second one has no copy of it; return the two commands."""
+    shared = environment()
+    arguments = ["run", "--resume", "run", "--steps", "+20", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}"]
+    driver = ([*arguments, "--node-rank", "0"], {**shared, "TRAINER_OUT": str(here)})
+    other = ([*arguments, "--node-rank", "1", *of_node_1], {**shared, "TRAINER_OUT": str(tmp_path / "elsewhere")})
+    return start_all(tmp_path, [driver, other])
+
+
+def test_only_the_drivers_node_needs_the_run_that_goes_on(tmp_path, finished):
+    runs = resumed(tmp_path, finished)
+    assert [run.process.returncode for run in runs] == [0, 0], [run.stderr() for run in runs]
+    summary = json.loads((finished / "run/summary.json").read_text())
+    assert (summary["steps"], summary["nodes"], summary["state"]) == (40, 2, "succeeded")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_node_that_goes_on_with_other_settings_is_refused(tmp_path, finished):
+    runs = resumed(tmp_path, finished, "--lr", "0.5", "--steps", "+30")
+    assert [run.process.returncode for run in runs] == [2, 2]
+    assert all("lr 0.5 instead of not given, steps '+30' instead of '+20'" in run.stderr() for run in runs)
+    assert json.loads((finished / "run/summary.json").read_text())["steps"] == 20
+
+
 def test_a_missing_node_is_named(tmp_path):
     arguments = by_rendezvous(tmp_path, free_port(), "--node-rank", "0", "--start-timeout", "2")
     (run,) = start_all(tmp_path, [(arguments, environment())])

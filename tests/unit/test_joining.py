@@ -1,0 +1,60 @@
+"""What all processes of a run have to be asked for alike, where the run is at hand on the driver's machine alone."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
+from crosstrain.core.layers import given_anew
+from crosstrain.launch.contract import find_place
+from crosstrain.launch.joining import OWN_TO_EACH_NODE, asked_anew, asked_of, difference
+
+PLACE = find_place({}, "10.0.0.1:29400", 1, None)
+assert PLACE is not None
+FLAGS = {
+    "lr": ["0.1", "0.10", "1e-1", "0.2"], "steps": ["+20", "+30", "20"], "nodes": ["2", "3"], "nesterov": [True, False], "ps": ["2", "3"],
+    "mode": ["sync", "async"], "batch_size": ["8", "16"], "data_dir": ["a", "b"], "cores_per_node": ["1", "1,2"],
+}  # fmt: skip
+TYPED = st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in FLAGS.items()})
+
+
+def asked(flags, environ=None, config=None, resume="runs/first"):
+    return asked_anew(Path(resume), given_anew(flags, environ or {}, config), PLACE)
+
+
+def settled(flags):
+    """An independent reading of what was typed."""
+    return {field: float(value) if field == "lr" else value for field, value in flags.items() if field not in OWN_TO_EACH_NODE}
+
+
+@given(ours=TYPED, theirs=TYPED)
+def test_whoever_was_asked_for_something_else_is_told_apart(ours, theirs):
+    found = difference(asked(ours), asked(theirs))
+    assert (found is None) == (settled(ours) == settled(theirs))
+    for field in settled(ours).keys() ^ settled(theirs).keys():
+        assert f"{field} " in found
+        assert "not given" in found
+
+
+def test_a_file_the_environment_and_a_flag_say_the_same(tmp_path):
+    config = tmp_path / "job.toml"
+    config.write_text("lr = 0.5\ncores_per_node = 2\nbatch_size = 8\n")
+    by_flag = {"lr": ".5", "cores_per_node": "2", "batch_size": "8"}
+    assert difference(asked({}, {}, config), asked(by_flag)) is None
+    assert difference(asked({}, {"TRAINER_LR": "0.50"}, config), asked(by_flag, {"TRAINER_LR": "7"})) is None
+
+
+def test_another_run_is_another_run():
+    assert "'second' instead of 'first'" in difference(asked({}), asked({}, resume="/elsewhere/second"))
+    assert difference(asked({}), asked({}, resume="/elsewhere/first")) is None
+    assert "--resume" in difference(asked({}), asked_of(Job()))
+    assert "--resume" in difference(asked_of(Job()), asked({}))
+
+
+@pytest.mark.parametrize("flags", [{"lr": "fast"}, {"steps": "-1"}, {"steps": "+x"}, {"mode": "both"}, {"nodes": "0"}])
+def test_what_is_wrong_by_itself_ends_the_command_on_its_own_node(flags):
+    with pytest.raises(UsageError, match=f"--{next(iter(flags))}"):
+        given_anew(flags, {})
