@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["REPORT_SECONDS", "phase", "start_watched"]
+__all__ = ["REPORT_SECONDS", "phase", "start_watched", "tell_phases"]
 
 REPORT_SECONDS = 2.0
 """How long after the time of a start the native clock ends a process that has not reported by itself."""
@@ -24,6 +24,7 @@ FRAMES = 6
 """Innermost frames shown of each thread: with three threads they fit in the end of a log that a failed run shows."""
 
 _phases: list[tuple[str, bool]] = [("starting", False)]
+_listeners: list[Callable[[str], None]] = []
 
 
 def phase(name: str, *, for_others: bool = False) -> None:
@@ -32,6 +33,13 @@ def phase(name: str, *, for_others: bool = False) -> None:
     `for_others`: it waits for other processes. One of those that is stuck itself is then the first to report.
     """
     _phases[:] = [(name, for_others)]
+    for listener in _listeners:
+        listener(name)
+
+
+def tell_phases(listener: Callable[[str], None]) -> None:
+    """Have every phase from now on told to `listener`: of a process that cannot report any more others know what it was doing."""
+    _listeners.append(listener)
 
 
 @contextmanager

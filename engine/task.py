@@ -26,7 +26,7 @@ from ..core.errors import RunFailedError, TrainerError
 from ..core.job import Job
 from ..core.plugins import find, load
 from ..core.process import die_with_parent
-from ..core.starting import phase, start_watched
+from ..core.starting import phase, start_watched, tell_phases
 from ..data.store import open_dataset
 from .codec import calibrated_to_message, calibration_from_message, eval_to_message, plan_from_message, state_from_message, steps_to_message
 from .messages import Message, Stream
@@ -203,6 +203,7 @@ def serve(stream: Stream, opened: Message) -> None:
     if opened.get("profile_folder") is not None:
         os.environ[PROFILE_VARIABLE] = opened["profile_folder"]
     task = task_from_message(opened)
+    tell_phases(lambda name: stream.send(Message("phase", {"name": name})))
     with start_watched(opened["start_deadline"], partial(_report_stuck, stream)):
         session = open_session(task, opened)
     stream.send(Message("ready", {"precision_used": getattr(session, "precision_used", None)}))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,14 @@ class Standing:
 
 @dataclass
 class _Fallen:
-    """The tasks and nodes that a failing run has lost, as they arrived (a death is None for a whole node), and what tasks said of it."""
+    """The tasks and nodes that a failing run has lost, as they arrived (a death is None for a whole node), and what tasks said of it.
+
+    `phases`: what each task that is not ready yet said last that it was doing.
+    """
 
     falls: list[tuple[int, Message | None]] = field(default_factory=list)
     errors: dict[str, Message] = field(default_factory=dict)
+    phases: dict[str, str] = field(default_factory=dict)
 
 
 class Control:
@@ -134,24 +139,29 @@ class Control:
         deadline = time.monotonic() + timeout_seconds + 2 * REPORT_SECONDS  # a task that is stuck says first where, and ends
         while len(ready) < len(self._node_of):
             missing = sorted(set(self._node_of) - set(ready))
-            _, message = self._expect("ready", deadline, f"{', '.join(missing)} to join the cluster", "--start-timeout")
+            _, message = self._expect("ready", deadline, partial(self._described_starts, missing), "--start-timeout")
             ready[message["from"]] = message.get("precision_used")
+            self._fallen.phases.pop(message["from"], None)
         return ready
+
+    def _described_starts(self, tasks: Sequence[str]) -> str:
+        phases = self._fallen.phases
+        return ", ".join(f"{name} ({phases[name]})" if name in phases else name for name in tasks) + " to be ready"
 
     def _collect(self, kind: str, nodes: Iterable[int], timeout_seconds: float, what: str, option: str | None = None) -> dict[int, Message]:
         """Await one message of a kind from each of the nodes."""
         answers: dict[int, Message] = {}
         deadline = time.monotonic() + timeout_seconds
         while missing := sorted(set(nodes) - answers.keys()):
-            node, message = self._expect(kind, deadline, f"{what} of nodes {missing}", option)
+            node, message = self._expect(kind, deadline, partial("{} of nodes {}".format, what, missing), option)
             answers[node] = message
         return answers
 
-    def _expect(self, kind: str, deadline: float, what: str, option: str | None = None) -> tuple[int, Message]:
+    def _expect(self, kind: str, deadline: float, what: Callable[[], str], option: str | None = None) -> tuple[int, Message]:
         while True:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise RunFailedError(f"waited too long for {what}{f'; {option} sets how long' if option else ''}")
+                raise RunFailedError(f"waited too long for {what()}{f'; {option} sets how long' if option else ''}")
             answer = self._next(min(remaining, 1.0))
             if answer is None:
                 continue
@@ -196,6 +206,8 @@ class Control:
             self._fallen.falls.append((node, message))
         elif message.kind == "error":
             self._fallen.errors[message["from"]] = message
+        elif message.kind == "phase":
+            self._fallen.phases[message["from"]] = message["name"]
         elif message.kind == "sample":
             self._on_sample({**message["record"], "node": node})  # whatever node it says it is of
         elif message.kind == "log":
@@ -292,10 +304,11 @@ class Control:
     def _describe_death(self, node: int, death: Message) -> RunFailedError:
         task: str = death["task"]
         how = f"was killed by {death['signal']}" if death["signal"] else f"ended with exit code {death['code']}"
+        doing = f" while {self._fallen.phases[task]}" if task in self._fallen.phases else ""
         error = self._fallen.errors.get(task)
         why = f" ({error['type']}: {error['message'].splitlines()[0] if error['message'] else ''})" if error else ""
         log = "\n".join(f"  {line}" for line in death["tail"])
-        text = f"task {task} on {self._place(node)} {how}{why}"
+        text = f"task {task} on {self._place(node)} {how}{doing}{why}"
         return RunFailedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task)
 
     def _describe_loss(self, node: int) -> str:

@@ -29,5 +29,5 @@ def test_a_warm_up_that_never_ends_is_ended_and_named(backend, forever, tmp_path
     assert done.returncode == 1, done.stderr
     assert time.monotonic() - began < START_SECONDS + 15
     assert "task worker-0 on node 0" in done.stderr
-    assert "warming up" in done.stderr or "PyDLL" in forever
+    assert "warming up" in done.stderr
     assert "never_ends" in done.stderr
