@@ -21,7 +21,7 @@ from ..core.errors import InterruptedRunError, RunFailedError, UsageError
 from ..core.idle import With, idle_settings
 from ..core.job import Job
 from ..core.layers import resolve
-from ..core.sweeps import MOST_REPEATS, Grid, Point, read_axis, read_grid
+from ..core.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid
 from ..launch.contract import find_place
 from ..launch.sweep import point_arguments, run_points
 from ..launch.sweep_folder import Entry, Request, SweepFolder, check_free, read_request
@@ -29,6 +29,7 @@ from ..launch.trust import TRUST_RUN, refuse_foreign, trust_flag
 from ..metrics.lines import finite_json
 from ..metrics.rundir import RunReader
 from ..report.compare import row
+from ..report.locate import find_sweep
 from .options import given_options, job_options_without, trust_option
 from .sweep_table import points_text
 
@@ -48,7 +49,7 @@ __all__ = ["make_grid", "sweep"]
 @click.option("--repeats", type=click.IntRange(1, MOST_REPEATS), metavar="N", help="Run each point with N seeds, from --seed on.")
 @click.option("--name", "sweep_name", metavar="TEXT", help="Name of the sweep's folder; given again, the sweep goes on.")
 @click.option(
-    "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Go on with the sweep in this folder; takes everything from it."
+    "--resume", metavar="FOLDER|NAME", help="Go on with the sweep in this folder, or of this name below runs; takes everything from it."
 )
 @trust_option("With --resume: take")
 @click.option("--dry-run", is_flag=True, help="Show the points and their commands, and exit.")
@@ -63,7 +64,7 @@ def sweep(
     grids: tuple[str, ...],
     repeats: int | None,
     sweep_name: str | None,
-    resume: Path | None,
+    resume: str | None,
     trust_run: bool,
     dry_run: bool,
     as_json: bool,
@@ -84,7 +85,8 @@ def sweep(
     if resume is not None:
         if config is not None or grids or repeats is not None or sweep_name is not None or flags:
             raise UsageError("--resume: takes CONFIG, grid and settings from the folder; give it alone")
-        request, folder = read_request(resume), resume
+        folder = _sweep_folder(resume)
+        request = read_request(folder)
         for settings in request.settings():
             refuse_foreign(settings, folder, (), trusted=trust_run)
         points = request.plan(os.environ)
@@ -106,6 +108,17 @@ def sweep(
         finished = run_points(opened, note, quiet=quiet)
         _print_outcome(opened, as_json=as_json)
         return _verdict(opened, finished)
+
+
+def _sweep_folder(given: str) -> Path:
+    """Return the folder of a sweep: a path, or a name below the folder of runs (TRAINER_OUT, by default ``runs``)."""
+    out = Path(os.environ.get("TRAINER_OUT") or "runs")
+    found = find_sweep(given, out)
+    if found is None:
+        raise UsageError(
+            f"sweep: {given!r} is not the folder of a sweep, nor the name of one in {str(out)!r} (neither has a {SWEEP_FILE})."
+        )
+    return found
 
 
 def _lasting(config: str | None) -> str | None:

@@ -29,7 +29,7 @@ def read_config(config: Path | str) -> tuple[str, dict[str, Any]]:
     """
     place, source = _locate(config)
     try:
-        return place, tomllib.loads(source.read_text(encoding="utf-8"))
+        return place, tomllib.loads(source.read_text(encoding="utf-8-sig"))
     except ValueError as error:  # no TOML, no UTF-8, or a number of more digits than Python reads
         raise UsageError(f"--config: {place} is not valid TOML: {error}.") from None
     except OSError as error:

@@ -15,12 +15,16 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from .names import is_plain_name
 from .units import MOST_AMOUNT, Cadence, Target, parse_bandwidth
 
 __all__ = ["DEFAULT_BATCH_SIZE", "Job", "without_password"]
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_EPOCHS = 10
+
+LONGEST_RUN_NAME_BYTES = 200
+"""File systems allow 255, and the runs of --repeats add a number to it."""
 
 # Every number has an upper bound, far beyond what is of use: a slip of the finger ends here, and not in an array, a thread pool or a timer.
 MOST = MOST_AMOUNT
@@ -192,8 +196,13 @@ class Job(BaseModel):
     @field_validator("name")
     @classmethod
     def _name(cls, value: str | None) -> str | None:
-        if value is not None and (not value or value.startswith(".") or any(character in value for character in "/\\\0\n")):
-            raise ValueError("a folder name without slashes that does not start with a dot")
+        if value is None:
+            return value
+        size = len(value.encode(errors="replace"))
+        if size > LONGEST_RUN_NAME_BYTES:
+            raise ValueError(f"a folder name of at most {LONGEST_RUN_NAME_BYTES} bytes (this one has {size})")
+        if not is_plain_name(value) or value.startswith((".", "-")):
+            raise ValueError("a folder name of visible characters, without slashes, that does not start with a dot or a dash")
         return value
 
     @field_validator("mlflow")

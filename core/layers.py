@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from .config_files import SWEEP, read_config
 from .errors import MissingPackageError, UsageError, nearest
-from .fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean
+from .fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean, schema
 from .idle import idle_settings
 from .invalid import Given, as_usage_error
 from .job import Job
@@ -201,7 +201,11 @@ def _from_file(config: Path | str | None) -> dict[str, Given]:
         return {}
     label, values = read_config(config)
     values.pop(SWEEP, None)
-    for key in values:
+    for key, value in values.items():
+        several = isinstance(value, list) and key in Job.model_fields and schema(key).get("type") != "array"
+        if several or key in ("grid", "cases", "repeats"):
+            what = "several values of it make a sweep" if several else "it describes a sweep"
+            raise UsageError(f"{key} (in {label}): {what}; write that into a table [sweep], and `trainer sweep` runs its points.")
         if key not in Job.model_fields:
             raise UsageError(_unknown(f"{key} (in {label})", "no setting has this name", Job.model_fields, key))
     return {key: Given(value, key, label, label) for key, value in values.items()}

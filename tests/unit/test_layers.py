@@ -13,6 +13,7 @@ from crosstrain.core.layers import RESERVED_VARIABLES, resolve
 from crosstrain.core.plugins import available
 
 SEE = "`trainer run --print-config` lists every setting."
+INTO_A_TABLE = "write that into a table [sweep], and `trainer sweep` runs its points."
 
 
 @pytest.fixture
@@ -105,7 +106,17 @@ def test_no_framework_at_all_says_what_to_install(monkeypatch, tmp_path):
             "each a number of at least 0.05 and at most 4096.",
         ),
         ({"bandwidth": "100"}, {}, "--bandwidth: got '100'; allowed: a positive number with kbit, mbit or gbit, such as 100mbit."),
-        ({"name": "../x"}, {}, "--name: got '../x'; allowed: a folder name without slashes that does not start with a dot."),
+        (
+            {"name": "../x"},
+            {},
+            "--name: got '../x'; allowed: a folder name of visible characters, without slashes, that does not start with a dot or a dash.",
+        ),
+        (
+            {"name": "-x"},
+            {},
+            "--name: got '-x'; allowed: a folder name of visible characters, without slashes, that does not start with a dot or a dash.",
+        ),
+        ({"name": "n" * 300}, {}, f"--name: got '{'n' * 300}'; allowed: a folder name of at most 200 bytes (this one has 300)."),
         ({"seed": "-1"}, {}, "--seed: got '-1'; allowed: a whole number of at least 0 and less than 9223372036854775808."),
         ({}, {"TRAINER_EPOCHS": "two"}, "TRAINER_EPOCHS: got 'two'; allowed: a whole number of at least 1 and at most 1000000000."),
         ({}, {"TRAINER_PEER_MEMORY": "none"}, "TRAINER_PEER_MEMORY: got 'none'; allowed: on or off."),
@@ -160,11 +171,20 @@ def test_a_model_without_a_forward_function_on_the_backend():
             "nodes = 2\ncores_per_node = [1, 2, 3]",
             "cores_per_node: got '1,2,3' (from file {path}); give one number or one for each of the 2 nodes, not 3.",
         ),
+        ("lr = [0.1, 0.01]", "lr (in file {path}): several values of it make a sweep; " + INTO_A_TABLE),
+        ("grid = {lr = [0.1, 0.01]}", "grid (in file {path}): it describes a sweep; " + INTO_A_TABLE),
+        ("repeats = 3", "repeats (in file {path}): it describes a sweep; " + INTO_A_TABLE),
     ],
 )
 def test_a_wrong_value_in_a_file_names_the_file(config, toml, expected):
     path = config(toml)
     assert message(config=path) == expected.format(path=path)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    """As editors elsewhere write it."""
+    (tmp_path / "job.toml").write_bytes(b"\xef\xbb\xbfsteps = 3\r\n")
+    assert resolve({"backend": "torch"}, {}, tmp_path / "job.toml").job.steps == 3
 
 
 def test_wrong_files(tmp_path, config):

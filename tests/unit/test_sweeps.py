@@ -249,12 +249,19 @@ class TestCommand:
         assert commands[1] == ["trainer", "run", "--backend", "torch", "--batch-size", "10", "--out", "runs/s", "--name", "batch_size=10"]
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_sweep_is_gone_on_with_by_its_name(self, tmp_path):
+        request = Request(None, {"backend": "torch"}, Grid({"batch_size": ["5", "10"]}))
+        SweepFolder(tmp_path / "runs/mine", request, request.plan({}), []).close()
+        shown = self.trainer("--resume", "mine", "--dry-run", "--json", cwd=tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        assert json.loads(shown.stdout)["path"] == "runs/mine"
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             (["--grid", "batch_size=5,0"], "point 2 of 2 (batch_size=0)"),
             (["--grid", "batch_size=5", "--grid", "batch_size=6"], "given twice"),
-            (["--resume", "nowhere"], "not the folder of a sweep"),
+            (["--resume", "nowhere"], "not the folder of a sweep, nor the name of one in 'runs'"),
             (["--resume", ".", "--epochs", "3"], "give it alone"),
             (["no-such-config"], "cs744-alexnet"),
             (["--grid", "batch_size=5", "--name", "a/b"], "without slashes"),
