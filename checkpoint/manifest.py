@@ -16,6 +16,7 @@ from typing import Annotated, Any, Protocol, cast
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from ..core.names import UnsafeNameError, is_plain_name
 from ..core.reading import first_problem, open_regular, read_json
 
 __all__ = ["MANIFEST", "FileDigest", "Hasher", "digest_of", "new_hasher", "read_manifest", "write_manifest"]
@@ -96,8 +97,8 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
     except ValidationError as error:
         raise ValueError(first_problem(error)) from error
     for name in files:
-        if "/" in name or name in ("", ".", ".."):
-            raise ValueError(f"lists {name!r}, which is no name of a file in its folder")
+        if not is_plain_name(name):
+            raise ValueError(f"lists {UnsafeNameError(name)!s}, which is no file of a checkpoint")
     return {name: FileDigest(file.bytes, getattr(file, algorithm), algorithm) for name, file in files.items()}
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
-from ..core.names import UnsafeNameError, is_plain_name
 from ..core.reading import UnreadableError
 from .entries import OPTIMIZER, PARAMETERS
 from .manifest import MANIFEST, digest_of, read_manifest
@@ -62,8 +61,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(path, MANIFEST, str(error)) from error
     for name, expected in files.items():
-        if not is_plain_name(name):
-            raise DamagedCheckpointError(path, MANIFEST, f"lists {UnsafeNameError(name)!s}, which is no file of a checkpoint")
         try:
             size = (path / name).stat().st_size
             if size != expected.bytes:

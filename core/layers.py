@@ -141,7 +141,7 @@ def given_anew(flags: Mapping[str, Any], environ: Mapping[str, str], config: Pat
 
 def _by_itself(field: str, value: Given) -> Any:
     _refuse_boolean(field, value)
-    if Standing({}, "", 0, 0).absolute(field, value) is not value:
+    if Standing({}, "", 0, 0, lambda fields: None).absolute(field, value) is not value:
         return str(value.value).strip()
     try:
         return Job.model_validate({field: value.value}).model_dump(mode="json")[field]

@@ -142,10 +142,24 @@ def test_a_frozen_task_is_a_stall(tmp_path):
 
 @pytest.mark.parametrize(("more", "code", "state"), [([], 1, "failed"), (["--on-nan", "continue"], 0, "succeeded")])
 def test_a_loss_that_is_not_finite_fails_the_run(tmp_path, more, code, state):
-    job = ["--backend", "toy", "--lr", "1e40", "--steps", "20", "--out", str(tmp_path / "runs"), "--name", "run", *more]
+    job = [
+        "--backend",
+        "toy",
+        "--lr",
+        "1e30",
+        "--weight-decay",
+        "1e30",
+        "--steps",
+        "20",
+        "--out",
+        str(tmp_path / "runs"),
+        "--name",
+        "run",
+        *more,
+    ]
     done = trainer("run", *job)
     assert done.returncode == code
-    assert "the loss of step 1 is infinite, at the learning rate 1e+40" in done.stderr
+    assert "the loss of step 1 is infinite, at the learning rate 1e+30" in done.stderr
     found = status(tmp_path)
     assert (found["state"], found["exit_code"]) == (state, code)
     assert code == 0 or "the loss of step 1 is infinite" in found["cause"]

@@ -42,7 +42,7 @@ CLAIMS = [
     ("summary.json", {"workers": 1_000_000_000}),
     ("summary.json", {"steps": 2**53, "resumed": 2**53}),
     ("job.json", {"nodes": 1_000_000_000}),
-    ("job.json", {"nodes": MOST_NODES, "procs_per_node": 65536, "ps": MOST_NODES}),
+    ("job.json", {"nodes": MOST_NODES, "procs_per_node": MOST_NODES, "ps": MOST_NODES}),
     ("job.json", {"total_steps": 2**53, "epochs": 2**60, "seed": 2**63 - 1}),
     ("calibration.json", {"schema": 1, "batch_size": 2**53, "half_batch_size": 2**52, "payload_bytes": 2**53, "workers": []}),
 ]

@@ -17,7 +17,7 @@ from crosstrain.cli.options import given_options
 from crosstrain.cli.sweep_command import make_grid, sweep
 from crosstrain.core.sweeps import plan
 
-NODE = {"cores_available": 2, "cpu_model": "A processor", "memory_total_bytes": 8e9, "kernel": "6.1", "python": "3.13"}
+NODE = {"cores_available": 2, "cpu_model": "A processor", "memory_total_bytes": 8_000_000_000, "kernel": "6.1", "python": "3.13"}
 
 
 def points_of(arguments):

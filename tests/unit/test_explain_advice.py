@@ -164,8 +164,8 @@ def test_cores_that_are_not_used(tmp_path):
     [
         ({"eval_seconds": 0.6}, {"eval_every": "2epochs"}, "--eval-every 4epochs"),
         ({"eval_seconds": 0.6}, {"eval_every": "50steps"}, "--eval-every 100steps"),
-        ({"checkpoint_seconds": 0.6, "checkpoints": {"saved": 4}}, {"checkpoint_every": "1.5s"}, "--checkpoint-every 3s"),
-        ({"checkpoint_seconds": 0.6, "checkpoints": {"saved": 1}}, {"checkpoint_every": "1.5s"}, None),
+        ({"checkpoint_seconds": 0.6, "checkpoints": {"saved": 4, "failed": 0}}, {"checkpoint_every": "1.5s"}, "--checkpoint-every 3s"),
+        ({"checkpoint_seconds": 0.6, "checkpoints": {"saved": 1, "failed": 0}}, {"checkpoint_every": "1.5s"}, None),
         ({"eval_seconds": 0.6}, {"eval_every": "end"}, None),
     ],
 )

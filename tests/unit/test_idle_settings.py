@@ -76,9 +76,9 @@ WITHOUT_ENVIRON = {"sample_interval": {"TRAINER_MONITOR": "false"}}
 
 def test_what_a_run_goes_on_with_is_neither_refused_nor_told():
     fields = Job(schedule_gamma=0.5, monitor=False, backend="torch").model_dump()
-    resolved = resolve({"steps": "+5"}, {}, None, Standing(fields, "earlier", 10, 1))
+    resolved = resolve({"steps": "+5"}, {}, None, Standing(fields, "earlier", 10, 1, lambda fields: None))
     assert resolved.idle == {}
-    typed = resolve({"steps": "+5", "schedule_gamma": "0.5"}, {}, None, Standing(fields, "earlier", 10, 1))
+    typed = resolve({"steps": "+5", "schedule_gamma": "0.5"}, {}, None, Standing(fields, "earlier", 10, 1, lambda fields: None))
     with pytest.raises(UsageError, match=r"--schedule-gamma: got '0\.5', which does nothing, as schedule is constant"):
         typed.refuse_idle_flags()
 

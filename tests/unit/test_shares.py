@@ -93,7 +93,8 @@ def test_a_summary_has_them_where_the_run_was_calibrated(tmp_path, make, step):
     path = make(tmp_path)
     assert summary_of(path)["time_shares"] is None
     writer = RunWriter.reopen(path)
-    writer.write_calibration(calibration((0, 0.01, 0.02, 0.01), (1, 0.01, 0.03, 0.01)))
+    sizes = {"payload_bytes": 4 * 650, "batch_size": 16, "half_batch_size": 8}
+    writer.write_calibration(calibration((0, 0.01, 0.02, 0.01), (1, 0.01, 0.03, 0.01), **sizes))
     writer.close()
     shares = summarise(RunReader(path), CLOCK, state="succeeded", updates_scheduled=10, updates_applied=10)["time_shares"]
     assert shares["workers"][0]["step_seconds"] == pytest.approx(step)

@@ -195,7 +195,12 @@ def test_a_link_that_leads_out_of_a_run_is_not_written_through(place, capsys):
 )
 def test_a_sweep_from_elsewhere_is_not_gone_on_with(place, capsys, request_):
     grid = {"axes": {}, "cases": [], "repeats": None, **request_["grid"]}
-    document = {"schema": 1, "request": {"config": None, "flags": {}, **request_, "grid": grid}, "points": []}
+    document = {
+        "schema": 1,
+        "request": {"config": None, "flags": {}, **request_, "grid": grid},
+        "points": [],
+        "created_at": "2024-05-06T07:08:09+00:00",
+    }
     (place / "sweep").mkdir()
     (place / "sweep/sweep.json").write_text(json.dumps(document))
     assert invoke(["sweep", "--resume", "sweep"]) == 2
