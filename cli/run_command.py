@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..core.console import note
 from ..core.errors import InterruptedRunError, RunFailedError, UsageError
@@ -20,6 +21,7 @@ from ..core.layers import Resolved, given_anew, resolve
 from ..core.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ..launch.contract import Place, find_place
 from ..launch.local import Launcher, LocalLauncher
+from ..launch.slurm import refuse_step
 from ..launch.trust import TRUST_RUN
 from .interrupts import DeferredInterrupts
 from .options import given_options, job_options, trust_option
@@ -121,6 +123,11 @@ def run(
     command = ["trainer", *(ctx.obj or ())]
     job = resolved.job
     place = _place(job.model_dump() if resume is None else given, rendezvous, node_rank)
+    if place is None:
+        if job.launcher == "auto":
+            refuse_step(os.environ, ctx.obj or ("run",))
+        if secret_file is not None:
+            _tell_unused(ctx, "secret_file", quiet=quiet)
     if given_options(ctx).get("tensorboard") and not quiet and (place is None or place.is_driver):
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
     if repeats is not None:
@@ -151,6 +158,15 @@ def _place(settings: Mapping[str, Any], rendezvous: str | None, node_rank: int |
     if rendezvous is not None or node_rank is not None:
         raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")
     return None
+
+
+def _tell_unused(ctx: click.Context, option: str, *, quiet: bool) -> None:
+    """Refuse an option of nodes started by hand that was typed where nobody else takes part; a variable may be set for other runs."""
+    why = "this run starts all of its nodes itself, and nothing uses it"
+    if ctx.get_parameter_source(option) == ParameterSource.COMMANDLINE:
+        raise UsageError(f"--{option.replace('_', '-')}: {why}; leave it out, or give --rendezvous and --node-rank")
+    if not quiet:
+        note(f"TRAINER_{option.upper()}: {why}")
 
 
 def _lasting(resolved: Resolved) -> Resolved:

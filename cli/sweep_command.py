@@ -23,6 +23,7 @@ from ..core.job import Job
 from ..core.layers import resolve
 from ..core.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid
 from ..launch.contract import find_place
+from ..launch.slurm import step_tasks
 from ..launch.sweep import point_arguments, run_points
 from ..launch.sweep_folder import Entry, Request, SweepFolder, check_free, read_request
 from ..launch.trust import TRUST_RUN, refuse_foreign, trust_flag
@@ -173,8 +174,13 @@ def _tell_idle(points: Sequence[Point], request: Request) -> None:
 def _refuse_elsewhere(points: Sequence[Point]) -> None:
     """A sweep starts its nodes itself; where torchrun, TF_CONFIG or a rendezvous decides about them, it cannot."""
     rendezvous, rank = os.environ.get("TRAINER_RENDEZVOUS"), os.environ.get("TRAINER_NODE_RANK")
-    if rendezvous or rank or any(point.job.launcher == "auto" and find_place(os.environ, None, None, 1) for point in points):
+    follows = any(point.job.launcher == "auto" for point in points)
+    if rendezvous or rank or (follows and find_place(os.environ, None, None, None)):
         raise UsageError("sweep: starts runs on nodes of its own; it goes neither with torchrun, TF_CONFIG nor a rendezvous")
+    if follows and (tasks := step_tasks(os.environ)) > 1:
+        raise UsageError(
+            f"sweep: Slurm started {tasks} of these processes in one step, and each would do all of it; type: srun --ntasks 1 …"
+        )
 
 
 def _print_plan(points: Sequence[Point], request: Request, folder: Path, *, as_json: bool) -> None:

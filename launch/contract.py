@@ -1,6 +1,7 @@
 """Where does this process stand, when something else than `trainer` started the processes? Reads the contracts of others.
 
 - torchrun: ``RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT``
+- what others set for torch: ``RANK WORLD_SIZE MASTER_ADDR MASTER_PORT``, a process a node unless the job has several on each
 - TensorFlow: ``TF_CONFIG``, a JSON object with ``cluster`` (role → list of host:port) and ``task`` (type, index)
 - our own: ``--node-rank i --rendezvous HOST:PORT`` on each of ``--nodes`` nodes
 
@@ -21,7 +22,10 @@ __all__ = ["Place", "find_place"]
 CONTROL_PORTS = 8
 """How many ports above the contract's own are tried for the control channel, where the contract names none for it."""
 
-_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_ROLES = ("chief", "worker", "ps")
+_LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_WORLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN = (*_WORLD, *_LOCAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +57,17 @@ def find_place(
 ) -> Place | None:
     """Return this process's place, or None where it was started by a person alone, on one machine.
 
-    `nodes` is None where only the driver knows how many there are. Raises UsageError for half a contract or one that does not make sense.
+    `nodes` is None where only the driver knows how many there are; `procs_per_node` says on how many nodes WORLD_SIZE processes are. Raises
+    UsageError for half a contract or one that does not make sense.
     """
     if rendezvous is not None or node_rank is not None:
         return _own(rendezvous, node_rank, nodes)
-    if all(name in environment for name in _TORCHRUN):
-        return _torchrun(environment)
+    world = {name: environment[name].strip() for name in _TORCHRUN if environment.get(name, "").strip()}
+    if len(world) == len(_TORCHRUN):
+        return _torchrun(world)
     if environment.get("TF_CONFIG", "").strip():
         return _tf_config(environment["TF_CONFIG"])
-    return None
+    return _world(world, procs_per_node) if world else None
 
 
 def _own(rendezvous: str | None, node_rank: int | None, nodes: int | None) -> Place:
@@ -73,19 +79,63 @@ def _own(rendezvous: str | None, node_rank: int | None, nodes: int | None) -> Pl
     return Place("--rendezvous", node_rank, 0, _host_and_port("--rendezvous", rendezvous), shape)
 
 
-def _torchrun(environment: Mapping[str, str]) -> Place:
-    try:
-        rank, local_rank, world, local_world, port = (int(environment[name]) for name in _TORCHRUN if name != "MASTER_ADDR")
-    except ValueError as error:
-        raise UsageError(f"the variables {' '.join(_TORCHRUN)} are set, but not all are numbers: {error}") from error
-    if local_world < 1 or world % local_world or not 0 <= rank < world:
+def _torchrun(world: Mapping[str, str]) -> Place:
+    rank, size = _rank_and_size(world)
+    local_rank, local_size = _number(world, "LOCAL_RANK"), _number(world, "LOCAL_WORLD_SIZE")
+    if local_size < 1 or size % local_size:
+        raise UsageError(f"WORLD_SIZE {size} and LOCAL_WORLD_SIZE {local_size} do not fit; every node needs the same number of processes")
+    if rank % local_size != local_rank:
         raise UsageError(
-            f"RANK {rank}, WORLD_SIZE {world} and LOCAL_WORLD_SIZE {local_world} do not fit; every node needs the same number of processes"
+            f"RANK {rank}, LOCAL_RANK {local_rank} and LOCAL_WORLD_SIZE {local_size} do not fit; "
+            f"node by node, process {rank} of {size} is number {rank % local_size} of its node"
         )
-    shape = {"nodes": world // local_world, "procs_per_node": local_world}
-    return Place(
-        "torchrun", rank // local_world, local_rank, (environment["MASTER_ADDR"], _ports_above(port)), shape, world - world // local_world
-    )
+    nodes = size // local_size
+    shape = {"nodes": nodes, "procs_per_node": local_size}
+    return Place("torchrun", rank // local_size, local_rank, (world["MASTER_ADDR"], _ports_above(_port(world))), shape, size - nodes)
+
+
+def _world(world: Mapping[str, str], procs_per_node: int) -> Place | None:
+    """Place a process that knows its number among all, but not which of its node it is; one that is told to be the only one is alone."""
+    wanted = _TORCHRUN if any(name in world for name in _LOCAL) else _WORLD
+    missing = [name for name in wanted if name not in world]
+    if missing:
+        raise UsageError(
+            f"the environment has {' '.join(world)}, as if something had started this process among others, but not {' '.join(missing)}; "
+            "set what is missing, unset what is there, or say --launcher local to train here alone"
+        )
+    rank, size = _rank_and_size(world)
+    port = _port(world)
+    if size == 1:
+        return None
+    if size % procs_per_node:
+        raise UsageError(
+            f"--procs-per-node: got {procs_per_node}, but WORLD_SIZE is {size}; every node needs the same number of processes, "
+            f"so that it divides {size}"
+        )
+    nodes = size // procs_per_node
+    shape = {"nodes": nodes, "procs_per_node": procs_per_node}
+    return Place("WORLD_SIZE", rank // procs_per_node, rank % procs_per_node, (world["MASTER_ADDR"], (port,)), shape, size - nodes)
+
+
+def _rank_and_size(world: Mapping[str, str]) -> tuple[int, int]:
+    rank, size = _number(world, "RANK"), _number(world, "WORLD_SIZE")
+    if not 0 <= rank < size:
+        raise UsageError(f"RANK {rank} and WORLD_SIZE {size} do not fit; ranks run from 0 to WORLD_SIZE - 1")
+    return rank, size
+
+
+def _port(world: Mapping[str, str]) -> int:
+    port = _number(world, "MASTER_PORT")
+    if not 1 <= port <= 65535:
+        raise UsageError.of("MASTER_PORT", port, "a port from 1 to 65535")
+    return port
+
+
+def _number(world: Mapping[str, str], name: str) -> int:
+    try:
+        return int(world[name])
+    except ValueError as error:
+        raise UsageError.of(name, world[name], "a whole number") from error
 
 
 def _tf_config(text: str) -> Place:
@@ -93,17 +143,18 @@ def _tf_config(text: str) -> Place:
         config = json.loads(text)
         cluster: dict[str, list[str]] = {role: list(addresses) for role, addresses in config["cluster"].items()}
         own_role, own_index = str(config["task"]["type"]), int(config["task"]["index"])
-        own = (own_role, own_index, *_endpoint(cluster[own_role][own_index]))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        everyone = [(role, index, *_endpoint(address)) for role in _ROLES for index, address in enumerate(cluster.get(role, []))]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UsageError(
             f"TF_CONFIG: got {text[:120]!r} ({type(error).__name__}: {error}); needs cluster (role: [host:port, …]) and task (type, index)"
         ) from error
-    unknown = sorted(set(cluster) - {"chief", "worker", "ps"})
+    unknown = sorted(set(cluster) - set(_ROLES))
     if unknown:
-        raise UsageError.of("TF_CONFIG", ", ".join(unknown), "the roles chief, worker, ps", ["chief", "worker", "ps"])
-    everyone = [
-        (role, index, *_endpoint(address)) for role in ("chief", "worker", "ps") for index, address in enumerate(cluster.get(role, []))
-    ]
+        raise UsageError.of("TF_CONFIG", ", ".join(unknown), f"the roles {', '.join(_ROLES)}", _ROLES)
+    own = next((entry for entry in everyone if entry[:2] == (own_role, own_index)), None)
+    if own is None:
+        there = ", ".join(f"{role} {_span(len(cluster[role]))}" for role in _ROLES if cluster.get(role)) or "no task at all"
+        raise UsageError(f"TF_CONFIG: this process is to be {own_role} {own_index}, but the cluster has {there}; mend task or cluster")
     hosts = list(dict.fromkeys(host for _, _, host, _ in everyone))
     ranks = [entry for entry in everyone if entry[0] == "worker" or (entry[0] == "chief" and "ps" not in cluster)]
     per_host = {host: [entry for entry in ranks if entry[2] == host] for host in hosts}
@@ -126,10 +177,16 @@ def _tf_config(text: str) -> Place:
     )
 
 
+def _span(count: int) -> str:
+    return "0" if count == 1 else f"0 to {count - 1}"
+
+
 def _endpoint(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host:
         raise ValueError(f"{address!r} is not host:port")
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"{address!r} has no port from 1 to 65535")
     return host, int(port)
 
 
@@ -137,9 +194,7 @@ def _host_and_port(key: str, text: str) -> tuple[str, tuple[int, ...]]:
     try:
         host, port = _endpoint(text)
     except ValueError as error:
-        raise UsageError.of(key, text, "HOST:PORT, such as 10.0.0.1:29400") from error
-    if not 1 <= port <= 65535:
-        raise UsageError.of(key, text, "a port from 1 to 65535")
+        raise UsageError.of(key, text, "HOST:PORT, such as 10.0.0.1:29400, with a port from 1 to 65535") from error
     return host, (port,)
 
 

@@ -105,6 +105,25 @@ def test_a_real_torchrun(tmp_path):
     assert (summary["nodes"], summary["workers"], summary["state"]) == (1, 3, "succeeded")
 
 
+@pytest.mark.parametrize("procs", [1, 2])
+def test_the_four_variables_of_torch(tmp_path, procs):
+    """What launchers set that do not say which process of its node each is: one a node, unless the job has several on each."""
+    shared = environment(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    arguments = ["run", "--backend", "toy", "--out", str(tmp_path), "--name", "run", "--procs-per-node", str(procs), *BRIEF]
+    runs = start_all(tmp_path, [(arguments, {**shared, "RANK": rank}) for rank in "01"])
+    assert [run.process.returncode for run in runs] == [0, 0], [run.stderr() for run in runs]
+    summary = summary_of(tmp_path, runs[0])
+    assert (summary["nodes"], summary["workers"], summary["state"]) == (2 // procs, 2, "succeeded")
+    assert runs[1].stdout() == ""
+
+
+def test_a_secret_file_of_the_environment_that_nothing_uses_is_told(tmp_path):
+    arguments = ["run", "--backend", "toy", "--steps", "2", "--out", str(tmp_path), "--name", "run"]
+    (run,) = start_all(tmp_path, [(arguments, environment(TRAINER_SECRET_FILE=str(tmp_path / "none")))])
+    assert run.process.returncode == 0, run.stderr()
+    assert "TRAINER_SECRET_FILE: this run starts all of its nodes itself" in run.stderr()
+
+
 def test_a_secret_is_required(tmp_path):
     without = {key: value for key, value in environment().items() if key != "TRAINER_SECRET"}
     arguments = by_rendezvous(tmp_path, free_port(), "--node-rank", "0")

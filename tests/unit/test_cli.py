@@ -166,3 +166,47 @@ def test_shell_completion_lists_commands_and_options():
 
     assert complete("trainer do", 1) == ["plain,doctor"]
     assert complete("trainer run --glob", 2) == ["plain,--global-batch-size"]
+
+
+@pytest.mark.parametrize("more", [(), ("--launcher", "local"), ("--repeats", "2")])
+def test_a_secret_file_that_nothing_uses_is_refused(capsys, tmp_path, more):
+    arguments = ["run", "--backend", "torch", "--secret-file", str(tmp_path / "secret"), "--out", str(tmp_path / "runs"), *more]
+    code, output, errors = call(capsys, *arguments)
+    assert (code, output) == (2, "")
+    assert "--secret-file: this run starts all of its nodes itself" in errors
+    assert not (tmp_path / "runs").exists()
+
+
+SECRET_FILE = ("--secret-file", "none")
+"""Refused only after the place of the process is known."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("run",), "trainer run --backend torch --nodes 2 --procs-per-node 2 --rendezvous n7:29400 --node-rank $SLURM_NODEID"),
+        (("run", *SECRET_FILE), "Slurm started 4"),
+        (("run", "--launcher", "local", *SECRET_FILE), "--secret-file: this run"),
+        (("run", "--nodes", "2", "--rendezvous", "127.0.0.1:1", "--node-rank", "0", *SECRET_FILE), "--secret-file: cannot read"),
+        (("sweep", "--grid", "seed=1,2"), "Slurm started 4"),
+    ],
+)
+def test_a_slurm_step_of_several_tasks_is_refused_unless_they_are_told_of_each_other(capsys, monkeypatch, tmp_path, arguments, found):
+    for name, value in {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[7-8]"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = call(capsys, arguments[0], "--backend", "torch", *arguments[1:])
+    assert code == 2
+    assert found in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_contract_of_the_environment_is_refused_and_a_local_run_is_not(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "1")
+    code, _, errors = call(capsys, "run", "--backend", "torch")
+    assert code == 2
+    assert "RANK WORLD_SIZE" in errors
+    assert "not MASTER_ADDR MASTER_PORT;" in errors
+    code, _, errors = call(capsys, "run", "--backend", "torch", "--launcher", "local", *SECRET_FILE)
+    assert "--secret-file: this run" in errors

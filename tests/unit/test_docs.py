@@ -24,7 +24,7 @@ from crosstrain.metrics.rundir import RunReader
 from crosstrain.report.tables import ACROSS_MODES, side_by_side, to_text
 
 FOLDERS = "core|metrics|monitor|data|models|checkpoint|backends|engine|launch|report|conformance|cli|configs|tests|docs"
-OPTIONS_OF_OTHERS = {"--logdir", "--nproc-per-node", "--no-python", "--usage", "--ruleset"}
+OPTIONS_OF_OTHERS = {"--logdir", "--ntasks-per-node", "--nproc-per-node", "--no-python", "--usage", "--ruleset"}
 
 
 def options(command: click.Command) -> set[str]:
