@@ -213,6 +213,7 @@ class TrainingLoop:
 
     def _await(self) -> None:
         """Handle one answer. Raises StalledRunError where nothing has been heard for the stall time-out."""
+        self.recorder.check()
         answer = self.leaders.receive(min(1.0, max(0.01, self.job.stall_timeout - self._silent_seconds)))
         if answer is None:
             silent = self._silent_seconds

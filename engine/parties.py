@@ -45,6 +45,10 @@ class Recorder(Protocol):
         """Record that something happened just now."""
         ...
 
+    def check(self) -> None:
+        """Raise DiskError where nothing can be recorded any more; called at least once a second."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Save:

@@ -142,7 +142,7 @@ class Driver:
             failure = RunFailedError(str(failure))
         if isinstance(failure, UsageError) and self._loop is None and self._resumption is None:
             shutil.rmtree(self.path)  # the message says it all, and nothing was trained
-        if isinstance(failure, RunFailedError | InterruptedRunError):
+        if isinstance(failure, RunFailedError | InterruptedRunError) and self._recording.writer.there:
             failure.run = self.path
         if failure is not None:
             raise failure
@@ -345,6 +345,8 @@ class Driver:
             note(f"error: {cause}; ended at once; {what_is_kept(self.job, self.path)}")
             try:
                 self._recording.writer.write_status("interrupted", cause=cause, exit_code=InterruptedRunError.exit_code)
+            except DiskError as error:
+                note(f"trainer: the status (interrupted, exit code {InterruptedRunError.exit_code}) could not be written: {error}")
             finally:
                 os._exit(InterruptedRunError.exit_code)
         if self._loop is not None and self._control is not None and self._loop.interrupt():

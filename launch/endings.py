@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import list_checkpoints
+from ..core.console import note
 from ..core.errors import DiskError, InterruptedRunError, RunFailedError, StalledRunError, TrainerError
 from ..core.job import Job
 from ..engine.parties import Outcome
@@ -31,33 +32,62 @@ def record_end(
     `summarised` returns the summary of a run that ended in a state, or none where training had not begun. `status_before` is that of a
     run that was to go on and never did, which is what it was. Returns what ended the run: the disk's refusal where nothing else did.
     """
+    recording.check(at_once=True)
     writer = recording.writer
     failure = before = failure or recording.refused
     state, _ = verdict(failure)
     if failure is not None:
         recording.event("run_failed" if state == "failed" else "run_interrupted", cause=_first_line(failure))
-    summary = summarised(state)
+    summary = summarised(state) if writer.there else None
+    attempts = _Attempts(failure)
     if summary is not None:
-        failure = _attempted(failure, partial(writer.write_summary, summary))
-    failure = _attempted(failure, partial(recording.ended, verdict(failure)[0], summary))
-    failure = _write_status(writer, failure, status_before)
-    failure = _attempted(failure, recording.close) or recording.refused
-    if failure is not before:  # the disk refused part of that, so what it took of it is put right
+        attempts.make("the summary", partial(writer.write_summary, summary))
+    attempts.make("the last records", partial(recording.ended, verdict(attempts.failure)[0], summary))
+    _write_status(writer, attempts, status_before)
+    attempts.make("the last records", recording.close)
+    attempts.failure = attempts.failure or recording.refused
+    if attempts.failure is not before:  # the disk refused part of that, so what it took of it is put right
         if summary is not None:
-            failure = _attempted(failure, partial(writer.write_summary, {**summary, "state": verdict(failure)[0]}))
-        failure = _write_status(writer, failure, status_before)
-    return failure
+            attempts.make("the summary", partial(writer.write_summary, {**summary, "state": verdict(attempts.failure)[0]}))
+        _write_status(writer, attempts, status_before)
+    attempts.tell()
+    return attempts.failure
 
 
-def _write_status(writer: RunWriter, failure: BaseException | None, before: Mapping[str, Any] | None) -> BaseException | None:
-    """Write how the run ended; return it, or that not even this could be written."""
+class _Attempts:
+    """Attempts to write about the end of a run. `failure` is what ended it: the disk's refusal where nothing did before."""
+
+    def __init__(self, failure: BaseException | None) -> None:
+        self.failure = failure
+        self._refused: dict[str, DiskError] = {}
+
+    def make(self, what: str, write: Callable[[], None]) -> None:
+        """Write something, and keep what the disk refuses of it."""
+        try:
+            write()
+        except DiskError as error:
+            self._refused[what] = error
+            self.failure = self.failure or error
+        else:
+            self._refused.pop(what, None)
+
+    def tell(self) -> None:
+        """Say what could not be written, and why where that is not what ended the run."""
+        why = {what: "" if str(error) == str(self.failure) else f": {error}" for what, error in self._refused.items()}
+        for reason in dict.fromkeys(why.values()):
+            parts = " and ".join(what for what, own in why.items() if own == reason)
+            note(f"trainer: {parts} could not be written{reason}")
+
+
+def _write_status(writer: RunWriter, attempts: _Attempts, before: Mapping[str, Any] | None) -> None:
+    """Write how the run ended."""
     if before is not None:
-        write = partial(writer.write_status, before["state"], cause=before["cause"], exit_code=before["exit_code"], task=before["task"])
+        state, code, cause, task = before["state"], before["exit_code"], before["cause"], before["task"]
     else:
+        failure = attempts.failure
         state, code = verdict(failure)
-        cause = None if failure is None else _first_line(failure)
-        write = partial(writer.write_status, state, cause=cause, exit_code=code, task=getattr(failure, "task", None))
-    return _attempted(failure, write)
+        cause, task = None if failure is None else _first_line(failure), getattr(failure, "task", None)
+    attempts.make(f"the status ({state}, exit code {code})", partial(writer.write_status, state, cause=cause, exit_code=code, task=task))
 
 
 def what_is_kept(job: Job, run: Path) -> str:
@@ -100,15 +130,6 @@ def with_what_is_kept(error: RunFailedError | InterruptedRunError, job: Job, run
 def _first_line(failure: BaseException) -> str:
     """Return what ended a run, in a line; what follows it are the last lines of a log, which is there."""
     return (str(failure) or type(failure).__name__).splitlines()[0]
-
-
-def _attempted(failure: BaseException | None, write: Callable[[], None]) -> BaseException | None:
-    """Write something about a run's end; return what ended the run, which is the disk's refusal where nothing did before."""
-    try:
-        write()
-    except DiskError as error:
-        return failure or error
-    return failure
 
 
 def verdict(failure: BaseException | None) -> tuple[RunState, int]:

@@ -26,6 +26,9 @@ __all__ = ["PROFILE", "Recording"]
 PROFILE = "profile"
 """The folder of a run directory that holds the traces of ``--profile``."""
 
+CHECK_SECONDS = 2.0
+"""How often is looked whether the run directory is still there."""
+
 _BAD_NEWS = ("mlflow_lost", "mlflow_incomplete")
 """Events about followers that a person should read at once."""
 
@@ -56,6 +59,7 @@ class Recording:
         self.breach: RunFailedError | None = None
         self._tasks: dict[str, int] = {}
         self._ending = False
+        self._next_check = 0.0
         self._zero: float | None = None
         self._part_began_seconds = 0.0
         self._early: list[Callable[[], None]] = []
@@ -198,6 +202,15 @@ class Recording:
             tell(self.writer)
             for follower in self._followers:
                 tell(follower)
+
+    def check(self, *, at_once: bool = False) -> None:
+        """Raise DiskError where anything was refused, or the run directory can be written no more; looks every few seconds or `at_once`."""
+        with self._refusable(self.path):
+            if self.refused is not None:
+                raise self.refused
+            if at_once or time.monotonic() >= self._next_check:
+                self._next_check = time.monotonic() + CHECK_SECONDS
+                self.writer.check()
 
     @contextmanager
     def _refusable(self, path: Path) -> Iterator[None]:

@@ -160,7 +160,11 @@ class CheckpointSaver:
                 self._changed.notify_all()
 
     def _save(self, begin: _Begin) -> None:
-        """Write one checkpoint; after a failure of the disk the task is told all the same that it may go on."""
+        """Write one checkpoint; after a failure of the disk the task is told all the same that it may go on.
+
+        Raises DiskError where the run directory itself is gone or may only be read, which ends the run.
+        """
+        self._recording.check(at_once=True)
         began = time.monotonic()
         writer: CheckpointWriter | None = None
         failure: OSError | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -42,7 +43,8 @@ class RunWriter:
         Raises UsageError where another process writes into it, DiskError where nobody can.
         """
         self.path = path
-        self._lock = _locked(path)
+        self._lock: int | None = _locked(path)
+        self._identity = os.fstat(self._lock)
         self._created = created
         self._status_lock = threading.Lock()
         self._open()
@@ -98,6 +100,7 @@ class RunWriter:
 
         How a run ended is also told where the disk is full. Raises DiskError.
         """
+        self.check()
         with self._status_lock:
             status = {
                 "state": state,
@@ -117,6 +120,7 @@ class RunWriter:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``; one that is there can be corrected where the disk is full. Raises DiskError."""
+        self.check()
         path = self.path / "summary.json"
         try:
             write_document(path, summary)
@@ -145,11 +149,29 @@ class RunWriter:
         """Append to ``system.jsonl``."""
         self._system.write(record)
 
+    @property
+    def there(self) -> bool:
+        """Whether the run directory is still to be found under its path."""
+        try:
+            return os.path.samestat(os.stat(self.path), self._identity)
+        except OSError:
+            return False
+
+    def check(self) -> None:
+        """Raise DiskError where the run directory is gone, or another, or may only be read: files that are open notice none of it."""
+        with writing(self.path):
+            if not self.there:
+                raise FileNotFoundError(errno.ENOENT, "the run directory is no longer there (removed or renamed)")
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                number = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
+                raise OSError(number, os.strerror(number))
+
     def log_path(self, node: int, task: str) -> Path:
         """Return ``logs/<node>/<task>.log``, in a folder that exists. Raises UnsafeNameError for a task that cannot name a file of it."""
         path = inside(self.path, f"logs/{node}/{task}.log")
         with writing(path.parent):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for part in (path.parent.parent, path.parent):  # not the run directory, where that has been removed
+                part.mkdir(mode=0o700, exist_ok=True)
         return path
 
     def close(self) -> None:
@@ -164,7 +186,7 @@ class RunWriter:
             file.close()
 
 
-def _locked(path: Path) -> int | None:
+def _locked(path: Path) -> int:
     """Lock a run directory until the descriptor is closed or the process ends. Raises UsageError where it is locked already."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,0 +1,76 @@
+"""Run directories that vanish or may only be read from some moment on: open files go on as if nothing were, and the run must not."""
+
+import shutil
+import subprocess
+import time
+
+import pytest
+from processes import MarkedRun, wait_until
+
+from crosstrain.core.errors import DiskError
+from crosstrain.core.job import Job
+from crosstrain.metrics.rundir import RunWriter
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "out/run"
+
+
+def make_read_only(path):
+    """Lay the directory over itself, read-only, which files that are open do not hinder."""
+    bound = subprocess.run(["mount", "--bind", path, path], capture_output=True, text=True, check=False)
+    if bound.returncode != 0:
+        pytest.skip(f"nothing can be mounted here: {bound.stderr.strip()}")
+    subprocess.run(["mount", "-o", "remount,bind,ro", path], check=True)
+
+
+CHANGES = {
+    "renamed": (lambda path: path.rename(path.with_name("elsewhere")), "is no longer there", ["--no-monitor"]),
+    "removed": (shutil.rmtree, "is no longer there", ["--checkpoint-every", "60s"]),
+    "replaced": (lambda path: (path.rename(path.with_name("elsewhere")), path.mkdir()), "is no longer there", []),
+    "read-only": (make_read_only, "Read-only file system", ["--checkpoint-every", "500steps"]),
+}
+
+
+@pytest.fixture(params=CHANGES)
+def change(request, path):
+    yield CHANGES[request.param]
+    subprocess.run(["umount", "--lazy", path], capture_output=True, check=False)
+
+
+def test_what_files_that_are_open_do_not_notice_is_found(path, change):
+    make, problem, _ = change
+    writer = RunWriter.create(Job(backend="toy", out=path.parent, name=path.name))
+    try:
+        writer.check()
+        assert writer.there
+        make(path)
+        for write in (writer.check, lambda: writer.write_status("failed"), lambda: writer.write_summary({})):
+            with pytest.raises(DiskError, match=problem):
+                write()
+        if path.exists():
+            assert not [file for file in path.iterdir() if file.suffix == ".json"]
+    finally:
+        writer.close()
+
+
+def test_the_run_ends_and_says_what_it_could_not_write(path, change):
+    """Within ten seconds, or at the next checkpoint; nothing is made anew where the directory was."""
+    make, problem, more = change
+    options = ["--backend", "toy", "--epochs", "1000000", "--eval-every", "end", "--json", *more]
+    with MarkedRun(["run", *options, "--out", str(path.parent), "--name", path.name], path.parent.parent) as run:
+        wait_until(lambda: (path / "steps.jsonl").exists() and (path / "steps.jsonl").stat().st_size, 60, "the first step")
+        make(path)
+        changed = time.monotonic()
+        assert run.wait(20) == 1
+        assert time.monotonic() - changed < 10
+        *_, unwritten, error = run.stderr().splitlines()
+        assert "the status (failed, exit code 1) could not be written" in unwritten
+        assert error.startswith("error: ")
+        assert problem in error
+        assert run.alive() == []
+    if problem != "Read-only file system":
+        assert not path.exists() or not list(path.iterdir())
