@@ -12,6 +12,8 @@ from .errors import UsageError
 
 __all__ = ["SWEEP", "read_config", "shipped"]
 
+MOST_CONFIG_BYTES = 1 << 20
+
 SWEEP = "sweep"
 """The table of a file that says which points `trainer sweep` goes through; no setting of a job."""
 
@@ -29,7 +31,13 @@ def read_config(config: Path | str) -> tuple[str, dict[str, Any]]:
     """
     place, source = _locate(config)
     try:
-        return place, tomllib.loads(source.read_text(encoding="utf-8-sig"))
+        with source.open("rb") as file:  # a pipe is as good as a file here
+            data = file.read(MOST_CONFIG_BYTES + 1)
+        if len(data) > MOST_CONFIG_BYTES:
+            raise UsageError(f"--config: {place} is larger than {MOST_CONFIG_BYTES >> 20} MiB, the most that is read of one.")
+        return place, tomllib.loads(data.decode("utf-8-sig"))
+    except RecursionError:
+        raise UsageError(f"--config: {place} is not valid TOML: it is nested too deep.") from None
     except ValueError as error:  # no TOML, no UTF-8, or a number of more digits than Python reads
         raise UsageError(f"--config: {place} is not valid TOML: {error}.") from None
     except OSError as error:

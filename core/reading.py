@@ -68,10 +68,12 @@ def open_regular(path: Path) -> BufferedReader:
     try:
         _expect_regular(os.stat(path))  # before it is opened, as opening a device can do something
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, UnreadableError):
         raise
     except OSError as error:
         raise UnreadableError(f"cannot be read ({error.strerror})") from error
+    except ValueError as error:  # no file can have this name
+        raise UnreadableError(f"cannot be read ({error})") from error
     try:
         _expect_regular(os.fstat(descriptor))  # it may have been replaced in between
         return os.fdopen(descriptor, "rb")

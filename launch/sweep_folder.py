@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..core.config_files import shipped
 from ..core.errors import UsageError
 from ..core.job import Job, without_password
-from ..core.reading import UnreadableError, first_problem, read_json
+from ..core.reading import UnreadableError, first_problem, open_regular, read_json
 from ..core.sweeps import NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
 from ..metrics.lines import DamagedRunError, write_document
 from ..metrics.records import SCHEMA
@@ -116,7 +117,20 @@ def read_request(path: Path) -> Request:
     points = math.prod(map(len, grid["axes"].values())) * max(1, len(grid["cases"])) * (grid["repeats"] or 1)
     if points > MOST_POINTS:
         raise DamagedRunError(f"{path / SWEEP_FILE}: request.grid: has {points:,} points; a sweep has at most {MOST_POINTS:,}.")
-    return Request(asked["config"], asked["flags"], Grid(**grid))
+    config = asked["config"]
+    if config is not None and config not in shipped():
+        _expect_file(config, path)
+    return Request(config, asked["flags"], Grid(**grid))
+
+
+def _expect_file(config: str, path: Path) -> None:
+    """Raise DamagedRunError where a sweep was made from what is no file now: nobody has typed this name, and a pipe may be silent."""
+    try:
+        open_regular(Path(config)).close()
+    except FileNotFoundError:
+        return  # the plan says so
+    except (UnreadableError, NotADirectoryError) as error:
+        raise DamagedRunError(f"{path / SWEEP_FILE}: request.config: {config!r}: {error}.") from error
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -184,7 +184,20 @@ def decode(kind: type[R], value: dict[str, Any]) -> R:
         record: R = msgspec.convert(_FIELDS[kind](value), kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
+    if isinstance(record, StepRecord):
+        _expect_agreement(record)
     return record
+
+
+def _expect_agreement(record: StepRecord) -> None:
+    """Raise ValueError where the lists of a group are not of its size; of learning rates there may be one, or none."""
+    for name, values, sizes in (
+        ("losses", record.losses, (record.count,)),
+        ("learning_rates", record.learning_rates, (record.count, 1, 0)),
+        ("staleness", record.staleness, (record.count,)),
+    ):
+        if values is not None and len(values) not in sizes:
+            raise ValueError(f"{record.count} updates with {len(values)} {name}")
 
 
 def _objects(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..metrics.documents import summary_type
+from ..metrics.summary_schema import summary_type
 from .described import describe, labelled
 
 __all__ = ["FIGURES", "load", "row", "rows"]

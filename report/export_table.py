@@ -98,7 +98,7 @@ def _steps(reader: RunReader) -> Iterator[Cells]:
                 record.worker,
                 record.time_seconds - each * (count - 1 - index),
                 loss,
-                rates[index if len(rates) > 1 else 0] if rates else None,
+                None if not rates else rates[0] if len(rates) == 1 else rates[index],
                 None if record.staleness is None else record.staleness[index],
                 *group,
             )

@@ -22,10 +22,10 @@ from pydantic import ConfigDict, ValidationError, create_model
 from ..core.console import note
 from ..core.errors import TrainerError
 from ..core.reading import UnreadableError, parse_json
-from ..metrics.documents import summary_type
 from ..metrics.lines import finite_json
 from ..metrics.rundir import RunReader
 from ..metrics.summary import asked, read_job
+from ..metrics.summary_schema import summary_type
 from .compare import figure_type, row
 from .locate import check_readable, is_run, run_names
 

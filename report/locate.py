@@ -87,7 +87,7 @@ def run_names(out: Path, passed_over: list[Path] | None = None) -> Iterator[str]
 def _folders(path: Path) -> list[str]:
     try:
         with os.scandir(path) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+            return [entry.name for entry in entries if not entry.name.startswith(".") and os.path.isdir(path / entry.name)]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
 

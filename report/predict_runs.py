@@ -10,8 +10,9 @@ from typing import Any
 
 from ..core.errors import UsageError
 from ..core.units import parse_bandwidth
+from ..metrics.lines import DamagedRunError
 from ..metrics.rundir import RunReader
-from .described import describe
+from .described import DescribedRun, describe
 from .labels import labels
 
 __all__ = ["SAME", "Observed", "Worker", "observe", "observe_all"]
@@ -119,8 +120,9 @@ def observe(path: Path) -> Observed:
         raise UsageError(f"run: {str(path)!r} has no env.json, which says what its nodes are. Take another run.")
     if summary["resumed"] and any(segment.get("changed") for segment in job.get("segments", ())[1:]):
         raise UsageError(f"run: {str(path)!r} was resumed with other settings, so that its steps are not alike. Take another run.")
+    _expect_agreement(path, run, calibration)
     steps = {worker["worker"]: worker["step_seconds"] for worker in summary["time_shares"]["workers"]}
-    if len(steps) != summary["workers"] or None in steps.values():
+    if len(steps) != summary["workers"] or None in steps.values() or {one["worker"] for one in calibration["workers"]} != set(steps):
         raise UsageError(f"run: {str(path)!r} is too short: a worker in it made no update, or was not there at its end. Train for longer.")
     server_cores = _cores(job, run.nodes[0], 0)
     return Observed(
@@ -145,6 +147,23 @@ def observe(path: Path) -> Observed:
         ),
         reported_examples_per_second=summary["examples_per_second"],
     )
+
+
+def _expect_agreement(path: Path, run: DescribedRun, calibration: Mapping[str, Any]) -> None:
+    """Raise DamagedRunError where the documents of a run tell of different numbers of nodes or workers."""
+    nodes, workers = run.job["nodes"], run.job["nodes"] * run.job["procs_per_node"]
+    counts = {"summary.json": run.summary["nodes"], "env.json": len(run.nodes), "summary.json's per_node": len(run.summary["per_node"])}
+    wrong = {name: f"{count} nodes" for name, count in counts.items() if count != nodes}
+    numbers = {one["worker"]: one["node"] for one in calibration["workers"]}
+    if len(numbers) < len(calibration["workers"]) or any(
+        worker >= workers or node != worker // run.job["procs_per_node"] for worker, node in numbers.items()
+    ):
+        wrong["calibration.json"] = "other workers, or other nodes for them"
+    if len(run.job.get("threads_per_task", ())) != nodes:
+        wrong["its threads_per_task"] = "another number of nodes"
+    if wrong:
+        found = ", ".join(f"{name} has {text}" for name, text in wrong.items())
+        raise DamagedRunError(f"{path}: job.json has {nodes} nodes with {workers} workers, but {found}; they do not belong together.")
 
 
 def _processors(job: Mapping[str, Any]) -> dict[str, Any]:

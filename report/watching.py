@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -24,6 +25,9 @@ SPEED_SECONDS = 10.0
 
 LOSSES = 20
 """The loss shown is the mean over so many updates, as ``final_train_loss`` is."""
+
+UNWRITTEN_SECONDS = 5.0
+"""So long a run may be without a status: it is written when the folder has just been made."""
 
 FIRST_BYTES = 1 << 20
 """Of updates and samples from before the watching so many bytes are read: enough for the speed, and little of a long run."""
@@ -89,7 +93,7 @@ class WatchedRun:
         self.cause: str | None = None
         self._status_of: str | None = None
         self._shown: set[tuple[str, float]] = set()
-        self._heard = time.monotonic()
+        self._since = self._heard = time.monotonic()
         self._polled = False
         self._begin()
 
@@ -142,7 +146,8 @@ class WatchedRun:
         return sorted(kept, key=lambda record: record.time_seconds)
 
     def _read_status(self) -> None:
-        if not (self.reader.path / "status.json").is_file():
+        path = self.reader.path / "status.json"
+        if not os.path.lexists(path) and time.monotonic() - self._since < UNWRITTEN_SECONDS:
             return
         status = self.reader.status()
         self.state, self.cause = self.reader.state(), status["cause"]

@@ -11,7 +11,7 @@ import pytest
 from report_runs import make_run
 
 from crosstrain.cli.group import invoke
-from crosstrain.metrics.documents import MOST_NODES
+from crosstrain.metrics.bounds import MOST_NODES
 from crosstrain.report.described import DescribedRun
 from crosstrain.report.entries import entry_of
 from crosstrain.report.tables import columns_of, one_run, to_text

@@ -79,6 +79,13 @@ optional_figures = st.none() | figures
 names = st.text(max_size=8)
 float32s = st.floats(width=32).map(lambda loss: loss + 0.0)  # a loss of -0 is stored as 0
 
+
+def of_one_size(record):
+    """The record with as many updates as it has losses, and with a staleness for each where it has one."""
+    count = len(record.losses)
+    return replace(record, count=count, staleness=None if record.staleness is None else (record.staleness,) * count)
+
+
 step_records = st.builds(
     StepRecord,
     counts,
@@ -87,13 +94,13 @@ step_records = st.builds(
     seconds,
     seconds,
     counts,
-    st.lists(float32s, max_size=8).map(tuple),
-    st.lists(figures, max_size=8).map(tuple),
+    st.lists(float32s, min_size=1, max_size=8).map(tuple),
+    st.lists(figures, max_size=1).map(tuple),
     st.none() | seconds,
     st.none() | seconds,
     st.none() | indices,
-    st.none() | st.lists(counts, max_size=8).map(tuple),
-)
+    st.none() | counts,
+).map(lambda record: of_one_size(record))
 eval_records = st.builds(EvalRecord, counts, figures, seconds, seconds, names, counts, figures, figures, counts)
 plain = st.none() | st.booleans() | counts | names | st.floats(allow_nan=False, allow_infinity=False)
 details = st.dictionaries(names, plain | st.lists(plain, max_size=3), max_size=3)
@@ -138,7 +145,7 @@ def test_every_record_comes_back_as_it_was(records, tmp_path_factory):
 @settings(max_examples=50, deadline=None)
 def test_losses_keep_every_bit_of_a_float32(losses, tmp_path_factory):
     path = tmp_path_factory.mktemp("losses") / "steps.jsonl"
-    path.write_bytes(encode(replace(STEP, losses=tuple(losses))))
+    path.write_bytes(encode(replace(STEP, count=len(losses), losses=tuple(losses))))
     (back,) = read_records(path, StepRecord)
     assert np.array(back.losses, np.float32).tobytes() == np.array([loss + 0.0 for loss in losses], np.float32).tobytes()
 
@@ -235,7 +242,7 @@ def test_threads_do_not_mix_their_lines(tmp_path):
 
     def work(worker):
         for step in range(300):
-            file.write(replace(STEP, step=step, worker=worker, losses=(0.5,) * 50))
+            file.write(replace(STEP, step=step, count=50, worker=worker, losses=(0.5,) * 50))
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(6)]
     for thread in threads:
@@ -431,7 +438,7 @@ def test_a_loss_costs_at_most_one_and_a_half_microseconds(tmp_path):
 
 def test_reading_needs_no_memory_for_what_was_read(tmp_path):
     path = tmp_path / "steps.jsonl"
-    path.write_bytes(encode(replace(STEP, losses=(0.5,) * 100)) * 2000)
+    path.write_bytes(encode(replace(STEP, count=100, losses=(0.5,) * 100)) * 2000)
     tracemalloc.start()
     assert sum(len(record.losses) for record in read_records(path, StepRecord)) == 200_000
     _, peak = tracemalloc.get_traced_memory()

@@ -1,0 +1,106 @@
+"""Runs commands of ``trainer``, each batch in a process of its own that is forked when everything is imported; for tests with many.
+
+    python hostile_server.py    < a JSON object a line: folder, commands, limit_seconds    > what came of each, a line
+
+Evaluating, exporting and going on are real up to where a framework would start.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from crosstrain.backends.exporting import PLAIN, export_checkpoint
+from crosstrain.checkpoint.reader import read_checkpoint
+from crosstrain.cli import evaluate_command, export_command
+from crosstrain.cli.group import COMMANDS, invoke
+
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+MOST_MEMORY_BYTES = 3 << 30
+"""A process that takes more ends with an error, before the machine suffers."""
+
+
+class StartsFrameworkError(Exception):
+    """From here on a framework would run."""
+
+
+def evaluate(*_arguments, **_options):
+    raise StartsFrameworkError
+
+
+def export(_backend, format_name, checkpoint, folder):
+    export_checkpoint(PLAIN, format_name, read_checkpoint(Path(checkpoint)), Path(folder))
+
+
+def run(command):
+    """Run a command in this process and return what came of it."""
+    began = time.monotonic()
+    sys.stdout, sys.stderr = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    problem = None
+    try:
+        code = invoke(command)
+    except StartsFrameworkError:
+        code = 0
+    except BaseException:  # noqa: BLE001 — the traceback is the finding
+        code, problem = None, traceback.format_exc()
+    texts = []
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode(errors="replace"))
+    if problem is None and "Traceback (most recent" in texts[1]:
+        problem = texts[1]
+    if problem is None and (found := OBEYED.search("".join(texts))):
+        problem = f"sent {found[0]!r}"
+    return {
+        "code": code,
+        "seconds": time.monotonic() - began,
+        "problem": problem,
+        "error": texts[1][-500:],
+        "written": sum(map(len, texts)),
+    }
+
+
+def serve(request):
+    """Run the request's commands in a child, and return what came of each, and the most memory that it had."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(request["limit_seconds"])
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+        os.chdir(request["folder"])
+        with os.fdopen(writer, "w") as answer:
+            for command in request["commands"]:
+                answer.write(json.dumps(run(command)) + "\n")
+                answer.flush()
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answers:
+        results = [json.loads(line) for line in answers]
+    _, status, used = os.wait4(child, 0)
+    return {"results": results, "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None, "memory_bytes": used.ru_maxrss * 1024}
+
+
+def main():
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    evaluate_command.Evaluator.evaluate = evaluate
+    export_command._run_exporter = export
+    for command in COMMANDS.values():
+        command.load()
+    for module in ("matplotlib.backends.backend_svg", "matplotlib.backends.backend_agg", "scipy.optimize", "crosstrain.launch.resuming"):
+        importlib.import_module(module)
+    for line in requests:
+        answers.write(json.dumps(serve(json.loads(line))) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""No file of a run, a sweep, a checkpoint or a prepared dataset, whatever is in it, brings a command to a traceback, a halt or its knees.
+
+`CROSSTRAIN_TEST_SEED=N` repeats the cases of a session; a failure says with which number, and what was done to which file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+import zlib
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hostile_runs import CHECKPOINT, CHECKPOINT_FILES, LINE_FILES, RUN_FILES, STORE_FILES, build, damage, replace_by
+
+SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
+SECONDS_HERE = 60.0
+"""Of `make test`, for all of these; `make conformance` has thousands of cases."""
+
+MOST_SECONDS = 10.0
+MOST_BYTES = 200 << 20
+"""More than the undamaged run needs."""
+
+QUICK = [
+    *(["runs", "--out", "out"], ["runs", "--out", "out", "--json"], ["runs", "show", "out/one"], ["runs", "show", "out/one", "--json"]),
+    *(["compare", "out/one", "out/two"], ["compare", "out/one", "out/two", "--layout=rows"], ["compare", "out", "--json"]),
+    *(
+        ["compare", "out/one", "out/two", "--curves", "loss"],
+        ["compare", "out/one", "--latex"],
+        ["compare", "out/one", "out/two", "--markdown"],
+    ),
+    *(["explain", "out/one"], ["explain", "out/one", "--json"], ["predict", "out/one"], ["predict", "out/one", "out/two", "--json"]),
+    *(["watch", "out/one", "--wait", "0"], ["watch", "out/one", "--wait", "0", "--json"]),
+    *(["runs", "export", "out/one", "-o", "tables", "--overwrite"], ["runs", "export", "out/one", "--what", "steps", "-o", "-"]),
+    *(["export", "out/one", "--describe"], ["run", "--resume", "out/one", "--steps", "+10", "--print-config"]),
+]
+SLOW = [["report", "out/one", "out/two", "-o", "page.html"], ["plot", "out/one", "out/two", "-o", "plots", "--format", "svg"]]
+OF_CHECKPOINT = [
+    *(["export", "out/one", "--format", "safetensors"], ["export", "out/one", "--describe"], ["runs", "show", "out/one"]),
+    *(
+        ["evaluate", "out/one"],
+        ["evaluate", f"out/one/{CHECKPOINT}", "--json"],
+        ["run", "--resume", "out/one", "--steps", "+10", "--print-config"],
+    ),
+    *(["run", "--resume", "out/one", "--force", "--optimizer", "adam", "--print-config"], ["runs", "show", "out/one", "--json"]),
+]
+OF_STORE = [
+    ["data", "list"],
+    ["data", "list", "--json"],
+    ["data", "verify", "digits"],
+    ["evaluate", "out/one"],
+    ["data", "verify", "--json"],
+]
+OF_SWEEP = [["compare", "out/swept"], ["runs", "--out", "out"], ["sweep", "--resume", "out/swept", "--dry-run"]]
+DELETING = [["runs", "delete", "out/one", "--yes"], ["runs", "delete", "out/swept", "--yes"], ["data", "remove", "digits"]]
+
+
+class Commands:
+    """Runs batches of commands below a folder, by a server that is started anew where it ends."""
+
+    def __init__(self, cache: Path) -> None:
+        self._environment = {**os.environ, "TRAINER_DATA_CACHE": str(cache), "COLUMNS": "100"}
+        self._server: subprocess.Popen[str] | None = None
+
+    def run(self, folder: Path, commands: list[list[str]], limit_seconds: int = 60) -> dict:
+        if self._server is None:
+            script = Path(__file__).with_name("hostile_server.py")
+            self._server = subprocess.Popen(
+                [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
+            )
+        self._server.stdin.write(json.dumps({"folder": str(folder), "commands": commands, "limit_seconds": limit_seconds}) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.stdin.close()
+            self._server.wait()
+            self._server.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with everything undamaged, which is copied to ``work`` beside it for each case."""
+    root = tmp_path_factory.mktemp("hostile")
+    before = os.environ.get("TRAINER_DATA_CACHE")
+    os.environ["TRAINER_DATA_CACHE"] = str(root / "whole" / "cache")
+    try:
+        build(root / "whole")
+    finally:
+        os.environ.pop("TRAINER_DATA_CACHE")
+        if before is not None:
+            os.environ["TRAINER_DATA_CACHE"] = before
+    return root
+
+
+@pytest.fixture(scope="module")
+def commands(place):
+    found = Commands(place / "work" / "cache")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def undamaged(place, commands):
+    """What each command takes on the undamaged files: seconds and bytes; each of them comes to its end there."""
+    found = {}
+    for command in (*QUICK, *SLOW, *OF_CHECKPOINT, *OF_STORE, *OF_SWEEP, *DELETING):
+        answer = commands.run(fresh(place), [command])
+        (result,) = answer["results"]
+        assert (result["code"], result["problem"]) == (0, None), (command, result)
+        found[tuple(command)] = (result["seconds"], answer["memory_bytes"])
+    return found
+
+
+def fresh(place: Path) -> Path:
+    shutil.rmtree(place / "work", ignore_errors=True)
+    shutil.copytree(place / "whole", place / "work", symlinks=True)
+    return place / "work"
+
+
+def files_of(place: Path) -> list[tuple[str, list[list[str]]]]:
+    """Each file that is damaged, and the commands that read it."""
+    store = next(path for path in (place / "whole" / "cache").iterdir() if path.name.startswith("digits"))
+    run = [(f"out/one/{name}", QUICK) for name in (*RUN_FILES, *RUN_FILES, *LINE_FILES)]
+    run += [(f"out/two/{name}", [command for command in QUICK if "out/two" in command]) for name in RUN_FILES]
+    run += [(f"out/one/{CHECKPOINT}/{name}", OF_CHECKPOINT) for name in CHECKPOINT_FILES]
+    run += [(f"cache/{store.name}/{name}", OF_STORE) for name in STORE_FILES]
+    return [*run, ("out/swept/sweep.json", OF_SWEEP), *((f"out/one/{name}", SLOW) for name in (*RUN_FILES, *LINE_FILES))]
+
+
+def check(place, commands, undamaged, number, *, most_commands):
+    """Do one case: damage a file, or two, and run some of the commands that read it."""
+    chance = random.Random(f"{SEED} {number}")
+    work = fresh(place)
+    name, readers = chance.choice(files_of(place))
+    if readers is SLOW and chance.random() < 0.7:  # they take ten times as long as the others
+        readers = QUICK
+    hows = ("bytes", "value", "value", "value", "signed", "kind")
+    done = [damage(work / name, chance.choice(hows), chance)]
+    if chance.random() < 0.2 and (work / name).is_file() and not name.endswith(".npy") and "hole" not in done[0]:
+        done.append(damage(work / name, "bytes", chance))
+    chosen = chance.sample(readers, min(most_commands, len(readers)))
+    if chance.random() < 0.1:
+        chosen = [*chosen, chance.choice(DELETING)]
+    answer = commands.run(work, chosen)
+    case = f"CROSSTRAIN_TEST_SEED={SEED}, case {number}: {name}: {'; '.join(done)}"
+    for command, result in itertools.zip_longest(chosen, answer["results"]):
+        assert result is not None, f"{case}: {command} ended by signal {answer['signal']}"
+        assert result["problem"] is None, f"{case}: {command}: {result['problem']}"
+        assert result["code"] in (0, 1, 2), f"{case}: {command} exits with {result['code']}"
+        usual = undamaged[tuple(command)][0]
+        assert result["seconds"] < usual + MOST_SECONDS, f"{case}: {command} took {result['seconds']:.1f} s instead of {usual:.1f} s"
+    most = max(undamaged[tuple(command)][1] for command in chosen)
+    taken = answer["memory_bytes"]
+    assert taken < most + MOST_BYTES, f"{case}: {chosen} took {taken >> 20} MiB instead of {most >> 20} MiB"
+
+
+def test_any_damage_is_an_error_or_none(place, commands, undamaged, capsys):
+    with capsys.disabled():
+        print(f"\nhostile files: CROSSTRAIN_TEST_SEED={SEED}")
+    end = time.monotonic() + SECONDS_HERE
+    for number in itertools.count():
+        if time.monotonic() > end:
+            break
+        check(place, commands, undamaged, number, most_commands=4)
+    assert number > 100
+
+
+def outcome(commands, work, *command):
+    (result,) = commands.run(work, [list(command)])["results"]
+    assert result["problem"] is None
+    return result["code"], result["error"].strip().splitlines()[-1] if result["error"] else ""
+
+
+def test_a_damaged_run_is_listed_beside_the_others(place, commands):
+    work = fresh(place)
+    replace_by(work / "out" / "one" / "summary.json", "link to a device")
+    replace_by(work / "out" / "two" / "status.json", "pipe")
+    (work / "out" / "swept" / "loop").symlink_to("loop")
+    os.rename(os.fsencode(work / "out" / "one"), os.fsencode(work / "out") + b"/o\xff")
+    (listed,) = commands.run(work, [["runs", "--out", "out", "--json"]])["results"]
+    assert (listed["code"], listed["problem"]) == (0, None)
+    assert outcome(commands, work, "compare", "out/two")[0] == 0
+    assert "status.json: a pipe, not a file" in outcome(commands, work, "watch", "out/two")[1]
+
+
+@pytest.mark.parametrize("kind", ["gone", "folder", "link in a loop", "link to nothing"])
+def test_a_run_without_a_status_is_not_watched_for_ever(place, commands, kind):
+    work = fresh(place)
+    replace_by(work / "out" / "one" / "status.json", kind)
+    code, said = outcome(commands, work, "watch", "out/one", "--wait", "0")
+    assert code == 2
+    assert "status.json" in said
+
+
+def test_an_index_that_a_folder_brings_along_is_made_anew_where_its_rows_are_none(place, commands):
+    work = fresh(place)
+    assert outcome(commands, work, "runs", "--out", "out")[0] == 0
+    for evil in ({"state": 3}, {"examples_per_second": "fast"}, {"node_cpu_cores_used_mean": ["x"]}, {"nodes": [[[]]]}, {"run": None}):
+        with closing(sqlite3.connect(work / "out" / ".index.sqlite")) as database:
+            rows = database.execute("SELECT name, stamp, state, row FROM runs").fetchall()
+            for name, stamp, state, row in rows:
+                text = json.dumps({**json.loads(row), **evil})
+                digest = zlib.crc32(b"\0".join([name, stamp.encode(), state.encode(), text.encode()]))
+                database.execute("UPDATE runs SET row = ?, digest = ? WHERE name = ?", (text, digest, name))
+            database.commit()
+        (listed,) = commands.run(work, [["runs", "--out", "out"]])["results"]
+        assert (listed["code"], listed["problem"]) == (0, None), evil
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(b"a = " + b"[" * 5000, "nested too deep"), (b"steps = " + b"1" * 5000, "not valid TOML"), (b"#" * (1 << 21), "larger than 1 MiB")],
+)
+def test_settings_are_read_within_bounds(tmp_path, commands, place, text, says):
+    path = tmp_path / "a.toml"
+    path.write_bytes(text)
+    code, said = outcome(commands, fresh(place), "run", "--config", str(path), "--print-config")
+    assert code == 2
+    assert re.search(says, said)
+    assert "larger than 1 MiB" in outcome(commands, place, "run", "--config", "/dev/zero", "--print-config")[1]
+
+
+@pytest.mark.slow
+def test_slow_thousands_of_damages_are_errors_or_none(place, commands, undamaged, capsys):
+    with capsys.disabled():
+        print(f"\nhostile files: CROSSTRAIN_TEST_SEED={SEED}")
+    for number in range(3000):
+        check(place, commands, undamaged, 10_000 + number, most_commands=6)
