@@ -97,6 +97,10 @@ class _Node(Part):
     gpus: Annotated[list[_Gpu], Field(max_length=MOST_NODES)] | None = None
     monitor_cpu_seconds: Duration | None = None
     monitor_cpu_cores_used: Figure | None = None
+    cpu_wait_seconds: Seconds | None = None
+    cpu_pressure_fraction: Figure | None = None
+    foreign_cpu_cores_used: Figure | None = None
+    starved_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class _Checkpoints(Part):

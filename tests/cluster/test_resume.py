@@ -413,7 +413,7 @@ def test_repeats_give_mean_and_spread(tmp_path):
 
 
 def test_repeats_that_diverged_say_so_in_their_mean(tmp_path):
-    diverging = ["--lr", "1e30", "--weight-decay", "1e6", "--steps", "20"]
+    diverging = ["--lr", "1e30", "--weight-decay", "1e6", "--steps", "20", "--on-nan", "continue"]
     done = trainer("run", "--repeats", "2", "--backend", "toy", *diverging, "--name", "bad", "--out", str(tmp_path), "--quiet", "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout, parse_constant=pytest.fail)["figures"]

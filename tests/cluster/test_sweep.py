@@ -55,7 +55,7 @@ def test_a_run_for_each_point_and_none_twice(tmp_path):
     assert again.returncode == 0, again.stderr
     assert "4 points, 0 to run" in again.stderr
     assert [(tmp_path / "s" / name / "status.json").stat().st_mtime_ns for name in names] == changed
-    rows = [line.split() for line in again.stdout.splitlines() if line.startswith(("16 ", "32 "))]
+    rows = [line.split() for line in again.stdout.splitlines() if line.lstrip().startswith(("16 ", "32 "))]
     assert [row[0] for row in rows[:2]] == ["16", "32"]
 
     other = sweep(tmp_path, "--grid", "batch_size=16,64", "--repeats", "2", "--epochs", "2")

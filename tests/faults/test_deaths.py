@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 from processes import MarkedRun, namespaces_in_use, wait_until
 
@@ -92,10 +93,10 @@ def test_ctrl_c_ends_cleanly(tmp_path):
 
 @pytest.mark.alone  # the time it takes is told from that of a clean end
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
-    """With a frozen task the clean end would take its time."""
+    """With a frozen agent the clean end would take its time."""
     with start(tmp_path) as run:
         training(run, tmp_path)
-        os.kill(task_pid(run, tmp_path, "worker-1"), signal.SIGSTOP)
+        os.kill(psutil.Process(task_pid(run, tmp_path, "worker-1")).ppid(), signal.SIGSTOP)
         os.kill(run.process.pid, signal.SIGINT)
         time.sleep(0.1)
         os.kill(run.process.pid, signal.SIGINT)
