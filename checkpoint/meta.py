@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from ..core.fields import choices
 from ..core.reading import first_problem, read_json
 from ..data.base import DataInfo
 from ..models.base import ModelSpec
@@ -35,6 +36,13 @@ class _Job(BaseModel):
     seed: int = 0
     precision: str = "fp32"
     device: str = "auto"
+
+    @field_validator("precision", "device")
+    @classmethod
+    def _listed(cls, value: str, info: ValidationInfo) -> str:
+        if value not in choices(info.field_name or ""):
+            raise ValueError(f"is {value[:40]!r}; allowed: {', '.join(choices(info.field_name or ''))}")
+        return value
 
 
 class _Model(BaseModel):

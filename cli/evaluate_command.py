@@ -79,7 +79,7 @@ def evaluate(
 
 def _known_dir(meta: Meta, data: str | None) -> str | None:
     """Return the folder that the checkpoint names for the data, where these are the data to evaluate on."""
-    known: str | None = meta.data["data_dir"] if data is None or data == meta.job["data"] else None
+    known: str | None = meta.data.get("data_dir") if data is None or data == meta.job["data"] else None
     return known
 
 

@@ -64,7 +64,7 @@ def _in_json(declared: Any) -> Any:
         return Text
     if get_origin(declared) in (Union, UnionType):
         return Union[tuple(map(_in_json, get_args(declared)))]  # noqa: UP007 — the types are known at run time alone
-    return list[get_args(declared)[0]] if get_origin(declared) is tuple else declared  # type: ignore[misc]
+    return Annotated[list[get_args(declared)[0]], Field(min_length=1)] if get_origin(declared) is tuple else declared  # type: ignore[misc]
 
 
 _BOUNDED: Mapping[str, int] = {"nodes": MOST_NODES, "procs_per_node": MOST_TASKS, "ps": MOST_NODES}

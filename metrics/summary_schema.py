@@ -115,18 +115,18 @@ class Summary(Part):
 
     state: State
     run: Name
-    backend: Name | None = None
-    mode: Name | None = None
-    model: Name | None = None
-    data: Name | None = None
-    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] | None = None
-    workers: Annotated[int, Field(ge=1, le=MOST_TASKS)] | None = None
+    backend: Name
+    mode: Name
+    model: Name
+    data: Name
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)]
+    workers: Annotated[int, Field(ge=1, le=MOST_TASKS)]
     parameter_servers: Worker | None = None
-    batch_size: Count | None = None
-    global_batch_size: Count | None = None
+    batch_size: Annotated[int, Field(ge=1, le=2**53)]
+    global_batch_size: Annotated[int, Field(ge=1, le=2**53)]
     optimizer: Name | None = None
     learning_rate: float | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
     precision: Name | None = None
     precision_used: Name | None = None
     synthetic: bool | None = None
@@ -136,14 +136,14 @@ class Summary(Part):
     steps: Count
     updates_scheduled: Count | None = None
     updates_applied: Count | None = None
-    examples: Count | None = None
+    examples: Count
     epochs: Figure | None = None
-    init_seconds: Duration | None = None
-    train_seconds: Duration | None = None
-    eval_seconds: Duration | None = None
-    checkpoint_seconds: Duration | None = None
-    run_seconds: Duration | None = None
-    total_seconds: Duration | None = None
+    init_seconds: Duration
+    train_seconds: Duration
+    eval_seconds: Duration = 0.0
+    checkpoint_seconds: Duration = 0.0
+    run_seconds: Duration
+    total_seconds: Duration
     steps_per_second: Figure | None = None
     examples_per_second: Figure | None = None
     step_seconds: _StepSeconds | None = None
@@ -155,7 +155,7 @@ class Summary(Part):
     best_eval: _Evaluation | None = None
     target: Name | None = None
     target_reached: bool | None = None
-    time_to_target_seconds: Duration | None = None
+    time_to_target_seconds: Annotated[Duration, Field(gt=0)] | None = None
     staleness: _Staleness | None = None
     updates_by_worker: Annotated[list[Count], Field(max_length=MOST_TASKS)] | None = None
     checkpoints: _Checkpoints | None = None

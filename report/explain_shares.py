@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..metrics.shares import PARTS
+
 __all__ = ["STEP_PARTS", "Shares", "Worker", "around_training", "node_fractions", "read_shares", "read_workers"]
 
 STEP_PARTS = ("compute", "data", "peers", "network")
@@ -61,11 +63,14 @@ class Shares:
 
 
 def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
-    """Return the workers of a summary that has ``time_shares``, without those that made no update; only async counts updates."""
+    """Return the workers of a summary that has ``time_shares``, without those that made no update; only async counts updates.
+
+    One of whose step a part is not known is left out as well.
+    """
     counts = summary.get("updates_by_worker") or []
     found = []
     for entry in summary["time_shares"]["workers"]:
-        if not entry["step_seconds"]:
+        if not entry["step_seconds"] or None in [entry[name] for name in PARTS]:
             continue
         known = {name: entry[name] for name in ("worker", "node", "step_seconds", "data_seconds", "compute_seconds", "peers_seconds")}
         updates = counts[entry["worker"]] if entry["worker"] < len(counts) else None

@@ -37,7 +37,7 @@ def _one_job(entry: Entry) -> str:
 
 
 def _speed(entries: Sequence[Entry], comparability: Comparability) -> str:
-    known = [index for index, entry in enumerate(entries) if entry.figures["examples_per_second"] is not None]
+    known = [index for index, entry in enumerate(entries) if entry.figures["examples_per_second"]]  # one that trained nothing has 0
     fair = comparability.comparable(SPEED, known)
     if len(fair) < 2:
         return "Fastest by examples/s: no verdict: no two of them can be compared."

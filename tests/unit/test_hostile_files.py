@@ -20,7 +20,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hostile_runs import CHECKPOINT, CHECKPOINT_FILES, LINE_FILES, RUN_FILES, STORE_FILES, build, damage, replace_by
+from hostile_runs import (
+    CHECKPOINT,
+    CHECKPOINT_FILES,
+    HOSTILE,
+    LINE_FILES,
+    RUN_FILES,
+    STORE_FILES,
+    build,
+    damage,
+    replace_by,
+    sign_checkpoint,
+)
 
 SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
 SECONDS_HERE = 60.0
@@ -61,6 +72,15 @@ OF_STORE = [
     ["data", "verify", "--json"],
 ]
 OF_SWEEP = [["compare", "out/swept"], ["runs", "--out", "out"], ["sweep", "--resume", "out/swept", "--dry-run"]]
+PLAIN = [
+    *(
+        ["runs", "--out", "out"],
+        ["runs", "show", "out/one"],
+        ["compare", "out/one", "out/two"],
+        ["compare", "out/one", "out/two", "--layout=rows"],
+    ),
+    *(["explain", "out/one"], ["predict", "out/one"], ["watch", "out/one", "--wait", "0"], QUICK[-1]),
+]
 DELETING = [["runs", "delete", "out/one", "--yes"], ["runs", "delete", "out/swept", "--yes"], ["data", "remove", "digits"]]
 
 
@@ -235,5 +255,50 @@ def test_settings_are_read_within_bounds(tmp_path, commands, place, text, says):
 def test_slow_thousands_of_damages_are_errors_or_none(place, commands, undamaged, capsys):
     with capsys.disabled():
         print(f"\nhostile files: CROSSTRAIN_TEST_SEED={SEED}")
-    for number in range(3000):
+    for number in range(2000):
         check(place, commands, undamaged, 10_000 + number, most_commands=6)
+
+
+@pytest.mark.slow
+def test_slow_each_field_may_be_null_or_missing_or_something_else(place, commands):
+    """Each field of each document of a run, the first two of a list, the first line of each file of lines."""
+    chance = random.Random(SEED)
+    work = fresh(place)
+    for name in (*RUN_FILES, *LINE_FILES, f"{CHECKPOINT}/checkpoint.json"):
+        path = work / "out" / "one" / name
+        whole = path.read_text()
+        first, rest = whole.split("\n", 1) if name.endswith(".jsonl") else (whole, "")
+        readers = OF_CHECKPOINT if name.startswith(CHECKPOINT) else PLAIN
+        for place_in, value in itertools.product(places(json.loads(first)), ("null", None, chance.choice(HOSTILE))):
+            path.write_text(f"{altered(json.loads(first), place_in, value)}\n{rest}")
+            if name.startswith(CHECKPOINT):
+                sign_checkpoint(path.parent)
+            shutil.rmtree(work / "out" / "one" / "exports", ignore_errors=True)
+            answer = commands.run(work, readers)
+            for command, result in itertools.zip_longest(readers, answer["results"]):
+                case = f"CROSSTRAIN_TEST_SEED={SEED}: {name}: {place_in}: {'missing' if value is None else value[:60]}: {command}"
+                assert result is not None, f"{case} ended by signal {answer['signal']}"
+                assert result["problem"] is None, f"{case}: {result['problem']}"
+                assert result["code"] in (0, 1, 2), case
+        path.write_text(whole)
+        if name.startswith(CHECKPOINT):
+            sign_checkpoint(path.parent)
+
+
+def places(tree, above=()):
+    items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree))[:2] if isinstance(tree, list) else []
+    for key, item in items:
+        yield (*above, key)
+        yield from places(item, (*above, key))
+
+
+def altered(tree, place_in, value):
+    """The JSON of a tree with other text at a place, or, where there is none, without the place."""
+    holder = tree
+    for key in place_in[:-1]:
+        holder = holder[key]
+    if value is None:
+        del holder[place_in[-1]]
+        return json.dumps(tree)
+    holder[place_in[-1]] = "@@"
+    return json.dumps(tree).replace('"@@"', value)
