@@ -86,7 +86,7 @@ def remember(folder: Path, verified: Mapping[str, list[int]]) -> None:
     In a store that this user cannot write (a shared cache) no stamp is kept, and every open computes the digests.
     """
     youngest = max(times[-1] for times in verified.values())
-    if time.time_ns() - youngest < _SETTLED_SECONDS * 1e9 or not os.access(folder, os.W_OK):
+    if time.time_ns() - youngest < _SETTLED_SECONDS * 1e9 or not os.access(folder, os.W_OK) or (folder / STAMP).is_dir():
         return
     draft = folder / f".{STAMP}.{os.getpid()}"
     draft.write_text(json.dumps(verified), encoding="utf-8")

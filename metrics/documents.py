@@ -69,14 +69,18 @@ class _Status(Part):
     changed_at: Moment | None = None
 
 
+Measured = Annotated[Duration, Field(ge=1e-12)]
+"""What a clock can tell from nothing."""
+
+
 class _CalibratedWorker(Part):
     worker: Worker
     node: Node
     data_seconds: Duration
-    compute_seconds: Annotated[Duration, Field(gt=0)]
-    half_compute_seconds: Duration | None = None
-    communicate_seconds: Duration | None = None
-    message_seconds: Duration | None = None
+    compute_seconds: Measured
+    half_compute_seconds: Measured | None = None
+    communicate_seconds: Measured | None = None
+    message_seconds: Measured | None = None
     spread: Figure | None = None
 
 

@@ -21,6 +21,9 @@ SAME = ("backend", "model", "data", "precision", "optimizer", "procs_per_node", 
 """What runs that one model is fitted to have in common: a step of theirs is the same work on the same processors."""
 
 
+_SHORTEST_SECONDS = 1e-12  # of a step; less is no step
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """Seconds of a worker's step.
@@ -122,7 +125,11 @@ def observe(path: Path) -> Observed:
         raise UsageError(f"run: {str(path)!r} was resumed with other settings, so that its steps are not alike. Take another run.")
     _expect_agreement(path, run, calibration)
     steps = {worker["worker"]: worker["step_seconds"] for worker in summary["time_shares"]["workers"]}
-    if len(steps) != summary["workers"] or None in steps.values() or {one["worker"] for one in calibration["workers"]} != set(steps):
+    if (
+        len(steps) != summary["workers"]
+        or min((seconds or 0.0) for seconds in steps.values()) < _SHORTEST_SECONDS
+        or {one["worker"] for one in calibration["workers"]} != set(steps)
+    ):
         raise UsageError(f"run: {str(path)!r} is too short: a worker in it made no update, or was not there at its end. Train for longer.")
     server_cores = _cores(job, run.nodes[0], 0)
     return Observed(
