@@ -18,10 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from .names import is_plain_name
 from .units import MOST_AMOUNT, Cadence, Target, parse_bandwidth
 
-__all__ = ["DEFAULT_BATCH_SIZE", "Job", "without_password"]
+__all__ = ["DEFAULT_BATCH_SIZE", "MOST_NODES", "Job", "without_password"]
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_EPOCHS = 10
+
+MOST_NODES = 4096
+"""Of a run; no more tasks of a kind, and no more threads of a task, are asked for either."""
 
 LONGEST_RUN_NAME_BYTES = 200
 """File systems allow 255, and the runs of --repeats add a number to it."""
@@ -30,7 +33,7 @@ LONGEST_RUN_NAME_BYTES = 200
 MOST = MOST_AMOUNT
 LARGEST = 1e30  # a float32 holds it, and some factors besides
 Positive = Annotated[int, Field(ge=1, le=MOST)]
-Machines = Annotated[int, Field(ge=1, le=4096)]
+UpToMostNodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Finite = Annotated[float, Field(ge=0, le=LARGEST)]
 AboveZero = Annotated[float, Field(gt=0, le=LARGEST)]
@@ -63,9 +66,9 @@ class Job(BaseModel):
     data: str = Field("digits", description="A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
     data_dir: Path | None = Field(None, description="Folder with the dataset's original files, where you have them.")
 
-    nodes: Machines = Field(1, description="Number of nodes (virtual ones on this machine with the local launcher).")
-    procs_per_node: Machines = Field(1, description="Workers on each node.")
-    ps: Machines = Field(1, description="Async: number of parameter servers; the first is on node 0.")
+    nodes: UpToMostNodes = Field(1, description="Number of nodes (virtual ones on this machine with the local launcher).")
+    procs_per_node: UpToMostNodes = Field(1, description="Workers on each node.")
+    ps: UpToMostNodes = Field(1, description="Async: number of parameter servers; the first is on node 0.")
 
     batch_size: Positive | None = Field(None, description=f"Examples per worker and step (default {DEFAULT_BATCH_SIZE}).")
     global_batch_size: Positive | None = Field(
@@ -101,7 +104,7 @@ class Job(BaseModel):
         "fp32", description="Number format of convolutions and matrix products; weights stay fp32. fp16 (GPU) scales the loss."
     )
     device: Literal["auto", "cpu", "gpu"] = Field("auto", description="Where to compute; auto takes a GPU where the framework finds one.")
-    threads: Machines | None = Field(
+    threads: UpToMostNodes | None = Field(
         None, description="Compute threads per task (default: cores of the node divided by its tasks, at least 1; 1 for very small steps)."
     )
     steps_per_call: Positive | None = Field(
@@ -117,7 +120,7 @@ class Job(BaseModel):
         None, description="Keep the checkpoint of the best evaluation by this figure as well."
     )
     profile: Annotated[int, Field(ge=0, le=MOST)] = Field(
-        0, description="Trace this many steps after warm-up into the run directory, for MachinesorBoard's or Chrome's trace viewer."
+        0, description="Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer."
     )
     calibrate: bool = Field(
         True,
@@ -146,7 +149,7 @@ class Job(BaseModel):
     out: Path = Field(Path("runs"), description="Folder in which run directories are made.")
     name: str | None = Field(None, description="Name of the run directory, instead of one made from date, job and a suffix.")
     save_final: bool = Field(True, description="Save a checkpoint after the last step.")
-    tensorboard: bool = Field(True, description="Write MachinesorBoard event files beside the JSON lines.")
+    tensorboard: bool = Field(True, description="Write TensorBoard event files beside the JSON lines.")
     mlflow: str | None = Field(
         None, description="Tell the run to MLflow too: a tracking URI, such as http://127.0.0.1:5000 or sqlite:///mlflow.db."
     )

@@ -124,7 +124,7 @@ def resolve(
     sources = {field: given[field].origin if field in given else "default" for field in Job.model_fields}
     for field, kind in _PLUGIN_FIELDS.items():
         _check_name(kind, field, getattr(job, field), given)
-    standing_origin = None if standing is None else f"run {standing.name}"
+    standing_origin = None if standing is None else standing.origin
     own = {field: value for field, value in given.items() if value.origin != standing_origin}
     return replace(_with_backend(job, sources), idle=_idle(job, own))
 

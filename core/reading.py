@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from io import BufferedReader
@@ -128,7 +129,8 @@ def parse_json(data: bytes) -> Any:
     if data.count(b",") + data.count(b"[") + data.count(b"{") > MOST_VALUES:
         raise UnreadableError(f"holds more than {MOST_VALUES:,} values, the most that is read of such a file")
     try:
-        value = _decoder.decode(data.decode())
+        decoder = _checking_decoder if _LONG_INTEGER.search(data) else _decoder
+        value = decoder.decode(data.decode())
     except RecursionError:
         raise UnreadableError(_too_deep()) from None
     except ValueError as error:
@@ -146,7 +148,11 @@ def _integer(text: str) -> float:
     return value if -(2**63) <= value < 2**64 else math.inf
 
 
-_decoder = json.JSONDecoder(parse_int=_integer)
+_LONG_INTEGER = re.compile(rb"(?<![.\d])\d{19}")
+"""Digits of an integer that 64 bits may not hold. Others need no look at each one, which takes as long as all the rest of reading."""
+
+_decoder = json.JSONDecoder()
+_checking_decoder = json.JSONDecoder(parse_int=_integer)
 
 
 def _check(root: dict[str, Any] | list[Any]) -> None:

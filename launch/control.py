@@ -21,7 +21,7 @@ from .blame import Fall, first_cause, is_victim
 from .local import NodeChannel
 from .members import Members
 
-__all__ = ["AddressInUseError", "Control", "Standing"]
+__all__ = ["AddressInUseError", "ClusterState", "Control"]
 
 CAUSE_WINDOW_SECONDS = 1.0
 """How long after a death further deaths are awaited, so that the first cause is told from its victims."""
@@ -35,7 +35,7 @@ class AddressInUseError(TrainerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ClusterState:
     """How the cluster stands: the kernel's state letter of each task that is known, and what is wrong with each node that said nothing."""
 
     states: Mapping[str, str]
@@ -226,7 +226,7 @@ class Control:
             self._members.tell(node, Message("sample_now"))
         self._collect("sampled", nodes, timeout_seconds, "samples")
 
-    def standing(self, timeout_seconds: float = 0.75) -> Standing:
+    def standing(self, timeout_seconds: float = 0.75) -> ClusterState:
         """Ask how the tasks are, for the report of a stall, and return what is heard of it in the time. Raises nothing.
 
         A node that does not answer is not waited for any more when the run ends.
@@ -244,7 +244,7 @@ class Control:
         self._silent |= waiting
         lost = {node: self._describe_loss(node) for node in self._members.lost}
         silent = {node: f"the agent of {self._place(node)} does not answer" for node in sorted(waiting)}
-        return Standing({**{death["task"]: "gone" for death in self.deaths}, **states}, {**lost, **silent})
+        return ClusterState({**{death["task"]: "gone" for death in self.deaths}, **states}, {**lost, **silent})
 
     # How it ends ----------------------------------------------------------------------------------------------------
 

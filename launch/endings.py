@@ -14,7 +14,7 @@ from ..core.errors import DiskError, InterruptedRunError, RunFailedError, Stalle
 from ..core.job import Job
 from ..engine.parties import Outcome
 from ..metrics.rundir import RunState, RunWriter
-from .control import Standing
+from .control import ClusterState
 from .recording import Recording
 from .trust import trust_flag
 
@@ -108,7 +108,7 @@ def train_seconds_by_node(job: Job, outcome: Outcome) -> tuple[float | None, ...
     return tuple(nodes)
 
 
-def explained(error: StalledRunError, standing: Standing) -> StalledRunError:
+def explained(error: StalledRunError, standing: ClusterState) -> StalledRunError:
     """Name the nodes that do not answer and the tasks that are stopped, or else tell the state of each task."""
     stopped = [task for task, state in standing.states.items() if state in "Tt"]
     named = list(standing.silent.values())

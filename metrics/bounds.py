@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
+from ..core.job import MOST_NODES
+
 __all__ = [
     "MOST_NODES",
     "MOST_TASKS",
@@ -27,7 +29,6 @@ __all__ = [
     "Worker",
 ]
 
-MOST_NODES = 4096
 MOST_TASKS = 1 << 16
 
 

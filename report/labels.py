@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +27,11 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 
 def _numbered(found: Sequence[str]) -> list[str]:
-    times: Counter[str] = Counter()
-    numbered = []
+    taken, numbered = set(found), []
+    seen: set[str] = set()
     for label in found:
-        times[label] += 1
-        numbered.append(label if times[label] == 1 else f"{label} #{times[label]}")
+        names = itertools.chain([label], (f"{label} #{number}" for number in itertools.count(2)))
+        numbered.append(next(name for name in names if name not in (seen if name == label else taken)))
+        seen.add(label)
+        taken.add(numbered[-1])
     return numbered

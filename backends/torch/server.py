@@ -72,11 +72,11 @@ class Listener:
 
     def _admit(self, peer: tuple[socket.socket, Hello], _host: str) -> None:
         connection, hello = peer
-        tune(connection)
         link = Link(connection)
         with self._changed:
             self._links.add(link)
         try:
+            tune(connection)
             if not self._closing:
                 self._serve(link, hello)
         finally:

@@ -50,6 +50,9 @@ class Agent:
         self.end.shutdown(socket.SHUT_RDWR)
 
 
+pytestmark = pytest.mark.alone  # how soon what waits ends
+
+
 @pytest.fixture
 def cluster() -> Iterator[Callable[[int], tuple[Control, list[Agent]]]]:
     with ExitStack() as ends:

@@ -23,6 +23,8 @@ from crosstrain.core.door import MOST_UNPROVEN, PROOF_SECONDS, Door
 from crosstrain.engine.messages import Message
 from crosstrain.launch.channel import HandshakeError, WrongSecretError, accept, connect
 
+pytestmark = pytest.mark.alone  # how soon strangers are sent away, and others served
+
 SECRET = "5e" * 32
 HELLO = handshake.Hello("worker", 3, 1000)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import shutil
@@ -89,3 +90,11 @@ def test_commands_print_the_current_name(tmp_path, capsys):
     assert invoke(["runs", "show", str(paths[1]), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["run"], shown["summary"]["run"]) == ("copy", "copy")
+
+
+def test_a_directory_that_is_called_like_a_number_is_told_from_one_that_is_there_twice(tmp_path):
+    once, twice = tmp_path / "x #2", tmp_path / "x"
+    for path in (once, twice):
+        path.mkdir()
+    for order in itertools.permutations([once, twice, twice]):
+        assert len(set(labels(order))) == 3
