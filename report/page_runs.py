@@ -41,7 +41,7 @@ def described(run: ShownRun) -> dict[str, Any]:
         "path": str(run.path.resolve()),
         "verdict": _verdict(run),
         "environment": [_node(number, node) for number, node in enumerate(run.env)],
-        "segments": [shlex.join(map(str, segment["command"])) for segment in segments],
+        "segments": [shlex.join(map(str, segment.get("command") or ())) for segment in segments],
         "repeat": repeat_command(run.job, {}),
         "config": config_text(run.job),
     }

@@ -79,7 +79,7 @@ PLAIN = [
         ["compare", "out/one", "out/two"],
         ["compare", "out/one", "out/two", "--layout=rows"],
     ),
-    *(["explain", "out/one"], ["predict", "out/one"], ["watch", "out/one", "--wait", "0"], QUICK[-1]),
+    *(["explain", "out/one"], ["predict", "out/one"], ["watch", "out/one", "--wait", "0"], QUICK[-1], SLOW[0]),
 ]
 DELETING = [["runs", "delete", "out/one", "--yes"], ["runs", "delete", "out/swept", "--yes"], ["data", "remove", "digits"]]
 
