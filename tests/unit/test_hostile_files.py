@@ -1,6 +1,7 @@
 """No file of a run, a sweep, a checkpoint or a prepared dataset, whatever is in it, brings a command to a traceback, a halt or its knees.
 
-`CROSSTRAIN_TEST_SEED=N` repeats the cases of a session; a failure says with which number, and what was done to which file.
+`make test` has the same cases every time; `make conformance` others in each session. ``--seed N`` repeats those of a seed; a failure says
+with which number, and what was done to which file.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from hostile_runs import (
     sign_checkpoint,
 )
 
-SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
-SECONDS_HERE = 60.0
-"""Of `make test`, for all of these; `make conformance` has thousands of cases."""
+SESSION_SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
+CASES_HERE, SECONDS_HERE = 150, 75.0
+"""Of `make test`, at most; `make conformance` has thousands of cases."""
 
 MOST_SECONDS = 10.0
 MOST_BYTES = 200 << 20
@@ -158,9 +159,9 @@ def files_of(place: Path) -> list[tuple[str, list[list[str]]]]:
     return [*run, ("out/swept/sweep.json", OF_SWEEP), *((f"out/one/{name}", SLOW) for name in (*RUN_FILES, *LINE_FILES))]
 
 
-def check(place, commands, undamaged, number, *, most_commands):
+def check(place, commands, undamaged, seed, number, *, most_commands):
     """Do one case: damage a file, or two, and run some of the commands that read it."""
-    chance = random.Random(f"{SEED} {number}")
+    chance = random.Random(f"{seed} {number}")
     work = fresh(place)
     name, readers = chance.choice(files_of(place))
     if readers is SLOW and chance.random() < 0.7:  # they take ten times as long as the others
@@ -173,7 +174,7 @@ def check(place, commands, undamaged, number, *, most_commands):
     if chance.random() < 0.1:
         chosen = [*chosen, chance.choice(DELETING)]
     answer = commands.run(work, chosen)
-    case = f"CROSSTRAIN_TEST_SEED={SEED}, case {number}: {name}: {'; '.join(done)}"
+    case = f"--seed {seed}, case {number}: {name}: {'; '.join(done)}"
     for command, result in itertools.zip_longest(chosen, answer["results"]):
         assert result is not None, f"{case}: {command} ended by signal {answer['signal']}"
         assert result["problem"] is None, f"{case}: {command}: {result['problem']}"
@@ -185,15 +186,23 @@ def check(place, commands, undamaged, number, *, most_commands):
     assert taken < most + MOST_BYTES, f"{case}: {chosen} took {taken >> 20} MiB instead of {most >> 20} MiB"
 
 
-def test_any_damage_is_an_error_or_none(place, commands, undamaged, capsys):
+def seed_of(request, capsys, default):
+    """Return the seed that is asked for, or else `default`; it is printed."""
+    given = request.config.getoption("seed")
+    seed = default if given is None else given
     with capsys.disabled():
-        print(f"\nhostile files: CROSSTRAIN_TEST_SEED={SEED}")
+        print(f"\nhostile files: --seed {seed}")
+    return seed
+
+
+def test_any_damage_is_an_error_or_none(place, commands, undamaged, request, capsys):
+    seed = seed_of(request, capsys, 1)
     end = time.monotonic() + SECONDS_HERE
-    for number in itertools.count():
+    for number in range(CASES_HERE):
         if time.monotonic() > end:
             break
-        check(place, commands, undamaged, number, most_commands=4)
-    assert number > 100
+        check(place, commands, undamaged, seed, number, most_commands=4)
+    assert number > CASES_HERE // 3
 
 
 def outcome(commands, work, *command):
@@ -252,17 +261,17 @@ def test_settings_are_read_within_bounds(tmp_path, commands, place, text, says):
 
 
 @pytest.mark.slow
-def test_slow_thousands_of_damages_are_errors_or_none(place, commands, undamaged, capsys):
-    with capsys.disabled():
-        print(f"\nhostile files: CROSSTRAIN_TEST_SEED={SEED}")
+def test_slow_thousands_of_damages_are_errors_or_none(place, commands, undamaged, request, capsys):
+    seed = seed_of(request, capsys, SESSION_SEED)
     for number in range(2000):
-        check(place, commands, undamaged, 10_000 + number, most_commands=6)
+        check(place, commands, undamaged, seed, 10_000 + number, most_commands=6)
 
 
 @pytest.mark.slow
-def test_slow_each_field_may_be_null_or_missing_or_something_else(place, commands):
+def test_slow_each_field_may_be_null_or_missing_or_something_else(place, commands, request, capsys):
     """Each field of each document of a run, the first two of a list, the first line of each file of lines."""
-    chance = random.Random(SEED)
+    seed = seed_of(request, capsys, SESSION_SEED)
+    chance = random.Random(seed)
     work = fresh(place)
     for name in (*RUN_FILES, *LINE_FILES, f"{CHECKPOINT}/checkpoint.json"):
         path = work / "out" / "one" / name
@@ -276,7 +285,7 @@ def test_slow_each_field_may_be_null_or_missing_or_something_else(place, command
             shutil.rmtree(work / "out" / "one" / "exports", ignore_errors=True)
             answer = commands.run(work, readers)
             for command, result in itertools.zip_longest(readers, answer["results"]):
-                case = f"CROSSTRAIN_TEST_SEED={SEED}: {name}: {place_in}: {'missing' if value is None else value[:60]}: {command}"
+                case = f"--seed {seed}: {name}: {place_in}: {'missing' if value is None else value[:60]}: {command}"
                 assert result is not None, f"{case} ended by signal {answer['signal']}"
                 assert result["problem"] is None, f"{case}: {result['problem']}"
                 assert result["code"] in (0, 1, 2), case
