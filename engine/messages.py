@@ -22,6 +22,8 @@ __all__ = ["PROTOCOL", "Message", "ProtocolError", "RawArray", "Room", "Stream"]
 
 PROTOCOL = 3
 MAX_HEADER_BYTES = 16 * 2**20
+MAX_ARRAY_BYTES = 2**30
+"""Of the arrays of one message together: logits of a thousand examples have some megabytes, a state travels in parts."""
 
 
 class ProtocolError(ConnectionError):
@@ -113,9 +115,13 @@ class Stream:
         try:
             header = json.loads(line)
             kind = header.pop("kind")
+            if not isinstance(kind, str):
+                raise TypeError("a kind that is no text")
             described = [(name, dtype, shape, int(size)) for name, dtype, shape, size in header.pop("arrays", [])]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not a message: {line[:80]!r}") from error
+        if not all(0 <= size <= MAX_ARRAY_BYTES for *_, size in described) or sum(size for *_, size in described) > MAX_ARRAY_BYTES:
+            raise ProtocolError("arrays of more bytes than a message may have")
         memory = None if room is None else room.of(sum(size for *_, size in described))
         arrays: dict[str, RawArray] = {}
         for name, dtype, shape, size in described:

@@ -18,8 +18,9 @@ from ..core.starting import REPORT_SECONDS
 from ..engine.messages import PROTOCOL, Message
 from ..engine.task import task_to_fields
 from .blame import Fall, first_cause, is_victim
+from .incoming import wrong_with
 from .local import NodeChannel
-from .members import Members
+from .members import DRIVER, Members
 
 __all__ = ["AddressInUseError", "ClusterState", "Control"]
 
@@ -140,6 +141,8 @@ class Control:
         while len(ready) < len(self._node_of):
             missing = sorted(set(self._node_of) - set(ready))
             _, message = self._expect("ready", deadline, partial(self._described_starts, missing), "--start-timeout")
+            if time.monotonic() > deadline - 2 * REPORT_SECONDS:
+                raise RunFailedError(f"{message['from']} was ready only after --start-timeout, which says how long a start may take")
             ready[message["from"]] = message.get("precision_used")
             self._fallen.phases.pop(message["from"], None)
         return ready
@@ -202,6 +205,11 @@ class Control:
         if answer is None:
             return None
         node, message = answer
+        if message is not None and node != DRIVER and (wrong := wrong_with(node, message, self._node_of)) is not None:
+            if node not in self._members.lost:
+                self._members.cut_off(node, wrong)
+                self._fallen.falls.append((node, None))
+            return None
         if message is None or message.kind == "death":
             self._fallen.falls.append((node, message))
         elif message.kind == "error":
@@ -312,6 +320,8 @@ class Control:
         return RunFailedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task)
 
     def _describe_loss(self, node: int) -> str:
+        if node in self._members.broken:
+            return f"{self._place(node)} sent {self._members.broken[node]}: it is broken, or hostile, and has been cut off"
         process = self.channels[node].process
         code = process.poll() if process is not None else None
         if process is not None and code is None:

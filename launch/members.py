@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ..engine.messages import Message
+from ..engine.messages import Message, ProtocolError
 from .local import NodeChannel
 
 __all__ = ["DRIVER", "Members"]
@@ -20,10 +20,14 @@ DRIVER = -1
 
 
 class Members:
-    """The nodes behind `channels`. `lost` are those whose channel has ended, in the order in which that was read."""
+    """The nodes behind `channels`. `lost` are those whose channel has ended, in the order in which that was read.
+
+    `broken` says of some of them what they sent that nobody sends: they have been cut off.
+    """
 
     def __init__(self, channels: Sequence[NodeChannel]) -> None:
         self.lost: list[int] = []
+        self.broken: dict[int, str] = {}
         self._channels = {channel.node: channel for channel in channels}
         self._inbox: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
         self._outboxes: dict[int, queue.Queue[Message]] = {node: queue.Queue() for node in self._channels}
@@ -48,6 +52,13 @@ class Members:
             return None
         self.lost.append(node)
         return node, None
+
+    def cut_off(self, node: int, why: str) -> None:
+        """Give a node up for what it has sent; from now on it is lost."""
+        self.broken.setdefault(node, why)
+        self.give_up(node)
+        if node not in self.lost:
+            self.lost.append(node)
 
     def say(self, message: Message) -> None:
         """Put a message of the driver's own into the queue; safe in a signal handler."""
@@ -76,7 +87,10 @@ class Members:
         while True:
             try:
                 message = channel.stream.receive()
-            except (OSError, ValueError):
+            except ProtocolError as error:
+                self.broken.setdefault(channel.node, str(error))
+                message = None
+            except (OSError, ValueError, MemoryError):
                 message = None
             self._inbox.put((channel.node, message))
             if message is None:

@@ -27,14 +27,15 @@ class Agent:
         self.stream.send(Message(kind, fields))
 
     def hello(self, host: str) -> None:
-        self.send("hello", protocol=PROTOCOL, identity={}, host={"hostname": host})
+        self.send("hello", protocol=PROTOCOL, identity={}, scratch="", host={"hostname": host})
 
     def death(self, task: str, order: int = 1, *, clock: float = 0.0, error: str | None = None, **how: object) -> None:
         """Say that a task has ended, and before that which exception it ended of; `clock` is what the node's clock shows."""
         if error is not None:
             fields = {"type": "RuntimeError", "message": error, "errno": None, "exit_code": None, "peer_lost": "peer" in error}
             self.send("error", **fields, **{"from": task})
-        self.send("death", task=task, order=order, monotonic_seconds=clock, **{"code": 1, "signal": None, "tail": [], **how})
+        spent = {"pid": 1, "cpu_seconds": 0.5, "max_rss_bytes": 1}
+        self.send("death", task=task, order=order, monotonic_seconds=clock, **{"code": 1, "signal": None, "tail": [], **spent, **how})
 
     def answer(self, kind: str, **fields: object) -> None:
         """Answer the next request, in a thread."""
@@ -67,7 +68,9 @@ def cluster() -> Iterator[Callable[[int], tuple[Control, list[Agent]]]]:
                 ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
                 channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
                 agents.append(Agent(pair[1], theirs))
-            return Control(channels, on_sample=lambda record: None, on_log=lambda *part: None), agents
+            control = Control(channels, on_sample=lambda record: None, on_log=lambda *part: None)
+            control._node_of = {f"worker-{node}": node for node in range(nodes)}  # as if each had started one; nobody hears of a start here
+            return control, agents
 
         yield make
 
