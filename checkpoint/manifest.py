@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ..core.names import UnsafeNameError, is_plain_name
-from ..core.reading import first_problem, open_regular, read_json
+from ..core.reading import Part, first_problem, open_regular, read_json
 
 __all__ = ["MANIFEST", "FileDigest", "Hasher", "digest_of", "new_hasher", "read_manifest", "write_manifest"]
 
@@ -30,9 +30,7 @@ _ALGORITHMS = {1: "sha256", _SCHEMA: ALGORITHM}
 _SELF = "manifest_sha256"
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class _File(Part):
     bytes: Annotated[int, Field(ge=0, lt=2**63)]
     sha256: str = ""
     xxh3_128: str = ""

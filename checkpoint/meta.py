@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ..core.fields import choices
-from ..core.reading import first_problem, read_json
+from ..core.reading import Part, first_problem, read_json
 from ..data.base import DataInfo
 from ..models.base import ModelSpec
 
@@ -25,10 +25,8 @@ Extent = Annotated[int, Field(ge=1, lt=2**31)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 
 
-class _Job(BaseModel):
+class _Job(Part):
     """What readers take of the job by itself."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str
     data: str = ""
@@ -45,9 +43,7 @@ class _Job(BaseModel):
         return value
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class _Model(Part):
     name: str
     loss: str
     parameters: list[Annotated[list[str | list[Extent]], Field(min_length=2, max_length=2)]]
@@ -61,9 +57,7 @@ class _Model(BaseModel):
         return value
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class _Data(Part):
     name: str
     data_dir: str | None = None
     digest: str
@@ -86,9 +80,7 @@ class _Data(BaseModel):
         return self
 
 
-class _Spent(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class _Spent(Part):
     init_seconds: Number = 0.0
     train_seconds: Number = 0.0
     eval_seconds: Number = 0.0

@@ -95,11 +95,17 @@ class Standing:
 
     def absolute(self, field: str, value: Given) -> Given:
         """Return ``+N`` steps or epochs as the number at which the run then ends; any other value as it is."""
-        text = value.value.strip() if isinstance(value.value, str) else ""
-        if field not in ("steps", "epochs") or not (text.startswith("+") and text[1:].isdecimal()):
+        if not _is_relative(field, value):
             return value
+        text = value.value.strip()
         stands = self.steps if field == "steps" else self.epochs
         return replace(value, value=stands + int(text[1:]), origin=f"{value.origin} ({text} from {stands})")
+
+
+def _is_relative(field: str, value: Given) -> bool:
+    """Return whether a value is ``+N`` steps or epochs."""
+    text = value.value.strip() if isinstance(value.value, str) else ""
+    return field in ("steps", "epochs") and text.startswith("+") and text[1:].isdecimal()
 
 
 def resolve(
@@ -124,8 +130,7 @@ def resolve(
     sources = {field: given[field].origin if field in given else "default" for field in Job.model_fields}
     for field, kind in _PLUGIN_FIELDS.items():
         _check_name(kind, field, getattr(job, field), given)
-    standing_origin = None if standing is None else standing.origin
-    own = {field: value for field, value in given.items() if value.origin != standing_origin}
+    own = {field: value for field, value in given.items() if standing is None or value.origin != standing.origin}
     return replace(_with_backend(job, sources), idle=_idle(job, own))
 
 
@@ -141,7 +146,7 @@ def given_anew(flags: Mapping[str, Any], environ: Mapping[str, str], config: Pat
 
 def _by_itself(field: str, value: Given) -> Any:
     _refuse_boolean(field, value)
-    if Standing({}, "", 0, 0, lambda fields: None).absolute(field, value) is not value:
+    if _is_relative(field, value):
         return str(value.value).strip()
     try:
         return Job.model_validate({field: value.value}).model_dump(mode="json")[field]

@@ -16,12 +16,13 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 __all__ = [
     "MOST_BYTES",
     "MOST_LINE_BYTES",
     "NotJsonError",
+    "Part",
     "UnreadableError",
     "first_problem",
     "open_regular",
@@ -51,6 +52,12 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
 }
+
+
+class Part(BaseModel):
+    """An object of a document, whose types are taken as they are. It may have fields that this release does not know."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
 
 class UnreadableError(ValueError):

@@ -120,9 +120,10 @@ class Stream:
             described = [(name, dtype, shape, int(size)) for name, dtype, shape, size in header.pop("arrays", [])]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not a message: {line[:80]!r}") from error
-        if not all(0 <= size <= MAX_ARRAY_BYTES for *_, size in described) or sum(size for *_, size in described) > MAX_ARRAY_BYTES:
+        total = sum(size for *_, size in described)
+        if total > MAX_ARRAY_BYTES or any(size < 0 for *_, size in described):
             raise ProtocolError("arrays of more bytes than a message may have")
-        memory = None if room is None else room.of(sum(size for *_, size in described))
+        memory = None if room is None else room.of(total)
         arrays: dict[str, RawArray] = {}
         for name, dtype, shape, size in described:
             if memory is None:

@@ -137,11 +137,12 @@ class Control:
         Raises AddressInUseError, UsageError or RunFailedError where one cannot be.
         """
         ready: dict[str, str | None] = {}
-        deadline = time.monotonic() + timeout_seconds + 2 * REPORT_SECONDS  # a task that is stuck says first where, and ends
+        deadline = time.monotonic() + timeout_seconds
+        reported = deadline + 2 * REPORT_SECONDS  # a task that is stuck says first where, and ends
         while len(ready) < len(self._node_of):
             missing = sorted(set(self._node_of) - set(ready))
-            _, message = self._expect("ready", deadline, partial(self._described_starts, missing), "--start-timeout")
-            if time.monotonic() > deadline - 2 * REPORT_SECONDS:
+            _, message = self._expect("ready", reported, partial(self._described_starts, missing), "--start-timeout")
+            if time.monotonic() > deadline:
                 raise RunFailedError(f"{message['from']} was ready only after --start-timeout, which says how long a start may take")
             ready[message["from"]] = message.get("precision_used")
             self._fallen.phases.pop(message["from"], None)

@@ -11,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ..core.config_files import shipped
 from ..core.errors import UsageError
 from ..core.job import Job, without_password
-from ..core.reading import UnreadableError, first_problem, open_regular, read_json
+from ..core.reading import Part, UnreadableError, first_problem, open_regular, read_json
 from ..core.sweeps import NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
 from ..metrics.lines import DamagedRunError, write_document
 from ..metrics.records import SCHEMA
@@ -76,25 +76,19 @@ class Entry:
         return {"name": self.point.name, "settings": dict(self.point.settings), **stands, "job": job}
 
 
-class _Part(BaseModel):
-    """What is relied on; each of these documents holds more."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class _Grid(_Part):
+class _Grid(Part):
     axes: dict[str, list[Any]]
     cases: list[dict[str, Any]]
     repeats: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None
 
 
-class _Request(_Part):
+class _Request(Part):
     config: str | None
     flags: dict[str, Any]
     grid: _Grid
 
 
-class _Point(_Part):
+class _Point(Part):
     name: str
     job: dict[str, Any]
     state: PointState
@@ -104,7 +98,7 @@ class _Point(_Part):
     seconds: Annotated[float, Field(ge=0, le=1e12)] | None
 
 
-class _Sweep(_Part):
+class _Sweep(Part):
     created_at: str
     request: _Request
     points: list[_Point]

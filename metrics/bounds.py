@@ -8,9 +8,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import AfterValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from ..core.job import MOST_NODES
+from ..core.reading import Part
 
 __all__ = [
     "MOST_NODES",
@@ -68,9 +69,3 @@ def _state(text: str) -> str:
 STATES = ("starting", "running", "succeeded", "failed", "interrupted")
 State = Annotated[str, AfterValidator(_state)]
 Moment = Annotated[str, Field(max_length=100), AfterValidator(_moment)]
-
-
-class Part(BaseModel):
-    """An object of a document. It may have fields that this release does not know."""
-
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())

@@ -67,10 +67,6 @@ def _in_json(declared: Any) -> Any:
     return Annotated[list[get_args(declared)[0]], Field(min_length=1)] if get_origin(declared) is tuple else declared  # type: ignore[misc]
 
 
-_BOUNDED: Mapping[str, int] = {"nodes": MOST_NODES, "procs_per_node": MOST_TASKS, "ps": MOST_NODES}
-"""Fields that say how many there are of something, which readers may go through."""
-
-
 _READ: Mapping[str, Callable[[str], Any]] = {
     "bandwidth": parse_bandwidth,
     "eval_every": Cadence.parse,
@@ -98,7 +94,7 @@ def _recorded(name: str) -> Any:
     info = Job.model_fields[name]
     read = [_read_by(_READ[name])] if name in _READ else []
     default = str(info.default) if isinstance(info.default, Path) else info.default
-    return Annotated[(_in_json(info.annotation), *info.metadata, Field(le=_BOUNDED.get(name)), *read)], default
+    return Annotated[(_in_json(info.annotation), Field(), *info.metadata, *read)], default
 
 
 RecordedJob = create_model("RecordedJob", __base__=_Decided, **{name: _recorded(name) for name in Job.model_fields})
