@@ -20,11 +20,22 @@ def path(tmp_path):
 
 
 def make_read_only(path):
-    """Lay the directory over itself, read-only, which files that are open do not hinder."""
-    bound = subprocess.run(["mount", "--bind", path, path], capture_output=True, text=True, check=False)
+    """Lay the directory over itself, read-only, which files that are open do not hinder.
+
+    It is made read-only beside the run first: laid over the directory and made read-only there, it could be refused as busy, where the run
+    has opened a file through it in between.
+    """
+    aside = path.parent / "read-only"
+    aside.mkdir()
+    bound = subprocess.run(["mount", "--bind", path, aside], capture_output=True, text=True, check=False)
     if bound.returncode != 0:
         pytest.skip(f"nothing can be mounted here: {bound.stderr.strip()}")
-    subprocess.run(["mount", "-o", "remount,bind,ro", path], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", aside], check=True)
+        subprocess.run(["mount", "--bind", aside, path], check=True)
+    finally:
+        subprocess.run(["umount", aside], check=True)
+        aside.rmdir()
 
 
 CHANGES = {
