@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,14 +18,14 @@ from ..checkpoint.model import rebuilt_model
 from ..core.console import note
 from ..core.errors import MissingPackageError, UsageError, writing
 from ..core.job import Job
-from ..core.plugins import available, forward_plugin, load
+from ..core.plugins import available, forward_backends, forward_plugin, load
 from ..data.base import Split
 from ..data.resolve import written_out
 from ..data.store import StoredDataset, open_dataset
 from ..launch.evaluation import Evaluated, Evaluator
 from ..launch.trust import refuse_foreign
 from ..metrics.lines import finite_json
-from .options import trust_option
+from .options import check_typed_model, model_option, trust_option
 from .targets import find_target
 
 __all__ = ["evaluate"]
@@ -33,6 +33,7 @@ __all__ = ["evaluate"]
 
 @click.command(short_help="Evaluate a trained model on a dataset, on either backend.")
 @click.argument("source", type=click.Path(path_type=Path), metavar="RUN|CHECKPOINT")
+@model_option
 @click.option("--data", metavar="NAME", help="A name from `trainer data list` [default: what it was trained on].")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the dataset's original files, where you have them.")
 @click.option("--backend", metavar="NAME", help="A name from `trainer backends` [default: the one that trained it].")
@@ -43,6 +44,7 @@ __all__ = ["evaluate"]
 @trust_option("Take")
 def evaluate(
     source: Path,
+    model: str | None,
     data: str | None,
     data_dir: Path | None,
     backend: str | None,
@@ -63,7 +65,9 @@ def evaluate(
     checkpoint, damaged = find_checkpoint(find_target(source))
     for error in damaged:
         note(f"{error} An older one is taken.")
-    refuse_foreign(_taken(checkpoint.meta, data, data_dir), checkpoint.path, ("data", "data_dir"), trusted=trust_run)
+    check_typed_model(model, checkpoint.meta.job["model"])
+    taken = _taken(checkpoint.meta, model, data, data_dir)
+    refuse_foreign(taken, checkpoint.path, ("model", "data", "data_dir"), trusted=trust_run)
     job = _job(checkpoint.meta, data, data_dir, backend, precision)
     dataset = _fitting_data(checkpoint.meta, job)
     state = State(checkpoint.parameters, {}, checkpoint.meta.step, checkpoint.buffers)
@@ -83,9 +87,11 @@ def _known_dir(meta: Meta, data: str | None) -> str | None:
     return known
 
 
-def _taken(meta: Meta, data: str | None, data_dir: Path | None) -> dict[str, Any]:
+def _taken(meta: Meta, model: str | None, data: str | None, data_dir: Path | None) -> dict[str, Any]:
     """Return what is taken from the checkpoint, as nothing else is given."""
-    taken = {"model": meta.job["model"]}
+    taken = {}
+    if model is None:
+        taken["model"] = meta.job["model"]
     if data is None:
         taken["data"] = meta.job["data"]
     if data_dir is None:
@@ -121,20 +127,20 @@ def _backend(meta: Meta, asked: str | None) -> str:
         load(known[asked], "backend")  # raises where its framework is not installed
         forward_plugin(model, asked)
         return asked
-    for name in dict.fromkeys([meta.backend, *known]):
-        if name in known and known[name].installed and _has_forward(model, name):
+    on = forward_backends(model)
+    if not on:
+        raise UsageError(f"model: {model!r} has no forward function on any backend ({', '.join(known)}).")
+    for name in dict.fromkeys([meta.backend, *on]):
+        if name in on and known[name].installed:
             if name != meta.backend:
-                note(f"backend: {name}, because {meta.backend}, which trained this model, is not installed")
+                note(f"backend: {name}, because {meta.backend}, which trained this model, {_lacks(meta.backend, on)}")
             return name
-    raise MissingPackageError(f"backend: none is installed that has the model {model!r}. See: trainer backends")
+    hints = " or ".join(f"`{known[name].install}`" for name in on)
+    raise MissingPackageError(f"backend: none is installed that has the model {model!r}. Install one with {hints}.")
 
 
-def _has_forward(model: str, backend: str) -> bool:
-    try:
-        forward_plugin(model, backend)
-    except UsageError:
-        return False
-    return True
+def _lacks(backend: str, on: Sequence[str]) -> str:
+    return "is not installed" if backend in on else "has no forward function of it here"
 
 
 def _fitting_data(meta: Meta, job: Job) -> StoredDataset:

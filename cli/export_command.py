@@ -33,7 +33,7 @@ from ..core.process import python
 from ..launch.scratch import make_scratch, remove_scratch
 from ..launch.trust import LINK, refuse_foreign
 from .interrupts import TerminationAsInterrupt
-from .options import trust_option
+from .options import check_typed_model, model_option, trust_option
 from .run_files import UNKNOWN, describe_folder
 from .targets import find_target
 
@@ -53,12 +53,15 @@ class Choice:
 
 @click.command(short_help="Write a trained model for other programs, or list a run's files.")
 @click.argument("source", type=click.Path(path_type=Path), metavar="RUN|CHECKPOINT")
+@model_option
 @click.option("--format", "format_name", metavar="NAME", help="savedmodel, tf-checkpoint, torch or safetensors.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Folder to make [default: RUN/exports/STEP-FORMAT].")
 @click.option("--describe", is_flag=True, help="List the files, what each is for and how large it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @trust_option("Take")
-def export(source: Path, format_name: str | None, output: Path | None, describe: bool, as_json: bool, trust_run: bool) -> None:
+def export(
+    source: Path, model: str | None, format_name: str | None, output: Path | None, describe: bool, as_json: bool, trust_run: bool
+) -> None:
     """Write a trained model in a format that others load without trainer.
 
     RUN is a run directory, whose newest sound checkpoint is taken; CHECKPOINT is one of those. The folder that is made holds a README that
@@ -67,13 +70,18 @@ def export(source: Path, format_name: str | None, output: Path | None, describe:
     if describe == (format_name is not None):
         raise UsageError(f"--format: give one of {', '.join(_choices())}; or --describe to list the files.")
     if describe:
+        if model is not None:
+            raise UsageError("--model: belongs to --format; --describe loads no model")
         _describe(source, as_json=as_json)
         return
     choice = _choice(format_name or "")
     with _held_checkpoint(find_target(source)) as checkpoint:
         target = output or _beside(checkpoint.path, format_name or "")
         link = EXPORTS if output is None and target.parent.name == EXPORTS and target.parent.is_symlink() else None
-        refuse_foreign({"model": checkpoint.meta.job["model"], LINK: link}, checkpoint.path, (), trusted=trust_run)
+        recorded = checkpoint.meta.job["model"]
+        check_typed_model(model, recorded)
+        taken = {"model": recorded if model is None else None, LINK: link}
+        refuse_foreign(taken, checkpoint.path, ("model",), trusted=trust_run)
         with TerminationAsInterrupt():
             _export(checkpoint, format_name or "", choice, target)
     _print_result(checkpoint, format_name or "", target, as_json=as_json)

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from ..core.errors import UsageError
 from ..core.fields import choices, flag_name, is_boolean, schema
 from ..core.job import Job
 
-__all__ = ["NumberRange", "given_options", "job_options", "job_options_without", "trust_option"]
+__all__ = ["NumberRange", "check_typed_model", "given_options", "job_options", "job_options_without", "model_option", "trust_option"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -54,6 +55,21 @@ def trust_option(takes: str) -> Callable[[Function], Function]:
         is_flag=True,
         help=f"{takes} also code, addresses and paths outside the run from its files: a model's module, data and its folder, MLflow's URI.",
     )
+
+
+def model_option(function: Function) -> Function:
+    """Add ``--model`` to a command that takes a checkpoint: the model's name, typed, which is then not taken from the files."""
+    return click.option(
+        "--model",
+        metavar="NAME",
+        help="The checkpoint's own model, typed; for a dotted path instead of --trust-run. [default: as recorded]",
+    )(function)
+
+
+def check_typed_model(typed: str | None, recorded: str) -> None:
+    """Raise UsageError where ``--model`` names another model than the checkpoint is of."""
+    if typed not in (None, recorded):
+        raise UsageError(f"--model: got {typed!r}, but the checkpoint is of {recorded!r}; type that, or leave --model out.")
 
 
 def given_options(ctx: click.Context) -> dict[str, Any]:

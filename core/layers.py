@@ -19,7 +19,7 @@ from .fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is
 from .idle import idle_settings
 from .invalid import Given, as_usage_error
 from .job import Job
-from .plugins import Kind, available, find, forward_plugin, module_exists
+from .plugins import NO_MODULE, Kind, available, find, forward_plugin, module_exists
 
 __all__ = ["AUTO_BACKENDS", "RESERVED_VARIABLES", "Resolved", "Standing", "given_anew", "resolve"]
 
@@ -253,7 +253,8 @@ def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, Given]) -
             listed += ", or the dotted path of your own module, such as my_package.my_model"
         raise UsageError.of(value.key, name, listed, names, value.place) from None
     if kind == "model" and "." in name and name not in available(kind) and not module_exists(name):
-        raise UsageError(f"{value.key}: got {name!r}, but there is no such module; it has to be installed or to lie on PYTHONPATH.")
+        place = f" (from {value.place})" if value.place else ""
+        raise UsageError(f"{value.key}: got {name!r}{place}, {NO_MODULE}")
 
 
 def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:

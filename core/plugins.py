@@ -15,7 +15,19 @@ from typing import Any, Literal
 
 from .errors import MissingPackageError, UsageError
 
-__all__ = ["BUILT_IN", "GROUPS", "Kind", "Plugin", "available", "find", "forward_plugin", "load", "module_exists"]
+__all__ = [
+    "BUILT_IN",
+    "GROUPS",
+    "NO_MODULE",
+    "Kind",
+    "Plugin",
+    "available",
+    "find",
+    "forward_backends",
+    "forward_plugin",
+    "load",
+    "module_exists",
+]
 
 Kind = Literal["backend", "model", "dataset", "forward"]
 
@@ -44,6 +56,9 @@ class Plugin:
         """Whether the package that the plugin needs can be found (it is not imported)."""
         return not self.requires or importlib.util.find_spec(self.requires) is not None
 
+
+NO_MODULE = "but there is no such module; it has to be installed or to lie on PYTHONPATH."
+"""What is said of a model's module path that leads nowhere, after the path."""
 
 _MODELS = ("logreg", "cnn", "alexnet", "resnet18")
 """Each is a folder with a forward function for both frameworks."""
@@ -125,6 +140,8 @@ def load(plugin: Plugin, kind: Kind) -> Any:
             f"{kind} {plugin.name!r} needs the package {plugin.requires!r}, which is not installed. Install it with: {plugin.install}"
         )
     module_name, _, attribute = plugin.target.partition(":")
+    if kind == "model" and plugin.name == module_name and not module_exists(module_name):
+        raise UsageError(f"model: got {module_name!r}, {NO_MODULE}")
     try:
         module: ModuleType = importlib.import_module(module_name)
         return getattr(module, attribute) if attribute else module
@@ -135,7 +152,8 @@ def load(plugin: Plugin, kind: Kind) -> Any:
 def forward_plugin(model: str, backend: str) -> Plugin:
     """Return the row of the (model, backend) table that names the module with the model's forward function.
 
-    A model given as a module path supplies ``<path>.<backend>``. Raises UsageError where the model has no forward on the backend.
+    A model given as a module path supplies ``<path>.<backend>``. Raises UsageError where the model has no forward on the backend, or
+    where there is no such module.
     """
     key = f"{model}/{backend}"
     known = _built_in("forward")
@@ -145,6 +163,18 @@ def forward_plugin(model: str, backend: str) -> Plugin:
         return known[key]
     if "." in model and module_exists(f"{model}.{backend}"):
         return Plugin(key, f"{model}.{backend}")
-    on = [name for name in available("backend") if f"{model}/{name}" in known or ("." in model and module_exists(f"{model}.{name}"))]
+    on = forward_backends(model)
     choose = f" Choose --backend {on[0]}." if on else ""
     raise UsageError(f"model: {model!r} has no forward function on backend {backend!r}; it has one on: {', '.join(on) or 'none'}.{choose}")
+
+
+def forward_backends(model: str) -> list[str]:
+    """Return the backends, installed or not, on which a model has a forward function.
+
+    Raises UsageError where the model is named by a module path and there is no such module, or its package cannot be imported.
+    """
+    known = available("forward")
+    own = "." in model and model not in available("model")
+    if own and not module_exists(model):
+        raise UsageError(f"model: got {model!r}, {NO_MODULE}")
+    return [name for name in available("backend") if f"{model}/{name}" in known or (own and module_exists(f"{model}.{name}"))]

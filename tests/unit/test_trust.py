@@ -93,7 +93,7 @@ def test_a_runs_files_do_not_have_code_executed(place, arguments):
     assert done.stderr.startswith("error: run: the files of '")
     assert "run the code of the module 'evilrun.payload'" in done.stderr
     assert "add --trust-run" in done.stderr
-    assert ("or type --model yourself" in done.stderr) == (arguments[0] == "run")
+    assert "or type --model yourself" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -103,15 +103,40 @@ def test_a_runs_files_do_not_have_code_executed(place, arguments):
         [*COMMANDS["export"], "--trust-run"],
         [*COMMANDS["evaluate"], "--trust-run"],
         [*COMMANDS["resume"], "--trust-run"],
-        [*COMMANDS["resume"], "--model", "evilrun.payload"],
+        *([*COMMANDS[name], "--model", "evilrun.payload"] for name in ("export", "evaluate", "resume")),
     ],
-    ids=["export", "evaluate", "resume", "typed"],
+    ids=["export", "evaluate", "resume", "export-typed", "evaluate-typed", "resume-typed"],
 )
 def test_who_asks_for_it_gets_it(place, arguments):
     plant(place)
     done = trainer(*arguments)
     assert done.returncode == 0, done.stderr
     assert (place / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "besides"),
+    [
+        ("export", ["--trust-run"]),
+        ("export", ["--model", "own.mlp"]),
+        ("evaluate", ["--trust-run"]),
+        ("evaluate", ["--model", "own.mlp"]),
+        ("evaluate", ["--model", "own.mlp", "--backend", "toy"]),
+    ],
+)
+def test_a_module_that_is_not_there_is_called_that(place, command, besides):
+    alter(place / "evilrun", model="own.mlp")
+    done = trainer(*COMMANDS[command], *besides)
+    assert done.returncode == 2
+    assert done.stderr == "error: model: got 'own.mlp', but there is no such module; it has to be installed or to lie on PYTHONPATH.\n"
+
+
+def test_a_model_that_is_typed_is_the_checkpoints(place):
+    for command in ("export", "evaluate"):
+        done = trainer(*COMMANDS[command], "--model", "cnn")
+        assert done.returncode == 2
+        assert done.stderr == "error: --model: got 'cnn', but the checkpoint is of 'logreg'; type that, or leave --model out.\n"
+    assert trainer("export", "evilrun", "--describe", "--model", "logreg").stderr.startswith("error: --model: belongs to --format")
 
 
 FOREIGN = {
