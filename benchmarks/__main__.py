@@ -10,7 +10,8 @@ import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from crosstrain.core.errors import TrainerError, nearest
+from crosstrain.core.errors import TrainerError
+from crosstrain.core.hints import nearest
 
 from . import machine
 from .rows import CONTESTANTS, GROUPS, ROWS

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from crosstrain.core.errors import nearest
+from crosstrain.core.hints import nearest
 from crosstrain.core.layers import resolve
 from crosstrain.launch.tethered import tethered
 

@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from ..core.console import shown_streams
-from ..core.errors import OutputError, TrainerError, nearest
+from ..core.errors import OutputError, TrainerError
+from ..core.hints import nearest
 from .interrupts import QuietInterrupts
 
 __all__ = ["COMMANDS", "LazyCommand", "invoke", "trainer"]
@@ -145,10 +146,17 @@ def _usage_message(error: click.UsageError) -> str:
     command = error.ctx.command_path if error.ctx else "trainer"
     more = f" See `{command} --help`."
     if isinstance(error, click.NoSuchOption):
-        near = f" Did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
-        return f"{error.option_name}: `{command}` has no such option.{near}{more}"
+        near = nearest(error.option_name, _options(error.ctx))
+        hint = f" Did you mean {near!r}?" if near else ""
+        return f"{error.option_name}: `{command}` has no such option.{hint}{more}"
     message = error.format_message()
     return f"{message if message.endswith(('.', '?')) else f'{message}.'}{more}"
+
+
+def _options(ctx: click.Context | None) -> list[str]:
+    """Return the long options of the command that is being read."""
+    parameters = ctx.command.get_params(ctx) if ctx else []
+    return [name for option in parameters for name in (*option.opts, *option.secondary_opts) if name.startswith("--")]
 
 
 def _fail(message: str, code: int) -> int:

@@ -14,7 +14,8 @@ import click
 from click.core import ParameterSource
 
 from ..core.console import note
-from ..core.errors import UsageError, nearest
+from ..core.errors import UsageError
+from ..core.hints import nearest
 from ..metrics.lines import finite_json
 from ..report.index import STATES, list_runs
 from ..report.locate import check_readable, find_run, find_runs, find_sweep

@@ -5,10 +5,11 @@ The command line prints ``str(error)`` on standard error and exits with ``exit_c
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from .hints import nearest
 
 __all__ = [
     "DamagedStoreError",
@@ -21,17 +22,8 @@ __all__ = [
     "StalledRunError",
     "TrainerError",
     "UsageError",
-    "nearest",
     "writing",
 ]
-
-
-def nearest(given: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed name that is most like `given`, or None where none is like it."""
-    matches = difflib.get_close_matches(given.lower(), [name.lower() for name in allowed], n=1, cutoff=0.6)
-    if not matches:
-        return None
-    return next(name for name in allowed if name.lower() == matches[0])
 
 
 class TrainerError(Exception):

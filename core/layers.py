@@ -14,14 +14,25 @@ from typing import Any
 from pydantic import ValidationError
 
 from .config_files import SWEEP, read_config
-from .errors import MissingPackageError, UsageError, nearest
+from .errors import MissingPackageError, UsageError
 from .fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean, schema
+from .hints import nearest
 from .idle import idle_settings
 from .invalid import Given, as_usage_error
 from .job import Job
 from .plugins import NO_MODULE, Kind, available, find, forward_plugin, module_exists
 
-__all__ = ["AUTO_BACKENDS", "RESERVED_VARIABLES", "Resolved", "Standing", "given_anew", "resolve"]
+__all__ = [
+    "AUTO_BACKENDS",
+    "RESERVED_VARIABLES",
+    "SWEEP_KEYS",
+    "Resolved",
+    "Standing",
+    "given_anew",
+    "is_axis",
+    "refuse_misplaced",
+    "resolve",
+]
 
 AUTO_BACKENDS = ("tf", "torch")
 """The backends that ``auto`` tries, in this order."""
@@ -39,6 +50,15 @@ RESERVED_VARIABLES: Mapping[str, str] = {
 
 _SWITCHES = ("TRAINER_PEER_MEMORY",)
 """Those of them that are on or off."""
+
+SWEEP_KEYS: Mapping[str, str] = {
+    "grid": "write its settings into a table [sweep.grid]",
+    "cases": "write each of its tables as [[sweep.cases]]",
+    "repeats": "write it into a table [sweep]",
+}
+"""What the table ``[sweep]`` may have, and what to do with it where it stands outside."""
+
+RUNS_POINTS = "and `trainer sweep` runs its points."
 
 _PLUGIN_FIELDS: Mapping[str, Kind] = {"backend": "backend", "model": "model", "data": "dataset"}
 
@@ -182,7 +202,8 @@ def _idle(job: Job, given: Mapping[str, Given]) -> dict[str, str]:
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
     unknown = [field for field in flags if field not in Job.model_fields]
     if unknown:
-        raise UsageError(_unknown(flag_name(unknown[0]), "no such option", [flag_name(field) for field in Job.model_fields]))
+        near = nearest(unknown[0], map(flag_name, Job.model_fields))
+        raise UsageError(_unknown(flag_name(unknown[0]), "no such option", near))
     return {field: Given(value, flag_name(field), _FLAG) for field, value in flags.items()}
 
 
@@ -196,7 +217,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
         if not name.startswith(ENVIRONMENT_PREFIX) or name in RESERVED_VARIABLES or not environ[name]:
             continue
         if name not in fields:
-            raise UsageError(_unknown(name, "no setting has this environment variable", [*fields, *RESERVED_VARIABLES]))
+            plain = {known.removeprefix(ENVIRONMENT_PREFIX): known for known in (*fields, *RESERVED_VARIABLES)}
+            near = nearest(name.removeprefix(ENVIRONMENT_PREFIX), plain)
+            raise UsageError(_unknown(name, "no setting has this environment variable", plain[near] if near else None))
         found[fields[name]] = Given(environ[name], name, f"environment {name}")
     return found
 
@@ -206,18 +229,29 @@ def _from_file(config: Path | str | None) -> dict[str, Given]:
         return {}
     label, values = read_config(config)
     values.pop(SWEEP, None)
-    for key, value in values.items():
-        several = isinstance(value, list) and key in Job.model_fields and schema(key).get("type") != "array"
-        if several or key in ("grid", "cases", "repeats"):
-            what = "several values of it make a sweep" if several else "it describes a sweep"
-            raise UsageError(f"{key} (in {label}): {what}; write that into a table [sweep], and `trainer sweep` runs its points.")
+    refuse_misplaced(label, values)
+    for key in values:
         if key not in Job.model_fields:
-            raise UsageError(_unknown(f"{key} (in {label})", "no setting has this name", Job.model_fields, key))
+            raise UsageError(_unknown(f"{key} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
     return {key: Given(value, key, label, label) for key, value in values.items()}
 
 
-def _unknown(key: str, problem: str, names: Any, looked_up: str | None = None) -> str:
-    near = nearest(looked_up or key, list(names))
+def refuse_misplaced(label: str, values: Mapping[str, Any]) -> None:
+    """Raise UsageError, with where it belongs, where a file has what describes a sweep outside of its table ``[sweep]``."""
+    for key, value in values.items():
+        place = f"{key} (in {label})"
+        if is_axis(key, value):
+            raise UsageError(f"{place}: several values of it make a sweep; write it into a table [sweep.grid], {RUNS_POINTS}")
+        if key in SWEEP_KEYS:
+            raise UsageError(f"{place}: it describes a sweep; {SWEEP_KEYS[key]}, {RUNS_POINTS}")
+
+
+def is_axis(key: str, value: Any) -> bool:
+    """Return whether a file gives several values of a setting that takes one."""
+    return isinstance(value, list) and key in Job.model_fields and schema(key).get("type") != "array"
+
+
+def _unknown(key: str, problem: str, near: str | None) -> str:
     hint = f" Did you mean {near!r}?" if near else ""
     return f"{key}: {problem}.{hint} `trainer run --print-config` lists every setting."
 

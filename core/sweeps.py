@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from .config_files import SWEEP, read_config
-from .errors import UsageError, nearest
+from .errors import UsageError
 from .fields import flag_name, is_boolean, schema
+from .hints import nearest
 from .job import Job
-from .layers import resolve
+from .layers import SWEEP_KEYS, is_axis, refuse_misplaced, resolve
 
 __all__ = [
     "EARLIER",
@@ -121,16 +122,24 @@ def read_axis(text: str) -> tuple[str, list[str]]:
 def read_grid(config: Path | str) -> Grid:
     """Return what the table ``[sweep]`` of a configuration asks for; an empty grid where it has none."""
     label, values = read_config(config)
-    table = values.get(SWEEP, {})
+    table = values.pop(SWEEP, {})
+    refuse_misplaced(label, values)
     where = f"sweep (in {label})"
     if not isinstance(table, Mapping):
         raise UsageError.of(where, table, _SHAPE)
     for key in table:
-        if key not in ("grid", "cases", "repeats"):
-            raise UsageError.of(where, key, "grid, cases, repeats", ("grid", "cases", "repeats"))
+        if is_axis(key, table[key]):
+            raise UsageError(f"{where}: {key!r} is a setting with several values; write it into a table [sweep.grid].")
+        if key in Job.model_fields:
+            raise UsageError(f"{where}: {key!r} is a setting with one value; write it above [sweep], outside of every table.")
+        if key not in SWEEP_KEYS:
+            raise UsageError.of(where, key, ", ".join(SWEEP_KEYS), SWEEP_KEYS)
     axes, cases, repeats = table.get("grid", {}), table.get("cases", []), table.get("repeats")
-    if not isinstance(axes, Mapping) or not all(isinstance(found, list) and found for found in axes.values()):
+    if not isinstance(axes, Mapping):
         raise UsageError.of(f"{where}: grid", axes, _SHAPE)
+    for name, found in axes.items():
+        if not isinstance(found, list) or not found:
+            raise UsageError.of(f"{where}: grid: {name}", found, f"a list of values; {_SHAPE}")
     if not isinstance(cases, list) or not all(isinstance(case, Mapping) and case for case in cases):
         raise UsageError.of(f"{where}: cases", cases, _SHAPE)
     if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or not 1 <= repeats <= MOST_REPEATS):
@@ -157,7 +166,9 @@ def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], confi
     """
     combinations = list(grid.combinations())
     if combinations == [{}] and grid.repeats is None:
-        raise UsageError("sweep: there is nothing to sweep; give --grid FIELD=VALUE,VALUE or --repeats, or a file with a table [sweep]")
+        raise UsageError(
+            "sweep: there is nothing to sweep; give --grid FIELD=VALUE,VALUE or --repeats, or a file with a table [sweep.grid]"
+        )
     swept = {name for settings in combinations for name in settings}
     for name in sorted(swept & set(flags)):
         raise UsageError(f"{flag_name(name)}: {name} is swept; --grid {name}={flags[name]} makes it the only value")

@@ -20,7 +20,8 @@ def read_arguments(name: str, text: str, defaults: Mapping[str, str], first: str
         if not equals and position == 0 and first:
             key, value = first, key
         if key not in defaults:
-            raise UsageError.of(f"data: argument of {name!r}", part.strip(), ", ".join(f"{key}=…" for key in defaults), defaults)
+            listed, names = ", ".join(f"{known}=…" for known in defaults), [f"{known}{equals}{value}" for known in defaults]
+            raise UsageError.of(f"data: argument of {name!r}", part.strip(), listed, names)
         if key in given:
             raise UsageError(f"data: got {key!r} twice in {name + ':' + text!r}; give it once.")
         if not value:

@@ -17,7 +17,7 @@ from ..core.config_files import shipped
 from ..core.errors import UsageError
 from ..core.job import Job, without_password
 from ..core.reading import Part, UnreadableError, first_problem, open_regular, read_json
-from ..core.sweeps import NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
+from ..core.sweeps import MOST_REPEATS, NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
 from ..metrics.lines import DamagedRunError, write_document
 from ..metrics.records import SCHEMA
 from .trust import CONFIG
@@ -79,7 +79,7 @@ class Entry:
 class _Grid(Part):
     axes: dict[str, list[Any]]
     cases: list[dict[str, Any]]
-    repeats: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None
+    repeats: Annotated[int, Field(ge=1, le=MOST_REPEATS)] | None
 
 
 class _Request(Part):

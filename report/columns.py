@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import UsageError, nearest
+from ..core.errors import UsageError
+from ..core.hints import nearest
 from ..metrics.display import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
 from .compare import FIGURES
 from .entries import Entry

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..core.errors import UsageError, nearest
+from ..core.errors import UsageError
+from ..core.hints import nearest
 from ..metrics.lines import NON_FINITE
 from .index import FIGURES
 

@@ -119,7 +119,7 @@ class TestSyntheticImages:
     @pytest.mark.parametrize(
         ("text", "says"),
         [
-            ("clases=10", r"got 'clases=10'; allowed: size=…, classes=….*Did you mean 'classes'"),
+            ("clases=10", r"got 'clases=10'; allowed: size=…, classes=….*Did you mean 'classes=10'"),
             ("size=64,size=32", "got 'size' twice"),
             ("size=", "'size' has no value"),
             ("0", "size of 'synthetic-images': got '0'; allowed: a whole number from 1 to 4096"),

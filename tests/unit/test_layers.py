@@ -13,7 +13,7 @@ from crosstrain.core.layers import RESERVED_VARIABLES, resolve
 from crosstrain.core.plugins import available
 
 SEE = "`trainer run --print-config` lists every setting."
-INTO_A_TABLE = "write that into a table [sweep], and `trainer sweep` runs its points."
+RUNS = "and `trainer sweep` runs its points."
 
 
 @pytest.fixture
@@ -171,9 +171,10 @@ def test_a_model_without_a_forward_function_on_the_backend():
             "nodes = 2\ncores_per_node = [1, 2, 3]",
             "cores_per_node: got '1,2,3' (from file {path}); give one number or one for each of the 2 nodes, not 3.",
         ),
-        ("lr = [0.1, 0.01]", "lr (in file {path}): several values of it make a sweep; " + INTO_A_TABLE),
-        ("grid = {lr = [0.1, 0.01]}", "grid (in file {path}): it describes a sweep; " + INTO_A_TABLE),
-        ("repeats = 3", "repeats (in file {path}): it describes a sweep; " + INTO_A_TABLE),
+        ("lr = [0.1, 0.01]", "lr (in file {path}): several values of it make a sweep; write it into a table [sweep.grid], " + RUNS),
+        ("grid = {lr = [0.1, 0.01]}", "grid (in file {path}): it describes a sweep; write its settings into a table [sweep.grid], " + RUNS),
+        ("[[cases]]\nlr = 0.1", "cases (in file {path}): it describes a sweep; write each of its tables as [[sweep.cases]], " + RUNS),
+        ("repeats = 3", "repeats (in file {path}): it describes a sweep; write it into a table [sweep], " + RUNS),
     ],
 )
 def test_a_wrong_value_in_a_file_names_the_file(config, toml, expected):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from crosstrain.cli.main import main
 from crosstrain.cli.options import given_options
 from crosstrain.cli.run_command import run
 from crosstrain.core.errors import UsageError
@@ -114,7 +115,8 @@ def test_a_wrong_point_is_named_before_anything_starts(grid, flags, message):
     [
         ("sweep = 3", "grid = "),
         ("[sweep]\naxes = {}", "allowed: grid, cases, repeats"),
-        ("[sweep]\ngrid = {batch_size = 5}", "grid"),
+        ("[sweep]\ngrid = {batch_size = 5}", "grid: batch_size: got '5'; allowed: a list of values"),
+        ("[sweep]\nbatch_size = 5", "write it above"),
         ("[sweep]\ngrid = {batch_size = []}", "grid"),
         ("[sweep]\ncases = {nodes = 2}", "cases"),
         ("[sweep]\ncases = [{}]", "cases"),
@@ -132,6 +134,37 @@ def test_a_wrong_table(tmp_path, table, message):
     path.write_text(table)
     with pytest.raises(UsageError, match=message):
         read_grid(path)
+
+
+MISPLACED = {
+    "a list": ("{lines}", lambda lines: f"[sweep.grid]\n{lines}"),
+    "a table": ("[grid]\n{lines}", lambda lines: f"[sweep.grid]\n{lines}"),
+    "an inline table": ("grid = {{{inline}}}", lambda lines: f"[sweep.grid]\n{lines}"),
+    "in the table": ("[sweep]\n{lines}", lambda lines: f"[sweep.grid]\n{lines}"),
+    "cases": (
+        "[[cases]]\nbatch_size = 5\n[[cases]]\nbatch_size = 10",
+        lambda _: "[[sweep.cases]]\nbatch_size = 5\n[[sweep.cases]]\nbatch_size = 10",
+    ),
+    "repeats": ("repeats = 2", lambda _: "[sweep]\nrepeats = 2"),
+}
+"""What stands outside of its table, and the same where the message says that it belongs."""
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+@pytest.mark.parametrize("name", MISPLACED)
+def test_where_a_grid_belongs_is_said_so_that_it_can_be_followed(tmp_path, capsys, name, command):
+    lines = "batch_size = [5, 10]\nlr = [0.1]"
+    wrong, mended = MISPLACED[name]
+    path = tmp_path / "job.toml"
+    path.write_text(f"backend = 'torch'\n{wrong.format(lines=lines, inline=lines.replace(chr(10), ', '))}\n")
+    asked = ["sweep", str(path), "--dry-run"] if command == "sweep" else ["run", "--config", str(path), "--print-config"]
+    if (name, command) != ("in the table", "run"):
+        assert main(asked) == 2
+        told = mended(lines).splitlines()[0]
+        assert told in capsys.readouterr().err
+    path.write_text(f"backend = 'torch'\n{mended(lines)}\n")
+    assert main(asked) == 0
+    assert len(plan(read_grid(path), {}, {}, path)) == 2
 
 
 def test_an_axis_of_the_command_line_replaces_that_of_the_file(tmp_path):

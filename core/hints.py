@@ -1,0 +1,154 @@
+"""Which name somebody may have meant: the nearest in spelling, or what other tools call it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+__all__ = ["OTHER_NAMES", "nearest"]
+
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    # what is trained, on what
+    "model": ("arch", "architecture", "net", "network name", "model name"),
+    "data": ("dataset", "dataset name"),
+    "data_dir": ("data path", "data root", "dataset dir", "dataset path", "data folder"),
+    "tf": ("tensorflow", "tensor flow", "keras", "tf2"),
+    "torch": ("pytorch", "py torch"),
+    "backend": ("framework",),
+    "sync": ("synchronous", "allreduce", "all reduce", "ddp", "mirrored"),
+    "async": ("asynchronous", "parameter server"),
+    # how long
+    "until": ("target", "target accuracy", "target loss", "target metric", "stop at", "early stopping"),
+    "epochs": ("num epochs", "max epochs", "n epochs", "train epochs", "num train epochs"),
+    "steps": ("max steps", "num steps", "n steps", "total steps", "train steps", "iterations", "iters", "max iters", "updates"),
+    # by whom
+    "nodes": ("num nodes", "nnodes", "n nodes", "hosts", "num hosts", "machines", "num machines"),
+    "procs_per_node": (
+        *("workers", "num workers", "n workers", "world size", "nproc", "nproc per node", "num processes", "processes", "tasks per node"),
+        *("gpus", "num gpus", "n gpus", "gpus per node", "workers per node"),
+    ),
+    "ps": ("num ps", "n ps", "parameter servers", "num parameter servers", "servers"),
+    "threads": ("num threads", "n threads", "omp num threads", "threads per task", "threads per worker"),
+    "cores_per_node": ("cores", "cpus", "num cpus", "cpus per node"),
+    "rendezvous": ("master addr", "master address", "master port", "rdzv endpoint", "coordinator", "coordinator address", "init method"),
+    "node_rank": ("rank", "node id", "machine rank"),
+    # how
+    "batch_size": ("batch", "bs", "minibatch", "mini batch size", "train batch size", "local batch size", "per device train batch size"),
+    "global_batch_size": ("total batch size", "effective batch size"),
+    "lr": ("learning rate", "initial lr", "base lr", "init lr", "eta"),
+    "optimizer": ("optim", "opt", "optimiser", "solver", "update rule"),
+    "sgd": ("stochastic gradient descent", "gradient descent", "gradientdescentoptimizer", "momentum", "nesterov"),
+    "adam": ("adamoptimizer",),
+    "adamw": ("adam w", "adamweightdecay", "decoupled adam"),
+    "weight_decay": ("wd", "l2", "l2 regularization"),
+    "beta1": ("adam beta1", "beta 1"),
+    "beta2": ("adam beta2", "beta 2"),
+    "epsilon": ("eps", "adam epsilon", "adam eps"),
+    "schedule": (
+        "scheduler",
+        "lr scheduler",
+        "lr schedule",
+        "lr policy",
+        "lr scheduler type",
+    ),
+    "schedule_gamma": ("gamma", "lr gamma", "decay rate"),
+    "schedule_step_epochs": ("step size", "lr step size", "decay epochs"),
+    "warmup_steps": ("warmup", "num warmup steps", "warmup iters"),
+    "cosine": ("cosineannealing", "cosineannealinglr", "cosine annealing"),
+    "step": ("steplr", "multisteplr"),
+    "augment": ("augmentation", "data augmentation", "transforms"),
+    "precision": ("mixed precision", "amp", "dtype", "fp16", "bf16"),
+    "fp32": ("float32", "float", "single", "32"),
+    "fp16": ("float16", "half", "16", "mixed float16", "16 mixed"),
+    "bf16": ("bfloat16", "mixed bfloat16", "bf16 mixed"),
+    "device": ("accelerator",),
+    "gpu": ("cuda", "gpus"),
+    "seed": ("random seed", "manual seed", "global seed"),
+    # what is kept and shown
+    "eval_every": ("eval interval", "eval steps", "eval freq", "validate every", "validation interval", "val check interval"),
+    "checkpoint_every": ("save every", "save interval", "save steps", "save freq", "checkpoint interval", "checkpoint freq"),
+    "keep": ("max to keep", "save total limit", "keep checkpoints", "keep last"),
+    "keep_best": ("save best", "save best only", "load best model at end"),
+    "resume": ("resume from", "resume from checkpoint", "load checkpoint", "restore", "ckpt path"),
+    "out": ("output", "output dir", "output path", "out dir", "log dir", "save dir", "work dir", "workdir", "logdir", "checkpoint dir"),
+    "name": ("run name", "run id"),
+    "mlflow": ("tracking uri", "mlflow tracking uri", "mlflow uri"),
+    "mlflow_experiment": ("experiment", "experiment name", "mlflow experiment name"),
+    "sample_interval": ("monitor interval",),
+    "print_config": ("show config", "dump config"),
+    "config": ("config file", "config path", "conf", "settings"),
+    "json": ("format json",),
+    "repeats": ("num runs", "trials", "num seeds", "seeds"),
+}
+"""By our name, what PyTorch, TensorFlow, their launchers and trainers on top of them call the same thing."""
+
+
+SHORTEST_PART = 3
+"""Characters of a name that are taken for a part of another."""
+
+
+def _plain(name: str) -> str:
+    """Return a name without case, dashes, underscores and blanks."""
+    return "".join(character for character in name.lower() if character not in "-_ ")
+
+
+_OURS: dict[str, list[str]] = {}
+"""By the plain form of another tool's word, the plain forms of what we call that; a word may be a setting's and a value's."""
+
+for _ours, _others in OTHER_NAMES.items():
+    for _other in _others:
+        _OURS.setdefault(_plain(_other), []).append(_plain(_ours))
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str | None:
+    """Return the allowed name that `given` may have stood for, or None where none is near.
+
+    Near is: the same but for case and dashes; another tool's word for it; a slip in every third character at most; the beginning of
+    one, or one with more behind it; some of the words of one.
+    """
+    wanted = _plain(given)
+    names: dict[str, str] = {}
+    for name in allowed:
+        names.setdefault(_plain(name), name)
+    if not wanted:
+        return None
+    for exact in (wanted, *_OURS.get(wanted, ())):
+        if exact in names:
+            return names[exact]
+    slips = {name: _slips(wanted, name) for name in names if _slips(wanted, name) <= _forgiven(wanted, name)}
+    if slips:
+        return names[min(slips, key=lambda name: slips[name])]
+    parts = [name for name, ours in names.items() if _begins(wanted, name) or _words(given) <= _words(ours)]
+    return names[min(parts, key=lambda name: abs(len(name) - len(wanted)))] if parts else None
+
+
+def _begins(one: str, other: str) -> bool:
+    """Return whether one of two names is the beginning of the other."""
+    shorter, longer = sorted((one, other), key=len)
+    return len(shorter) >= SHORTEST_PART and longer.startswith(shorter)
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a name that are long enough to say something."""
+    return {word for word in re.split(r"[-_ ]+", name.lower()) if len(word) >= SHORTEST_PART} or {name}
+
+
+def _forgiven(one: str, other: str) -> int:
+    """Return how many slips are forgiven between two names: one in short ones, none where hardly anything would be left alike."""
+    shorter = min(len(one), len(other))
+    return 0 if shorter < 2 else max(1, shorter // 3) if shorter > 2 else int(one[0] == other[0])
+
+
+def _slips(one: str, other: str) -> int:
+    """Return how many characters have to be added, left out, replaced or swapped with their neighbour to make one name of the other."""
+    two_before: list[int] = []
+    before = list(range(len(other) + 1))
+    for row, character in enumerate(one, start=1):
+        now = [row]
+        for column, wanted in enumerate(other, start=1):
+            best = min(before[column] + 1, now[column - 1] + 1, before[column - 1] + (character != wanted))
+            if row > 1 and column > 1 and character == other[column - 2] and one[row - 2] == wanted:
+                best = min(best, two_before[column - 2] + 1)
+            now.append(best)
+        two_before, before = before, now
+    return before[-1]

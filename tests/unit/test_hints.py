@@ -1,0 +1,126 @@
+"""What is suggested for a name that does not exist: what was meant, or nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from crosstrain.cli.main import main
+from crosstrain.core.fields import choices, flag_name
+from crosstrain.core.hints import OTHER_NAMES, nearest
+from crosstrain.core.job import Job
+from crosstrain.core.layers import resolve
+from crosstrain.core.plugins import BUILT_IN
+
+FLAGS = [flag_name(field) for field in Job.model_fields]
+RUN_ONLY = ["--config", "--json", "--node-rank", "--rendezvous", "--resume", "--repeats", "--print-config"]
+VALUES = [name for field in Job.model_fields for name in choices(field)]
+PLUGINS = [plugin.name for plugins in BUILT_IN.values() for plugin in plugins]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--target", "--until"),
+        ("--target-accuracy", "--until"),
+        ("--learning-rate", "--lr"),
+        ("--learning_rate", "--lr"),
+        ("--num-epochs", "--epochs"),
+        ("--max-steps", "--steps"),
+        ("--workers", "--procs-per-node"),
+        ("--gpus", "--procs-per-node"),
+        ("--num-nodes", "--nodes"),
+        ("--nnodes", "--nodes"),
+        ("--world-size", "--procs-per-node"),
+        ("--optimiser", "--optimizer"),
+        ("--optim", "--optimizer"),
+        ("--dataset", "--data"),
+        ("--output-dir", "--out"),
+        ("--sched", "--schedule"),
+        ("--epoch", "--epochs"),
+        ("--batch", "--batch-size"),
+        ("--batchsize", "--batch-size"),
+        ("--BATCH_SIZE", "--batch-size"),
+        ("--every", "--eval-every"),
+    ],
+)
+def test_an_option_that_others_have_or_with_a_slip(typed, meant):
+    assert nearest(typed, FLAGS) == meant
+
+
+@pytest.mark.parametrize("typed", ["--test", "--verbose", "--frobnicate", "-x", "--", "", "--q", "--zz", "--gradient-clip", "--ema"])
+def test_where_nothing_is_near_nothing_is_suggested(typed):
+    assert nearest(typed, FLAGS) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "typed", "meant"),
+    [
+        ("backend", "tensorflow", "tf"),
+        ("backend", "TensorFlow", "tf"),
+        ("backend", "pytorch", "torch"),
+        ("backend", "jax", None),
+        ("optimizer", "AdamW", "adamw"),
+        ("optimizer", "adam-w", "adamw"),
+        ("optimizer", "rmsprop", None),
+        ("optimizer", "momentum", "sgd"),
+        ("device", "cuda", "gpu"),
+        ("precision", "float16", "fp16"),
+        ("mode", "asynchronous", "async"),
+        ("data", "cifar", "cifar10"),
+        ("model", "resnet", "resnet18"),
+    ],
+)
+def test_a_value_by_another_name(capsys, field, typed, meant):
+    assert main(["run", flag_name(field), typed]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {flag_name(field)}: got {typed!r}; allowed: ")
+    assert said.partition("Did you mean ")[2].strip() == (f"{meant!r}?" if meant else "")
+
+
+def test_a_variable_and_a_key_of_a_file_by_another_name(tmp_path):
+    (tmp_path / "job.toml").write_text("learning_rate = 0.1\n")
+    with pytest.raises(Exception, match=r"learning_rate \(in file .*Did you mean 'lr'\?"):
+        resolve({}, {}, tmp_path / "job.toml")
+    with pytest.raises(Exception, match=r"TRAINER_LEARNING_RATE: .*Did you mean 'TRAINER_LR'\?"):
+        resolve({}, {"TRAINER_LEARNING_RATE": "0.1"})
+    with pytest.raises(Exception, match=r"TRAINER_FOO: no setting has this environment variable\. `"):
+        resolve({}, {"TRAINER_FOO": "0.1"})
+
+
+def test_every_command_suggests_its_own_options(capsys):
+    assert main(["compare", "--targte", "x"]) == 2
+    assert "Did you mean" not in capsys.readouterr().err
+    assert main(["evaluate", "--dataset", "x"]) == 2
+    assert "`trainer evaluate` has no such option. Did you mean '--data'?" in capsys.readouterr().err
+
+
+def test_the_table_has_names_that_exist_and_each_word_once():
+    known = {*Job.model_fields, *(name.removeprefix("--").replace("-", "_") for name in RUN_ONLY), *VALUES, *PLUGINS}
+    assert set(OTHER_NAMES) <= known
+    for ours, others in OTHER_NAMES.items():
+        for other in others:
+            assert nearest(other, [ours, "zzzzzzzzzzzz"]) == ours
+
+
+@given(st.sampled_from(FLAGS), st.data())
+def test_one_slip_in_a_name_is_forgiven(flag, data):
+    place = data.draw(st.integers(2, len(flag) - 1))
+    kind = data.draw(st.sampled_from(["out", "in", "swap"]))
+    if kind == "swap":
+        typed = flag[:place] + flag[place : place + 2][::-1] + flag[place + 2 :]
+    else:
+        typed = flag[:place] + ("q" if kind == "in" else "") + flag[place + (kind == "out") :]
+    assume(len(flag) > 6)
+    near = nearest(typed, FLAGS)
+    assert near is not None
+    assert near == flag or nearest(typed, [near]) == near
+
+
+@given(st.text(max_size=30), st.lists(st.text(max_size=30), max_size=5))
+def test_what_is_suggested_is_allowed(typed, allowed):
+    assert nearest(typed, allowed) in (None, *allowed)
+    for name in allowed:
+        if name.strip("-_ "):
+            assert nearest(name, [name]) == name
