@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ __all__ = ["repeat"]
 def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -> int:
     """Run the command line `arguments` once a seed, from the job's on; print what the runs say together.
 
-    Returns 0, or the exit code of the first run that did not succeed; no further ones are started then.
+    Returns 0, or the exit code of the first run that did not succeed; no further ones are started then, and how to start them is told.
     """
     from ..report.repeats import aggregate
 
@@ -35,7 +36,7 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
     taken = [path for path in (job.out / f"{name}-r{number}" for number in range(1, repeats + 1)) if path.exists()]
     if taken:
         raise UsageError(f"name: {taken[0].name!r} is taken in {str(job.out)!r}; give another --name")
-    given = _without_repeats(arguments)
+    given = _without(arguments, "--repeats")
     summaries: list[dict[str, Any]] = []
     for number in range(repeats):
         seed = job.seed + number
@@ -43,6 +44,8 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
         own = ["--seed", str(seed), "--name", f"{name}-r{number + 1}", "--json"]
         code, output = _child([*given, *own])
         if code != 0:
+            if number + 1 < repeats:
+                note(_not_started(job, arguments, name, number + 1, repeats))
             return code
         summaries.append(json.loads(output))
     together = finite_json(aggregate(summaries))
@@ -53,14 +56,27 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
     return 0
 
 
-def _without_repeats(arguments: Sequence[str]) -> list[str]:
-    """Return the command line as it was typed, without ``--repeats N``; options that follow later win."""
+def _not_started(job: Job, arguments: Sequence[str], name: str, begun: int, repeats: int) -> str:
+    """Say which runs were not started as run `begun` (from 1) did not succeed, and the command that starts them."""
+    left, first_seed = repeats - begun, job.seed + begun
+    last = "" if left == 1 else f" to {repeats}"
+    seeds = f"seed {first_seed}" if left == 1 else f"seeds {first_seed} to {first_seed + left - 1}"
+    many = ["--name", f"{name}-r{repeats}"] if left == 1 else ["--repeats", str(left), "--name", f"{name}-from-r{begun + 1}"]
+    command = ["trainer", *_without(arguments, "--repeats", "--seed", "--name"), "--seed", str(first_seed), *many]
+    return (
+        f"trainer: run {begun} of {repeats} did not succeed, and {'run' if left == 1 else 'runs'} {begun + 1}{last} ({seeds}) "
+        f"{'was' if left == 1 else 'were'} not started. To start {'it' if left == 1 else 'them'}: {shlex.join(command)}"
+    )
+
+
+def _without(arguments: Sequence[str], *options: str) -> list[str]:
+    """Return the command line as it was typed, without some options and their values; options that follow later win."""
     kept: list[str] = []
     left_out = False
     for argument in arguments:
-        if left_out or argument.startswith("--repeats="):
+        if left_out or argument.startswith(tuple(f"{option}=" for option in options)):
             left_out = False
-        elif argument == "--repeats":
+        elif argument in options:
             left_out = True
         else:
             kept.append(argument)

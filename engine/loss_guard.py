@@ -26,18 +26,24 @@ class LossGuard:
         self._told = False
 
     def trained(self, first_step: int, losses: NDArray[Any], rates: NDArray[Any]) -> None:
-        """Take the losses of consecutive updates and their learning rates, [k] each. Raises RunFailedError where one ends the run."""
+        """Take the losses of consecutive updates and their learning rates, [k] each. Raises RunFailedError where one ends the run.
+
+        `first_step` counts from 0, as the records do; a person reads of the first step as step 1, as in the progress.
+        """
         self._rate = float(rates[-1])
         if bad := np.flatnonzero(~np.isfinite(losses)).tolist():
-            self._not_finite(f"the loss of step {first_step + bad[0]:,}", float(losses[bad[0]]), float(rates[bad[0]]))
+            number = first_step + bad[0]
+            record = f" (number {number} in steps.jsonl, which counts from 0)"
+            self._not_finite(f"the loss of step {number + 1:,}", float(losses[bad[0]]), float(rates[bad[0]]), record)
 
     def evaluated(self, step: int, split: str, loss: float) -> None:
         """Take the loss of an evaluation after `step` updates. Raises RunFailedError where it ends the run."""
         if not np.isfinite(loss):
             self._not_finite(f"the {split} loss after {step:,} steps", loss, self._rate)
 
-    def _not_finite(self, what: str, loss: float, rate: float) -> None:
-        cause = f"{what} is {'not a number' if np.isnan(loss) else 'infinite'}, at the learning rate {rate:g}; a smaller --lr may help"
+    def _not_finite(self, what: str, loss: float, rate: float, record: str = "") -> None:
+        kind = "not a number" if np.isnan(loss) else "infinite"
+        cause = f"{what} is {kind}{record}, at the learning rate {rate:g}; a smaller --lr may help"
         if self._fails:
             raise RunFailedError(f"{cause} (--on-nan continue trains on)")
         if not self._told:

@@ -27,6 +27,11 @@ def refuse_step(environment: Mapping[str, str], typed: Sequence[str]) -> None:
     tasks = step_tasks(environment)
     if tasks <= 1:
         return
+    if any(part == "--repeats" or part.startswith("--repeats=") for part in typed):
+        raise UsageError(
+            f"--repeats: starts runs on nodes of its own, and Slurm started {tasks} of these processes in one step (SLURM_STEP_NUM_TASKS), "
+            f"each of which would do all of them; type: srun --ntasks 1 trainer {shlex.join(typed)}"
+        )
     given = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or ""
     nodes = int(given) if given.isdecimal() and int(given) and tasks % int(given) == 0 else tasks
     host = _first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "")

@@ -121,6 +121,15 @@ def test_a_slurm_step_is_refused_with_what_to_type(environment, host, shape):
     assert suggested[-1] == f"trainer run --data {IT_IS} {shape} --rendezvous {host}:29400 --node-rank $SLURM_NODEID"
 
 
+@pytest.mark.parametrize("repeats", [["--repeats", "3"], ["--repeats=3"]])
+def test_repeats_in_a_slurm_step_are_told_to_run_in_one_of_a_single_task(repeats):
+    """Not at a rendezvous, which does not go with them."""
+    with pytest.raises(UsageError) as caught:
+        refuse_step({"SLURM_STEP_NUM_TASKS": "4"}, ["run", "--data", "it's", *repeats])
+    suggested = shlex.split(str(caught.value).partition("type: ")[2])
+    assert suggested == ["srun", "--ntasks", "1", "trainer", "run", "--data", "it's", *repeats]
+
+
 @pytest.mark.parametrize("environment", [{}, {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}])
 def test_other_processes_of_slurm_are_not_refused(environment):
     refuse_step(environment, ["run"])

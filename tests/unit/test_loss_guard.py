@@ -27,7 +27,8 @@ def test_the_first_loss_that_is_not_finite_ends_the_run(losses, first_step):
     with pytest.raises(RunFailedError) as raised:
         watched.trained(first_step, np.array(losses, np.float32), rates)
     kind = "not a number" if math.isnan(losses[bad]) else "infinite"
-    assert f"the loss of step {first_step + bad:,} is {kind}, at the learning rate {rates[bad]:g};" in str(raised.value)
+    place = f"(number {first_step + bad} in steps.jsonl, which counts from 0)"
+    assert f"the loss of step {first_step + bad + 1:,} is {kind} {place}, at the learning rate {rates[bad]:g};" in str(raised.value)
     assert told == []
 
 
@@ -46,5 +47,5 @@ def test_a_run_that_goes_on_says_so_once():
         watched.trained(step, np.array([math.nan]), np.array([0.1]))
     watched.evaluated(3, "test", math.nan)
     (line,) = told
-    assert "the loss of step 0 is not a number" in line
+    assert "the loss of step 1 is not a number (number 0 in steps.jsonl, which counts from 0)" in line
     assert "training goes on (--on-nan continue)" in line
