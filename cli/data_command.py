@@ -14,6 +14,7 @@ from ..data import store
 from ..data.location import cache_root
 from ..data.removal import find_stores, remove_store
 from ..report.alignment import holds_figures
+from .options import name_settings
 
 __all__ = ["data"]
 
@@ -46,6 +47,7 @@ def list_command(as_json: bool) -> None:
 @click.option("--again", is_flag=True, help="Make the store again, also where there is one.")
 def prepare_command(names: Sequence[str], data_dir: Path | None, again: bool) -> None:
     """Make the stores of datasets, so that a run finds them ready."""
+    name_settings({"data_dir": "flag"})
     for name in names:
         store.prepare(name, data_dir, again)
         opened = store.open_dataset(name, data_dir)

@@ -25,7 +25,7 @@ from ..data.store import StoredDataset, open_dataset
 from ..launch.evaluation import Evaluated, Evaluator
 from ..launch.trust import refuse_foreign
 from ..metrics.lines import finite_json
-from .options import check_typed_model, model_option, trust_option
+from .options import check_typed_model, model_option, name_settings, trust_option
 from .targets import find_target
 
 __all__ = ["evaluate"]
@@ -65,6 +65,8 @@ def evaluate(
     checkpoint, damaged = find_checkpoint(find_target(source))
     for error in damaged:
         note(f"{error} An older one is taken.")
+    options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision}
+    name_settings({field: "flag" if typed is not None else f"checkpoint {checkpoint.path.name}" for field, typed in options.items()})
     check_typed_model(model, checkpoint.meta.job["model"])
     taken = _taken(checkpoint.meta, model, data, data_dir)
     refuse_foreign(taken, checkpoint.path, ("model", "data", "data_dir"), trusted=trust_run)

@@ -17,7 +17,11 @@ from ..core.errors import OutputError, TrainerError
 from ..core.hints import nearest
 from .interrupts import QuietInterrupts
 
-__all__ = ["COMMANDS", "LazyCommand", "invoke", "trainer"]
+__all__ = ["COMMANDS", "SOURCES", "LazyCommand", "invoke", "trainer"]
+
+
+SOURCES = "crosstrain.sources"
+"""Under this a command keeps, in its context, where the values of settings came from (`options.name_settings`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,22 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the one that is asked for."""
         return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand; an error about a setting says it as it was given."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            name = ctx.invoked_subcommand
+            if error.ctx is None and name is not None and name in COMMANDS:  # click's parser does not know whose options it reads
+                error.ctx = click.Context(COMMANDS[name].load(), ctx, name)
+            raise
+        except TrainerError as error:
+            if SOURCES in ctx.meta:
+                from ..core.naming import named
+
+                error.args = (named(str(error), ctx.meta[SOURCES]), *error.args[1:])
+            raise
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Name what exists where the command is unknown."""

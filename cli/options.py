@@ -6,7 +6,7 @@ Values stay text here; `crosstrain.core.layers` validates them, so that a wrong 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -15,8 +15,18 @@ from click.core import ParameterSource
 from ..core.errors import UsageError
 from ..core.fields import choices, flag_name, is_boolean, schema
 from ..core.job import Job
+from .group import SOURCES
 
-__all__ = ["NumberRange", "check_typed_model", "given_options", "job_options", "job_options_without", "model_option", "trust_option"]
+__all__ = [
+    "NumberRange",
+    "check_typed_model",
+    "given_options",
+    "job_options",
+    "job_options_without",
+    "model_option",
+    "name_settings",
+    "trust_option",
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -70,6 +80,11 @@ def check_typed_model(typed: str | None, recorded: str) -> None:
     """Raise UsageError where ``--model`` names another model than the checkpoint is of."""
     if typed not in (None, recorded):
         raise UsageError(f"--model: got {typed!r}, but the checkpoint is of {recorded!r}; type that, or leave --model out.")
+
+
+def name_settings(sources: Mapping[str, str]) -> None:
+    """Have an error of the command that begins with one of these fields say where its value came from, by field name."""
+    click.get_current_context().meta[SOURCES] = sources
 
 
 def given_options(ctx: click.Context) -> dict[str, Any]:

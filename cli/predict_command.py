@@ -22,6 +22,7 @@ from ..report.predict_scaling import Question, Scaling
 from ..report.predict_scaling import predict as predicted
 from ..report.predict_table import document, prediction_table
 from ..report.tables import to_text
+from .options import name_settings
 
 __all__ = ["predict"]
 
@@ -76,6 +77,7 @@ def predict(
         raise UsageError("run: got the same run twice; the model is fitted to different ones.")
     observed = observe_all(paths)
     chosen = _topology(topology, observed[0])
+    name_settings({"ps": "flag"})
     servers = _servers(ps, observed, chosen)
     question = Question(
         nodes=_default_nodes(servers) if nodes is None else _nodes(nodes),

@@ -24,8 +24,8 @@ from ..launch.local import Launcher, LocalLauncher
 from ..launch.slurm import refuse_step
 from ..launch.trust import TRUST_RUN
 from .interrupts import DeferredInterrupts
-from .options import given_options, job_options, trust_option
-from .targets import find_target
+from .options import given_options, job_options, name_settings, trust_option
+from .targets import find_target, standing_start_timeout
 
 if TYPE_CHECKING:
     from ..launch.resuming import Resumption
@@ -95,19 +95,22 @@ def run(
         raise UsageError("--repeats: starts new runs, and --resume goes on with one; give one of the two")
     resumption, given = None, {}
     if resume is None:
-        resolved = _lasting(resolve(given_options(ctx), os.environ, config))
+        resolved = resolve(given_options(ctx), os.environ, config)
+        name_settings(resolved.sources)
+        resolved = _lasting(resolved)
     else:
         given = given_anew(given_options(ctx), os.environ, config)
         if not print_config and (place := _place(given, rendezvous, node_rank)) is not None and not place.is_driver:
             from ..launch.channel import read_secret
             from ..launch.joining import asked_anew, join
 
-            waits = given.get("start_timeout", Job.model_fields["start_timeout"].default)
-            return join(asked_anew(resume, given, place), place, read_secret(secret_file), waits)
+            return join(asked_anew(resume, given, place), place, read_secret(secret_file), _start_timeout(resume, given))
         from ..launch.resuming import prepare
 
+        name_settings(dict.fromkeys(given_options(ctx), "flag"))
         resumption = prepare(find_target(resume), given_options(ctx), os.environ, config, force=force, trusted=trust_run)
         resolved = resumption.resolved
+        name_settings(resolved.sources)
     resolved.refuse_idle_flags()
     if print_config:
         click.echo(_as_json(resolved) if as_json else _as_text(resolved))
@@ -158,6 +161,14 @@ def _place(settings: Mapping[str, Any], rendezvous: str | None, node_rank: int |
     if rendezvous is not None or node_rank is not None:
         raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")
     return None
+
+
+def _start_timeout(resume: Path, given: Mapping[str, Any]) -> float:
+    """Return how long a node waits for the driver of a run that goes on: as given, else as the run has it, where this node has the run."""
+    if "start_timeout" in given:
+        return float(given["start_timeout"])
+    standing = standing_start_timeout(resume)
+    return standing if standing is not None else float(Job.model_fields["start_timeout"].default)
 
 
 def _tell_unused(ctx: click.Context, option: str, *, quiet: bool) -> None:

@@ -31,7 +31,7 @@ from ..metrics.lines import finite_json
 from ..metrics.rundir import RunReader
 from ..report.compare import row
 from ..report.locate import find_sweep
-from .options import given_options, job_options_without, trust_option
+from .options import given_options, job_options_without, name_settings, trust_option
 from .sweep_table import points_text
 
 __all__ = ["make_grid", "sweep"]
@@ -80,6 +80,7 @@ def sweep(
     A point that fails is recorded, and the next one runs; the exit code is then 1. Given the same --name again, or with --resume, points
     that succeeded are left alone, runs that have a checkpoint go on from it, and the others run.
     """
+    name_settings(dict.fromkeys(Job.model_fields, "flag"))
     flags = given_options(ctx)
     if trust_run and resume is None:
         raise UsageError(f"{TRUST_RUN}: belongs to --resume")

@@ -6,13 +6,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from ..checkpoint import CHECKPOINTS, is_checkpoint, list_checkpoints
 from ..core.console import note
 from ..core.errors import UsageError
+from ..core.job import Job
+from ..core.reading import first_problem
+from ..metrics.lines import DamagedRunError
 from ..metrics.rundir import RunReader
 from ..report.locate import find_readable_runs, find_run, is_run
 
-__all__ = ["find_target", "readable_runs", "tell_lost_updates"]
+__all__ = ["find_target", "readable_runs", "standing_start_timeout", "tell_lost_updates"]
 
 
 def find_target(path: Path) -> Path:
@@ -20,7 +25,7 @@ def find_target(path: Path) -> Path:
 
     Raises UsageError where there is none, naming the run's checkpoints, or runs that are called alike.
     """
-    out = Path(os.environ.get("TRAINER_OUT") or "runs")
+    out = _out()
     for folder in (path, out / path):
         if is_checkpoint(folder) or list_checkpoints(folder):
             return folder
@@ -29,6 +34,27 @@ def find_target(path: Path) -> Path:
             found = ", ".join(one.name for one in list_checkpoints(run)) or "none"
             raise UsageError(f"checkpoint: there is no {str(folder)!r}; checkpoints of the run {run.name!r}: {found}.")
     return find_run(str(path), out)
+
+
+def _out() -> Path:
+    return Path(os.environ.get("TRAINER_OUT") or "runs")
+
+
+def standing_start_timeout(path: Path) -> float | None:
+    """Return the start time-out of the run that `path` means, as `find_target` looks for it; None where this node has no such run.
+
+    Raises DamagedRunError where the run's files cannot be read.
+    """
+    for folder in (path, _out() / path):
+        run = folder.parent.parent if is_checkpoint(folder) else folder
+        if not (run / "job.json").is_file():
+            continue
+        value = RunReader(run).job().get("start_timeout", Job.model_fields["start_timeout"].default)
+        try:
+            return Job.model_validate({"start_timeout": value}).start_timeout
+        except ValidationError as error:
+            raise DamagedRunError(f"{run / 'job.json'}: {first_problem(error)}.") from error
+    return None
 
 
 def readable_runs(texts: Sequence[str], out: Path) -> list[Path]:

@@ -49,6 +49,6 @@ def _locate(config: Path | str) -> tuple[str, Traversable]:
     if str(config) in known:
         return f"file {config}.toml (shipped)", known[str(config)]
     path = Path(config)
-    if path.exists():
+    if str(config) and path.exists():
         return f"file {path}", path
     raise UsageError.of("--config", config, f"the path of a TOML file, or a shipped one: {', '.join(known)}", known)

@@ -66,7 +66,11 @@ def _in_words(described: dict[str, Any]) -> str:
         case "array":
             return f"one value or several with commas between, each {_in_words(described['items'])}"
         case _:
-            return "a path" if described.get("format") == "path" else "text"
+            return "a path" if described.get("format") == "path" else f"text{_lengths(described)}"
+
+
+def _lengths(described: dict[str, Any]) -> str:
+    return f" of {described['minLength']} to {described['maxLength']} characters" if "maxLength" in described else ""
 
 
 def _bounds(described: dict[str, Any]) -> str:

@@ -115,6 +115,9 @@ def nearest(given: str, allowed: Iterable[str]) -> str | None:
     for exact in (wanted, *_OURS.get(wanted, ())):
         if exact in names:
             return names[exact]
+    for plain, name in names.items():
+        if len(_words(given)) > 1 and _words(given) == _words(name):
+            return names[plain]
     slips = {name: _slips(wanted, name) for name in names if _slips(wanted, name) <= _forgiven(wanted, name)}
     if slips:
         return names[min(slips, key=lambda name: slips[name])]
@@ -130,7 +133,7 @@ def _begins(one: str, other: str) -> bool:
 
 def _words(name: str) -> set[str]:
     """Return the words of a name that are long enough to say something."""
-    return {word for word in re.split(r"[-_ ]+", name.lower()) if len(word) >= SHORTEST_PART} or {name}
+    return {word for word in re.split(r"[-_+ ]+", name.lower()) if len(word) >= SHORTEST_PART} or {name}
 
 
 def _forgiven(one: str, other: str) -> int:

@@ -157,6 +157,13 @@ class Job(BaseModel):
         "crosstrain", description="The MLflow experiment that the run belongs to; made where there is none of this name."
     )
 
+    @field_validator("data_dir", "out", mode="before")
+    @classmethod
+    def _path(cls, value: object) -> object:
+        if value == "":
+            raise ValueError("a path, such as . for this folder")  # pathlib takes an empty one for it
+        return value
+
     @field_validator("bandwidth")
     @classmethod
     def _bandwidth(cls, value: str | None) -> str | None:

@@ -20,6 +20,7 @@ from .hints import nearest
 from .idle import idle_settings
 from .invalid import Given, as_usage_error
 from .job import Job
+from .naming import named
 from .plugins import NO_MODULE, Kind, available, find, forward_plugin, module_exists
 
 __all__ = [
@@ -151,7 +152,10 @@ def resolve(
     for field, kind in _PLUGIN_FIELDS.items():
         _check_name(kind, field, getattr(job, field), given)
     own = {field: value for field, value in given.items() if standing is None or value.origin != standing.origin}
-    return replace(_with_backend(job, sources), idle=_idle(job, own))
+    try:
+        return replace(_with_backend(job, sources), idle=_idle(job, own))
+    except UsageError as error:
+        raise type(error)(named(str(error), sources)) from None
 
 
 def given_anew(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> dict[str, Any]:

@@ -108,7 +108,8 @@ def module_exists(name: str) -> bool:
     except ModuleNotFoundError:
         return False
     except Exception as error:  # somebody else's module may raise anything while it is imported
-        raise UsageError(f"{name.rpartition('.')[0]!r} cannot be imported: {type(error).__name__}: {error}") from error
+        problem = f"{type(error).__name__}: {error}"
+        raise UsageError(f"model: got {name!r}, but {name.rpartition('.')[0]!r} cannot be imported: {problem}") from error
 
 
 def find(kind: Kind, name: str) -> Plugin:
@@ -125,9 +126,14 @@ def find(kind: Kind, name: str) -> Plugin:
         known = available(kind)
     if name in known:
         return known[name]
-    if kind == "model" and "." in name:
+    if kind == "model" and _is_module_path(name):
         return Plugin(name, f"{name}:build")
     raise UsageError.of(kind if kind != "dataset" else "data", name, ", ".join(known), known)
+
+
+def _is_module_path(name: str) -> bool:
+    """Return whether a name has the form of an absolute dotted path to a module within a package."""
+    return "." in name and all(name.split("."))
 
 
 def load(plugin: Plugin, kind: Kind) -> Any:

@@ -34,7 +34,17 @@ from .control import AddressInUseError, Control
 from .endings import explained, record_end, train_seconds_by_node, verdict, what_is_kept, with_what_is_kept
 from .loading import load_state
 from .local import Launcher, NodeChannel
-from .placing import Hosts, described_cluster, machine_of, make_cluster, make_tasks, nodes_sharing_cores, settle_isolation, threads_per_task
+from .placing import (
+    Hosts,
+    described_cluster,
+    machine_of,
+    make_cluster,
+    make_tasks,
+    nodes_sharing_cores,
+    refuse_empty_servers,
+    settle_isolation,
+    threads_per_task,
+)
 from .recording import PROFILE, Recording
 from .resuming import Resumption
 from .saving import CheckpointSaver, Subject
@@ -90,6 +100,7 @@ class Driver:
         augmentation(self.job.augment, self._data.info)  # refused here, before anything is started
         self._spec: ModelSpec = load(find("model", self.job.model), "model")(self._data.info)
         forward_plugin(self.job.model, self.job.backend)
+        refuse_empty_servers(self.job, self._spec)
         backend: Backend = load(find("backend", self.job.backend), "backend")
         if self.job.mode not in backend.modes:
             raise UsageError.of("mode", self.job.mode, f"on backend {backend.name}: {', '.join(sorted(backend.modes))}")
@@ -354,6 +365,7 @@ class Driver:
             self._control.wake()
             return
         note("trainer: ending the run (once more to end it at once)")
+        self._launcher.interrupt()
         if self._control is not None:
             self._control.interrupt()
 

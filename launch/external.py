@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from ..core.console import note
 from ..core.door import Door, Exchange
-from ..core.errors import RunFailedError, UsageError
+from ..core.errors import InterruptedRunError, RunFailedError, UsageError
 from ..core.job import Job
 from ..core.process import python
+from ..core.sweeps import value_text
 from ..engine.messages import Message, Stream
 from .channel import accept, start_over_stdio
 from .contract import Place
@@ -27,18 +28,21 @@ from .local import NodeChannel, close_input, send_prepare
 __all__ = ["ExternalLauncher", "apply_contract"]
 
 
+LOOK_SECONDS = 0.2
+"""How often whoever waits for the others looks whether the user has interrupted it."""
+
+
 def apply_contract(job: Job, sources: Mapping[str, str], place: Place) -> tuple[Job, dict[str, str]]:
     """Return the job with the shape that the contract gives it. Raises UsageError where the user asked for another shape."""
     for key, value in place.shape.items():
         given = getattr(job, key)
         if not sources[key].startswith(("default", "run ")) and given != value:
-            raise UsageError(
-                f"{key}: got {given} (from {sources[key]}), but {place.contract} says {value}; leave it out or make them agree"
-            )
-    if job.bandwidth is not None or job.cores_per_node is not None or job.network == "isolated":
-        raise UsageError(
-            f"network: --bandwidth, --cores-per-node and --network isolated are for virtual nodes; these were started by {place.contract}"
-        )
+            raise UsageError(f"{key}: got {given}, but {place.contract} says {value}; leave it out or make them agree")
+    virtual = {"bandwidth": job.bandwidth, "cores_per_node": job.cores_per_node, "network": job.network == "isolated" or None}
+    for key, limit in virtual.items():
+        if limit is not None:
+            shown = job.network if key == "network" else value_text(limit)
+            raise UsageError(f"{key}: got {shown!r}, which is for virtual nodes; these were started by {place.contract}. Leave it out.")
     if "ps" in place.shape and job.mode == "sync":
         raise UsageError(f"mode: got 'sync', but {place.contract} has parameter servers; allowed: async")
     shaped = Job.model_validate({**job.model_dump(), **place.shape})
@@ -70,6 +74,7 @@ class ExternalLauncher:
     _exit_code: int = 1
     _arrived: queue.Queue[tuple[_Joiner, str]] = field(default_factory=queue.Queue)
     _over: str | None = None
+    _interrupted: bool = False
     _deciding: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> list[NodeChannel]:
@@ -133,6 +138,10 @@ class ExternalLauncher:
                 self._own.wait()
         self._shut_door("the run has ended")
 
+    def interrupt(self) -> None:
+        """Have a `start` that waits raise InterruptedRunError soon; safe in a signal handler."""
+        self._interrupted = True  # no more than that: the handler may have come in the middle of the queue's own work
+
     def kill(self) -> None:
         """Kill the own agent; the others end with their channels."""
         if self._own is not None:
@@ -185,14 +194,16 @@ class ExternalLauncher:
 
     def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[_Joiner, str]:
         """Return the next process that knows the secret, and its host."""
-        try:
-            return self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            missing = [node for node in range(self.job.nodes) if node not in channels]
-            waiting = f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
-            raise RunFailedError(
-                f"{waiting} did not join within {self.job.start_timeout:g} s (--start-timeout); was the same command started everywhere?"
-            ) from None
+        missing = [node for node in range(self.job.nodes) if node not in channels]
+        waiting = f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
+        while not self._interrupted:
+            left = deadline - time.monotonic()
+            with contextlib.suppress(queue.Empty):
+                return self._arrived.get(timeout=max(0.0, min(left, LOOK_SECONDS)))
+            if left <= 0:
+                within = f"within {self.job.start_timeout:g} s (--start-timeout)"
+                raise RunFailedError(f"{waiting} did not join {within}; was the same command started everywhere?")
+        raise InterruptedRunError(f"interrupted by the user, while {waiting} had not joined yet")
 
     def _problem(self, message: Message, channels: Mapping[int, NodeChannel], standbys: set[tuple[int, int]]) -> str | None:
         place = (message["node"], message["local_rank"])

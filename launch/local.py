@@ -56,6 +56,10 @@ class Launcher(Protocol):
         """End whatever `start` started; bounded in time; a second call does nothing."""
         ...
 
+    def interrupt(self) -> None:
+        """Have a `start` that waits for others raise InterruptedRunError soon; safe in a signal handler."""
+        ...
+
     def kill(self) -> None:
         """End it at once, without waiting; safe in a signal handler."""
         ...
@@ -108,6 +112,9 @@ class LocalLauncher:
 
     def ended(self, exit_code: int) -> None:
         """Nothing to do: nobody else waits for the code."""
+
+    def interrupt(self) -> None:
+        """Nothing waits for others here."""
 
     def kill(self) -> None:
         """Kill the agents at once; their tasks follow them by the parent-death signal."""

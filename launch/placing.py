@@ -8,11 +8,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.cluster import Cluster, Placed, Task
+from ..core.errors import UsageError
 from ..core.job import Job
 from ..models.base import ModelSpec
 from .local import NodeChannel
 
-__all__ = ["described_cluster", "machine_of", "make_cluster", "make_tasks", "nodes_sharing_cores", "settle_isolation", "threads_per_task"]
+__all__ = [
+    "described_cluster",
+    "machine_of",
+    "make_cluster",
+    "make_tasks",
+    "nodes_sharing_cores",
+    "refuse_empty_servers",
+    "settle_isolation",
+    "threads_per_task",
+]
 
 Hosts = Sequence[Mapping[str, Any]]
 
@@ -92,3 +102,13 @@ def described_cluster(cluster: Cluster, threads: Sequence[int]) -> dict[str, Any
     """The cluster as ``job.json`` has it; the secret stays out of files."""
     public = {key: value for key, value in cluster.to_json().items() if key != "secret"}
     return {"cluster": public, "threads_per_task": list(threads)}
+
+
+def refuse_empty_servers(job: Job, spec: ModelSpec) -> None:
+    """Raise UsageError where some parameter servers would hold nothing: backends share a model's numbers out evenly, and cut arrays."""
+    numbers = spec.size + spec.buffers_size
+    if job.mode == "async" and job.ps > numbers:
+        held = f"{numbers:,} number{'' if numbers == 1 else 's'}"
+        raise UsageError.of(
+            "ps", job.ps, f"at most {numbers:,}, as the model {job.model!r} has {held} in all, and a server needs one to hold"
+        )

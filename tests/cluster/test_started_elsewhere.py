@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -131,6 +132,21 @@ def test_a_secret_is_required(tmp_path):
     assert run.process.returncode == 2
     assert "TRAINER_SECRET" in run.stderr()
     assert list(tmp_path.glob("*-toy-*")) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_nodes_are_awaited_ends_the_run(tmp_path, number):
+    """And not only the start time-out."""
+    shared = environment()
+    arguments = [*by_rendezvous(tmp_path, free_port(), "--name", "run", *BRIEF), "--nodes", "3", "--start-timeout", "300"]
+    with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver:
+        wait_until(lambda: len(driver.alive("launch.agent")) == 1 and (tmp_path / "run/status.json").exists(), 60, "the driver")
+        time.sleep(1)
+        driver.process.send_signal(number)
+        assert driver.wait(60) == 130
+        assert "error: interrupted by the user, while nodes [1, 2] had not joined yet" in driver.stderr()
+        assert not driver.alive()
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "interrupted"
 
 
 def test_a_wrong_secret_is_turned_away(tmp_path):

@@ -126,7 +126,7 @@ def test_a_link_speed_that_is_said_means_the_one_that_was_asked_for(amount, unit
 
 def test_the_refusal_of_a_slow_link_has_the_users_words(capsys):
     assert invoke(["run", "--backend", "torch", "--nodes", "2", "--bandwidth", "1kbit"]) == 2
-    assert "bandwidth: got '1kbit'; allowed: 12kbit to 34gbit for virtual nodes." in capsys.readouterr().err
+    assert "error: --bandwidth: got '1kbit'; allowed: 12kbit to 34gbit for virtual nodes." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cores", ["{more:g}", "0.5,{more:g}"])
@@ -136,7 +136,7 @@ def test_more_cores_for_a_node_than_there_are_are_refused_before_anything_starts
     nodes = ["--nodes", str(given.count(",") + 1)]
     assert invoke(["run", "--backend", "torch", *nodes, "--cores-per-node", given, "--out", str(tmp_path / "runs")]) == 2
     allowed = f"at most {there:g} cores for a node, which is what this machine has for this command"
-    assert capsys.readouterr() == ("", f"error: cores_per_node: got '{there + 6:g}'; allowed: {allowed}.\n")
+    assert capsys.readouterr() == ("", f"error: --cores-per-node: got '{there + 6:g}'; allowed: {allowed}.\n")
     assert not (tmp_path / "runs").exists()
 
 
@@ -145,4 +145,4 @@ def test_cores_that_a_command_may_not_use_are_not_there(tmp_path):
     one = {min(os.sched_getaffinity(0))}
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, one))
     assert done.returncode == 2
-    assert done.stderr.startswith("error: cores_per_node: got '1.5'; allowed: at most 1 cores for a node")
+    assert done.stderr.startswith("error: --cores-per-node: got '1.5'; allowed: at most 1 cores for a node")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +35,46 @@ def call(capsys, *arguments):
     code = main(list(arguments))
     out, err = capsys.readouterr()
     return code, out, err
+
+
+@pytest.mark.parametrize(("typed", "waits"), [([], "0.5"), (["--start-timeout", "0.25"], "0.25")])
+@pytest.mark.parametrize("below", ["", "elsewhere"])
+def test_a_node_of_a_run_that_goes_on_waits_as_long_as_the_run_does(capsys, monkeypatch, tmp_path, typed, waits, below):
+    monkeypatch.setenv("TRAINER_SECRET", "x" * 32)
+    monkeypatch.setenv("TRAINER_OUT", str(tmp_path / below))
+    folder = tmp_path / below / "mine"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps({"schema": 1, **Job(start_timeout=0.5).model_dump(mode="json")}))
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    code, _, err = call(capsys, "run", "--resume", "mine", "--rendezvous", f"127.0.0.1:{port}", "--node-rank", "1", *typed)
+    assert code == 1
+    assert f"within {waits} s (--start-timeout)" in err
+
+
+@pytest.mark.parametrize(
+    ("repeats", "said", "settings"),
+    [
+        (2, "run 2 (seed 4) was not started. To start it: ", {"seed": 4, "name": "my job-r2"}),
+        (4, "runs 2 to 4 (seeds 4 to 6) were not started. To start them: ", {"seed": 4, "name": "my job-from-r2"}),
+    ],
+)
+def test_repeats_that_fail_say_what_was_not_started_and_how_to_start_it(tmp_path, repeats, said, settings):
+    asked = ["run", "--cores-per-node", "4000", "--seed", "3", "--name=my job", f"--repeats={repeats}", "--out", str(tmp_path / "it's")]
+    done = subprocess.run([*TRAINER, *asked], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert f"trainer: run 1 of {repeats} did not succeed, and {said}trainer run --cores-per-node 4000 --out " in line
+    again = shlex.split(line.partition("To start ")[2].partition(": ")[2])
+    assert again[0] == "trainer"
+    shown = subprocess.run([*TRAINER, *again[1:], "--print-config", "--json"], capture_output=True, text=True, timeout=100, check=True)
+    values = {name: entry["value"] for name, entry in json.loads(shown.stdout).items()}
+    assert {name: values[name] for name in settings} == settings
+    assert values["out"] == str(tmp_path / "it's")
+    assert ("--repeats" in again) == (repeats > 2)
+    if repeats > 2:
+        assert again[again.index("--repeats") + 1] == str(repeats - 1)
 
 
 def test_help_and_version_load_neither_subcommands_nor_libraries():
@@ -81,7 +123,13 @@ def test_no_command_shows_the_help_and_fails(capsys):
             "error: --batchsize: `trainer run` has no such option. Did you mean '--batch-size'? See `trainer run --help`.",
         ),
         (["run", "extra"], "error: Got unexpected extra argument (extra). See `trainer run --help`."),
-        (["run", "--batch-size"], "error: Option '--batch-size' requires an argument."),
+        (["run", "--batch-size"], "error: Option '--batch-size' requires an argument. See `trainer run --help`."),
+        (["run", "--out", ""], "error: --out: got ''; allowed: a path, such as . for this folder."),
+        (["run", "--data-dir", ""], "error: --data-dir: got ''; allowed: a path, such as . for this folder."),
+        (["run", "--config", ""], "error: --config: got ''; allowed: the path of a TOML file, or a shipped one: "),
+        (["run", "--model", "."], "error: --model: got '.'; allowed: logreg, "),
+        (["run", "--model", "..a"], "error: --model: got '..a'; allowed: logreg, "),
+        (["run", "--mlflow-experiment", ""], "error: --mlflow-experiment: got ''; allowed: text of 1 to 500 characters."),
         (
             ["run", "--backend", "tf", "--batch-size", "0"],
             "error: --batch-size: got '0'; allowed: a whole number of at least 1 and at most",

@@ -69,6 +69,7 @@ def test_where_nothing_is_near_nothing_is_suggested(typed):
         ("precision", "float16", "fp16"),
         ("mode", "asynchronous", "async"),
         ("data", "cifar", "cifar10"),
+        ("augment", "flip+crop", "crop+flip"),
         ("model", "resnet", "resnet18"),
     ],
 )

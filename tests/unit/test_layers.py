@@ -133,6 +133,11 @@ def test_no_framework_at_all_says_what_to_install(monkeypatch, tmp_path):
             {},
             "--model: got 'no_package.net', but there is no such module; it has to be installed or to lie on PYTHONPATH.",
         ),
+        (
+            {"model": "with-dash.net"},
+            {},
+            "--model: got 'with-dash.net', but there is no such module; it has to be installed or to lie on PYTHONPATH.",
+        ),
         ({"nodes": "3", "nesterov": True}, {}, "--nesterov: got 'true'; needs momentum greater than 0."),
         ({"epochs": "1", "steps": "2"}, {}, "--epochs and --steps: got '1' and '2'; give one of the two."),
         (

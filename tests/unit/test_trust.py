@@ -187,7 +187,7 @@ def test_the_folder_of_an_evaluation_may_be_typed(place, capsys):
         assert "read the folder '/somewhere/else'" in said
         assert "or type --data-dir yourself" in said
     assert invoke(["evaluate", "evilrun", "--data-dir", "own"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: data_dir: {str(place / 'own')!r} is no folder")
+    assert capsys.readouterr().err.startswith(f"error: --data-dir: {str(place / 'own')!r} is no folder")
 
 
 def test_a_link_that_leads_out_of_a_run_is_not_written_through(place, capsys):
