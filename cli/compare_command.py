@@ -16,7 +16,7 @@ from ..report.columns import column
 from ..report.comparison import compare_paths
 from ..report.formats import as_csv, as_latex, as_markdown, as_text
 from ..report.locate import find_finished_runs
-from .options import NumberRange
+from .options import GivenPath, NumberRange
 from .targets import tell_lost_updates
 
 __all__ = ["compare"]
@@ -38,9 +38,7 @@ _LAYOUTS = ("auto", "columns", "rows")
 @click.option("--csv", "csv_too", is_flag=True, help="Print comma-separated values, with unrounded figures.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 @click.option("--latex", is_flag=True, help="Print LaTeX tables (package booktabs).")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs"), envvar="TRAINER_OUT", help="Folder with the runs. [default: runs]"
-)
+@click.option("--out", type=GivenPath(), default=Path("runs"), envvar="TRAINER_OUT", help="Folder with the runs. [default: runs]")
 def compare(
     runs: tuple[str, ...],
     by: str | None,

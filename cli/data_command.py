@@ -14,7 +14,7 @@ from ..data import store
 from ..data.location import cache_root
 from ..data.removal import find_stores, remove_store
 from ..report.alignment import holds_figures
-from .options import name_settings
+from .options import GivenPath, name_settings
 
 __all__ = ["data"]
 
@@ -43,7 +43,7 @@ def list_command(as_json: bool) -> None:
 
 @data.command("prepare")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the dataset's original files, where you have them.")
+@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
 @click.option("--again", is_flag=True, help="Make the store again, also where there is one.")
 def prepare_command(names: Sequence[str], data_dir: Path | None, again: bool) -> None:
     """Make the stores of datasets, so that a run finds them ready."""

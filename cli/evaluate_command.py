@@ -25,21 +25,21 @@ from ..data.store import StoredDataset, open_dataset
 from ..launch.evaluation import Evaluated, Evaluator
 from ..launch.trust import refuse_foreign
 from ..metrics.lines import finite_json
-from .options import check_typed_model, model_option, name_settings, trust_option
+from .options import GivenPath, check_typed_model, model_option, name_settings, trust_option
 from .targets import find_target
 
 __all__ = ["evaluate"]
 
 
 @click.command(short_help="Evaluate a trained model on a dataset, on either backend.")
-@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|CHECKPOINT")
+@click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
 @model_option
 @click.option("--data", metavar="NAME", help="A name from `trainer data list` [default: what it was trained on].")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the dataset's original files, where you have them.")
+@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
 @click.option("--backend", metavar="NAME", help="A name from `trainer backends` [default: the one that trained it].")
 @click.option("--precision", metavar="fp32|bf16|fp16", help="Number format of convolutions and matrix products [default: the run's].")
 @click.option("--split", default="test", metavar="test|train", help="Which part of the dataset. [default: test]")
-@click.option("--predictions", type=click.Path(path_type=Path), help="Write logits and labels into this new .npz file.")
+@click.option("--predictions", type=GivenPath(), help="Write logits and labels into this new .npz file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @trust_option("Take")
 def evaluate(

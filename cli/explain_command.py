@@ -14,6 +14,7 @@ from ..report.explain_advice import advise
 from ..report.explain_text import headline, notes, page
 from ..report.locate import find_run
 from ..report.tables import to_text
+from .options import GivenPath
 from .targets import tell_lost_updates
 
 __all__ = ["explain"]
@@ -23,7 +24,7 @@ __all__ = ["explain"]
 @click.argument("run", metavar="RUN")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     default=Path("runs"),
     envvar="TRAINER_OUT",
     show_default=True,

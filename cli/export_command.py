@@ -33,7 +33,7 @@ from ..core.process import python
 from ..launch.scratch import make_scratch, remove_scratch
 from ..launch.trust import LINK, refuse_foreign
 from .interrupts import TerminationAsInterrupt
-from .options import check_typed_model, model_option, trust_option
+from .options import GivenPath, check_typed_model, model_option, trust_option
 from .run_files import UNKNOWN, describe_folder
 from .targets import find_target
 
@@ -52,10 +52,10 @@ class Choice:
 
 
 @click.command(short_help="Write a trained model for other programs, or list a run's files.")
-@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|CHECKPOINT")
+@click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
 @model_option
 @click.option("--format", "format_name", metavar="NAME", help="savedmodel, tf-checkpoint, torch or safetensors.")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Folder to make [default: RUN/exports/STEP-FORMAT].")
+@click.option("--output", "-o", type=GivenPath(), help="Folder to make [default: RUN/exports/STEP-FORMAT].")
 @click.option("--describe", is_flag=True, help="List the files, what each is for and how large it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @trust_option("Take")

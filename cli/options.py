@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -18,6 +19,7 @@ from ..core.job import Job
 from .group import SOURCES
 
 __all__ = [
+    "GivenPath",
     "NumberRange",
     "check_typed_model",
     "given_options",
@@ -40,6 +42,19 @@ class NumberRange(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
         return number
+
+
+class GivenPath(click.Path):
+    """A path, but not an empty one, such as a variable of the shell that is not set leaves; it would be taken for this folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; an empty one ends the command."""
+        if value == "":
+            self.fail("'' is no path; this folder is '.'.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def job_options(function: Function) -> Function:

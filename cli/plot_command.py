@@ -9,6 +9,7 @@ import click
 from ..report.figures import pictures
 from ..report.plots import FORMATS, Format, write_figures
 from ..report.shown import show_runs
+from .options import GivenPath
 from .targets import readable_runs
 
 __all__ = ["plot"]
@@ -27,7 +28,7 @@ __all__ = ["plot"]
 @click.option("--format", "image", type=click.Choice(FORMATS), default="png", show_default=True, help="What the files are.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     default=Path("runs"),
     envvar="TRAINER_OUT",
     show_default=True,

@@ -22,7 +22,7 @@ from ..report.predict_scaling import Question, Scaling
 from ..report.predict_scaling import predict as predicted
 from ..report.predict_table import document, prediction_table
 from ..report.tables import to_text
-from .options import name_settings
+from .options import GivenPath, name_settings
 
 __all__ = ["predict"]
 
@@ -49,7 +49,7 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     envvar="TRAINER_OUT",
     default=Job.model_fields["out"].default,
     show_default=True,

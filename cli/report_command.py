@@ -8,6 +8,7 @@ import click
 
 from ..report.page import write_page
 from ..report.shown import show_runs
+from .options import GivenPath
 from .targets import readable_runs
 
 __all__ = ["report"]
@@ -25,7 +26,7 @@ __all__ = ["report"]
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     default=Path("runs"),
     envvar="TRAINER_OUT",
     show_default=True,

@@ -24,7 +24,7 @@ from ..launch.local import Launcher, LocalLauncher
 from ..launch.slurm import refuse_step
 from ..launch.trust import TRUST_RUN
 from .interrupts import DeferredInterrupts
-from .options import given_options, job_options, name_settings, trust_option
+from .options import GivenPath, given_options, job_options, name_settings, trust_option
 from .targets import find_target, standing_start_timeout
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ __all__ = ["run"]
 @click.option("--rendezvous", envvar="TRAINER_RENDEZVOUS", metavar="HOST:PORT", help="Where nodes started by hand meet: on node 0.")
 @click.option(
     "--secret-file",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     envvar="TRAINER_SECRET_FILE",
     help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
 )
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     metavar="RUN|CHECKPOINT",
     help="Go on with a run from its newest sound checkpoint, or from this one. Settings given besides replace the run's; "
     "--steps +500 counts from where it stands, --epochs +1 from the end of the epoch that it stands in.",

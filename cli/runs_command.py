@@ -21,6 +21,7 @@ from ..report.index import STATES, list_runs
 from ..report.locate import check_readable, find_run, find_runs, find_sweep
 from ..report.runs_table import runs_table
 from ..report.selection import Condition, fitting, in_order, parse_order, parse_since
+from .options import GivenPath
 
 __all__ = ["runs"]
 
@@ -48,9 +49,7 @@ class _ListingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-_out = click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs"), envvar="TRAINER_OUT", help="Folder with the runs. [default: runs]"
-)
+_out = click.option("--out", type=GivenPath(), default=Path("runs"), envvar="TRAINER_OUT", help="Folder with the runs. [default: runs]")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

@@ -27,7 +27,7 @@ from ..report.tables import one_run, to_text
 from ..report.watch_text import figures_line, last_evaluation, news_line, node_lines, picture, state_line, title, told_by_summary
 from ..report.watching import News, WatchedRun
 from .interrupts import INTERRUPTED, TerminationAsInterrupt
-from .options import NumberRange
+from .options import GivenPath, NumberRange
 from .targets import tell_lost_updates
 
 __all__ = ["watch"]
@@ -44,7 +44,7 @@ LINE_SECONDS = 2.0
 @click.argument("run", metavar="RUN")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     envvar="TRAINER_OUT",
     default=Job.model_fields["out"].default,
     show_default=True,

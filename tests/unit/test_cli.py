@@ -127,6 +127,8 @@ def test_no_command_shows_the_help_and_fails(capsys):
         (["run", "--out", ""], "error: --out: got ''; allowed: a path, such as . for this folder."),
         (["run", "--data-dir", ""], "error: --data-dir: got ''; allowed: a path, such as . for this folder."),
         (["run", "--config", ""], "error: --config: got ''; allowed: the path of a TOML file, or a shipped one: "),
+        (["run", "--resume", ""], "error: Invalid value for '--resume': '' is no path; this folder is '.'. See `trainer run --help`."),
+        (["evaluate", ""], "error: Invalid value for 'RUN|CHECKPOINT': '' is no path; this folder is '.'."),
         (["run", "--model", "."], "error: --model: got '.'; allowed: logreg, "),
         (["run", "--model", "..a"], "error: --model: got '..a'; allowed: logreg, "),
         (["run", "--mlflow-experiment", ""], "error: --mlflow-experiment: got ''; allowed: text of 1 to 500 characters."),
