@@ -42,6 +42,7 @@ class _Steps:
 
     def __init__(self, workers: int) -> None:
         self.steps = self.examples = self.non_finite = 0
+        self._newest = self._newest_finite = -1  # updates; those of several workers arrive in any order
         self._seconds, self._counts = array("d"), array("q")
         self._last: deque[float] = deque(maxlen=FINAL_LOSS_UPDATES)
         self._staleness: dict[int, int] = {}
@@ -55,8 +56,13 @@ class _Steps:
         self._seconds.append(record.seconds / record.count)
         self._counts.append(record.count)
         self._last.extend(record.losses)
-        if not math.isfinite(sum(record.losses)):
-            self.non_finite += sum(not math.isfinite(loss) for loss in record.losses)
+        self._newest = max(self._newest, record.step + record.count - 1)
+        if math.isfinite(sum(record.losses)):
+            self._newest_finite = max(self._newest_finite, record.step + record.count - 1)
+        else:
+            finite = [math.isfinite(loss) for loss in record.losses]
+            self.non_finite += finite.count(False)
+            self._newest_finite = max([self._newest_finite, *(record.step + index for index, known in enumerate(finite) if known)])
         if record.staleness is not None:
             for stale in record.staleness:
                 self._staleness[stale] = self._staleness.get(stale, 0) + 1
@@ -72,6 +78,10 @@ class _Steps:
         """Return the waits that the framework measured, in seconds per update."""
         sums = {"data_wait_seconds": self.data_wait_seconds, "network_wait_seconds": self.network_wait_seconds}
         return {name: None if seconds is None or not self.steps else seconds / self.steps for name, seconds in sums.items()}
+
+    def non_finite_from(self) -> int | None:
+        """Return the update from which on no loss was finite; None where the last one was."""
+        return self._newest_finite + 1 if self._newest > self._newest_finite else None
 
     def final_loss(self) -> float | None:
         return sum(self._last) / len(self._last) if self._last else None
@@ -202,6 +212,7 @@ def summarise(
         "network_wait_seconds": steps.network_wait_seconds,
         "final_train_loss": steps.final_loss(),
         "non_finite_losses": steps.non_finite,
+        "non_finite_from_step": steps.non_finite_from(),
         "eval": _evaluation(evals[-1] if evals else None),
         "best_eval": _evaluation(_best(evals)),
         **_target(job.until, evals),

@@ -151,6 +151,7 @@ class Summary(Part):
     network_wait_seconds: Duration | None = None
     final_train_loss: Loss | None = None
     non_finite_losses: Count | None = None
+    non_finite_from_step: Count | None = None
     eval: _Evaluation | None = None
     best_eval: _Evaluation | None = None
     target: Name | None = None

@@ -12,6 +12,7 @@ from ..metrics.lines import finite_json
 from .columns import relative_speed, relative_target
 from .comparability import Comparability, compare_settings
 from .compare import row
+from .copies import measurements
 from .described import DescribedRun, describe, labelled
 from .entries import Entry, make_entries
 from .rules import RULES, SPEED, Rule
@@ -46,6 +47,7 @@ class Comparison:
     `marks` are the kinds of figures (`rules.GROUPS`) of each entry that cannot be compared with the first one's.
     `settings` has for each entry what it is called by: its run's name, or with ``--by`` the settings that tell it apart, label → value.
     `judged` are the jobs that the verdicts are on: the entries, or where these are repeats that stand apart, one for all repeats.
+    `copies` are the names of runs that are copies of one, in groups: they are one measurement.
     `scaling` is there where it is grouped by nodes; `fits_neither` are the entries (by index) that are in no series then.
     """
 
@@ -56,6 +58,7 @@ class Comparison:
     settings: tuple[Mapping[str, str], ...]
     judged: tuple[Entry, ...]
     verdicts: tuple[str, ...]
+    copies: tuple[tuple[str, ...], ...] = ()
     scaling: tuple[ScalingSeries, ...] | None = None
     fits_neither: tuple[int, ...] = ()
 
@@ -81,6 +84,7 @@ class Comparison:
             ],
             "comparability": self.comparability.to_json(),
             "verdicts": list(self.verdicts),
+            "copies": [list(names) for names in self.copies],
         }
         if self.scaling is not None:
             document["scaling"] = [series.to_json() for series in self.scaling]
@@ -97,7 +101,7 @@ def compare_paths(paths: Sequence[Path | str], *, fold: bool = True, by: Sequenc
 def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[str | Rule] = (), by_spoils: bool = False) -> Comparison:
     """Compare runs, at least one.
 
-    With `fold`, runs that differ by their seed alone are one row. `by` names settings, or has rules that read their values in another way:
+    With `fold`, runs of one job are one row, whatever their seeds. `by` names settings, or has rules that read their values in another way:
     there is a row for each of their values then, in order, and repeats are folded. That they differ is what is compared then, and makes no
     figures incomparable, save `by_spoils`. Raises UsageError for a setting that there is not.
     """
@@ -119,6 +123,7 @@ def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequenc
         tuple(settings),
         tuple(jobs),
         tuple(verdicts(jobs, comparability if jobs is entries else _comparability(jobs, subject))),
+        tuple(tuple(run.name for run in copies) for copies in measurements(runs) if len(copies) > 1),
         None if series is None else tuple(series),
         tuple(neither),
     )

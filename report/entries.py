@@ -1,4 +1,4 @@
-"""Rows of a comparison: a run, or several that differ by their seed alone, as mean and standard deviation."""
+"""Rows of a comparison: a run, or several of one job (of one seed or of several), as mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from ..metrics.lines import finite_json
 from .comparability import alike
 from .compare import row
+from .copies import measurements
 from .described import DescribedRun
 from .repeats import common_name, kept, number, spread
 from .rules import Rule
@@ -55,18 +56,13 @@ class Entry:
 def make_entries(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[Rule] = ()) -> list[Entry]:
     """Return the rows for some runs, in the order in which they are given.
 
-    With `fold`, runs that differ by their seed alone become one. Where there are settings to group `by`, only runs with the same values of
-    them become one, and also those that do not differ at all.
+    With `fold`, runs of one job become one: those that differ by their seed alone, or not at all; of copies of a run the first one stands
+    for all. Where there are settings to group `by`, only runs with the same values of them become one.
     """
     if not fold:
         return _told_apart([entry_of([run]) for run in runs])
-    found: dict[int, Entry] = {}
-    for group in alike(runs, without={"seed"}, by=by):
-        if len({run.summary["seed"] for run in group}) > 1 or by:
-            found[id(group[0])] = entry_of(group)
-        else:
-            found.update({id(run): entry_of([run]) for run in group})
-    return _told_apart([found[id(run)] for run in runs if id(run) in found])
+    firsts = [copies[0] for copies in measurements(runs)]
+    return _told_apart([entry_of(group) for group in alike(firsts, without={"seed"}, by=by)])
 
 
 def _told_apart(entries: Sequence[Entry]) -> list[Entry]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ..core.units import Cadence
+from .diverging import diverged
 from .explain import NEARLY_ALL, Explanation
 from .explain_cluster import network, peers
 from .explain_effects import Advice, larger_batch
@@ -21,8 +22,13 @@ WORTH_SAYING = 1.1
 
 
 def advise(explanation: Explanation) -> list[Advice]:
-    """Return what would help against each candidate of the verdict, the largest certain effect first; empty where nothing is known to."""
+    """Return what would help against each candidate of the verdict, the largest certain effect first; empty where nothing is known to.
+
+    Of a run that ended without training nothing is advised: a setting that makes it quicker would make nothing better.
+    """
     found: dict[str, Advice] = {}
+    if diverged(explanation.facts.summary) is not None:
+        return []
     for part in explanation.candidates:
         for advice in _BY_PART[part](explanation):
             if advice.speedup is None or advice.speedup >= WORTH_SAYING:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ..metrics.display import UNKNOWN, bytes_text, number_text
+from .diverging import diverged_text
 from .explain import NEARLY_ALL, NOTABLE, Explanation, NodeView
 from .explain_effects import Advice
 from .explain_links import Link, busiest
@@ -252,7 +253,8 @@ def _traffic(view: NodeView) -> tuple[str, str]:
 
 def notes(explanation: Explanation) -> list[str]:
     """Return what a reader has to know beside the figures."""
-    facts, found = explanation.facts, []
+    facts = explanation.facts
+    found = [text for text in (diverged_text(facts.summary),) if text]
     if not explanation.calibrated:
         found.append(NOT_CALIBRATED)
         found += _native(explanation)

@@ -21,9 +21,14 @@ _SAME = "data, seed, precision, threads, machine, releases, optimizer and schedu
 
 
 def above(comparison: Comparison) -> list[str]:
-    """Return what is compared and what else is not alike, a line each; nothing for a single row."""
+    """Return what is compared and what else is not alike, a line each; of a single row what is wrong with it."""
+    copies = [f"Copies of one run, which count once: {', '.join(names)}." for names in comparison.copies]
     if len(comparison.entries) < 2:
-        return [_fault(fault) for fault in comparison.comparability.faults]
+        return [*copies, *(_fault(fault) for fault in comparison.comparability.faults)]
+    return [*copies, *_differences(comparison)]
+
+
+def _differences(comparison: Comparison) -> list[str]:
     comparability = comparison.comparability
     values = {one.key: one.values for one in comparability.subject}
     subject = [one for one in comparability.subject if one.key != "workers" or one.values != values.get("nodes")]
@@ -58,13 +63,16 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
         lines.append(f"{MARK} not to be compared with {comparison.entries[0].label}: {_reasons(comparison, shown)}.")
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
     if folded:
-        lines.append("Several runs of one job stand in one row (×N, or the column runs): mean ± standard deviation.")
+        lines.append(
+            "Several runs of one job stand in one row (×N, or the column runs): mean ± standard deviation "
+            "(trainer compare --no-fold keeps them apart)."
+        )
     for entry in folded:
         if entry.left_out:
             lines.append(f"{entry.label}: the fastest and the slowest are left out ({', '.join(entry.left_out)}).")
     apart = any(len(job.runs) > 1 for job in comparison.judged) and len(comparison.judged) < len(comparison.entries)
     if apart and (not columns or asked & set(JUDGED)):
-        lines.append("Verdicts are on jobs: runs that differ by their seed alone count as one (×N), by their mean.")
+        lines.append("Verdicts are on jobs: runs of one job, of the same seed or others, count as one (×N), by their mean.")
     if comparison.fits_neither and not columns:
         names = "; ".join(comparison.entries[index].label for index in comparison.fits_neither)
         lines.append(f"In no series of scaling, as no other number of nodes has the same global batch or batch per worker: {names}.")

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import circumstances as read
 from .described import DescribedRun
+from .diverging import diverged
 from .ordering import BY_FIELD, by_saving, natural
 from .starving import starved
 
@@ -234,6 +235,14 @@ def _ended(run: DescribedRun) -> str | None:
     return None if run.summary["state"] == "succeeded" else str(run.summary["state"])
 
 
+def _diverged(run: DescribedRun) -> str | None:
+    return None if diverged(run.summary) is None else "yes"
+
+
+def _diverged_since(run: DescribedRun) -> str | None:
+    return diverged(run.summary)
+
+
 def _synthetic(run: DescribedRun) -> str | None:
     return "yes" if run.summary.get("synthetic") else None
 
@@ -257,6 +266,7 @@ def _starved_by(run: DescribedRun) -> str | None:
 
 FAULTS: tuple[Fault, ...] = (
     Fault("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
+    Fault("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
     Fault("synthetic", "synthetic data", _synthetic, LEARNT, "images and labels are random, so there is nothing to learn"),
     Fault("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
     Fault("starved", "starved of CPU", _starved, WORK, "other programs took so much of the CPU time that its tasks asked for", _starved_by),

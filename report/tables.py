@@ -14,6 +14,7 @@ from rich.table import Table
 from ..metrics.display import UNKNOWN, count_text
 from .columns import DONE, MARK, NODE, cell, node_cell, relative, relative_speed, relative_target
 from .described import DescribedRun
+from .diverging import diverged_text
 from .entries import Entry, entry_of
 from .rules import CHANGED, CHANGED_MEANS, SPEED, TARGET, changed_on_resume
 
@@ -115,6 +116,8 @@ def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
         notes += ["", ACROSS_MODES]
     if any(summary.get("synthetic") for summary in summaries):
         notes += ["", SYNTHETIC]
+    if len(summaries) == 1 and (diverged := diverged_text(summaries[0])) is not None:
+        notes += ["", diverged]
     return notes
 
 

@@ -182,6 +182,15 @@ def test_what_is_compared_is_no_fault(other, keys, marks):
     assert found.marks(1) == marks
 
 
+@pytest.mark.parametrize(
+    ("by", "other"), [("batch_size", {"batch_size": 64}), ("global_batch_size", {"nodes": 2}), ("mode", {"mode": "async"})]
+)
+def test_a_step_is_no_measure_of_speed_across_batches_and_modes_even_where_they_are_asked_for(by, other):
+    found = compare_runs([made(), made("two", **other)], by=[by])
+    assert sorted(map(sorted, found.marks)) == [[], [STEPS]]
+    assert "no verdict" not in found.verdicts[0]
+
+
 def test_parameter_servers_are_compared_within_async_mode():
     found = compare_settings([made(mode="async"), made("two", mode="async", ps=2), made("three")])
     assert {difference.key: difference.values for difference in found.subject}["ps"] == ("1", "2", None)
@@ -201,6 +210,7 @@ def segments(**changed):
 
 FAULTY = [
     ("state", {"summary": {"state": "interrupted"}}, set(GROUPS)),
+    ("diverged", {"summary": {"non_finite_from_step": 3}}, set(GROUPS)),
     ("synthetic", {"summary": {"synthetic": True}}, LEARNT),
     ("resumed", {"summary": {"resumed": 1}, "described": segments(epochs=1)}, {TIME, RESOURCES}),
     ("resumed", {"summary": {"resumed": 1}, "described": segments(calibrate=1, keep=1, stall_timeout=1)}, {TIME, RESOURCES}),
@@ -251,7 +261,7 @@ def test_what_was_not_recorded_is_told_and_taken_as_alike():
 
 
 def test_equal_runs_are_said_to_be_equal():
-    (line,) = above(compare_runs([made(), made("two")]))
+    (line,) = above(compare_runs([made(), made("two", summary={"run_seconds": 16.0})], fold=False))
     assert line.startswith("Nothing differs: data, seed, precision,")
 
 

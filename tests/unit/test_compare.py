@@ -195,7 +195,14 @@ def test_repeats_stay_apart_on_request(tmp_path):
     runs = [made("a", seed=0), made("b", seed=1), made("c", seed=1, node={"kernel": "7"})]
     assert [entry.label for entry in compare_runs(runs).entries] == ["a ×2", "c"]
     assert [entry.label for entry in compare_runs(runs, fold=False).entries] == ["a", "b", "c"]
-    assert [entry.label for entry in compare_runs([made("a"), made("b")]).entries] == ["a", "b"]  # alike, but no repeats of a job
+
+
+def test_runs_of_one_job_and_one_seed_are_repeats_too():
+    runs = [made("a"), made("b", summary={"examples_per_second": 1200.0}), made("c", backend="tf")]
+    found = compare_runs(runs)
+    assert [entry.label for entry in found.entries] == ["a ×2", "c"]
+    assert found.entries[0].figures["examples_per_second"] == 1100.0
+    assert "(trainer compare --no-fold keeps them apart)." in " ".join(as_text(found).split())
 
 
 def test_from_five_repeats_on_the_extremes_do_not_count():
@@ -297,7 +304,7 @@ def test_repeats_whose_names_have_the_same_in_common_are_told_apart():
 
 def test_copies_of_a_run_are_called_as_their_directories(tmp_path):
     shutil.copytree(sync_run(tmp_path), tmp_path / "copy")
-    compared = compare_paths([tmp_path / "one", tmp_path / "copy"])
+    compared = compare_paths([tmp_path / "one", tmp_path / "copy"], fold=False)
     assert [entry.label for entry in compared.entries] == ["one", "copy"]
     assert [found["run"] for found in rows([tmp_path / "copy"])] == ["copy"]
     assert explain(tmp_path / "copy").to_json()["run"] == "copy"
@@ -353,6 +360,13 @@ def test_a_loss_that_blew_up_is_shown(tmp_path):
     summary = {**summary_of(sync_run(tmp_path)), "final_train_loss": "NaN"}
     (line,) = (line for line in to_text(side_by_side([summary])).splitlines() if line.startswith("final train loss"))
     assert line.split()[-1] == "NaN"
+
+
+def test_a_loss_that_stayed_lost_is_said_under_the_table_of_the_run(tmp_path):
+    summary = summary_of(sync_run(tmp_path))
+    said = "\nThe loss was not finite (NaN or infinite) from step 1,200 on: speed and resources are those of no training.\n"
+    assert to_text(one_run({**summary, "non_finite_from_step": 1200})).endswith(said)
+    assert to_text(one_run(summary)) == ONE_RUN
 
 
 def test_a_run_that_is_none_or_has_not_finished_is_refused(tmp_path):

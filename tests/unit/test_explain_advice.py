@@ -7,6 +7,7 @@ from explained_runs import explained_run, using
 from crosstrain.cli.run_command import run as run_command
 from crosstrain.report.explain import explain
 from crosstrain.report.explain_advice import advise
+from crosstrain.report.explain_text import notes
 
 MS = 1e-3
 FULL = {"network_sent_bytes": 12_500_000, "network_received_bytes": 0}
@@ -26,6 +27,13 @@ def test_twice_the_batch_pays_the_exchange_once(tmp_path):
     entry = advice(tmp_path, steps(compute=2, network=8), half_fraction=0.6)["--batch-size 64"]
     assert (entry.speedup, entry.bound) == (pytest.approx(2 * 10 / (10 + 1.6)), "about")
     assert "learning rate" in entry.caution
+
+
+def test_nothing_is_advised_from_a_run_that_lost_its_loss(tmp_path):
+    path = explained_run(tmp_path, steps(compute=2, network=8), figures={"non_finite_from_step": 3})
+    found = explain(path)
+    assert advise(found) == []
+    assert notes(found)[0] == "The loss was not finite (NaN or infinite) from step 3 on: speed and resources are those of no training."
 
 
 def test_a_batch_that_was_given_for_all_workers_is_doubled_for_all(tmp_path):

@@ -115,6 +115,30 @@ def test_a_loss_that_blew_up_is_seen(tmp_path):
     assert json.loads((writer.path / "summary.json").read_text())["final_train_loss"] == "NaN"
 
 
+NAN = math.nan
+ENDS = [
+    ([(0, (0.5, 0.25)), (2, (0.5,))], None),
+    ([(0, (0.5, NAN)), (2, (0.5,))], None),  # a loss that came back
+    ([(0, (0.5, NAN)), (2, (math.inf, NAN))], 1),
+    ([(0, (NAN, NAN))], 0),
+    ([(2, (NAN, NAN)), (0, (0.5, 0.5)), (4, (NAN,))], 2),  # workers of an async run report in any order
+    ([(2, (0.5, 0.5)), (0, (NAN, NAN))], None),
+    ([(0, (3e38, 3e38))], None),  # finite, though larger than a float32 together
+    ([], None),
+]
+
+
+@pytest.mark.parametrize(("groups", "expected"), ENDS)
+def test_from_where_on_no_loss_was_finite(tmp_path, groups, expected):
+    writer = open_run(a_job(tmp_path))
+    for step, losses in groups:
+        writer.step(replace(STEP, step=step, count=len(losses), losses=losses))
+    summary = summarise(writer.path, CLOCK, state="succeeded", updates_scheduled=5, updates_applied=5)
+    writer.write_summary(summary)
+    writer.close()
+    assert RunReader(writer.path).summary()["non_finite_from_step"] == expected
+
+
 def test_the_final_loss_is_the_mean_of_the_last_twenty_updates(tmp_path):
     writer = open_run(a_job(tmp_path))
     for group in range(3):

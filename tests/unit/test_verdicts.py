@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -19,9 +21,91 @@ from crosstrain.cli.compare_command import compare
 from crosstrain.cli.sweep_table import points_text
 from crosstrain.core.sweeps import Grid, plan
 from crosstrain.report.comparison import compare_paths, compare_runs
-from crosstrain.report.notes import below
+from crosstrain.report.notes import above, below
 from crosstrain.report.page import render
+from crosstrain.report.rules import GROUPS
 from crosstrain.report.shown import show_runs
+
+ALIKE = [made("a"), made("b", summary={"examples_per_second": 1210.0}), made("c", backend="tf", summary={"examples_per_second": 1150.0})]
+"""Two runs of one job and one seed, of which one is the fastest and the other the slowest; their mean is below the other job."""
+
+
+@pytest.mark.parametrize("options", [{}, {"fold": False}, {"by": ["backend"]}, {"by": ["seed"]}])
+def test_runs_of_one_seed_are_repeats_as_those_of_several_are(options):
+    (verdict,) = compare_runs(ALIKE[:2], **options).verdicts
+    assert verdict == "Fastest by examples/s: no verdict: they are 2 runs of one job, which differ by chance (1,105/s ± 148/s)."
+    (verdict,) = compare_runs(ALIKE, **options).verdicts
+    assert re.match(r"Fastest by examples/s: (c|tf|seed 0, tf) \(1,150/s, 1.04x (a ×2|torch|seed 0, torch)\)", verdict)
+
+
+def copied(folder, runs, copies):
+    """Write runs, and copies of the first one under other names; return all paths, the copies first."""
+    paths = [Path(path) for path in written(folder, *runs)]
+    for name in copies:
+        shutil.copytree(paths[0], folder / name)
+    return [*(folder / name for name in copies), *paths]
+
+
+@pytest.mark.parametrize("options", [{}, {"fold": False}, {"by": ["seed"]}])
+def test_copies_of_a_run_are_one_measurement(tmp_path, options):
+    """However many there are of it, they are neither ranked nor weigh more in a mean, and it is said."""
+    paths = copied(tmp_path, ALIKE, ["x", "y"])
+    alone = compare_paths(paths[:3], **options)
+    assert alone.verdicts == ()
+    assert alone.copies == (("x", "y", "a"),)
+    assert above(alone)[0] == "Copies of one run, which count once: x, y, a."
+    assert alone.to_json()["copies"] == [["x", "y", "a"]]
+    assert compare_paths(paths[3:], **options).copies == ()
+    found = compare_paths(paths, **options)
+    (verdict,) = found.verdicts
+    assert "1,150/s, 1.04x " in verdict
+    assert [len(job.runs) for job in found.judged if job.runs[0].summary["backend"] == "torch"] == [2]
+
+
+def test_the_page_and_a_sweep_count_copies_once(tmp_path):
+    points = plan(Grid({"backend": ["torch", "tf"]}), {}, {}, None)
+    runs = [made(point.name, folder=tmp_path, **point.job.model_dump(exclude={"out", "name"})) for point in points]
+    paths = copied(tmp_path, runs, ["x", "y"])
+    given = [(path, point.settings) for path, point in zip(paths, (points[0], points[0], *points), strict=True)]
+    table = points_text(given, repeats=False, width=None)
+    assert "Copies of one run, which count once: x, y, backend=torch." in table
+    assert table.count("Fastest by examples/s") == 1
+    one = make_run(tmp_path, "one")
+    shutil.copytree(one, tmp_path / "copy")
+    page = render(show_runs([one, tmp_path / "copy"]))
+    assert "Copies of one run, which count once: one, copy." in page
+    assert "Fastest by examples/s" not in page
+
+
+def judged_speeds(comparison):
+    """The examples/s that a verdict is on, by backend."""
+    return {job.runs[0].summary["backend"]: job.figures["examples_per_second"] for job in comparison.judged}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    speeds=st.lists(st.integers(500, 2000), min_size=1, max_size=6),
+    seeds=st.lists(st.integers(0, 2), min_size=6, max_size=6),
+    order=st.randoms(use_true_random=False),
+)
+def test_a_verdict_depends_on_neither_order_nor_copies(speeds, seeds, order):
+    runs = [
+        made(
+            f"r{index}",
+            seed=seed,
+            backend=("tf", "torch")[index % 2],
+            summary={"examples_per_second": float(speed), "run_seconds": 9.0 + index},
+        )
+        for index, (speed, seed) in enumerate(zip(speeds, seeds, strict=False))
+    ]
+    more = [*runs, *(replace(run, label=f"copy of {run.name}", path=Path("copies") / run.name) for run in runs[::2])]
+    order.shuffle(more)
+    expected = judged_speeds(compare_runs(runs))
+    for options in ({}, {"fold": False}):
+        found = compare_runs(more, **options)
+        assert judged_speeds(found) == pytest.approx(expected)
+        assert len(found.judged) == len(expected) == len({run.summary["backend"] for run in runs})
+        assert ("x " in " ".join(found.verdicts)) == (len(found.judged) == 2)
 
 
 def speeds_of(**jobs):
@@ -44,7 +128,7 @@ def test_repeats_are_judged_by_their_means_however_the_table_shows_them(options)
 
 
 def test_a_table_of_single_runs_says_that_its_verdict_is_on_jobs():
-    said = "Verdicts are on jobs: runs that differ by their seed alone count as one (×N), by their mean."
+    said = "Verdicts are on jobs: runs of one job, of the same seed or others, count as one (×N), by their mean."
     assert said in below(compare_runs(SCATTERED, fold=False))
     assert said not in below(compare_runs(SCATTERED))
     assert said not in below(compare_runs(SCATTERED[::2], fold=False))
@@ -81,6 +165,32 @@ def test_a_starved_run_decides_nothing_and_spoils_no_mean():
     found = compare_runs([*runs, starved])
     assert [len(entry.runs) for entry in found.entries] == [2, 2, 1]
     assert found.verdicts == ("Fastest by examples/s: torch ×2 (1,205/s, 1.20x tf ×2). Not comparable, and left out: torch-seed=2.",)
+
+
+DIVERGED = [
+    ({"non_finite_from_step": 3, "final_train_loss": "NaN"}, "from step 3 on"),
+    ({"final_train_loss": "NaN", "eval": {"examples": 360, "loss": "Infinity", "accuracy": 0.1}}, "at the end"),
+]
+
+
+@pytest.mark.parametrize(("lost", "since"), DIVERGED)
+def test_a_run_that_lost_its_loss_is_marked_and_wins_nothing(lost, since):
+    runs = [*speeds_of(tf=[1000.0], torch=[1200.0]), made("nan", nodes=2, summary={"examples_per_second": 9000.0, **lost})]
+    found = compare_runs(runs)
+    assert found.verdicts[0].startswith("Fastest by examples/s: torch-seed=0 (1,200/s, 1.20x tf-seed=0)")
+    assert found.verdicts[0].endswith("Not comparable, and left out: nan.")
+    assert found.marks[2] == set(GROUPS)
+    assert f"  loss NaN or infinite ({since}): all figures are not comparable; its speed is that of no training." in above(found)
+
+
+def test_a_repeat_that_lost_its_loss_spoils_no_mean():
+    runs = [made(f"r{seed}", seed=seed, summary={"non_finite_from_step": seed - 1 if seed > 1 else None}) for seed in range(4)]
+    assert [[run.name for run in entry.runs] for entry in compare_runs(runs).entries] == [["r0", "r1"], ["r2", "r3"]]
+
+
+def test_a_loss_that_came_back_spoils_nothing():
+    came_back = made("b", backend="tf", summary={"final_train_loss": "NaN", "non_finite_losses": 1})
+    assert compare_runs([made("a"), came_back]).marks == (frozenset(), frozenset())
 
 
 CAVEATS = ("within the scatter", "one run each", "is one run", "differ by as much as that", "no verdict")
