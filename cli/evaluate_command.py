@@ -24,6 +24,7 @@ from ..data.resolve import written_out
 from ..data.store import StoredDataset, open_dataset
 from ..launch.evaluation import Evaluated, Evaluator
 from ..launch.trust import refuse_foreign
+from ..metrics.display import number_text
 from ..metrics.lines import finite_json
 from .options import GivenPath, check_typed_model, model_option, name_settings, trust_option
 from .targets import find_target
@@ -222,8 +223,8 @@ def _print(figures: Mapping[str, Any], *, as_json: bool) -> None:
     synthetic = ", synthetic" if figures["synthetic"] else ""
     click.echo(
         f"{figures['model']} after {figures['step']:,} updates, trained by {figures['trained_by']} on {figures['trained_on']}\n"
-        f"accuracy  {figures['accuracy']:.4f}\n"
-        f"loss      {figures['loss']:.4f}\n"
+        f"accuracy  {number_text(figures['accuracy'])}\n"
+        f"loss      {number_text(figures['loss'])}\n"
         f"on        {figures['examples']:,} examples of {figures['data']} ({figures['split']}{synthetic}), {figures['backend']},"
         f" {figures['precision_used']}, {figures['seconds']:.2f} s"
     )

@@ -15,12 +15,14 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 def number_text(value: float | str | None, digits: int = 4) -> str:
     """Return a figure with `digits` decimals, or three digits where those would hide it or it is huge; UNKNOWN for None.
 
-    NaN and Infinity (also as the strings JSON has for them) are given by name.
+    NaN and Infinity are given by the names that records have for them, also where they come as these.
     """
     if value is None:
         return UNKNOWN
-    if isinstance(value, str) or not math.isfinite(value):
-        return str(value)
+    if isinstance(value, str):
+        return value
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return f"{value:.3g}" if 0 < abs(value) < 10 ** (1 - digits) or abs(value) >= _HUGE else f"{value:,.{digits}f}"
 
 

@@ -50,7 +50,7 @@ def _steps(per_second: float | None) -> str:
 
 def evaluation_text(record: EvalRecord) -> str:
     """Return an evaluation in one line."""
-    figures = f"{record.split} loss {record.loss:.4f}  accuracy {record.accuracy:.4f}"
+    figures = f"{record.split} loss {number_text(record.loss)}  accuracy {number_text(record.accuracy)}"
     return f"evaluated after step {record.step:,}  epoch {record.epoch:.4g}  {figures}"
 
 

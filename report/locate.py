@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..core.console import note
 from ..core.errors import UsageError
 from ..core.reading import read_json
 from ..core.sweeps import SWEEP_FILE
@@ -104,13 +105,25 @@ def find_runs(texts: Sequence[str], out: Path) -> list[Path]:
     """Return the run directories that `texts` mean, in their order, each once.
 
     Beside what `find_run` takes, a folder of runs stands for all of its runs, a sweep's in the order of its points, others in the order of
-    their names. Raises UsageError as `find_run` does.
+    their names. A note says what is named again. Raises UsageError as `find_run` does.
     """
     found: dict[str, Path] = {}
-    for text in texts:
-        for path in _found(text, out, folders=True):
+    for paths in _found_each(texts, out):
+        for path in paths:
             found.setdefault(os.path.realpath(path), path)
     return list(found.values())
+
+
+def _found_each(texts: Sequence[str], out: Path) -> Iterator[list[Path]]:
+    """Yield the run directories that each text means; a note names a text that means the same as one before it, by whatever path."""
+    named: dict[tuple[str, ...], str] = {}
+    for text in texts:
+        paths = _found(text, out, folders=True)
+        place = tuple(map(os.path.realpath, paths))
+        if (before := named.get(place)) is not None:
+            note(f"{text!r} {'is named again' if before == text else f'is {before!r} by another path'}; it counts once")
+        named.setdefault(place, text)
+        yield paths
 
 
 def find_finished_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], list[Path]]:
@@ -132,8 +145,7 @@ def find_readable_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], lis
 def _in_two_parts(texts: Sequence[str], out: Path, *, with_figures: bool) -> tuple[list[Path], list[Path]]:
     found: dict[str, Path] = {}
     left_out: dict[str, Path] = {}
-    for text in texts:
-        paths = _found(text, out, folders=True)
+    for paths in _found_each(texts, out):
         kept = {path for path in paths if len(paths) == 1 or _is_readable(path, with_figures=with_figures)}
         for path in paths:
             wanted = found if path in kept or not kept else left_out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crosstrain.core.errors import UsageError
-from crosstrain.report.locate import find_run, find_runs, run_names
+from crosstrain.report.locate import find_readable_runs, find_run, find_runs, run_names
 
 RUNS = ("logreg-a1b2", "logreg-c3d4", "sweep/batch_size=5,seed=0", "sweep/batch_size=10,seed=0", "sweep/twice", "other/twice")
 
@@ -91,6 +91,20 @@ def test_a_folder_stands_for_its_runs_and_none_comes_twice(out):
     ]
     with pytest.raises(UsageError, match="Did you mean"):
         find_runs(["sweep", "logreg"], out)
+
+
+@pytest.mark.parametrize("find", [find_runs, lambda texts, out: find_readable_runs(texts, out)[0]])
+def test_what_is_named_again_counts_once_and_is_told(out, capsys, find):
+    (out / "link").symlink_to("logreg-a1b2")
+    detour = str(out / "sweep" / ".." / "logreg-a1b2")
+    found = find(["logreg-a1b2", "logreg-a1b2", detour, "link", "logreg-c3d4", "sweep", "sweep"], out)
+    assert len(found) == 5
+    assert capsys.readouterr().err.splitlines() == [
+        "'logreg-a1b2' is named again; it counts once",
+        f"{detour!r} is 'logreg-a1b2' by another path; it counts once",
+        "'link' is 'logreg-a1b2' by another path; it counts once",
+        "'sweep' is named again; it counts once",
+    ]
 
 
 def test_a_sweeps_runs_come_in_the_order_of_its_points(out):

@@ -9,12 +9,17 @@ import pty
 import re
 import threading
 import time
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from run_samples import EVALUATION, a_job, sample
 
 from crosstrain.engine import progress_plain
 from crosstrain.engine.progress import PlainProgress, QuietProgress, RichProgress, make_progress, terminal
+from crosstrain.metrics.display import number_text
+from crosstrain.metrics.progress_text import TrainingState, evaluation_text
 
 JOB = a_job("runs", mode="async", nodes=2, data="digits")
 
@@ -45,6 +50,19 @@ def test_plain_lines():
         "evaluated after step 10  epoch 1  test loss 0.7500  accuracy 0.8750\n"
         "step 4,500/4,500  epoch 5  loss 0.2500  5,200 steps/s  0.00 s left\n"
     )
+
+
+@given(loss=st.floats(), accuracy=st.floats(0, 1))
+def test_a_loss_is_told_in_few_characters_however_large_or_small(loss, accuracy):
+    """In the line of an evaluation, that of an update and in tables, and with its first digits right."""
+    told = evaluation_text(replace(EVALUATION, loss=loss, accuracy=accuracy))
+    text = re.fullmatch(r"evaluated after step 10  epoch 1  test loss (\S+)  accuracy (\S+)", told)[1]
+    state = TrainingState()
+    state.update(0, loss, None, None, 0)
+    assert state.line() == f"step 0  epoch 1  loss {text}"
+    assert number_text(loss) == text
+    assert len(text) <= len("-9,999,999.0000")
+    assert float(text.replace(",", "")) == pytest.approx(loss, rel=0.005, nan_ok=True)
 
 
 def test_plain_lines_come_at_their_pace(monkeypatch):
