@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import re
@@ -19,9 +20,20 @@ from crosstrain.cli.options import given_options
 from crosstrain.cli.run_command import run
 from crosstrain.core import plugins
 from crosstrain.core.layers import RESERVED_VARIABLES, Standing, resolve
+from crosstrain.data.base import DataInfo
 from crosstrain.metrics import records
 from crosstrain.metrics.rundir import RunReader
+from crosstrain.models.layers import LayerSpecs, convolved
+from crosstrain.models.layers.base import NetworkLayers
 from crosstrain.report.tables import ACROSS_MODES, side_by_side, to_text
+
+
+def arguments(function) -> str:
+    """The arguments of a method or function as the documents write them, without self and types; of images, features and logits as x."""
+    taken = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
+    names = [re.sub(r"^x_\w+$", "x", one.name) for one in taken]
+    return ", ".join(name if one.default is one.empty else f"{name}={one.default}" for name, one in zip(names, taken, strict=True))
+
 
 FOLDERS = "core|metrics|monitor|data|models|checkpoint|backends|engine|launch|report|conformance|cli|configs|tests|docs"
 OPTIONS_OF_OTHERS = {"--logdir", "--ntasks-per-node", "--nproc-per-node", "--no-python", "--usage", "--ruleset"}
@@ -169,6 +181,26 @@ class TestAddingAModel:
         assert re.search(
             r"^perceptron +A perceptron with one hidden layer\. 2,410 parameters on digits; backends: tf, torch$", done.stdout, re.MULTILINE
         )
+
+    def test_the_tables_of_layers_are_their_signatures(self, repository):
+        """Every function is there, with its arguments in their order and their defaults."""
+        text = (repository / "docs/adding-a-model.md").read_text(encoding="utf-8")
+        documented = sorted(re.findall(r"^\| `(\w+\([^)]*\))` \|", text, re.MULTILINE))
+        layers = [method for kind in (LayerSpecs, NetworkLayers) for method in vars(kind).values() if inspect.isfunction(method)]
+        public = [convolved, *(method for method in layers if not method.__name__.startswith("_"))]
+        assert documented == sorted(f"{one.__name__}({arguments(one)})" for one in public)
+
+    def test_the_parameters_of_its_layers_fit(self, repository, installed):
+        write_package(repository / "docs/adding-a-model.md", installed)
+        build = plugins.load(plugins.find("model", "my_models.convolutional"), "model")
+        spec = build(DataInfo(name="d", input_shape=(3, 9, 7), classes=5, sizes={"train": 1, "test": 1}, mean=(0.0,) * 3, std=(1.0,) * 3))
+        assert {parameter.name: parameter.shape for parameter in spec.parameters} == {
+            "conv.weight": (8, 3, 3, 3),
+            "conv.bias": (8,),
+            "output.weight": (5, 8 * 4 * 3),
+            "output.bias": (5,),
+        }
+        assert spec.multiply_adds == 9 * 7 * 8 * 3 * 9 + 8 * 4 * 3 * 5
 
     def test_a_model_for_one_backend_says_which(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
