@@ -13,7 +13,7 @@ from ..core.errors import DamagedStoreError
 from ..data import store
 from ..data.location import cache_root
 from ..data.removal import find_stores, remove_store
-from ..report.alignment import holds_figures
+from ..report.alignment import holds_figures, plain_lines
 from .options import GivenPath, name_settings
 
 __all__ = ["data"]
@@ -102,11 +102,9 @@ def _raise_for_damage(reports: Iterable[store.StoreReport]) -> None:
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    right = [holds_figures(row[column] for row in rows[1:]) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = zip(row, widths, right, strict=True)
-        click.echo("  ".join(cell.rjust(width) if figures else cell.ljust(width) for cell, width, figures in cells).rstrip())
+    columns = list(zip(*rows, strict=True))
+    for line in plain_lines(columns, [holds_figures(column[1:]) for column in columns]):
+        click.echo(line)
 
 
 def _description(row: store.DatasetStatus) -> str:

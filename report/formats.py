@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..metrics.lines import finite_json
+from .alignment import text_width
 from .blocks import Block, chosen, standard
 from .columns import MARK, Column, relative_speed, relative_target
 from .comparison import Comparison
@@ -57,7 +58,7 @@ def _side_by_side(comparison: Comparison, layout: str, width: int | None) -> Tab
     table = columns_of(comparison.entries, comparison.marks)
     if layout == "columns":
         return table
-    fits = max(map(len, to_text(table).splitlines())) <= (width or _PROSE)
+    fits = max(map(text_width, to_text(table).splitlines())) <= (width or _PROSE)
     return table if fits and len(comparison.entries) <= _MOST_COLUMNS else None
 
 
@@ -87,7 +88,7 @@ def _fitting(blocks: Sequence[Block], width: int | None) -> list[RenderableType]
 
 def _pieces(block: Block, width: int | None) -> list[Block]:
     """Cut a table between columns so that each piece fits; a single figure beside the names is never cut."""
-    widths = [max(map(len, column)) for column in zip(block.header, *aligned(block.rows), strict=True)]
+    widths = [max(map(text_width, column)) for column in zip(block.header, *aligned(block.rows), strict=True)]
     names = sum(widths[: block.names]) + _GAP * (block.names - 1)
     groups: list[list[int]] = []
     used = 0

@@ -9,14 +9,12 @@ from typing import Any, NamedTuple
 
 from ..core.console import shown
 from ..metrics.display import UNKNOWN, count_text, duration_text, number_text, rate_text
-from .alignment import holds_figures
+from .alignment import GAP, holds_figures, plain_lines, text_width
 from .tables import SYNTHETIC
 
 __all__ = ["runs_table"]
 
 Row = Mapping[str, Any]
-
-_GAP = "  "
 
 
 class _Column(NamedTuple):
@@ -92,19 +90,16 @@ def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[st
     usual = {column.figure for column in _COLUMNS}
     columns = [*_COLUMNS, *(_Column(figure, figure, True, _any(figure)) for figure in dict.fromkeys(asked) if figure not in usual)]
     cells = {column: [column.title, *(_printable(column.text(row)) for row in rows)] for column in columns}
-    widths = {column: max(map(len, cells[column])) for column in columns}
+    widths = {column: max(map(text_width, cells[column])) for column in columns}
     left_out: list[str] = []
     by_title = {column.title: column for column in columns if column.figure not in asked}
     for column in (by_title[title] for title in _DISPENSABLE if title in by_title):
-        if width is None or sum(widths[kept] for kept in columns) + len(_GAP) * (len(columns) - 1) <= width:
+        if width is None or sum(widths[kept] for kept in columns) + len(GAP) * (len(columns) - 1) <= width:
             break
         columns.remove(column)
         left_out.append(column.title)
-    aligned = []
-    for column in columns:
-        right = column.right and holds_figures(cells[column][1:])
-        aligned.append([cell.rjust(widths[column]) if right else cell.ljust(widths[column]) for cell in cells[column]])
-    lines = [_GAP.join(line).rstrip() for line in zip(*aligned, strict=True)]
+    right = [column.right and holds_figures(cells[column][1:]) for column in columns]
+    lines = plain_lines([cells[column] for column in columns], right)
     notes = ["", SYNTHETIC] if any(row["synthetic"] for row in rows) else []
     return "\n".join([*lines, *notes]) + "\n", left_out
 

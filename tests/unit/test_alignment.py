@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from html.parser import HTMLParser
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from report_runs import make_run
 
 from crosstrain.metrics.display import bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
-from crosstrain.report.alignment import holds_figures
+from crosstrain.report.alignment import holds_figures, plain_lines
 from crosstrain.report.columns import column
 from crosstrain.report.comparison import compare_runs
 from crosstrain.report.formats import as_latex, as_markdown, as_text
@@ -82,6 +83,41 @@ def test_a_text_that_the_list_of_runs_was_asked_for_stands_left():
         assert line.index("sgd" if "sgd" in line else "adam") == header.index("optimizer")
         assert line.endswith(("5", "123"))
     assert len({len(line) for line in lines}) == 1
+
+
+def places(text):
+    """How many places of a terminal a text takes, by Unicode's own tables."""
+    return sum(0 if unicodedata.combining(sign) else 2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
+
+
+WIDE = ["run", "训练-1", "日本語の実行", "한국어", "e\u0301te\u0301", "é", "x" * 20, ""]
+
+
+@given(
+    st.integers(1, 5).flatmap(lambda count: st.lists(st.lists(st.sampled_from(WIDE), min_size=count, max_size=count), min_size=1)),
+    st.data(),
+)
+def test_columns_stand_below_each_other_whatever_the_script(columns, data):
+    right = data.draw(st.lists(st.booleans(), min_size=len(columns), max_size=len(columns)))
+    widest = [max(map(places, column)) for column in columns]
+    for number, line in enumerate(plain_lines([*columns, ["|"] * len(columns[0])], [*right, False])):
+        assert places(line) == sum(widest) + 2 * len(columns) + 1
+        begins = 0
+        for cells, width, figures in zip(columns, widest, right, strict=True):
+            text = cells[number]
+            before = begins + (width - places(text) if figures else 0)
+            cut = next(index for index in range(len(line) + 1) if places(line[:index]) == before)
+            assert line[cut:].startswith(text)
+            begins += width + 2
+
+
+def test_runs_with_names_in_other_scripts_stand_in_columns():
+    first, second = many_rows()
+    text, _ = runs_table([{**first, "path": "runs/训练-一号"}, second], None, ["optimizer", "steps"])
+    assert len({places(line) for line in text.splitlines()[1:]}) == 1
+    compared = as_text(compare_runs([made("训练"), made("two", backend="tf")]), layout="rows")
+    lines = [line for line in compared.splitlines() if line.startswith(("训练 ", "two "))]
+    assert len({places(line[: line.index("1,000")]) for line in lines[:2]}) == 1
 
 
 def many_rows():
