@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from .parts import in_parts
 from .records import Clock, SystemRecord
-from .starving import LEAST_SECONDS, CpuUse, foreign_cores, starved_fractions
+from .starving import LEAST_SECONDS, CpuUse, Loss, losses, together
 
 __all__ = ["Counter", "network_source", "per_node", "rise_per_second"]
 
@@ -92,6 +93,8 @@ _COUNTERS = (
     "machine_cpu_seconds",
     "trainer_cpu_seconds",
     "cpu_pressure_seconds",
+    "cpu_granted_seconds",
+    "cpu_throttled_seconds",
 )
 _GAUGES = ("cpu_cores_used", "cpu_fraction", "memory_rss_bytes", "memory_pss_bytes")
 _GPU_GAUGES = ("utilization", "memory_bytes", "power_watts")
@@ -110,6 +113,7 @@ class _Node:
         self._baseline: SystemRecord | None = None
         self._begun = self._ended = False
         self._counters = {name: Counter() for name in _COUNTERS}
+        self._by_part: dict[float | None, dict[str, Counter]] = {}
         self._gauges = {name: _Gauge() for name in _GAUGES}
         self._gpus: dict[int, tuple[str | None, dict[str, _Gauge]]] = {}
         self._cores_available: float | None = None
@@ -137,10 +141,12 @@ class _Node:
         self._part, self._begun, self._baseline = part, False, None
         for counter in self._counters.values():
             counter.begin_anew()
+        self._by_part.setdefault(part, {name: Counter() for name in _COUNTERS})
 
     def _count(self, record: SystemRecord) -> None:
-        for name, counter in self._counters.items():
-            counter.add(getattr(record, name), record.time_seconds)
+        for counters in (self._counters, self._by_part[self._part]):
+            for name, counter in counters.items():
+                counter.add(getattr(record, name), record.time_seconds)
 
     def _measure(self, record: SystemRecord) -> None:
         self._samples += 1
@@ -160,16 +166,25 @@ class _Node:
         largest = self._gauges[name].max
         return None if mean is None and largest is None else {"mean": mean, "max": largest}
 
-    def cpu_use(self) -> CpuUse:
-        """Return what is known of its cores; nothing where the samples cover too little time."""
-        if self._counters["cpu_seconds"].seconds < LEAST_SECONDS:
+    @property
+    def parts(self) -> Iterable[float | None]:
+        """The parts of the run in which it took part."""
+        return self._by_part.keys()
+
+    def cpu_use(self, part: float | None) -> CpuUse:
+        """Return what is known of its cores during a part of the run; nothing where the samples cover too little time."""
+        counters = self._by_part[part]
+        if counters["cpu_seconds"].seconds < LEAST_SECONDS:
             return CpuUse(None, None, None, None, None)
         return CpuUse(
-            used=self._counters["cpu_seconds"].per_second,
-            waited=self._counters["cpu_wait_seconds"].per_second,
-            trainer=self._counters["trainer_cpu_seconds"].per_second,
-            machine=self._counters["machine_cpu_seconds"].per_second,
+            used=counters["cpu_seconds"].per_second,
+            waited=counters["cpu_wait_seconds"].per_second,
+            trainer=counters["trainer_cpu_seconds"].per_second,
+            machine=counters["machine_cpu_seconds"].per_second,
             available=self._cores_available,
+            granted=counters["cpu_granted_seconds"].per_second,
+            throttled=counters["cpu_throttled_seconds"].per_second,
+            seconds=counters["cpu_seconds"].seconds,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -232,24 +247,35 @@ def per_node(
 
     `machines` has a name for the machine of each node, equal where nodes share one; without it which programs are others' is not known.
     `resumed_seconds` are the times on the run clock from which the run went on from a checkpoint, perhaps on more nodes than now:
-    samples of nodes that it has no longer are left out.
+    what nodes used that it has no longer is theirs, and not other programs'.
     """
-    found = [_Node(clock.run_seconds) for _ in range(nodes)]
+    found = {node: _Node(clock.run_seconds) for node in range(nodes)}
     for sample in in_parts(samples, resumed_seconds):
-        if sample.node < nodes:
-            found[sample.node].add(sample)
+        found.setdefault(sample.node, _Node(clock.run_seconds)).add(sample)
     train = list(clock.train_seconds_by_node) + [None] * nodes
-    uses = [node.cpu_use() for node in found]
-    foreign, starved = (
-        ([None] * nodes, [None] * nodes) if machines is None else (foreign_cores(uses, machines), starved_fractions(uses, machines))
-    )
+    lost = [None] * nodes if machines is None else _losses(found, dict(enumerate(machines)))
     return [
         {
             "node": index,
             "train_seconds": train[index],
             **node.to_json(),
-            "foreign_cpu_cores_used": foreign[index],
-            "starved_fraction": starved[index],
+            "foreign_cpu_cores_used": None if loss is None else loss.foreign,
+            "cpu_cores_lost": None if loss is None else loss.lost,
+            "starved_fraction": None if loss is None else loss.fraction,
         }
-        for index, node in enumerate(found)
+        for (index, node), loss in zip(islice(found.items(), nodes), lost, strict=True)
     ]
+
+
+def _losses(nodes: Mapping[int, _Node], machines: Mapping[int, str]) -> list[Loss | None]:
+    """Return what other programs did to each node that has a machine; `nodes` has those besides that an earlier part of the run had.
+
+    Each part of the run is looked at by itself, for in each other nodes may have been there, and for another time. Which machine a node
+    had that is no longer there is not known; what it used counts as the run's own on each.
+    """
+    by_node: dict[int, list[Loss | None]] = {index: [] for index in nodes}
+    for part in {part: None for node in nodes.values() for part in node.parts}:
+        there = {index: node.cpu_use(part) for index, node in nodes.items() if part in node.parts}
+        for index, loss in zip(there, losses([*there.values()], [machines.get(index) for index in there]), strict=True):
+            by_node[index].append(loss)
+    return [together(by_node[index]) for index in machines]

@@ -101,10 +101,12 @@ class SystemRecord:
     `gpus` has a mapping a device with ``utilization`` (0 to 1), ``memory_bytes``, ``power_watts``, ``name``.
     `interval_seconds` is the time since the sample before. `part_began_seconds` is when the clock of the sample's part of the run started,
     on the run clock: 0, or where the checkpoint was from which a resumed run went on. It is null in older records (`metrics.parts`).
-    The last four are counters, and null in older records too: `cpu_wait_seconds` is how long threads of the node's tasks were ready to run
+    The last six are counters, and null in older records too: `cpu_wait_seconds` is how long threads of the node's tasks were ready to run
     and waited for a core, `machine_cpu_seconds` what all programs of the machine used of the cores that the node may use,
     `trainer_cpu_seconds` what the node's agent used (on node 0 with the driver), `cpu_pressure_seconds` how long some task on the machine
-    waited for a core. They may have begun before the node's monitor did: only their rise means something.
+    waited for a core, `cpu_granted_seconds` what the node's limit allowed over those of its periods in which the node ran at all, and
+    `cpu_throttled_seconds` how long the limit held it up, summed over cores; the last two are null without a limit. They may have begun
+    before the node's monitor did: only their rise means something.
     """
 
     node: Index
@@ -131,6 +133,8 @@ class SystemRecord:
     machine_cpu_seconds: float | None = None
     trainer_cpu_seconds: float | None = None
     cpu_pressure_seconds: float | None = None
+    cpu_granted_seconds: float | None = None
+    cpu_throttled_seconds: float | None = None
 
     @property
     def initialising(self) -> bool:
@@ -144,6 +148,7 @@ class Clock:
 
     `init_seconds` from command to run clock; `run_seconds` the run clock at the end; `train_seconds` the part inside train commands,
     `eval_seconds` and `checkpoint_seconds` those inside evaluation and saving; `total_seconds` from command to the end of the run.
+    `earlier` has what the parts before the last spent of each of those four, of a run that was resumed.
     `train_seconds_by_node` is the time that the node's busiest leading task (sync) or worker (async, where measured) spent training.
     """
 
@@ -154,3 +159,4 @@ class Clock:
     checkpoint_seconds: float
     total_seconds: float
     train_seconds_by_node: tuple[float | None, ...] = ()
+    earlier: Mapping[str, float] = field(default_factory=dict)

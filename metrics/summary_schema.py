@@ -54,10 +54,12 @@ class _StepShares(Part):
 
 class _WorkerShares(_StepShares):
     worker: Worker
+    updates: Count | None = None
 
 
 class _TimeShares(Part):
     method: Name | None = None
+    part_began_seconds: Duration | None = None
     overlap_fraction: Figure | None = None
     run: _RunShares = Field(default_factory=_RunShares)
     workers: Annotated[list[_WorkerShares], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
@@ -100,6 +102,7 @@ class _Node(Part):
     cpu_wait_seconds: Seconds | None = None
     cpu_pressure_fraction: Figure | None = None
     foreign_cpu_cores_used: Figure | None = None
+    cpu_cores_lost: Figure | None = None
     starved_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
 
 

@@ -6,12 +6,13 @@ Documentation: cgroups(7); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["cpu_quota_cores", "memory_limit_bytes"]
+__all__ = ["QuotaCounter", "cpu_quota_cores", "memory_limit_bytes"]
 
 # Version 1 writes "no limit" as the largest number of whole pages; nothing real comes near.
 _UNLIMITED_BYTES = 1 << 60
@@ -29,6 +30,30 @@ class _Mount:
 def cpu_quota_cores(pid: int | None = None) -> float | None:
     """Return the CPU quota in cores: the smallest of all groups that hold the process (default: this one); None without a quota."""
     return _smallest("cpu", pid, _read_quota)
+
+
+class QuotaCounter:
+    """What the CPU quota that limits a process (default: this one) most granted to its group and kept from it, as the kernel counts it."""
+
+    def __init__(self, pid: int | None = None) -> None:
+        limited = [(quota, folder) for folder in _groups("cpu", pid) if (quota := _read_quota(folder)) is not None]
+        self._limit = min(limited, default=None)
+
+    def read(self) -> tuple[float, float] | None:
+        """Return (granted, throttled) in seconds, which add up; None without a quota. Raises OSError where the kernel does not count.
+
+        Granted are the CPU seconds of the quota over all periods in which the group ran at all: in others it asked for nothing. Throttled
+        is how long it had to stand still, summed over the cores on which some thread of it was ready to run.
+        """
+        if self._limit is None:
+            return None
+        quota, folder = self._limit
+        counts = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+        period = _read_period_seconds(folder)
+        if period is None or "nr_periods" not in counts:
+            raise OSError(errno.ENOTSUP, "the group counts no periods")
+        throttled = int(counts["throttled_usec"]) / 1e6 if "throttled_usec" in counts else int(counts["throttled_time"]) / 1e9
+        return int(counts["nr_periods"]) * period * quota, throttled
 
 
 def memory_limit_bytes(pid: int | None = None) -> int | None:
@@ -49,6 +74,13 @@ def _read_quota(folder: Path) -> float | None:
     if quota is None or period is None or int(quota[0]) <= 0:
         return None
     return int(quota[0]) / int(period[0])
+
+
+def _read_period_seconds(folder: Path) -> float | None:
+    if (words := _words(folder / "cpu.max")) is not None:
+        return int(words[1]) / 1e6
+    period = _words(folder / "cpu.cfs_period_us")
+    return None if period is None else int(period[0]) / 1e6
 
 
 def _read_memory_limit(folder: Path) -> float | None:

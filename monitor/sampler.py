@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..metrics.records import SystemRecord
+from .cgroups import QuotaCounter
 from .gpu import GpuProbe
 from .host import cores_available as host_cores_available
 from .network import Bytes, InterfaceCounters, without_loopback
@@ -62,6 +63,7 @@ class NodeSampler:
         self._cores = cores_available if cores_available is not None else self._problems.attempt("cores available", host_cores_available)
         self._tasks = NodeTasks(self._problems, not isolated, pss_interval_seconds, self._origin)
         self._interfaces = self._problems.attempt("interface counters", InterfaceCounters)
+        self._quota = self._problems.attempt("CPU quota", QuotaCounter)
         self._gpus = GpuProbe()
 
     def watch(self, task_name: str, pid: int) -> None:
@@ -141,6 +143,7 @@ class NodeSampler:
         interfaces = self._problems.attempt("interface counters", self._interfaces.read) if self._interfaces else None
         source, sent, received = self._traffic(interfaces)
         disk = tasks.disk_bytes()
+        granted, throttled = (self._problems.attempt("CPU quota", self._quota.read) if self._quota else None) or (None, None)
         gpus = self._gpus.read()
         if self._gpus.problem:
             self._problems.note(f"GPUs: {self._gpus.problem}")
@@ -168,6 +171,8 @@ class NodeSampler:
             machine_cpu_seconds=self._problems.attempt("CPU of the machine", read_machine_cpu_seconds),
             trainer_cpu_seconds=time.process_time(),
             cpu_pressure_seconds=self._problems.attempt("pressure on the CPU", read_pressure_seconds),
+            cpu_granted_seconds=granted,
+            cpu_throttled_seconds=throttled,
         )
 
     def _traffic(self, interfaces: Mapping[str, Bytes] | None) -> tuple[str | None, int | None, int | None]:

@@ -36,11 +36,20 @@ class Starved:
 def starved(summary: Mapping[str, Any]) -> Starved | None:
     """Return what other programs did to a run; None where that was not much, or not observed."""
     nodes = [node for node in summary["per_node"] if node.get("starved_fraction") is not None]
-    if not nodes:
-        return None
-    worst = max(nodes, key=lambda node: float(node["starved_fraction"]))
     tasks = (summary.get("workers") or 0) + (summary.get("parameter_servers") or 0)
     sharing = (summary.get("nodes_sharing_cores") or 1) > 1 or tasks > (summary.get("nodes") or 0)
-    if worst["starved_fraction"] < (STARVED_SHARING if sharing else STARVED):
+    if not sharing:
+        nodes = [node for node in nodes if _held_up(node)]
+    worst = max(nodes, key=lambda node: float(node["starved_fraction"]), default=None)
+    if worst is None or worst["starved_fraction"] < (STARVED_SHARING if sharing else STARVED):
         return None
     return Starved(worst["node"], worst["starved_fraction"], worst["foreign_cpu_cores_used"], worst["cores_available"])
+
+
+def _held_up(node: Mapping[str, Any]) -> bool:
+    """Whether what a node lost is enough to matter to its pace, if all of it was lost while the node computed on one core, or on its limit.
+
+    A node that mostly waits, for its peers or its link, asks for little, and little taken from it is a large part of that.
+    """
+    lost, available = node.get("cpu_cores_lost"), node.get("cores_available")
+    return lost is None or available is None or lost >= STARVED * min(1.0, available)

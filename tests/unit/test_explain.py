@@ -314,6 +314,16 @@ def test_a_run_whose_cores_others_had_is_starved_and_nothing_is_advised(tmp_path
     assert found.to_json()["starved"]["fraction"] == fractions[starved]
 
 
+@pytest.mark.parametrize(
+    ("lost", "available", "starved"),
+    [(0.11, 0.67, True), (0.08, 0.67, False), (0.01, 2.0, False), (0.2, 2.0, True), (None, 2.0, True)],
+)
+def test_a_node_that_asks_for_little_has_to_lose_what_matters_to_its_pace(tmp_path, lost, available, starved):
+    """A large part of little is little: it computes for a small part of its time, and waits for peers or its link else."""
+    figures = [{**starving(0.27)[0], "cpu_cores_lost": lost, "cores_available": available}]
+    assert (judged(tmp_path, steps(compute=10, count=1), node_figures=figures).verdict == "starved") == starved
+
+
 def test_a_starved_run_without_calibration_is_starved_too(tmp_path):
     assert judged(tmp_path, steps(compute=10, count=1), node_figures=starving(0.4), calibrated=False).verdict == "starved"
 

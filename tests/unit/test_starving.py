@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 from monitor_tools import program
 from run_samples import CLOCK, sample
 
+from crosstrain.launch.cgroups import CpuGroups, Hierarchy
+from crosstrain.launch.lacking import LackingError
 from crosstrain.metrics.nodes import per_node
-from crosstrain.metrics.starving import CpuUse, foreign_cores, starved_fractions
+from crosstrain.metrics.starving import CpuUse, losses, together
+from crosstrain.monitor.cgroups import QuotaCounter, cpu_quota_cores
 from crosstrain.monitor.pressure import WaitCounter, read_machine_cpu_seconds, read_pressure_seconds
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="counters of the Linux kernel")
@@ -113,9 +116,59 @@ def test_a_stranger_on_the_task_s_core_takes_half_of_it():
     first, last = json.loads(done.stdout.splitlines()[-1])
     seconds = last[4] - first[4]
     used, waited, machine, trainer = ((after - before) / seconds for before, after in zip(first[:4], last[:4], strict=True))
-    (lost,) = starved_fractions([CpuUse(used, waited, trainer, machine, 1.0)], ["here"])
+    (loss,) = losses([CpuUse(used, waited, trainer, machine, 1.0)], ["here"])
+    lost = loss.fraction
     assert lost > 0.4  # half, or more where other tests run here too
     assert lost == pytest.approx(1.0 - used, abs=0.15)  # it wanted a whole core
+
+
+# Limits ----------------------------------------------------------------------------------------------------------------
+
+LIMITED = """
+import json, os, subprocess, sys, time
+from crosstrain.monitor.cgroups import QuotaCounter
+from crosstrain.monitor.pressure import WaitCounter
+open(sys.argv[1], "w").write("0")
+work, pause = float(sys.argv[2]), float(sys.argv[3])
+counter, waits, began, used, read = QuotaCounter(), WaitCounter(), time.monotonic(), time.process_time(), []
+while time.monotonic() - began < 3.0:
+    until = time.process_time() + work
+    while time.process_time() < until:
+        pass
+    time.sleep(pause)
+    read.append([time.monotonic() - began, time.process_time() - used, waits.read([os.getpid()]), *counter.read()])
+print(json.dumps([[last - first for first, last in zip(read[0], read[-1])]]))
+"""
+
+
+@on_linux
+def test_what_a_limit_grants_and_how_long_it_holds_a_task_up():
+    """A task that computes at its limit and then waits, as one does for a peer. What it stands still for its limit counts as waiting.
+
+    The limit is low, so that it is reached on a busy machine too, and the task waits for most of the time.
+    """
+    cores, work, pause = 0.1, 0.02, 0.5
+    try:
+        groups = CpuGroups(Hierarchy.find(), os.getpid())
+        group = groups.make(0, cores)
+    except LackingError as error:
+        pytest.skip(str(error))
+    try:
+        argv = [sys.executable, "-c", LIMITED, str(group.processes_file), str(work), str(pause)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    finally:
+        group.remove(5.0)
+    ((seconds, used, waited, granted, throttled),) = json.loads(done.stdout)
+    assert used <= granted + 0.02 * seconds
+    assert granted < 0.9 * cores * seconds
+    assert 0.0 < throttled <= waited + 0.05 * seconds
+
+
+@on_linux
+def test_a_process_without_a_limit_has_nothing_granted():
+    if cpu_quota_cores() is not None:
+        pytest.skip("a group above this process has a limit")
+    assert QuotaCounter().read() is None
 
 
 # Figures ---------------------------------------------------------------------------------------------------------------
@@ -127,28 +180,61 @@ USES = st.builds(
     trainer=st.floats(0.0, 0.5),
     machine=st.floats(0.0, 8.0),
     available=st.floats(0.1, 8.0),
+    granted=st.none() | st.floats(0.0, 8.0),
+    throttled=st.none() | st.floats(0.0, 8.0),
+    seconds=st.floats(2.0, 100.0),
 )
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4), shared=st.booleans())
 def test_no_more_is_lost_than_others_used_than_was_waited_for_and_than_there_is(nodes, shared):
     machines = ["one"] * len(nodes) if shared else [str(number) for number in range(len(nodes))]
-    foreign, found = foreign_cores(nodes, machines), starved_fractions(nodes, machines)
-    lost = []
-    for node, fraction in zip(nodes, found, strict=True):
-        assert 0.0 <= fraction <= 1.0
-        lost.append(fraction * node.used / (1.0 - fraction) if fraction < 1.0 else min(node.waited, node.available))
-        assert lost[-1] <= min(node.waited, max(0.0, node.available - node.used)) + 1e-6
+    found = losses(nodes, machines)
+    for node, loss in zip(nodes, found, strict=True):
+        assert 0.0 <= loss.fraction <= 1.0
+        most = node.available if node.granted is None else min(node.available, node.granted)
+        assert 0.0 <= loss.lost <= min(max(0.0, node.waited - (node.throttled or 0.0)), max(0.0, most - node.used)) + 1e-6
     for machine in set(machines):
-        here = [index for index, where in enumerate(machines) if where == machine]
-        if all(found[index] < 1.0 for index in here):
-            assert sum(lost[index] for index in here) <= max(foreign[index] for index in here) + 1e-6
+        here = [loss for loss, where in zip(found, machines, strict=True) if where == machine]
+        assert sum(loss.lost for loss in here) <= max(loss.foreign for loss in here) + 1e-6
+
+
+@given(nodes=st.lists(USES, min_size=1, max_size=4), share=st.floats(0.0, 1.0))
+def test_a_wait_is_lost_to_others_in_the_proportion_that_they_had_of_the_cores(nodes, share):
+    """Where others had little beside what the run's nodes had, nodes waited for each other."""
+    own = sum(node.used + node.trainer for node in nodes)
+    foreign = share * own
+    found = losses([replace(node, machine=own + foreign, throttled=None) for node in nodes], ["one"] * len(nodes))
+    for node, loss in zip(nodes, found, strict=True):
+        besides = own + foreign - node.used
+        assert loss.lost <= (node.waited * foreign / besides if besides > 1e-9 else 0.0) + 1e-6
+
+
+@given(nodes=st.lists(USES, min_size=1, max_size=3), gone=USES, machines=st.lists(st.sampled_from("ab"), min_size=3, max_size=3))
+def test_what_a_node_used_whose_machine_is_not_known_is_nobody_else_s(nodes, gone, machines):
+    machines = machines[: len(nodes)]
+    found = losses([*nodes, gone], [*machines, None])
+    for node, where, loss in zip(nodes, machines, found, strict=False):
+        here = [other for other, there in zip(nodes, machines, strict=True) if there == where]
+        own = sum(other.used + other.trainer for other in (*here, gone))
+        assert loss.foreign == pytest.approx(max(0.0, node.machine - own), abs=1e-9)
+
+
+@given(parts=st.lists(USES, min_size=1, max_size=4))
+def test_a_run_of_several_parts_lost_what_these_lost_together(parts):
+    known = [losses([part], ["one"])[0] for part in parts]
+    whole = together([None, *known])
+    seconds = sum(part.seconds for part in parts)
+    assert whole.seconds == pytest.approx(seconds)
+    for name in ("lost", "used", "foreign"):
+        assert getattr(whole, name) * seconds == pytest.approx(sum(getattr(part, name) * part.seconds for part in known), abs=1e-6)
+    assert together([None, None]) is None
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4))
 def test_nodes_that_have_the_machine_to_themselves_are_never_starved_however_long_they_wait(nodes):
-    together = sum(node.used + node.trainer for node in nodes)
-    found = starved_fractions([replace(node, machine=together) for node in nodes], ["one"] * len(nodes))
+    own = sum(node.used + node.trainer for node in nodes)
+    found = [loss.fraction for loss in losses([replace(node, machine=own) for node in nodes], ["one"] * len(nodes))]
     assert found == pytest.approx([0.0] * len(nodes), abs=1e-6)
 
 
@@ -160,6 +246,11 @@ def test_nodes_that_have_the_machine_to_themselves_are_never_starved_however_lon
         (CpuUse(0.5, 3.0, 0.0, 1.5, 0.5), 0.0),  # it used all that --cores-per-node lets it
         (CpuUse(0.5, 1.5, 0.1, 0.6, 2.0), 0.0),  # agent and driver are nobody else's
         (CpuUse(0.0, 0.0, 0.0, 2.0, 2.0), 0.0),
+        # A limit of 0.67 that it reached whenever it computed, waiting for peers for half of the time; little things ran beside it.
+        (CpuUse(0.3, 0.35, 0.05, 0.46, 0.67, granted=0.3, throttled=0.3), 0.0),
+        (CpuUse(0.3, 0.35, 0.05, 0.46, 0.67, granted=0.33, throttled=0.33), pytest.approx(0.05, abs=0.02)),
+        (CpuUse(0.2, 0.4, 0.0, 2.0, 0.7, granted=0.5, throttled=0.0), 0.6),  # it did not come to its limit, because others had the cores
+        (CpuUse(0.2, 0.4, 0.0, 2.0, 0.7, granted=0.7, throttled=0.3), 1 / 3),  # it did, for three quarters of its waiting
         (CpuUse(None, 0.4, 0.0, 2.0, 2.0), None),
         (CpuUse(0.6, None, 0.0, 2.0, 2.0), None),
         (CpuUse(0.6, 0.4, None, 2.0, 2.0), None),
@@ -168,8 +259,9 @@ def test_nodes_that_have_the_machine_to_themselves_are_never_starved_however_lon
     ],
 )
 def test_what_was_lost_by_hand(use, expected):
-    (found,) = starved_fractions([use], ["one"])
-    assert found == (None if expected is None else pytest.approx(expected, abs=1e-9))
+    (loss,) = losses([use], ["one"])
+    found = None if loss is None else loss.fraction
+    assert found == (pytest.approx(expected, abs=1e-9) if isinstance(expected, float) else expected)
 
 
 def contended(seconds, **figures):
@@ -188,6 +280,7 @@ def test_a_summary_has_what_was_lost_and_what_was_waited():
     clock = replace(CLOCK, run_seconds=4.0)
     (node,) = per_node([contended(tick) for tick in range(5)], 1, clock, machines=["here"])
     assert (node["starved_fraction"], node["foreign_cpu_cores_used"]) == (pytest.approx(0.4), pytest.approx(1.4))
+    assert node["cpu_cores_lost"] == pytest.approx(0.4)
     assert (node["cpu_wait_seconds"], node["cpu_pressure_fraction"]) == (pytest.approx(1.6), pytest.approx(0.9))
     (unknown,) = per_node([contended(tick) for tick in range(5)], 1, clock)
     assert (unknown["starved_fraction"], unknown["foreign_cpu_cores_used"]) == (None, None)
@@ -195,3 +288,47 @@ def test_a_summary_has_what_was_lost_and_what_was_waited():
     assert short["starved_fraction"] is None
     (older,) = per_node([sample(0, tick) for tick in range(5)], 1, clock, machines=["here"])
     assert (older["starved_fraction"], older["cpu_wait_seconds"], older["cpu_pressure_fraction"]) == (None, None, None)
+
+
+# Parts of a run --------------------------------------------------------------------------------------------------------
+
+CLOCK_OF_10 = replace(CLOCK, run_seconds=10.0)
+
+
+def beside_others(node, began, until, foreign, nodes, interval=0.5):
+    """Samples of a node of a part of a run: each of `nodes` uses 0.5 cores, waits a core's time, and others have `foreign` cores."""
+    ticks = int((until - began) / interval)
+    for tick in range(-1, ticks + 1):
+        seconds = interval * tick
+        rates = {"cpu_seconds": 0.5, "cpu_wait_seconds": 1.0, "machine_cpu_seconds": 0.5 * nodes + foreign, "trainer_cpu_seconds": 0.0}
+        counters = {name: 50.0 + rate * seconds for name, rate in rates.items()}
+        yield sample(node, began + seconds, cores_available=2.0, part_began_seconds=began, **counters)
+
+
+def run_of(*parts):
+    """Samples of a run: each part is (began, until, nodes, foreign cores)."""
+    return [
+        record
+        for began, until, nodes, foreign in parts
+        for tick in zip(*(beside_others(node, began, until, foreign, nodes) for node in range(nodes)), strict=True)
+        for record in tick
+    ]
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2), (2, 2)])
+def test_a_run_that_went_on_with_other_nodes_is_starved_where_its_cores_were_taken(first, second):
+    """The second part is too short to tell anything, and makes nothing unknown of the first."""
+    samples = run_of((0.0, 8.5, first, 1.0), (8.5, 10.0, second, 1.0))
+    known, *more = per_node(samples, second, CLOCK_OF_10, [8.5], ["here"] * second)
+    assert known["foreign_cpu_cores_used"] == pytest.approx(1.0)
+    assert known["cpu_cores_lost"] == pytest.approx(0.5 if first == 2 else 1.0, abs=0.2)
+    for node in more:
+        assert (node["starved_fraction"] is None) == (first == 1)
+
+
+@given(first=st.integers(1, 3), second=st.integers(1, 3), turn=st.sampled_from([3.0, 5.0, 7.0]))
+def test_what_nodes_used_that_are_no_longer_there_or_new_is_nobody_else_s(first, second, turn):
+    samples = run_of((0.0, turn, first, 0.0), (turn, 10.0, second, 0.0))
+    found = per_node(samples, second, CLOCK_OF_10, [turn], ["here"] * second)
+    assert [node["starved_fraction"] for node in found] == pytest.approx([0.0] * second, abs=1e-9)
+    assert [node["foreign_cpu_cores_used"] for node in found] == pytest.approx([0.0] * second, abs=1e-9)
