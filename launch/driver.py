@@ -318,6 +318,7 @@ class Driver:
         clock = Clock(
             run_seconds=self._run_seconds or 0.0,
             total_seconds=self._segments.total_before + time.time() - self._recording.began,
+            earlier=self._segments.earlier,
             **{**spent, "train_seconds_by_node": tuple(spent["train_seconds_by_node"])},
         )
         summary = summarise(

@@ -46,6 +46,12 @@ class Segments:
         """What the earlier parts took, up to the checkpoint, in seconds."""
         return self.init_before + self._run_seconds
 
+    @property
+    def earlier(self) -> dict[str, float]:
+        """What the earlier parts spent of the run clock, as `Clock.earlier` has it."""
+        names = ("train_seconds", "eval_seconds", "checkpoint_seconds")
+        return {"run_seconds": self._run_seconds, **{name: float(self._spent.get(name, 0.0)) for name in names}}
+
     def with_nodes_before(self, seconds: Sequence[float | None]) -> list[float | None]:
         """Add the training time of each node in the earlier parts; nodes that are no more are left out."""
         before = [*self._spent.get("train_seconds_by_node", ()), *[None] * len(seconds)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from .records import SystemRecord
 
-__all__ = ["Parts", "in_parts", "resumed_seconds"]
+__all__ = ["Parts", "in_parts", "last_part", "resumed_seconds"]
 
 
 def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
@@ -23,6 +23,12 @@ def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
     for segment in described.get("segments", ())[1:]:
         found = [*(seconds for seconds in found if seconds < segment["run_seconds"]), segment["run_seconds"]]
     return found
+
+
+def last_part(described: Mapping[str, Any]) -> tuple[float, int]:
+    """Return where the last part of a ``job.json``'s run begins, on the run clock and in steps; 0 of both where it was never resumed."""
+    segments = described.get("segments", ())
+    return (segments[-1]["run_seconds"], segments[-1].get("step", 0)) if len(segments) > 1 else (0.0, 0)
 
 
 class Parts:

@@ -16,11 +16,13 @@ __all__ = ["PARTS", "StepTimes", "time_shares"]
 PARTS = ("data_seconds", "compute_seconds", "peers_seconds", "communicate_seconds")
 """What a worker's step consists of; they sum to its `step_seconds`."""
 
+_CLOCK = ("run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds")
+
 Shares = dict[str, Any]
 
 
 class StepTimes:
-    """What an update took, from the step records: of each worker in async mode, of all together in sync mode.
+    """What an update took, from the step records of one part of a run: of each worker in async mode, of all together in sync mode.
 
     The first group of each is left out where there are others: that is the short plan which a run begins with.
     """
@@ -28,6 +30,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._first: dict[int | None, tuple[float, int]] = {}
         self._later: dict[int | None, tuple[float, int]] = {}
+        self._waited: dict[str, float | None] = dict.fromkeys(("data_wait_seconds", "network_wait_seconds"))
 
     def add(self, record: StepRecord) -> None:
         """Take account of a group of updates."""
@@ -36,6 +39,9 @@ class StepTimes:
         else:
             seconds, count = self._later.get(record.worker, (0.0, 0))
             self._later[record.worker] = (seconds + record.seconds, count + record.count)
+        for name, before in self._waited.items():
+            if (waited := getattr(record, name)) is not None:
+                self._waited[name] = (before or 0.0) + waited
 
     def seconds(self, worker: int) -> float | None:
         """Return the seconds of an update of a worker, None where it made none."""
@@ -48,11 +54,19 @@ class StepTimes:
         key = worker if worker in self._first else None
         return sum(times.get(key, (0.0, 0))[1] for times in (self._first, self._later))
 
+    def waits(self) -> dict[str, float | None]:
+        """Return the waits that the framework measured, in seconds per update."""
+        made = sum(count for times in (self._first, self._later) for _, count in times.values())
+        return {name: None if seconds is None or not made else seconds / made for name, seconds in self._waited.items()}
+
 
 def time_shares(
-    calibration: Mapping[str, Any] | None, mode: str, times: StepTimes, clock: Clock, waits: Mapping[str, float | None]
+    calibration: Mapping[str, Any] | None, mode: str, times: StepTimes, clock: Clock, part_began_seconds: float = 0.0
 ) -> Shares | None:
-    """Return a summary's ``time_shares``, None without a calibration. `waits` are seconds per update that a framework itself measured."""
+    """Return a summary's ``time_shares``, None without a calibration.
+
+    They are those of the run's last part, which is what was calibrated: `times` are of its steps, and it began at `part_began_seconds`.
+    """
     if calibration is None:
         return None
     measured: Sequence[Mapping[str, Any]] = calibration["workers"]
@@ -66,19 +80,21 @@ def time_shares(
     else:
         parts = {worker: _async(steps[worker], *own[worker]) for worker in own}
         overlap = None
-    workers = [_worker(one, steps[one["worker"]], parts[one["worker"]]) for one in measured]
+    workers = [_worker(one, steps[one["worker"]], parts[one["worker"]], times) for one in measured]
     return {
         "method": "calibration",
+        "part_began_seconds": part_began_seconds,
         "overlap_fraction": overlap,
         "run": _run(clock),
         "workers": workers,
-        "nodes": _nodes(workers, times),
-        "native": {**waits, **calibration.get("native", {})},
+        "nodes": _nodes(workers),
+        "native": {**times.waits(), **calibration.get("native", {})},
     }
 
 
-def _worker(one: Mapping[str, Any], step: float | None, parts: Shares) -> Shares:
-    return {"worker": one["worker"], "node": one["node"], "step_seconds": step, **parts, "spread": one["spread"]}
+def _worker(one: Mapping[str, Any], step: float | None, parts: Shares, times: StepTimes) -> Shares:
+    updates = times.updates(one["worker"])
+    return {"worker": one["worker"], "node": one["node"], "updates": updates, "step_seconds": step, **parts, "spread": one["spread"]}
 
 
 def _sync(step: float | None, data: float, compute: float, slowest: float, *, alone: bool) -> Shares:
@@ -124,17 +140,18 @@ def _overlap(measured: Sequence[Mapping[str, Any]], steps: Mapping[int, float | 
 
 
 def _run(clock: Clock) -> dict[str, float]:
-    """Return the parts of the run clock."""
-    known = {name: getattr(clock, name) for name in ("train_seconds", "eval_seconds", "checkpoint_seconds")}
-    return {**known, "other_seconds": max(0.0, clock.run_seconds - sum(known.values()))}
+    """Return the parts of the run clock, since the last part of the run began."""
+    spent = {name: getattr(clock, name) - clock.earlier.get(name, 0.0) for name in _CLOCK}
+    run_seconds = spent.pop("run_seconds")
+    return {**spent, "other_seconds": max(0.0, run_seconds - sum(spent.values()))}
 
 
-def _nodes(workers: Sequence[Shares], times: StepTimes) -> list[Shares]:
+def _nodes(workers: Sequence[Shares]) -> list[Shares]:
     """Return the means over the workers of each node, by their updates; of a node without updates all null."""
     found = []
     for node in sorted({worker["node"] for worker in workers}):
         own = [worker for worker in workers if worker["node"] == node and worker["step_seconds"] is not None]
-        weights = [times.updates(worker["worker"]) for worker in own]
+        weights = [worker["updates"] for worker in own]
         figures: Shares = {}
         for name in ("step_seconds", *PARTS, "spread"):
             products = (weight * worker[name] for weight, worker in zip(weights, own, strict=True))

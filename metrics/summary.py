@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..core.job import Job
 from ..core.units import Target
 from .nodes import network_source, per_node
-from .parts import resumed_seconds
+from .parts import last_part, resumed_seconds
 from .records import Clock, EvalRecord, EventRecord, StepRecord
 from .rundir import RunReader, RunState
 from .shares import StepTimes, time_shares
@@ -73,11 +73,6 @@ class _Steps:
             self.data_wait_seconds = (self.data_wait_seconds or 0.0) + record.data_wait_seconds
         if record.network_wait_seconds is not None:
             self.network_wait_seconds = (self.network_wait_seconds or 0.0) + record.network_wait_seconds
-
-    def waits(self) -> dict[str, float | None]:
-        """Return the waits that the framework measured, in seconds per update."""
-        sums = {"data_wait_seconds": self.data_wait_seconds, "network_wait_seconds": self.network_wait_seconds}
-        return {name: None if seconds is None or not self.steps else seconds / self.steps for name, seconds in sums.items()}
 
     def non_finite_from(self) -> int | None:
         """Return the update from which on no loss was finite; None where the last one was."""
@@ -186,9 +181,11 @@ def summarise(
     described = reader.job()
     job = read_job(described)
     steps, times = _Steps(job.workers), StepTimes()
+    began_seconds, first_step = last_part(described)
     for record in reader.steps():
         steps.add(record)
-        times.add(record)
+        if record.step >= first_step:  # a calibration is of the last part
+            times.add(record)
     evals = [record for record in reader.evals() if record.split == "test"]
     nodes = per_node(reader.system(), job.nodes, clock, resumed_seconds(described), machines)
     return {
@@ -219,7 +216,7 @@ def summarise(
         "staleness": steps.staleness(),
         "updates_by_worker": steps.by_worker if job.mode == "async" else None,
         "checkpoints": _checkpoints(reader.events()),
-        "time_shares": time_shares(reader.calibration(), job.mode, times, clock, steps.waits()),
+        "time_shares": time_shares(reader.calibration(), job.mode, times, clock, began_seconds),
         "per_node": nodes,
     }
 

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.errors import UsageError
-from ..metrics.rundir import RunReader
-from .explain_links import Link, NetworkCause, message_fraction, network_cause, read_links
-from .explain_shares import Shares, Worker, around_training, node_fractions, read_shares, read_workers
+from .explain_facts import Facts, read_facts
+from .explain_links import Link, NetworkCause, message_fraction, network_cause
+from .explain_shares import Shares, Worker, around_training, node_fractions
 from .starving import Starved, starved
 
 __all__ = ["Explanation", "Facts", "NodeView", "explain", "read_facts"]
@@ -28,21 +27,6 @@ LEAST_DIFFERENCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a verdict rests on: the run's documents, and what was read out of them. `shares` is None without a calibration."""
-
-    name: str
-    summary: Mapping[str, Any]
-    job: Mapping[str, Any]
-    env: Sequence[Mapping[str, Any]]
-    calibration: Mapping[str, Any] | None
-    workers: Sequence[Worker]
-    shares: Shares | None
-    links: Sequence[Link]
-    evaluations: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeView:
     """One node: what limits it, and the figures. Fractions of its own steps by part; None for what was not observed.
 
@@ -50,8 +34,8 @@ class NodeView:
       where none dominates; None without a calibration
     - `slowness`: its slowest worker's own time over that of a worker of ordinary speed
     - `updates_fraction`: async: its part of all updates
-    - `cpu_cores_used`, `cpu_fraction`, `sent_bytes_per_second`, `received_bytes_per_second`: means over the whole run, evaluations and
-      pauses included; those of `link` are over the training alone
+    - `cpu_cores_used`, `cpu_fraction`, `sent_bytes_per_second`, `received_bytes_per_second`: means over the whole run, or the part of it
+      that `Facts` are of, evaluations and pauses included; those of `link` are over the training alone
     """
 
     node: int
@@ -107,7 +91,8 @@ class Explanation:
         own = {name: getattr(self, name) for name in self.__slots__ if name not in ("facts", "nodes")}
         nodes = [{**asdict(node), "link": _link_json(node.link)} for node in self.nodes]
         by = None if self.starved is None else asdict(self.starved)
-        return {"run": self.facts.name, "calibrated": self.calibrated, "starved": by, **own, "nodes": nodes}
+        began = self.facts.part_began_seconds
+        return {"run": self.facts.name, "calibrated": self.calibrated, "part_began_seconds": began, "starved": by, **own, "nodes": nodes}
 
 
 def _link_json(link: Link) -> dict[str, Any]:
@@ -117,23 +102,6 @@ def _link_json(link: Link) -> dict[str, Any]:
 def explain(path: Path) -> Explanation:
     """Return what holds back the run in this directory. Raises UsageError where it has no summary (yet)."""
     return judge(read_facts(path))
-
-
-def read_facts(path: Path) -> Facts:
-    """Read a run directory. Raises UsageError where it has no summary (yet)."""
-    reader = RunReader(path)
-    summary = reader.summary()
-    if summary is None:
-        state = reader.state()
-        advice = "wait until it has ended" if state in ("starting", "running") else "there is nothing to explain"
-        raise UsageError(f"run: {str(path)!r} has no summary.json, for it is {state}; {advice}.")
-    job, env = reader.job(), reader.env()
-    shares, workers = None, []
-    if summary.get("time_shares") is not None:
-        workers = read_workers(summary)
-        shares = read_shares(summary, workers) if workers and summary["run_seconds"] else None
-    evaluations = sum(1 for _ in reader.evals())
-    return Facts(reader.name, summary, job, env, reader.calibration(), workers, shares, read_links(summary, job, env), evaluations)
 
 
 # The verdict --------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..metrics.shares import PARTS
 
-__all__ = ["STEP_PARTS", "Shares", "Worker", "around_training", "node_fractions", "read_shares", "read_workers"]
+__all__ = ["STEP_PARTS", "Shares", "Worker", "around_training", "calibrated_part", "node_fractions", "read_shares", "read_workers"]
 
 STEP_PARTS = ("compute", "data", "peers", "network")
 """What a step consists of."""
@@ -76,6 +76,20 @@ def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
         updates = counts[entry["worker"]] if entry["worker"] < len(counts) else None
         found.append(Worker(**known, communicate_seconds=entry["communicate_seconds"], spread=entry["spread"] or 0.0, updates=updates))
     return found
+
+
+def calibrated_part(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a summary with the clock and the workers' updates of the part of the run that its ``time_shares`` are of: the last.
+
+    It is the summary itself where the run has one part, or was not calibrated.
+    """
+    shares = summary.get("time_shares")
+    if not shares or not shares.get("part_began_seconds"):
+        return summary
+    clock = {name: seconds for name, seconds in shares["run"].items() if name != "other_seconds"}
+    updates = {worker["worker"]: worker["updates"] for worker in shares["workers"]}
+    by_worker = [updates.get(worker) or 0 for worker in range(summary["workers"])] if summary["mode"] == "async" else None
+    return {**summary, **clock, "run_seconds": sum(shares["run"].values()), "updates_by_worker": by_worker}
 
 
 def ordinary(workers: Sequence[Worker]) -> Worker:
@@ -158,12 +172,14 @@ def _of_all_workers(summary: Mapping[str, Any], workers: Sequence[Worker]) -> tu
 def idle_fraction(summary: Mapping[str, Any]) -> float:
     """Return the part of its training during which an async run's workers had nothing to do, between two commands of the driver.
 
-    0 in sync mode, where every step is one of all workers, and where a run was not calibrated.
+    Of a run that was resumed it is that of the last part. 0 in sync mode, where every step is one of all workers, and where a run was not
+    calibrated.
     """
     if summary["mode"] == "sync" or not summary.get("time_shares"):
         return 0.0
-    workers = read_workers(summary)
-    return _of_all_workers(summary, workers)[1] if workers else 0.0
+    part = calibrated_part(summary)
+    workers = read_workers(part)
+    return _of_all_workers(part, workers)[1] if workers else 0.0
 
 
 def _normalised(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -32,12 +32,20 @@ NOT_CALIBRATED = (
 )
 
 
-_BASIS = "CPU cores, sent and received: means over the whole run, evaluations and pauses included"
+MIXED = (
+    "An older release of this program added up its steps over all parts, so those of the part that was calibrated are not known. "
+    "Only what was counted while it ran is told."
+)
+
+
+def _basis(explanation: Explanation) -> str:
+    over = "the whole run" if explanation.facts.part_began_seconds is None else "the run since it was resumed"
+    return f"CPU cores, sent and received: means over {over}, evaluations and pauses included"
 
 
 def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
     """Return everything that `trainer explain` prints."""
-    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation), _BASIS]
+    parts: list[RenderableType] = [headline(explanation), "", _run_line(explanation), "", _nodes(explanation), _basis(explanation)]
     for note in notes(explanation):
         parts += ["", note]
     if advice:
@@ -171,8 +179,8 @@ def _evaluating(explanation: Explanation) -> str:
 
 
 def _saving(explanation: Explanation) -> str:
-    saved = explanation.facts.summary["checkpoints"]["saved"]
     share = percent(explanation.run_fractions["saving"])
+    saved = explanation.facts.saved
     return f"saving holds it back: training stands still for checkpoints for {share} of the run's time ({saved} saved)."
 
 
@@ -207,6 +215,8 @@ def _list(explanation: Explanation, joint: str) -> str:
 
 
 def _unknown(explanation: Explanation) -> str:
+    if explanation.facts.steps_mixed:
+        return "no verdict: the run changed when it was resumed, and only its last part was calibrated."
     return "no verdict: the run was not calibrated."
 
 
@@ -214,12 +224,13 @@ def _unknown(explanation: Explanation) -> str:
 
 
 def _run_line(explanation: Explanation) -> str:
-    run = explanation.run_fractions
+    run, began = explanation.run_fractions, explanation.facts.part_began_seconds
+    of = "of the run's time" if began is None else f"of the time since the run was resumed at {number_text(began, 2)} s"
     if not explanation.calibrated:
-        return f"of the run's time: training {percent(run['training'])}, {_beside(explanation)}"
+        return f"{of}: training {percent(run['training'])}, {_beside(explanation)}"
     training = sum(run[part] for part in explanation.step_fractions)
     steps = ", ".join(f"{NAMES[part]} {percent(fraction)}" for part, fraction in explanation.step_fractions.items())
-    return f"of the run's time: training {percent(training)}, {_beside(explanation)}\nof each step: {steps}"
+    return f"{of}: training {percent(training)}, {_beside(explanation)}\nof each step: {steps}"
 
 
 def _beside(explanation: Explanation) -> str:
@@ -254,9 +265,9 @@ def _traffic(view: NodeView) -> tuple[str, str]:
 def notes(explanation: Explanation) -> list[str]:
     """Return what a reader has to know beside the figures."""
     facts = explanation.facts
-    found = [text for text in (diverged_text(facts.summary),) if text]
+    found = [text for text in (facts.changed, diverged_text(facts.summary)) if text]
     if not explanation.calibrated:
-        found.append(NOT_CALIBRATED)
+        found.append(MIXED if facts.steps_mixed else NOT_CALIBRATED)
         found += _native(explanation)
     if explanation.starved is not None:
         return found

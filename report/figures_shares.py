@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..metrics.display import duration_text
-from .explain_shares import idle_fraction
+from .explain_shares import calibrated_part, idle_fraction
 from .picture import COLOURS, INK, Bars, Picture, Segment
 from .shown import ShownRun
 
@@ -32,7 +32,7 @@ _STEP_PARTS = {
 _NOTE = (
     "Steps: from the calibration at a run's end, when the workers repeat the parts of a step. Communicating is what the exchange adds "
     "beyond what computing hides. In async mode workers may have nothing to do between two commands, nobody waits for peers, and queueing "
-    "at the parameter server is part of communicating."
+    "at the parameter server is part of communicating. Of a run that was resumed the steps are those of its last part."
 )
 
 
@@ -71,14 +71,18 @@ def time_shares(runs: Sequence[ShownRun]) -> Picture:
 
 
 def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the parts of the run clock that there are: those of the calibration, else what the clock itself tells."""
-    shares, measured = summary.get("time_shares"), ("train_seconds", "eval_seconds", "checkpoint_seconds")
-    if shares is not None:
+    """Return the parts of the whole run's clock: those of the calibration where they are of all of it, else what the clock itself tells.
+
+    What is known of the time in which workers had nothing to do is no training.
+    """
+    part, measured = calibrated_part(summary), ("train_seconds", "eval_seconds", "checkpoint_seconds")
+    shares = summary.get("time_shares")
+    if shares is not None and part is summary:
         clock = {key: float(shares["run"][key]) for key in (*measured, "other_seconds")}
     else:
         clock = {key: float(summary[key]) for key in measured}
         clock["other_seconds"] = max(0.0, float(summary["run_seconds"]) - sum(clock.values()))
-    idle = idle_fraction(summary) * clock["train_seconds"]
+    idle = idle_fraction(summary) * (clock if part is summary else part)["train_seconds"]
     return {**clock, "train_seconds": clock["train_seconds"] - idle, "other_seconds": clock["other_seconds"] + idle}
 
 

@@ -12,7 +12,7 @@ from .diverging import diverged
 from .ordering import BY_FIELD, by_saving, natural
 from .starving import starved
 
-__all__ = ["CHANGED", "CHANGED_MEANS", "FAULTS", "GROUPS", "RULES", "Fault", "Rule", "changed_on_resume"]
+__all__ = ["CHANGED", "CHANGED_MEANS", "FAULTS", "GROUPS", "RULES", "Fault", "Rule", "changed_on_resume", "changed_text"]
 
 SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS = (
     "speed",
@@ -229,6 +229,12 @@ def changed_on_resume(run: DescribedRun) -> list[str]:
     """Return which settings that matter were others in an earlier part of a run that went on."""
     parts = run.job.get("segments", ())[1:]
     return sorted({field for part in parts for field in part.get("changed") or ()} - _HARMLESS)
+
+
+def changed_text(run: DescribedRun, means: str = f"{CHANGED_MEANS}; the settings are those of the last") -> str | None:
+    """Return the sentence about a run that went on with other settings, and what that `means` for the figures; None of any other run."""
+    changed = changed_on_resume(run)
+    return f"The run {CHANGED} ({', '.join(changed)}): {means}." if changed else None
 
 
 def _ended(run: DescribedRun) -> str | None:

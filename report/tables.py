@@ -16,7 +16,7 @@ from .columns import DONE, MARK, NODE, cell, node_cell, relative, relative_speed
 from .described import DescribedRun
 from .diverging import diverged_text
 from .entries import Entry, entry_of
-from .rules import CHANGED, CHANGED_MEANS, SPEED, TARGET, changed_on_resume
+from .rules import SPEED, TARGET, changed_text
 
 __all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "plain_table", "side_by_side", "to_text"]
 
@@ -91,8 +91,8 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
         main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (--cores-per-node)")
     if figures["network_source"] is not None:
         main.add_row("network counted at", _source(figures["network_source"]))
-    changed = changed_on_resume(DescribedRun(Path(), summary, job or {}))
-    mixed = ["", f"The run {CHANGED} ({', '.join(changed)}): {CHANGED_MEANS}; the settings are those of the last."] if changed else []
+    changed = changed_text(DescribedRun(Path(), summary, job or {}))
+    mixed = ["", changed] if changed else []
     return Group(main, "", _nodes(entry), *_notes([summary]), *mixed)
 
 

@@ -1,6 +1,13 @@
 """Where the time went, against cases that were worked out by hand."""
 
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from run_samples import CLOCK, async_run, summary_of, sync_run
 
 from crosstrain.metrics.records import StepRecord
@@ -28,7 +35,7 @@ def parts(shares, index=0, level="workers"):
 
 
 def sync(calibrated, step):
-    return time_shares(calibrated, "sync", times((None, 4, 99.0), (None, 10, 10 * step)), CLOCK, {})
+    return time_shares(calibrated, "sync", times((None, 4, 99.0), (None, 10, 10 * step)), CLOCK)
 
 
 def test_the_quick_worker_waits_for_the_slow_one_and_both_for_the_exchange():
@@ -64,7 +71,7 @@ def test_what_is_left_of_a_lone_workers_step_is_its_own():
 
 def test_async_workers_have_steps_of_their_own_and_wait_for_nobody():
     found = times((0, 1, 50.0), (1, 1, 50.0), (0, 30, 120.0), (1, 10, 100.0))
-    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (0, 1.0, 3.0, 0.5)), "async", found, CLOCK, {"data_wait_seconds": None})
+    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (0, 1.0, 3.0, 0.5)), "async", found, CLOCK)
     assert [worker["step_seconds"] for worker in shares["workers"]] == [4.0, 10.0]
     assert parts(shares, 0) == [1.0, 2.0, 0.0, 1.0]
     assert parts(shares, 1) == [1.0, 3.0, 0.0, 6.0]
@@ -75,17 +82,18 @@ def test_async_workers_have_steps_of_their_own_and_wait_for_nobody():
 
 
 def test_a_worker_without_updates_has_no_shares():
-    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (1, 1.0, 3.0, 0.5)), "async", times((0, 5, 20.0)), CLOCK, {})
+    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (1, 1.0, 3.0, 0.5)), "async", times((0, 5, 20.0)), CLOCK)
     assert parts(shares, 0) == [1.0, 2.0, 0.0, 1.0]
     assert parts(shares, 1) == parts(shares, 1, "nodes") == [None] * 4
     assert shares["workers"][1]["step_seconds"] is None
 
 
 def test_what_the_framework_measured_stands_beside():
-    shares = time_shares(
-        calibration((0, 1.0, 2.0, 0.5), native={"ps_busy_fraction": 0.5}), "async", times((0, 5, 20.0)), CLOCK, {"data_wait_seconds": 0.25}
-    )
-    assert shares["native"] == {"data_wait_seconds": 0.25, "ps_busy_fraction": 0.5}
+    found = StepTimes()
+    for waited in (1.0, None, 0.25):
+        found.add(StepRecord(0, 5, 0, 0.0, 20.0, 5, (1.0,), (0.1,), data_wait_seconds=waited, worker=0))
+    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), native={"ps_busy_fraction": 0.5}), "async", found, CLOCK)
+    assert shares["native"] == {"data_wait_seconds": pytest.approx(1.25 / 15), "network_wait_seconds": None, "ps_busy_fraction": 0.5}
 
 
 @pytest.mark.parametrize(("make", "step"), [(sync_run, 0.15), (async_run, 0.05)])
@@ -100,3 +108,50 @@ def test_a_summary_has_them_where_the_run_was_calibrated(tmp_path, make, step):
     assert shares["workers"][0]["step_seconds"] == pytest.approx(step)
     for worker in shares["workers"]:
         assert sum(worker[name] for name in PARTS) == pytest.approx(worker["step_seconds"])
+
+
+# A run that was resumed ------------------------------------------------------------------------------------------------
+
+EARLIER = {"run_seconds": 0.75, "train_seconds": 0.5, "eval_seconds": 0.25, "checkpoint_seconds": 0.0}
+
+
+def went_on(path, first_step):
+    """The summary of a run whose last part began at this step; it alone was calibrated."""
+    job = json.loads((path / "job.json").read_text())
+    parts = [{"run_seconds": 0.0, "step": 0}, {"run_seconds": 0.75, "step": first_step}]
+    (path / "job.json").write_text(json.dumps({**job, "segments": parts}))
+    writer = RunWriter.reopen(path)
+    sizes = {"payload_bytes": 4 * 650, "batch_size": 16, "half_batch_size": 8}
+    writer.write_calibration(calibration((0, 0.01, 0.02, 0.01), (1, 0.01, 0.03, 0.01), **sizes))
+    writer.close()
+    clock = replace(CLOCK, earlier=EARLIER)
+    return summarise(RunReader(path), clock, state="succeeded", updates_scheduled=10, updates_applied=10)
+
+
+@given(groups=st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 10.0)), min_size=2, max_size=8), data=st.data())
+def test_steps_and_clock_are_those_of_the_part_that_was_calibrated(groups, data):
+    """What the parts before it took decides nothing, however quick or slow they were."""
+    turn = data.draw(st.integers(1, len(groups) - 1))
+    before = sum(count for count, _ in groups[:turn])
+    with tempfile.TemporaryDirectory() as folder:
+        path = sync_run(Path(folder))
+        (path / "steps.jsonl").unlink()
+        writer, step = RunWriter.reopen(path), 0
+        for count, seconds in groups:
+            writer.step(StepRecord(step, count, 0, 1.0, seconds, count, (1.0,) * count, (0.05,)))
+            step += count
+        writer.close()
+        shares = went_on(path, before)["time_shares"]
+    counted = groups[turn + 1 :] or groups[turn:]
+    expected = sum(seconds for _, seconds in counted) / sum(count for count, _ in counted)
+    assert [worker["step_seconds"] for worker in shares["workers"]] == pytest.approx([expected] * 2)
+    assert [worker["updates"] for worker in shares["workers"]] == [step - before] * 2
+    assert shares["part_began_seconds"] == 0.75
+    assert shares["run"] == pytest.approx({"train_seconds": 1.1, "eval_seconds": 0.05, "checkpoint_seconds": 0.0, "other_seconds": 0.1})
+
+
+def test_an_async_worker_s_updates_are_those_of_the_part(tmp_path):
+    """Three groups of four were the first worker's, the last is the second's."""
+    summary = went_on(async_run(tmp_path), 8)
+    assert summary["updates_by_worker"] == [12, 4]
+    assert [worker["updates"] for worker in summary["time_shares"]["workers"]] == [4, 4]
