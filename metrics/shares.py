@@ -106,9 +106,9 @@ def _sync(step: float | None, data: float, compute: float, slowest: float, *, al
         return dict.fromkeys(PARTS)
     data, compute = _within(step, data, compute)
     if alone:
-        return _parts(data, step - data, 0.0, 0.0)
+        return _parts(data, max(0.0, step - data), 0.0, 0.0)
     own = data + compute
-    return _parts(data, compute, min(step, slowest) - own if slowest > own else 0.0, max(0.0, step - max(slowest, own)))
+    return _parts(data, compute, max(0.0, min(step, slowest) - own), max(0.0, step - max(slowest, own)))
 
 
 def _async(step: float | None, data: float, compute: float) -> Shares:
@@ -120,7 +120,10 @@ def _async(step: float | None, data: float, compute: float) -> Shares:
 
 
 def _within(step: float, data: float, compute: float) -> tuple[float, float]:
-    """Scale a worker's own work down to the step, where the calibrated figure is more than the step took."""
+    """Scale a worker's own work down to the step, where the calibrated figure is more than the step took.
+
+    Rounded, the two together may be more than the step by the last digit.
+    """
     scale = min(1.0, step / (data + compute)) if data + compute > 0 else 1.0
     return data * scale, compute * scale
 

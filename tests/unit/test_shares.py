@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from run_samples import CLOCK, async_run, summary_of, sync_run
 
@@ -67,6 +67,23 @@ def test_what_is_left_of_a_lone_workers_step_is_its_own():
     shares = sync(calibration((0, 1.0, 6.0, None)), 10.0)
     assert parts(shares) == [1.0, 9.0, 0.0, 0.0]
     assert shares["overlap_fraction"] is None
+
+
+SECONDS = st.floats(0.0, 1e3)
+
+
+@given(
+    own=st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=4), step=st.floats(1e-6, 1e3), mode=st.sampled_from(["sync", "async"])
+)
+@example(own=[(0.0, 0.0), (3.0, 22.0)], step=6.5, mode="sync")
+def test_no_part_is_less_than_nothing_and_they_are_the_step(own, step, mode):
+    """Also where own work is scaled down to the step, and rounded: no summary that a run wrote may be refused by those that read it."""
+    workers = [(node, data, compute, 0.1) for node, (data, compute) in enumerate(own)]
+    made = times(*[(None if mode == "sync" else worker, 7, 7 * step) for worker in range(1 if mode == "sync" else len(own))])
+    shares = time_shares(calibration(*workers), mode, made, CLOCK)
+    for row in (*shares["workers"], *shares["nodes"]):
+        assert min(row[name] for name in PARTS) >= 0.0
+        assert sum(row[name] for name in PARTS) == pytest.approx(row["step_seconds"])
 
 
 def test_async_workers_have_steps_of_their_own_and_wait_for_nobody():
