@@ -2,6 +2,9 @@
 
 The run directories stay the truth. The index has a row a run, made from its files, and the numbers that tell whether a file was replaced:
 what changed, came or went since is read anew at each use. An index that is missing, damaged or of another release is made again.
+
+A folder of runs from elsewhere may bring an index along: links in the place of its files, a view without an end in that of its table. It
+is looked at before SQLite follows any of that, and then made again too.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import hashlib
 import json
 import os
 import sqlite3
+import stat
 import zlib
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +50,16 @@ FIGURES = ("path", "folder", "created_at", "problem", *row({"per_node": []}))
 _FILES = ("status.json", "summary.json", "job.json")
 _BUSY_SECONDS = 30.0  # far longer than a write of thousands of rows takes
 _TABLE = "CREATE TABLE runs (name BLOB PRIMARY KEY, stamp TEXT NOT NULL, state TEXT NOT NULL, row TEXT NOT NULL, digest INTEGER NOT NULL)"
+_SCHEMA = [("table", "runs", _TABLE), ("index", "sqlite_autoindex_runs_1", None)]
 _VERSION = zlib.crc32(repr((1, _TABLE, FIGURES)).encode()) >> 1  # user_version is signed; rows of other figures are another release's
 
 _TYPES: Mapping[str, Any] = {"created_at": str | None, "problem": str | None, "eval_error": summary_type(("eval", "loss"))}
 _FIELDS: Any = {name: (_TYPES.get(name) or figure_type(name), ...) for name in FIGURES if name not in ("path", "folder")}
+_BESIDE = ("", "-wal", "-shm", "-journal")
+"""What SQLite may take up together with an index. An index that writes ahead, as here, has no journal, and one from elsewhere is an order
+to write, or to remove the file that it names.
+"""
+
 _Row = create_model("_Row", __config__=ConfigDict(strict=True, extra="forbid"), **_FIELDS)
 
 Entry = tuple[str, str, str]
@@ -57,7 +67,7 @@ Entry = tuple[str, str, str]
 
 
 class _UnusableIndexError(Exception):
-    """The index file is missing, damaged, or another release's."""
+    """The index file is missing, damaged, another release's, or something else than what is made here."""
 
 
 def list_runs(out: Path) -> list[dict[str, Any]]:
@@ -101,7 +111,7 @@ def _kept(place: Path, out: Path) -> dict[str, Entry]:
     A file is removed under an exclusive lock alone: SQLite's log must never meet another file than its own.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
-    with open(os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb") as lock:
+    with open(os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         try:
             return _updated(place, out)
@@ -112,7 +122,7 @@ def _kept(place: Path, out: Path) -> dict[str, Entry]:
 
 
 def _make(place: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in _BESIDE:
         Path(f"{place}{suffix}").unlink(missing_ok=True)
     os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's own would be readable by others
     with closing(sqlite3.connect(place, timeout=_BUSY_SECONDS, isolation_level=None)) as database:
@@ -122,7 +132,7 @@ def _make(place: Path) -> None:
 
 
 def _updated(place: Path, out: Path) -> dict[str, Entry]:
-    if not place.is_file():
+    if not _are_own_files(place):
         raise _UnusableIndexError
     try:
         with closing(sqlite3.connect(place, timeout=_BUSY_SECONDS, isolation_level=None)) as database:
@@ -137,7 +147,18 @@ def _updated(place: Path, out: Path) -> dict[str, Entry]:
         raise _UnusableIndexError from error
 
 
+def _are_own_files(place: Path) -> bool:
+    """Return whether an index is there and lies in files, with what SQLite keeps beside one, if anything."""
+    kinds = {}
+    for suffix in _BESIDE:
+        with suppress(FileNotFoundError):
+            kinds[suffix] = stat.S_IFMT(os.lstat(f"{place}{suffix}").st_mode)
+    return "" in kinds and "-journal" not in kinds and set(kinds.values()) == {stat.S_IFREG}
+
+
 def _entries(database: sqlite3.Connection) -> dict[str, Entry]:
+    if database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 3").fetchall() != _SCHEMA:
+        raise _UnusableIndexError
     if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
         raise _UnusableIndexError
     found = {}

@@ -240,6 +240,63 @@ def test_an_index_that_is_damaged_is_made_again(out, damage):
     assert not (out / ".index.sqlite-wal").exists()
 
 
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c"
+BROUGHT_ALONG = {
+    "a view without an end": f"CREATE VIEW runs AS SELECT x AS name, x AS stamp, x AS state, x AS row, x AS digest FROM ({ENDLESS})",
+    "a trigger without an end": "CREATE TRIGGER more AFTER INSERT ON runs BEGIN "
+    f"INSERT OR REPLACE INTO runs SELECT x, x, x, x, x FROM ({ENDLESS}); END",
+    "a column that is computed": "CREATE TABLE runs (name BLOB PRIMARY KEY, row AS (name || zeroblob(900000000)))",
+}
+
+
+@pytest.mark.parametrize("what", BROUGHT_ALONG)
+def test_an_index_from_elsewhere_has_nothing_carried_out(out, start, what):
+    made = many_runs(out, 3)
+    list_runs(out)
+    with closing(sqlite3.connect(out / ".index.sqlite")) as database:
+        if "TRIGGER" not in BROUGHT_ALONG[what]:
+            database.execute("DROP TABLE runs")
+        database.execute(BROUGHT_ALONG[what])
+        database.commit()
+    made["new"] = variant(documents(out / "run-00001"), 77, name="new")
+    write_run(out / "new", made["new"])
+    answer, _ = start(out).communicate(timeout=60)
+    assert {row["path"] for row in json.loads(answer)} == {str(out / name) for name in made}
+    with closing(sqlite3.connect(out / ".index.sqlite")) as database:
+        assert database.execute("SELECT count(*) FROM runs").fetchone() == (len(made),)
+        assert [kind for (kind,) in database.execute("SELECT type FROM sqlite_master")] == ["table", "index"]
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_of_the_index_is_neither_followed_nor_waited_for(out, tmp_path, start, suffix, kind):
+    many_runs(out, 3)
+    other = tmp_path / "elsewhere" / "runs"
+    many_runs(other, 2)
+    list_runs(out)
+    list_runs(other)
+    target, place = other / ".index.sqlite", out / f".index.sqlite{suffix}"
+    before = target.read_bytes()
+    place.unlink(missing_ok=True)
+    if kind == "link":
+        place.symlink_to(target)
+    else:
+        os.mkfifo(place)
+    answer, _ = start(out).communicate(timeout=60)
+    assert len(json.loads(answer)) == 3
+    assert target.read_bytes() == before
+    assert not place.is_symlink()
+    assert not place.is_fifo()
+
+
+def test_a_lock_that_is_a_link_makes_no_file_elsewhere(out, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    many_runs(out, 3)
+    (out / ".index.lock").symlink_to(tmp_path / "made")
+    assert len(list_runs(out)) == 3
+    assert not (tmp_path / "made").exists()
+
+
 def test_the_index_is_as_private_as_the_runs(out):
     many_runs(out, 3)
     list_runs(out)
