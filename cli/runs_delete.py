@@ -60,22 +60,33 @@ def _hold(sweep: Path, held: ExitStack) -> None:
 
 
 def _runs_of(sweep: Path) -> list[Path]:
-    """Return a sweep's run directories, with attempts at points that it began anew."""
-    return [folder / name for folder in (sweep, sweep / EARLIER) for name in sorted(run_names(folder))]
+    """Return a sweep's run directories, with attempts at points that it began anew.
+
+    Raises UsageError where one lies behind a link: a sweep from elsewhere would have other people's runs counted as its own.
+    """
+    found = [folder / name for folder in (sweep, sweep / EARLIER) for name in sorted(run_names(folder))]
+    for run in found:
+        if os.path.realpath(run.parent) != os.path.join(os.path.realpath(sweep), os.path.relpath(run.parent, sweep)).removesuffix("/."):
+            raise UsageError(
+                f"run: {str(run)!r} is not in the sweep's folder but behind a link, {str(run.parent)!r}; remove the link first."
+            )
+    return found
 
 
 def _end(sweeps: Sequence[Path]) -> None:
     """Remove what is left of sweeps without runs. A folder with files of others stays, and is told."""
     for sweep in sweeps:
         for index in sweep.glob(".index.*"):
-            index.unlink()
+            if index.is_symlink() or not index.is_dir():
+                index.unlink()
         (sweep / SWEEP_FILE).unlink()
-        if (sweep / EARLIER).is_dir():
-            (sweep / EARLIER).rmdir()
-        if any(sweep.iterdir()):
-            note(f"{sweep} stays, as it holds other files")
-        else:
-            sweep.rmdir()
+        for folder in (sweep / EARLIER, sweep):
+            if folder.is_symlink() or not folder.is_dir():
+                continue
+            if any(folder.iterdir()):
+                note(f"{folder} stays, as it holds other files")
+            else:
+                folder.rmdir()
 
 
 def _delete(paths: Sequence[Path], *, yes: bool) -> bool:

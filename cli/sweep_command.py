@@ -26,7 +26,7 @@ from ..launch.contract import find_place
 from ..launch.slurm import step_tasks
 from ..launch.sweep import point_arguments, run_points
 from ..launch.sweep_folder import Entry, Request, SweepFolder, check_free, read_request
-from ..launch.trust import TRUST_RUN, refuse_foreign, trust_flag
+from ..launch.trust import LINK, TRUST_RUN, links_outside, refuse_foreign, trust_flag
 from ..metrics.lines import finite_json
 from ..metrics.rundir import RunReader
 from ..report.compare import row
@@ -89,7 +89,7 @@ def sweep(
             raise UsageError("--resume: takes CONFIG, grid and settings from the folder; give it alone")
         folder = _sweep_folder(resume)
         request = read_request(folder)
-        for settings in request.settings():
+        for settings in ({LINK: next(links_outside(folder), None)}, *request.settings()):
             refuse_foreign(settings, folder, (), trusted=trust_run)
         points = request.plan(os.environ)
     else:

@@ -25,7 +25,7 @@ CONFIG = "config"
 """The file of settings that a sweep was begun with; no setting of a job."""
 
 LINK = "link"
-"""A link in a run directory that leads out of it."""
+"""A link in a run directory, or in a sweep's folder, that leads out of it."""
 
 
 def _is_module(value: Any) -> bool:
@@ -92,7 +92,7 @@ def trust_flag(*settings: Mapping[str, Any]) -> str:
 
 
 def links_outside(run: Path) -> Iterator[str]:
-    """Yield the links in a run directory that lead out of it, relative to it."""
+    """Yield the links in a run directory, or in a sweep's folder, that lead out of it, relative to it."""
     root = os.path.realpath(run)
     for folder, folders, files in os.walk(root):  # which does not follow links
         for name in sorted((*folders, *files)):

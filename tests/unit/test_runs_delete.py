@@ -185,3 +185,28 @@ def test_two_deletions_at_once_end_well(out):
     assert "Traceback" not in "".join(error for _, error in outputs)
     assert names(out) == ["three", "two"]
     assert list(out.glob(".one*")) == []
+
+
+@pytest.mark.parametrize("link", [".earlier", "folder"])
+def test_a_sweep_s_links_do_not_make_the_runs_of_others_its_own(out, tmp_path, capsys, link):
+    swept = tmp_path / "swept"
+    sync_run(swept, name="seed=1")
+    (swept / "sweep.json").write_text("{}")
+    (swept / link).symlink_to(out)
+    before = everything(out)
+    assert invoke(["runs", "delete", str(swept), "--yes"]) == 2
+    assert "behind a link" in capsys.readouterr().err
+    assert everything(out) == before
+    assert (swept / "seed=1").exists()
+
+
+def test_what_lies_beside_a_sweep_s_runs_stays_whatever_it_is(out, tmp_path, capsys):
+    swept = tmp_path / "swept"
+    sync_run(swept, name="seed=1")
+    (swept / "sweep.json").write_text("{}")
+    (swept / ".earlier").mkdir()
+    (swept / ".earlier" / "notes.txt").write_text("mine")
+    (swept / ".index.folder").mkdir()
+    assert invoke(["runs", "delete", str(swept), "--yes"]) == 0
+    assert f"{swept} stays, as it holds other files" in capsys.readouterr().err
+    assert everything(swept) == {".earlier", ".earlier/notes.txt"}

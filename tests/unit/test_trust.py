@@ -22,7 +22,7 @@ from crosstrain.core.sweeps import Grid
 from crosstrain.launch.endings import what_is_kept
 from crosstrain.launch.resuming import prepare
 from crosstrain.launch.sweep import _typed as typed_of_a_point
-from crosstrain.launch.sweep_folder import Request
+from crosstrain.launch.sweep_folder import Request, SweepFolder
 from crosstrain.launch.trust import CONFIG, foreign_settings, links_outside
 from crosstrain.metrics.rundir import RunReader
 
@@ -232,6 +232,19 @@ def test_a_sweep_from_elsewhere_is_not_gone_on_with(place, capsys, request_):
     assert "add --trust-run" in capsys.readouterr().err
     invoke(["sweep", "--resume", "sweep", "--trust-run", "--dry-run"])
     assert "add --trust-run" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("link", ["seed=3", ".earlier"])
+def test_a_sweep_from_elsewhere_does_not_write_through_its_links(place, capsys, link):
+    request = Request(None, {"backend": "toy"}, Grid({"seed": [3]}))
+    (place / "sweep").mkdir()
+    with SweepFolder(place / "sweep", request, request.plan({}), ["trainer", "sweep"]):
+        pass
+    (place / "sweep" / link).symlink_to(place / "evilrun")
+    before = sorted((path, path.stat().st_mtime_ns) for path in (place / "evilrun").rglob("*"))
+    assert invoke(["sweep", "--resume", "sweep"]) == 2
+    assert f"write through the link '{link}'" in capsys.readouterr().err
+    assert sorted((path, path.stat().st_mtime_ns) for path in (place / "evilrun").rglob("*")) == before
 
 
 def test_a_sweep_hands_on_what_the_user_typed(place):
