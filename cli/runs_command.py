@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ..core.console import note
+from ..core.console import note, one_line
 from ..core.errors import UsageError
 from ..core.hints import nearest
 from ..metrics.lines import finite_json
@@ -145,7 +145,8 @@ def _tell_unknown(name: str, wanted: Sequence[str], known: Sequence[Row]) -> Non
     for value in wanted:
         if not any(_is_one_of(row, name, [value]) for row in known):
             near = nearest(value, there)
-            note(f"no run has {name} {value!r}; there are: {', '.join(there)}.{f' Did you mean {near!r}?' if near else ''}")
+            listed = one_line(", ".join(there))
+            note(f"no run has {name} {value!r}; there are: {listed}.{f' Did you mean {near!r}?' if near else ''}")
 
 
 def _made_since(row: Row, earliest: datetime) -> bool:

@@ -14,7 +14,7 @@ import click
 import psutil
 
 from ..checkpoint.hidden import hide, lock
-from ..core.console import note
+from ..core.console import note, one_line
 from ..core.errors import TrainerError, UsageError
 from ..core.sweeps import EARLIER, SWEEP_FILE
 from ..metrics.display import bytes_text, count_text
@@ -95,7 +95,7 @@ def _delete(paths: Sequence[Path], *, yes: bool) -> bool:
         _check(path)
     sizes = [_size(path) for path in paths]
     for path, (files, size) in zip(paths, sizes, strict=True):
-        note(f"{path}  ({run_row(path)['state']}, {count_text(files)} files, {bytes_text(size)})")
+        note(f"{one_line(str(path))}  ({run_row(path)['state']}, {count_text(files)} files, {bytes_text(size)})")
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("runs delete: nobody can be asked, as standard input is no terminal. Give --yes to delete without asking.")
@@ -108,7 +108,7 @@ def _delete(paths: Sequence[Path], *, yes: bool) -> bool:
         parent = path.resolve().parent
         _remove(path)
         _remove_leftovers(parent)
-        click.echo(f"deleted {path} ({bytes_text(size)})")
+        click.echo(f"deleted {one_line(str(path))} ({bytes_text(size)})")
     return True
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import list_checkpoints, peek_meta
+from ..core.console import one_line
 from ..core.errors import TrainerError
 from ..metrics.display import bytes_text, count_text
 from ..metrics.rundir import RunReader
@@ -85,18 +86,19 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["summary"] is None or found["state"] != found["summary"].get("state"):
         yield f"state: {found['state']}; {'no summary yet' if found['state'] in ('starting', 'running') else 'no summary'}"
     if found["cause"]:
-        yield f"cause: {found['cause']}"
-    yield from (f"damaged: {problem}" for problem in found["damaged"])
+        yield f"cause: {one_line(found['cause'])}"
+    yield from (f"damaged: {one_line(problem)}" for problem in found["damaged"])
     yield ""
     for number, node in enumerate(found["nodes"] or ()):
-        yield f"node {number}: {_node(node)}"
+        yield one_line(f"node {number}: {_node(node)}")
     yield f"made: {found['created_at'] or 'unknown'}{_resumed(found['resumed'])}"
-    yield f"files: {found['path']} ({len(found['files'])} files, {bytes_text(found['bytes'])}; trainer export --describe lists them)"
+    size = f"{len(found['files'])} files, {bytes_text(found['bytes'])}"
+    yield f"files: {one_line(found['path'])} ({size}; trainer export --describe lists them)"
     for checkpoint in found["checkpoints"]:
         step = "cannot be read" if checkpoint["step"] is None else f"{count_text(checkpoint['step'])} updates"
         yield f"checkpoint: {checkpoint['path']} ({step}, {bytes_text(checkpoint['bytes'])})"
     if found["command"]:
-        yield f"again: {found['command']}"
+        yield f"again: {one_line(found['command'])}"
 
 
 def _resumed(times: int) -> str:

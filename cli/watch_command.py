@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ..core.console import note
+from ..core.console import note, one_line
 from ..core.drawing import Drawing
 from ..core.errors import UsageError
 from ..core.job import Job
@@ -93,7 +93,7 @@ def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_j
     summary = watched.reader.summary()
     if summary is not None and not as_json:
         click.echo(to_text(one_run(summary, watched.reader.job())))
-        click.echo(f"run directory: {path}")
+        click.echo(f"run directory: {one_line(str(path))}")
     tell_lost_updates([path])
     return 0 if watched.state == "succeeded" else 1
 

@@ -13,15 +13,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-__all__ = ["ShownStream", "note", "obeyed", "shown", "shown_streams"]
+__all__ = ["ShownStream", "note", "obeyed", "one_line", "shown", "shown_streams"]
 
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters save line end and tab, what turns the direction of writing, and the halves of characters that no file can hold."""
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters save line end and tab, what else ends a line or turns the direction of writing, and the halves of characters."""
+
+_BREAKS = re.compile("[\t\n]")
 
 
 def shown(text: str) -> str:
     r"""Return a text in which what a terminal would obey is spelled out, such as ``\x1b``."""
     return _OBEYED.sub(lambda found: _spelled(ord(found[0])), text)
+
+
+def one_line(text: str) -> str:
+    r"""Return a text of others that stays on its line, with line ends and tabs spelled out too: a name with ``\\n`` forges no line."""
+    return _BREAKS.sub(lambda found: _spelled(ord(found[0])), shown(text))
 
 
 def _spelled(code: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .config_files import SWEEP, read_config
+from .console import one_line
 from .errors import MissingPackageError, UsageError
 from .fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean, schema
 from .hints import nearest
@@ -112,7 +113,7 @@ class Standing:
     @property
     def origin(self) -> str:
         """Where a value of this layer comes from."""
-        return f"run {self.name}"
+        return f"run {one_line(self.name)}"
 
     def absolute(self, field: str, value: Given) -> Given:
         """Return ``+N`` steps or epochs as the number at which the run then ends; any other value as it is."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from ..core.config_files import shipped
+from ..core.console import one_line
 from ..core.errors import UsageError
 from ..core.job import Job, without_password
 from ..core.reading import Part, UnreadableError, first_problem, open_regular, read_json
@@ -204,7 +205,7 @@ class SweepFolder:
         before = {entry["name"]: entry for entry in document["points"]}
         names = {entry.point.name for entry in self.entries}
         differences = [f"{entry.point.name} is new" for entry in self.entries if entry.point.name not in before]
-        differences += [f"{name} is missing" for name in before if name not in names]
+        differences += [f"{one_line(name)} is missing" for name in before if name not in names]
         for entry in self.entries:
             if entry.point.name in before:
                 differences += _changes(entry.point, before[entry.point.name]["job"])
@@ -225,7 +226,7 @@ def _changes(point: Point, before: Mapping[str, Any]) -> list[str]:
     """Say which settings of a point are not what they were; settings that only one of the two versions knows do not count."""
     now = point.job.recorded()
     changed = [name for name, value in before.items() if name in Job.model_fields and now[name] != value]
-    return [f"{point.name}: {name} was {value_text(before[name])}, now {value_text(now[name])}" for name in changed]
+    return [f"{point.name}: {name} was {one_line(value_text(before[name]))}, now {value_text(now[name])}" for name in changed]
 
 
 def check_free(path: Path) -> None:

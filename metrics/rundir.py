@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import psutil
 
+from ..core.console import one_line
 from ..core.errors import DiskError, UsageError, writing
 from ..core.job import Job
 from ..core.names import inside
@@ -243,8 +244,8 @@ class RunReader:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
-        return self.path.resolve().name
+        """The directory's name, on one line."""
+        return one_line(self.path.resolve().name)
 
     def job(self) -> dict[str, Any]:
         """Return ``job.json``."""

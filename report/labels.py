@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..core.console import one_line
+
 __all__ = ["labels"]
 
 
@@ -19,7 +21,7 @@ def labels(paths: Sequence[Path]) -> list[str]:
     parts = [path.resolve().parts for path in paths]
     depths = [1] * len(parts)
     while True:
-        found = ["/".join(part[-depth:]) for part, depth in zip(parts, depths, strict=True)]
+        found = [one_line("/".join(part[-depth:])) for part, depth in zip(parts, depths, strict=True)]
         counts = Counter(label for label, _ in set(zip(found, parts, strict=True)))
         if all(count == 1 for count in counts.values()):
             return _numbered(found)

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from ..core.console import one_line
 from ..core.units import bandwidth_text
 from ..metrics.display import UNKNOWN, bytes_text, count_text, number_text, seconds_text
 from ..metrics.records import SCHEMA
@@ -57,7 +58,7 @@ def _basis(fitted: Fitted, question: Question) -> list[str]:
         worker = server.worker_seconds + server.worker_seconds_per_byte * first.payload_bytes
         cost = f"{seconds_text(service)} an update on a parameter server, {seconds_text(worker)} on the worker"
     return [
-        f"{same['model']} on {same['data']}, {same['backend']}, {_TOPOLOGIES[question.topology]}{ps}",
+        one_line(f"{same['model']} on {same['data']}, {same['backend']}, {_TOPOLOGIES[question.topology]}{ps}"),
         f"Fitted to {' and '.join(_run_text(run) for run in fitted.runs)}",
         f"Predicted for links of {_asked_speed(question)}, {seconds_text(question.link.latency_seconds)} of latency on top of the runs'",
         f"Computing: {seconds_text(fitted.compute.fixed_seconds)} a step and {seconds_text(fitted.compute.seconds_per_example)} an example",

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from ..core.console import one_line
 from ..metrics.display import UNKNOWN, count_text
 from .columns import DONE, MARK, NODE, cell, node_cell, relative, relative_speed, relative_target
 from .described import DescribedRun
@@ -36,11 +37,11 @@ _ROOM = "\u2800"  # a blank that is no white space, which would be cut off at th
 
 
 def _text(value: Any) -> str:
-    return UNKNOWN if value is None else str(value)
+    return UNKNOWN if value is None else one_line(str(value))
 
 
 def _source(value: Any) -> str:
-    return "+".join(value) if isinstance(value, list) else _text(value)
+    return _text("+".join(value) if isinstance(value, list) else value)
 
 
 _ASKED: tuple[tuple[str, str, Show], ...] = (
@@ -82,7 +83,9 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
         if figures[one.key] is not None and one.key not in _ONLY_SIDE_BY_SIDE:
             main.add_row(one.label, one.show(figures[one.key]))
     if figures["target"] is not None:
-        main.add_row("target", f"{figures['target']} {'reached' if figures['target_reached'] else 'NOT reached within the budget'}")
+        main.add_row(
+            "target", f"{one_line(figures['target'])} {'reached' if figures['target_reached'] else 'NOT reached within the budget'}"
+        )
     if (saving := summary.get("checkpoints") or {}).get("failed"):
         main.add_row("checkpoints", f"{saving['saved']} saved, {saving['failed']} FAILED")
     if figures["updates_by_worker"] is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..core.console import one_line
 from ..metrics.display import duration_text, rate_text
 from .comparability import Comparability
 from .entries import Entry
@@ -54,7 +55,7 @@ def _target(entries: Sequence[Entry], comparability: Comparability) -> str:
     fair = comparability.comparable(TARGET, aimed)
     if len(fair) < 2:
         return "Fastest to the target: no verdict: no two of them can be compared."
-    goal = entries[fair[0]].figures["target"]
+    goal = one_line(str(entries[fair[0]].figures["target"]))
     there = sorted((index for index in fair if entries[index].all_converged), key=lambda index: _time(entries[index]))
     missed = [entries[index].label for index in fair if not entries[index].all_converged]
     failed = f" Not reached, or not by every run, of: {'; '.join(missed)}." if missed else ""

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..core.console import one_line
 from ..core.job import Job
 from ..metrics.display import UNKNOWN, bytes_text, duration_text, number_text, rate_text
 from ..metrics.progress_text import TrainingState, evaluation_text
@@ -33,7 +34,7 @@ def title(run: WatchedRun) -> str:
         return run.reader.name
     state = TrainingState()
     state.begin(_job(run.job), None)
-    return f"{run.reader.name}: {state.title}"
+    return one_line(f"{run.reader.name}: {state.title}")
 
 
 def _job(values: Mapping[str, Any]) -> Job:
@@ -47,7 +48,7 @@ def state_line(run: WatchedRun) -> str:
     if run.state == "died":
         driver = run.reader.status()["driver"]
         return f"died: its process {driver['pid']} on {driver['host']} is gone and has written no end"
-    cause = f": {run.cause}" if run.cause else ""
+    cause = f": {one_line(run.cause)}" if run.cause else ""
     tens = int(run.silent_seconds / SILENT_SECONDS)
     silent = f", silent for {tens * SILENT_SECONDS} s" if tens and run.state == "running" else ""
     return f"{run.state}{cause}{silent}"
@@ -88,7 +89,7 @@ def news_line(record: News) -> str:
     detail = ", ".join(_detail(name, value) for name, value in record.detail.items() if value not in (None, {}, []))
     words = record.event.replace("_", " ")
     when = f"{duration_text(record.time_seconds)}  " if record.time_seconds >= 0 else ""
-    return f"{when}{words}: {detail}" if detail else f"{when}{words}"
+    return one_line(f"{when}{words}: {detail}" if detail else f"{when}{words}")
 
 
 def _detail(name: str, value: Any) -> str:

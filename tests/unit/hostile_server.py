@@ -24,7 +24,7 @@ from crosstrain.checkpoint.reader import read_checkpoint
 from crosstrain.cli import evaluate_command, export_command
 from crosstrain.cli.group import COMMANDS, invoke
 
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 MOST_MEMORY_BYTES = 3 << 30
 """A process that takes more ends with an error, before the machine suffers."""
 

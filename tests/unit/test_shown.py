@@ -19,11 +19,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from crosstrain.cli.group import invoke
-from crosstrain.core.console import ShownStream, shown
+from crosstrain.core.console import ShownStream, one_line, shown
 from crosstrain.core.drawing import Drawing
 
-EVIL = "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\x7f\u202egnp\u2066[red]</script><b>&\x00\r"
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+EVIL = "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\x7f\u202egnp\u2066[red]</script><b>&\x00\r\u2028\u200f\u061c\nFORGED succeeded\tx"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def evil(value):
@@ -52,7 +52,7 @@ def runs(tmp_path_factory):
         for records in ("steps.jsonl", "evals.jsonl", "events.jsonl", "system.jsonl"):
             lines = [json.dumps(evil(json.loads(line))) for line in (path / records).read_text().splitlines()]
             (path / records).write_text("".join(f"{line}\n" for line in lines))
-        path.rename(out / f"{name}\x1b[2J\u202e\udcff")
+        path.rename(out / f"{name}\x1b[2J\u202e\udcff\nFORGED succeeded\tx")
     return out
 
 
@@ -79,6 +79,8 @@ def test_no_command_sends_what_a_terminal_obeys(runs, tmp_path, capfd, monkeypat
         assert code in (0, 1, 2), (arguments, err)
         found = OBEYED.search(out + err)
         assert found is None, f"{arguments} sent {found[0]!r} in {(out + err)[max(0, found.start() - 100) :][:200]!r}"
+        if "--csv" not in arguments and arguments[:2] != ["runs", "export"]:  # where a line end stands within quotes
+            assert re.search("^FORGED", out + err, re.MULTILINE) is None, arguments
         answered += code == 0
     assert answered >= 15  # it is not that all of them end in an error
     page = (tmp_path / "page.html").read_text()
@@ -93,7 +95,7 @@ def test_no_command_sends_what_a_terminal_obeys(runs, tmp_path, capfd, monkeypat
 
 def test_they_are_shown_instead(runs, capfd):
     invoke(["runs", "--out", str(runs)])
-    assert r"\x1b[2J\u202e\udcff" in capfd.readouterr().out
+    assert r"\x1b[2J\u202e\udcff\x0aFORGED" in capfd.readouterr().out
 
 
 def test_a_drawn_picture_has_our_sequences_alone(runs):
@@ -126,6 +128,13 @@ def test_shown_is_harmless_and_changes_nothing_else(text):
     assert shown(shown(text)) == shown(text)
     if OBEYED.search(text) is None:
         assert shown(text) == text
+
+
+@given(text=st.text())
+def test_one_line_is_one_line_to_every_reader(text):
+    assert len(one_line(text).splitlines()) == (text != "")
+    assert "\t" not in one_line(text)
+    assert one_line(one_line(text)) == one_line(text)
 
 
 @given(text=st.text())
