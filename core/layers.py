@@ -237,7 +237,7 @@ def _from_file(config: Path | str | None) -> dict[str, Given]:
     refuse_misplaced(label, values)
     for key in values:
         if key not in Job.model_fields:
-            raise UsageError(_unknown(f"{key} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
+            raise UsageError(_unknown(f"{one_line(key)} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
     return {key: Given(value, key, label, label) for key, value in values.items()}
 
 

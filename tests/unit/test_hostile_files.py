@@ -249,7 +249,16 @@ def test_an_index_that_a_folder_brings_along_is_made_anew_where_its_rows_are_non
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(b"a = " + b"[" * 5000, "nested too deep"), (b"steps = " + b"1" * 5000, "not valid TOML"), (b"#" * (1 << 21), "larger than 1 MiB")],
+    [
+        (b"a = " + b"[" * 5000, "nested too deep"),
+        (b"steps = " + b"1" * 5000, "not valid TOML"),
+        (b"seed = 0x" + b"f" * 900_000, "not valid TOML: a whole number has more than 64 bits"),
+        (b"cores_per_node = [1, [2, 0x" + b"f" * 5000 + b"]]", "more than 64 bits"),
+        (b".".join([b"a"] * 200_000) + b" = 1", "a line with more than 10,000 dots"),
+        (b"[" + b".".join([b"a"] * 300_000) + b"]", "a line with more than 10,000 dots"),
+        (b'"a\\nerror: forged" = 1', r"^error: a\\x0aerror: forged \("),
+        (b"#" * (1 << 21), "larger than 1 MiB"),
+    ],
 )
 def test_settings_are_read_within_bounds(tmp_path, commands, place, text, says):
     path = tmp_path / "a.toml"
