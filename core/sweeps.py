@@ -11,6 +11,8 @@ A grid comes from ``--grid FIELD=VALUE,VALUE`` and from the table ``[sweep]`` of
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from .layers import SWEEP_KEYS, is_axis, refuse_misplaced, resolve
 
 __all__ = [
     "EARLIER",
+    "MOST_POINTS",
     "MOST_REPEATS",
     "SWEEP_FILE",
     "Grid",
@@ -49,6 +52,9 @@ NOT_SWEPT = ("name", "out")
 
 MOST_REPEATS = 10_000
 """Runs of one job with different seeds; a mean needs no more, and all of them are planned before the first starts."""
+
+MOST_POINTS = 100_000
+"""Each is laid out in memory before any is run."""
 
 LONGEST_NAME = 180
 """Characters of a point's folder; file systems allow 255 bytes."""
@@ -82,6 +88,11 @@ class Grid:
         if self.repeats is not None and "seed" in {*self.axes, *in_cases}:
             raise UsageError("seed: --repeats goes through seeds itself; give one of the two")
         return self
+
+    @property
+    def points(self) -> int:
+        """How many runs it asks for."""
+        return math.prod(map(len, self.axes.values())) * max(1, len(self.cases)) * (self.repeats or 1)
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Yield the settings of each point, without the seeds of repeats, the last axis changing fastest."""
@@ -164,6 +175,8 @@ def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], confi
     `flags` are settings that hold for every point, by field name. Raises UsageError naming the point that is wrong. Repeats go through
     all points before the next seed begins, so that what the machine does meanwhile touches all points alike.
     """
+    if grid.points > MOST_POINTS:
+        raise UsageError(f"sweep: the grid has {grid.points:,} points; a sweep has at most {MOST_POINTS:,}.")
     combinations = list(grid.combinations())
     if combinations == [{}] and grid.repeats is None:
         raise UsageError(
@@ -181,9 +194,11 @@ def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], confi
             place = f"point {len(jobs) + 1} of {len(combinations) * (grid.repeats or 1)}"
             jobs.append((given, _resolved(place, given, flags, environ, config)))
     found = [_settings(given, job, with_seed=grid.repeats is not None) for given, job in jobs]
-    for number, settings in enumerate(found):
-        if settings in found[:number]:
+    seen: set[str] = set()
+    for settings in found:
+        if (text := json.dumps(settings, sort_keys=True)) in seen:
             raise UsageError(f"sweep: two points have the same settings: {settings_text(settings)}")
+        seen.add(text)
     names = _names(found)
     return tuple(Point(name, settings, job) for name, settings, (_, job) in zip(names, found, jobs, strict=True))
 

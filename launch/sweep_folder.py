@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,15 +17,12 @@ from ..core.console import one_line
 from ..core.errors import UsageError
 from ..core.job import Job, without_password
 from ..core.reading import Part, UnreadableError, first_problem, open_regular, read_json
-from ..core.sweeps import MOST_REPEATS, NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
+from ..core.sweeps import MOST_POINTS, MOST_REPEATS, NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
 from ..metrics.lines import DamagedRunError, write_document
 from ..metrics.records import SCHEMA
 from .trust import CONFIG
 
 __all__ = ["Entry", "Request", "SweepFolder", "check_free", "read_request"]
-
-MOST_POINTS = 100_000
-"""That a file may ask for: each is laid out in memory before any is run."""
 
 PointState = Literal["waiting", "running", "succeeded", "failed", "interrupted"]
 
@@ -109,8 +105,7 @@ def read_request(path: Path) -> Request:
     """Return what a sweep's ``sweep.json`` was made for. Raises UsageError where `path` is no folder of a sweep."""
     asked = _document(path)["request"]
     grid = {name: asked["grid"][name] for name in _Grid.model_fields}
-    points = math.prod(map(len, grid["axes"].values())) * max(1, len(grid["cases"])) * (grid["repeats"] or 1)
-    if points > MOST_POINTS:
+    if (points := Grid(**grid).points) > MOST_POINTS:
         raise DamagedRunError(f"{path / SWEEP_FILE}: request.grid: has {points:,} points; a sweep has at most {MOST_POINTS:,}.")
     config = asked["config"]
     if config is not None and config not in shipped():

@@ -309,3 +309,9 @@ class TestCommand:
         assert message in done.stderr
         assert done.stderr.startswith("error: ")
         assert [path.name for path in (tmp_path / "runs").iterdir()] == ["full"]
+
+
+def test_a_grid_of_more_points_than_a_sweep_has_is_refused_before_any_is_laid_out():
+    grid = Grid({"seed": range(10**6), "batch_size": range(1, 10**6)}, repeats=7)
+    with pytest.raises(UsageError, match=r"the grid has 6,999,993,000,000 points; a sweep has at most 100,000\."):
+        plan(grid, {"backend": "torch"}, {}, None)
