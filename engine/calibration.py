@@ -71,12 +71,13 @@ Part = Mapping[int, Figures]
 
 
 class Conductor:
-    """Gives the orders and collects the answers. `timeout_seconds` bounds the wait for an answer."""
+    """Gives the orders and collects the answers of `workers` workers. `timeout_seconds` bounds the wait for an answer."""
 
-    def __init__(self, leaders: Leaders, seconds: float, timeout_seconds: float) -> None:
+    def __init__(self, leaders: Leaders, seconds: float, timeout_seconds: float, workers: int) -> None:
         self._leaders = leaders
         self._seconds = seconds
         self._timeout_seconds = timeout_seconds
+        self._workers = workers
         self._sequence = 0
         self.native: dict[str, list[float]] = {}
 
@@ -125,7 +126,7 @@ class Conductor:
         while waiting:
             answer = self._leaders.receive(1.0)
             if answer is not None and answer[1].kind == "calibrated":
-                found.append(calibrated_from_message(answer[1]))
+                found.append(self._understood(*answer, found))
             elif answer is not None and answer[1].kind == "done":
                 waiting -= 1
             elif time.monotonic() > deadline:
@@ -135,6 +136,14 @@ class Conductor:
         for name, value in ((name, value) for one in found for name, value in one.native.items()):
             self.native.setdefault(name, []).append(value)
         return found
+
+    def _understood(self, leader: int, message: Message, before: Sequence[Calibrated]) -> Calibrated:
+        """Return a worker's figures: its own where every worker leads. Raises RunFailedError where they are of none that is awaited."""
+        one = calibrated_from_message(message)
+        strange = one.worker >= self._workers or (len(self._leaders) > 1 and one.worker != leader)
+        if strange or any(one.worker == other.worker for other in before):
+            self._leaders.refuse(leader, f"figures of worker {one.worker}, of which none are awaited")
+        return one
 
 
 def spread(*figures: Figures) -> float:
@@ -161,7 +170,7 @@ def calibrate(job: Job, model: ModelSpec, leaders: Leaders, train_seconds: float
     Raises RunFailedError where a task dies or does not answer, InterruptedRunError where the user wants an end.
     """
     began = time.monotonic()
-    conductor = Conductor(leaders, part_seconds(train_seconds, limited=job.cores_per_node is not None), job.stall_timeout)
+    conductor = Conductor(leaders, part_seconds(train_seconds, limited=job.cores_per_node is not None), job.stall_timeout, job.workers)
     parts: dict[str, Part] = {part: conductor.measure(part, lockstep=False) for part in ("data", "compute")}
     if job.per_worker_batch > 1:
         parts["half"] = conductor.measure("half", lockstep=False)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..core.errors import RunFailedError
 from ..core.job import Job
 from ..metrics.records import EvalRecord
 from .budget import Budget
 from .calendar import Cursor
 from .messages import Message
-from .parties import Save, Saver, Start
+from .parties import ImpossibleAnswerError, Save, Saver, Start
 
 __all__ = ["Checkpoints"]
 
@@ -86,17 +85,17 @@ class Checkpoints:
         return bool(self._on_the_way)
 
     def take(self, message: Message) -> None:
-        """Pass a message of a state on. Raises RunFailedError for one that nobody asked for."""
+        """Pass a message of a state on. Raises ImpossibleAnswerError for one that cannot be."""
         save = self._on_the_way.get(message["sequence"])
         if save is None:
-            raise RunFailedError("a task sent a state that nobody asked for")
+            raise ImpossibleAnswerError("a state that nobody asked for")
         if message.kind == "state_begin":
             self._saver.begin(save, message)
         elif message.kind == "state_part":
             self._saver.part(message)
         else:
-            del self._on_the_way[message["sequence"]]
             self._saver.end()
+            del self._on_the_way[message["sequence"]]
 
     def wait(self) -> None:
         """Wait until every state that arrived is on disk, or has failed."""

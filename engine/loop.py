@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..backends.base import EvalResult, Plan, StepResult
 from ..core.errors import RunFailedError, StalledRunError
 from ..core.job import Job
@@ -25,7 +28,7 @@ from .checkpoints import Checkpoints
 from .codec import eval_from_message, plan_to_message, step_record, steps_from_message
 from .loss_guard import LossGuard
 from .messages import Message
-from .parties import Leaders, Outcome, Recorder, Saver, Start
+from .parties import ImpossibleAnswerError, Leaders, Outcome, Recorder, Saver, Start
 from .progress import Progress
 from .schedule import learning_rates
 
@@ -53,10 +56,10 @@ class _Command:
 
 @dataclass
 class _Pending:
-    """A plan on its way: how many of its updates have not been reported yet."""
+    """A plan on its way: which of its updates have not been reported yet."""
 
     plan: Plan
-    missing: int
+    missing: NDArray[np.bool_]
 
 
 class TrainingLoop:
@@ -198,7 +201,7 @@ class TrainingLoop:
         positions = self.calendar.positions(step, count)
         rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions)
         plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip)
-        self._plans[step] = _Pending(plan, count)
+        self._plans[step] = _Pending(plan, np.ones(count, np.bool_))
         self._next_step += count
         self.outcome.updates_scheduled += count
         self._send(plan_to_message(plan), count)
@@ -222,6 +225,12 @@ class TrainingLoop:
             return
         self._heard = time.monotonic()
         leader, message = answer
+        try:
+            self._on_answer(leader, message)
+        except ImpossibleAnswerError as error:
+            self.leaders.refuse(leader, str(error))
+
+    def _on_answer(self, leader: int, message: Message) -> None:
         if message.kind == "steps":
             self._on_steps(steps_from_message(message))
         elif message.kind == "evaluated":
@@ -231,7 +240,7 @@ class TrainingLoop:
         elif message.kind == "done":
             self._on_done(leader, message)
         else:
-            raise RunFailedError(f"the leading task {leader} sent {message.kind!r}, which the training loop does not know")
+            raise ImpossibleAnswerError(f"{message.kind!r}, which the training loop does not know")
 
     @property
     def _silent_seconds(self) -> float:
@@ -239,6 +248,8 @@ class TrainingLoop:
 
     def _on_done(self, leader: int, message: Message) -> None:
         command = next(command for command in self._queued if command.sequence == message["sequence"])
+        if leader == 0 and command.message.kind != "train":
+            self._expect_all_before(command)
         command.waiting -= 1
         seconds: float = message["seconds"]
         drained: float = message["drain_seconds"]
@@ -254,11 +265,16 @@ class TrainingLoop:
         if command.waiting == 0:
             self._queued.remove(command)
 
+    def _expect_all_before(self, command: _Command) -> None:
+        """Every command but ``train`` makes the cluster quiescent first; by its end every update before it has been reported."""
+        if min(self._plans, default=command.at_step) < command.at_step:
+            raise ImpossibleAnswerError(f"{command.message.kind!r} is done, and updates that come before it were not reported")
+
     def _on_steps(self, result: StepResult) -> None:
         now = self.clock()
+        plan = self._plan_of(result)
         self.outcome.updates_reported += result.count
         self._measure_rate(now)
-        plan = self._plan_of(result)
         offset = result.first_step - plan.first_step
         rates = plan.learning_rates[offset : offset + result.count]
         if result.worker is not None:
@@ -273,14 +289,34 @@ class TrainingLoop:
         self.progress.update(step, float(result.losses[-1]), self._rate, left, plan.epoch)
 
     def _plan_of(self, result: StepResult) -> Plan:
-        """Return the plan that a result belongs to; a plan is forgotten once all of its steps have been reported, in any order."""
+        """Return the plan that a result belongs to; a plan is forgotten once all of its steps have been reported, in any order.
+
+        Raises ImpossibleAnswerError for what no worker of this run can have done.
+        """
+        self._expect_sense(result)
         for first, pending in self._plans.items():
             if first <= result.first_step < first + pending.plan.count:
-                pending.missing -= result.count
-                if pending.missing == 0:
+                reported = pending.missing[result.first_step - first : result.first_step - first + result.count]
+                if len(reported) != result.count or not reported.all():
+                    break
+                reported[:] = False
+                if not pending.missing.any():
                     del self._plans[first]
                 return pending.plan
-        raise RunFailedError(f"a result for step {result.first_step}, which is not outstanding")
+        raise ImpossibleAnswerError(f"{result.count} steps from step {result.first_step} on, which are not outstanding")
+
+    def _expect_sense(self, result: StepResult) -> None:
+        """Raise ImpossibleAnswerError for a result that has no steps, more examples than its batches, or not what its mode has."""
+        sync = self.job.mode == "sync"
+        batch = self.job.global_batch if sync else self.job.per_worker_batch
+        if not 1 <= result.count <= result.examples <= result.count * batch:
+            raise ImpossibleAnswerError(f"{result.examples} examples in {result.count} steps, with batches of {batch}")
+        if (result.worker is None) != sync or (result.staleness is None) != sync:
+            raise ImpossibleAnswerError(f"steps with a worker or staleness, or without, in {self.job.mode} mode")
+        if result.worker is not None and result.worker >= self.job.workers:
+            raise ImpossibleAnswerError(f"steps of worker {result.worker}, of {self.job.workers}")
+        if result.staleness is not None and (len(result.staleness) != result.count or result.staleness.min() < 0):
+            raise ImpossibleAnswerError(f"{result.count} steps whose staleness is not a count for each")
 
     def _measure_rate(self, now: float) -> None:
         """Updates per second over about the last plan, so that the length of plans follows the speed."""
@@ -291,6 +327,8 @@ class TrainingLoop:
             self._rate_since = (self.outcome.updates_reported, now)
 
     def _on_evaluation(self, result: EvalResult) -> None:
+        if result.correct > result.examples:
+            raise ImpossibleAnswerError(f"an evaluation with {result.correct} correct predictions of {result.examples}")
         expected = self.data.sizes[result.split]
         if result.examples != expected:
             raise RunFailedError(f"the evaluation counted {result.examples} examples of split {result.split!r}, which has {expected}")

@@ -25,6 +25,9 @@ MAX_HEADER_BYTES = 16 * 2**20
 MAX_ARRAY_BYTES = 2**30
 """Of the arrays of one message together: logits of a thousand examples have some megabytes, a state travels in parts."""
 
+MOST_DIMENSIONS = 64
+"""As many as numpy has."""
+
 
 class ProtocolError(ConnectionError):
     """The peer sent something that is not a message."""
@@ -105,7 +108,7 @@ class Stream:
     def receive(self, room: Room | None = None) -> Message | None:
         """Read one message; None at the end of the stream. Its arrays lie in `room` if given, else in memory of their own.
 
-        Raises ProtocolError for anything that is not a message.
+        Raises ProtocolError for anything that is not a message, ConnectionError where the stream ends within one.
         """
         line = self._reader.readline(MAX_HEADER_BYTES)
         if not line.endswith(b"\n"):
@@ -117,11 +120,11 @@ class Stream:
             kind = header.pop("kind")
             if not isinstance(kind, str):
                 raise TypeError("a kind that is no text")
-            described = [(name, dtype, shape, int(size)) for name, dtype, shape, size in header.pop("arrays", [])]
+            described = [_described(*entry) for entry in header.pop("arrays", [])]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not a message: {line[:80]!r}") from error
         total = sum(size for *_, size in described)
-        if total > MAX_ARRAY_BYTES or any(size < 0 for *_, size in described):
+        if total > MAX_ARRAY_BYTES:
             raise ProtocolError("arrays of more bytes than a message may have")
         memory = None if room is None else room.of(total)
         arrays: dict[str, RawArray] = {}
@@ -138,7 +141,7 @@ class Stream:
         while data:
             count = self._reader.readinto(data)
             if not count:
-                raise ProtocolError("the stream ended within an array")
+                raise ConnectionError("the stream ended within an array")  # whoever sent it has gone, and did nothing wrong
             data = data[count:]
 
     def cut(self) -> None:
@@ -153,6 +156,16 @@ class Stream:
                 file.close()
             except OSError:
                 continue
+
+
+def _described(name: object, dtype: object, shape: object, size: object) -> tuple[str, str, list[int], int]:
+    """Return what a header says of an array. Raises TypeError or ValueError where it says no such thing."""
+    sizes = [size, *shape] if isinstance(shape, list) else []
+    if not (isinstance(name, str) and isinstance(dtype, str) and sizes and all(type(each) is int for each in sizes)):
+        raise TypeError("an array without a name, a type, a shape and a size")
+    if any(each < 0 for each in sizes) or len(sizes) > MOST_DIMENSIONS:
+        raise ValueError("an array of no such shape")
+    return name, dtype, sizes[1:], sizes[0]
 
 
 def _raw(array: RawArray | NDArray[Any]) -> RawArray:

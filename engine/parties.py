@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ..metrics.records import EvalRecord, StepRecord
 from .calendar import START, Cursor
 from .messages import Message
 
-__all__ = ["Leaders", "Outcome", "Recorder", "Save", "Saver", "Start"]
+__all__ = ["ImpossibleAnswerError", "Leaders", "Outcome", "Recorder", "Save", "Saver", "Start"]
+
+
+class ImpossibleAnswerError(Exception):
+    """A leading task has answered what cannot be; whoever knows its node turns this into the run's failure."""
 
 
 class Leaders(Protocol):
@@ -25,6 +29,10 @@ class Leaders(Protocol):
 
         Raises RunFailedError when a task has died, InterruptedRunError when the user has asked to stop.
         """
+        ...
+
+    def refuse(self, leader: int, wrong: str) -> NoReturn:
+        """Give the node of a leading task up, whose answer cannot be. Raises RunFailedError, which says so."""
         ...
 
     def __len__(self) -> int: ...

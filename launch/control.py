@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.cluster import Task
 from ..core.errors import InterruptedRunError, RunFailedError, TrainerError, UsageError
 from ..core.starting import REPORT_SECONDS
 from ..engine.messages import PROTOCOL, Message
 from ..engine.task import task_to_fields
+from .asked import Asked
 from .blame import Fall, first_cause, is_victim
 from .incoming import wrong_with
 from .local import NodeChannel
@@ -77,6 +78,7 @@ class Control:
         self._fallen = _Fallen()
         self._node_of: dict[str, int] = {}
         self._leaders: dict[str, int] = {}
+        self._asked = Asked(channel.node for channel in channels)
         self._ending = False
 
     def __len__(self) -> int:
@@ -120,16 +122,25 @@ class Control:
     def reserve_ports(self, counts: Mapping[int, int], timeout_seconds: float) -> dict[int, list[int]]:
         """Ask each node's agent for ports."""
         for node, count in counts.items():
-            self._members.tell(node, Message("reserve", {"count": count}))
-        return {node: message["ports"] for node, message in self._collect("ports", counts, timeout_seconds, "ports").items()}
+            self._ask(node, Message("reserve", {"count": count}), "ports")
+        reserved = {node: message["ports"] for node, message in self._collect("ports", counts, timeout_seconds, "ports").items()}
+        for node, ports in reserved.items():
+            if len(set(ports)) != counts[node]:
+                self._refuse(node, f"{len(set(ports))} ports, where {counts[node]} were asked for")
+        return reserved
 
     def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], dict[str, Any]]) -> None:
         """Have every node start its tasks. `request` gives the fields of a node's ``start`` message beside its tasks."""
-        self._node_of = {task.name: task.placed.node for task in tasks}
-        self._leaders = {task.name: number for number, task in enumerate(task for task in tasks if task.placed.leading)}
+        self._expect_tasks({task.name: task.placed.node for task in tasks}, [task.name for task in tasks if task.placed.leading])
         for channel in self.channels:
             own = [task_to_fields(task) for task in tasks if task.placed.node == channel.node]
             self._members.tell(channel.node, Message("start", {**request(channel.node), "tasks": own}))
+
+    def _expect_tasks(self, node_of: Mapping[str, int], leaders: Sequence[str]) -> None:
+        """From now on there are these tasks, each on its node, and no others; `leaders` lead, in this order."""
+        self._node_of = dict(node_of)
+        self._leaders = {name: number for number, name in enumerate(leaders)}
+        self._asked.started(node_of, leaders)
 
     def await_ready(self, timeout_seconds: float) -> dict[str, str | None]:
         """Await every task's report that it is warm; return the precision that each says it computes in.
@@ -178,6 +189,7 @@ class Control:
     def send(self, message: Message) -> None:
         """Send a command to every leading task."""
         for name in self._leaders:
+            self._asked.of_leader(name, message)
             self._forward(name, message)
 
     def send_to_first(self, message: Message) -> None:
@@ -206,11 +218,11 @@ class Control:
         if answer is None:
             return None
         node, message = answer
-        if message is not None and node != DRIVER and (wrong := wrong_with(node, message, self._node_of)) is not None:
-            if node not in self._members.lost:
-                self._members.cut_off(node, wrong)
-                self._fallen.falls.append((node, None))
-            return None
+        if message is not None and node != DRIVER:
+            wrong = wrong_with(node, message, self._node_of) or self._asked.wrong_with(node, message)
+            if wrong is not None:
+                self._cut_off(node, wrong)
+                return None
         if message is None or message.kind == "death":
             self._fallen.falls.append((node, message))
         elif message.kind == "error":
@@ -228,11 +240,30 @@ class Control:
             return node, message
         return None
 
+    def _cut_off(self, node: int, wrong: str) -> None:
+        if node not in self._members.lost:
+            self._members.cut_off(node, wrong)
+            self._fallen.falls.append((node, None))
+
+    def _refuse(self, node: int, wrong: str) -> NoReturn:
+        """Cut a node off for what it has sent. Raises RunFailedError, which says so, or names what had ended before."""
+        self._cut_off(node, wrong)
+        raise self._cause()
+
+    def refuse(self, leader: int, wrong: str) -> NoReturn:
+        """Cut the node of a leading task off, whose answer cannot be. Raises RunFailedError."""
+        self._refuse(self._node_of[list(self._leaders)[leader]], f"an answer that cannot be: {wrong}")
+
+    def _ask(self, node: int, message: Message, kind: str) -> None:
+        """Send a node a request that it answers by one message of a kind."""
+        self._asked.of_node(node, kind)
+        self._members.tell(node, message)
+
     def sample_now(self, timeout_seconds: float = 5.0) -> None:
         """Have every node take a sample now and await it, so that figures of the run clock begin and end with it."""
         nodes = [channel.node for channel in self.channels]
         for node in nodes:
-            self._members.tell(node, Message("sample_now"))
+            self._ask(node, Message("sample_now"), "sampled")
         self._collect("sampled", nodes, timeout_seconds, "samples")
 
     def standing(self, timeout_seconds: float = 0.75) -> ClusterState:
@@ -243,13 +274,14 @@ class Control:
         states: dict[str, str] = {}
         waiting = self._members.present
         for node in waiting:
-            self._members.tell(node, Message("inspect"))
+            self._ask(node, Message("inspect"), "states")
         deadline = time.monotonic() + timeout_seconds
         while (waiting := waiting & self._members.present) and (remaining := deadline - time.monotonic()) > 0:
             answer = self._sorted(self._members.next(remaining))
             if answer is not None and answer[1].kind == "states":
-                states |= answer[1]["states"]
-                waiting = waiting - {answer[0]}
+                node, message = answer
+                states |= {task: state for task, state in message["states"].items() if self._node_of.get(task) == node}
+                waiting = waiting - {node}
         self._silent |= waiting
         lost = {node: self._describe_loss(node) for node in self._members.lost}
         silent = {node: f"the agent of {self._place(node)} does not answer" for node in sorted(waiting)}
@@ -267,12 +299,18 @@ class Control:
             if politely:
                 for name in (name for name, place in self._node_of.items() if place == node):
                     self._members.tell(node, Message("close", {"to": name}))
-            self._members.tell(node, Message("stop", {"grace_seconds": grace_seconds if politely else 0.0}))
+            self._ask(node, Message("stop", {"grace_seconds": grace_seconds if politely else 0.0}), "stopped")
         deadline = time.monotonic() + grace_seconds + 15.0
         while (waiting := waiting & self._members.present) and time.monotonic() < deadline:
             answer = self._sorted(self._members.next(0.5))
             if answer is not None and answer[1].kind == "stopped":
                 waiting = waiting - {answer[0]}
+
+    @property
+    def breach(self) -> RunFailedError | None:
+        """What a node did that none does, whenever it did, so that nothing of the run can be relied on; None where none did."""
+        broken = next(iter(self._members.broken), None)
+        return None if broken is None else RunFailedError(self._describe_loss(broken), f"agent-{broken}")
 
     @property
     def deaths(self) -> list[Message]:

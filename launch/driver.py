@@ -31,7 +31,7 @@ from ..metrics.summary import summarise
 from ..models.base import ModelSpec
 from .calibrating import calibrate_run
 from .control import AddressInUseError, Control
-from .endings import explained, record_end, train_seconds_by_node, verdict, what_is_kept, with_what_is_kept
+from .endings import Ending, explained, record_end, train_seconds_by_node, verdict, what_is_kept, with_what_is_kept
 from .loading import load_state
 from .local import Launcher, NodeChannel
 from .placing import (
@@ -146,9 +146,7 @@ class Driver:
         except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
             failure = error
         self._recording.ending()
-        self._end_processes(failure)
-        failure = failure or self._recording.breach
-        failure = record_end(self._recording, failure, self._summary, self._status_before)
+        failure = record_end(self._recording, self._end_processes(failure), self._summary, self._status_before)
         if isinstance(failure, DiskError):
             failure = RunFailedError(str(failure))
         if isinstance(failure, UsageError) and self._loop is None and self._resumption is None:
@@ -291,23 +289,35 @@ class Driver:
 
     # End ------------------------------------------------------------------------------------------------------------
 
-    def _end_processes(self, failure: BaseException | None) -> None:
-        """End every process that this one started or commands, within a bound."""
+    def _end_processes(self, failure: BaseException | None) -> BaseException | None:
+        """End every process that this one started or commands, within a bound; return what ended the run.
+
+        An error in one part of that keeps none of the others from being done, and fails the run like any other.
+        """
+        ending = Ending(failure)
+        ending.do(self._end_clock)
+        if self._saver is not None:
+            ending.do(self._saver.abandon)
+        if self._control is not None:
+            ending.do(partial(self._end_tasks, self._control, politely=failure is None))
+            ending.failure = ending.failure or self._recording.breach or self._control.breach
+        _, code = verdict(ending.failure or self._recording.refused)
+        if self._control is not None:
+            ending.do(partial(self._control.finish, code))
+        ending.do(partial(self._launcher.ended, code))
+        ending.do(self._launcher.close)
+        return ending.failure
+
+    def _end_clock(self) -> None:
         self._recording.start_clock(self._resumption.run_seconds if self._resumption else 0.0)
         if self._run_seconds is None:
             self._run_seconds = self._recording.clock()
-        if self._saver is not None:
-            self._saver.abandon()
-        if self._control is not None:
-            self._control.end_tasks(CLOSE_GRACE_SECONDS, politely=failure is None)
-            for death in self._control.deaths:
-                known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
-                self._recording.event("task_ended", **{key: death[key] for key in known})
-        _, code = verdict(failure or self._recording.refused or self._recording.breach)
-        if self._control is not None:
-            self._control.finish(code)
-        self._launcher.ended(code)
-        self._launcher.close()
+
+    def _end_tasks(self, control: Control, *, politely: bool) -> None:
+        control.end_tasks(CLOSE_GRACE_SECONDS, politely=politely)
+        for death in control.deaths:
+            known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
+            self._recording.event("task_ended", **{key: death[key] for key in known})
 
     def _summary(self, state: RunState) -> dict[str, Any] | None:
         """Return the summary of a run that ended so; none where training had not begun."""

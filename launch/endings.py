@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..checkpoint import list_checkpoints
 from ..core.console import note
-from ..core.errors import DiskError, InterruptedRunError, RunFailedError, StalledRunError, TrainerError
+from ..core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
 from ..core.job import Job
 from ..engine.parties import Outcome
 from ..metrics.rundir import RunState, RunWriter
@@ -18,7 +19,26 @@ from .control import ClusterState
 from .recording import Recording
 from .trust import trust_flag
 
-__all__ = ["explained", "record_end", "train_seconds_by_node", "verdict", "what_is_kept", "with_what_is_kept"]
+T = TypeVar("T")
+
+__all__ = ["Ending", "explained", "record_end", "train_seconds_by_node", "verdict", "what_is_kept", "with_what_is_kept"]
+
+
+class Ending:
+    """Ends a run in parts, each of which is done whatever became of those before. `failure` is what ended the run, the first cause."""
+
+    def __init__(self, failure: BaseException | None) -> None:
+        self.failure = failure
+
+    def do(self, part: Callable[[], None]) -> None:
+        """Do a part. What it raises is what ended the run where nothing did before, and is told where something did."""
+        try:
+            part()
+        except BaseException as error:  # noqa: BLE001 — raised in the end by whoever ends the run, or told
+            if self.failure is None:
+                self.failure = error
+            else:
+                note("trainer: while the run was being ended: " + "".join(traceback.format_exception(error)).rstrip())
 
 
 def record_end(
@@ -38,8 +58,8 @@ def record_end(
     state, _ = verdict(failure)
     if failure is not None:
         recording.event("run_failed" if state == "failed" else "run_interrupted", cause=_first_line(failure))
-    summary = summarised(state) if writer.there else None
     attempts = _Attempts(failure)
+    summary = attempts.make("the summary", partial(summarised, state)) if writer.there else None
     if summary is not None:
         attempts.make("the summary", partial(writer.write_summary, summary))
     attempts.make("the last records", partial(recording.ended, verdict(attempts.failure)[0], summary))
@@ -59,24 +79,29 @@ class _Attempts:
 
     def __init__(self, failure: BaseException | None) -> None:
         self.failure = failure
-        self._refused: dict[str, DiskError] = {}
+        self._refused: dict[str, BaseException] = {}
 
-    def make(self, what: str, write: Callable[[], None]) -> None:
-        """Write something, and keep what the disk refuses of it."""
+    def make(self, what: str, write: Callable[[], T]) -> T | None:
+        """Write something, and keep why it could not be: mostly what the disk refuses. Returns what `write` does, or None."""
         try:
-            write()
-        except DiskError as error:
+            made = write()
+        except Exception as error:  # noqa: BLE001 — it is told, and raised where nothing else ended the run
             self._refused[what] = error
             self.failure = self.failure or error
-        else:
-            self._refused.pop(what, None)
+            return None
+        self._refused.pop(what, None)
+        return made
 
     def tell(self) -> None:
         """Say what could not be written, and why where that is not what ended the run."""
-        why = {what: "" if str(error) == str(self.failure) else f": {error}" for what, error in self._refused.items()}
+        why = {what: "" if str(error) == str(self.failure) else f": {_described(error)}" for what, error in self._refused.items()}
         for reason in dict.fromkeys(why.values()):
             parts = " and ".join(what for what, own in why.items() if own == reason)
             note(f"trainer: {parts} could not be written{reason}")
+
+
+def _described(error: BaseException) -> str:
+    return str(error) if isinstance(error, TrainerError) else "".join(traceback.format_exception(error)).rstrip()
 
 
 def _write_status(writer: RunWriter, attempts: _Attempts, before: Mapping[str, Any] | None) -> None:

@@ -115,7 +115,10 @@ class Evaluator:
             stop = min(start + PREDICTION_BLOCK, size)
             fields = {"sequence": sequence, "split": split, "start": start, "stop": stop}
             (message,) = _answers(control, Message("predict", fields))
-            logits_nk[start:stop] = message.array("logits")
+            logits_bk = message.array("logits")
+            if logits_bk.shape != (stop - start, self._model.classes):
+                control.refuse(0, f"logits of shape {logits_bk.shape} for {stop - start} examples of {self._model.classes} classes")
+            logits_nk[start:stop] = logits_bk
         return logits_nk
 
     def _end(self, code: int) -> None:

@@ -12,7 +12,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,8 @@ from ..core.job import Job
 from ..core.peer_memory import PeerMemory
 from ..data.store import StoredDataset
 from ..engine.messages import Message, RawArray
-from ..engine.parties import Save
+from ..engine.parties import ImpossibleAnswerError, Save
+from ..engine.state_stream import WINDOW
 from ..models.base import ModelSpec
 from .recording import Recording
 
@@ -37,6 +38,10 @@ PEER_MEMORY_VARIABLE = "TRAINER_PEER_MEMORY"
 
 RESERVE_BYTES = 8 * 2**20
 """Room that a save leaves on the disk: the run's other records have to go on even where a checkpoint does not fit."""
+
+
+MOST_SLOTS = 8
+"""Values that an optimiser keeps for each parameter: two with Adam."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,37 @@ class _Begin:
         return [(address, entry.bytes) for address, entry in zip(self.addresses, self.entries, strict=True) if entry.bytes]
 
 
+class _Arriving:
+    """A state on its way, of so many bytes. `taken`: it was read from the task's memory; `sent`: the task was asked to send it.
+
+    What the task may do next follows from what it was answered, so that is noted before each answer.
+    """
+
+    def __init__(self, size: int = 0) -> None:
+        self.taken = self.sent = False
+        self._left = size
+        self._unacknowledged = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Note that a part has arrived. Raises ImpossibleAnswerError where it may not."""
+        with self._lock:
+            self._left -= size
+            self._unacknowledged += 1
+            if not self.sent or self._left < 0 or self._unacknowledged > WINDOW:
+                raise ImpossibleAnswerError("a part of a state that was not asked for")
+
+    def acknowledged(self) -> None:
+        """Note that the next part may come."""
+        with self._lock:
+            self._unacknowledged -= 1
+
+    def end(self) -> None:
+        """Note that all has arrived. Raises ImpossibleAnswerError where it has not."""
+        if not self.taken and (not self.sent or self._left):
+            raise ImpossibleAnswerError("the end of a state that has not arrived")
+
+
 class CheckpointSaver:
     """Writes a run's checkpoints; the `Saver` of its training loop.
 
@@ -83,27 +119,32 @@ class CheckpointSaver:
         self._abandoned = False
         self._error: Exception | None = None
         self.newest: Path | None = None
+        self._arriving = _Arriving()
         threading.Thread(target=self._work, name="saver", daemon=True).start()
 
     # What the loop says -----------------------------------------------------------------------------------------------
 
     def begin(self, save: Save, message: Message) -> None:
-        """A state is there to be taken."""
+        """A state is there to be taken. Raises ImpossibleAnswerError where it is none of the run's model."""
+        entries = tuple(ArrayEntry(key, dtype, tuple(shape)) for key, dtype, shape in message["entries"])
+        self._expect_state_of_model(entries)
         with self._changed:
             self._unfinished += 1
-        entries = tuple(ArrayEntry(key, dtype, tuple(shape)) for key, dtype, shape in message["entries"])
+        self._arriving = _Arriving(sum(entry.bytes for entry in entries))
         memory, addresses = PeerMemory.from_json(message["memory"]), tuple(message["addresses"])
         self._queue.put(_Begin(self._meta(save, message), entries, memory, addresses, save.stall_seconds))
 
     def part(self, message: Message) -> None:
-        """A part of it has arrived."""
+        """A part of it has arrived. Raises ImpossibleAnswerError where none was asked for, or more than was announced."""
         raw = message.arrays["data"]
         if not isinstance(raw, RawArray):
             raise TypeError("a part of a state is raw bytes")
+        self._arriving.take(len(raw.data))
         self._queue.put(memoryview(raw.data))
 
     def end(self) -> None:
-        """All of it has been taken."""
+        """All of it has been taken. Raises ImpossibleAnswerError where it has not."""
+        self._arriving.end()
         self._queue.put(None)
 
     def wait(self) -> None:
@@ -123,6 +164,19 @@ class CheckpointSaver:
         self._queue.put(None)
         with self._changed:
             self._changed.wait_for(lambda: not self._unfinished or self._error is not None, timeout=5.0)
+
+    def _expect_state_of_model(self, entries: Sequence[ArrayEntry]) -> None:
+        """Raise ImpossibleAnswerError where arrays are not those of the run's model, and slots of its parameters, all of float32."""
+        model = self._subject.model
+        shapes = {f"parameters/{each.name}": each.shape for each in model.parameters}
+        shapes |= {f"buffers/{each.name}": each.shape for each in model.buffers}
+        found = {entry.key: entry.shape for entry in entries}
+        slots = {key for key in found if key.startswith("slots/")}
+        for key in slots:
+            shapes[key] = shapes.get(f"parameters/{key.split('/', 2)[-1]}", ())
+        slot_names = {key.split("/")[1] for key in slots}
+        if found != shapes or len(found) != len(entries) or len(slot_names) > MOST_SLOTS or any(entry.dtype != "<f4" for entry in entries):
+            raise ImpossibleAnswerError("a state that is none of the run's model")
 
     def _meta(self, save: Save, message: Message) -> Meta:
         job, evaluation = self._subject.job, save.evaluation
@@ -209,17 +263,20 @@ class CheckpointSaver:
                     begin.memory.read(address + first, taken)
                     yield taken
         finally:
+            self._arriving.taken = True
             self._answer("state_taken")
             while self._queue.get() is not None:
                 pass
 
     def _received(self) -> Iterator[memoryview]:
         """Ask for the state and yield its parts as they arrive."""
+        self._arriving.sent = True
         self._answer("state_send")
         while (part := self._queue.get()) is not None:
             if isinstance(part, _Begin):
                 raise RuntimeError("a state began before the one before it had ended")
             yield part
+            self._arriving.acknowledged()
             self._answer("state_ack")
 
     def _finished(self, begin: _Begin, path: Path, seconds: float, *, read: bool) -> None:

@@ -14,12 +14,14 @@ from crosstrain.engine.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.control import Control
 from crosstrain.launch.endings import explained
 from crosstrain.launch.local import NodeChannel
+from crosstrain.monitor.host import describe_host
 
 
 class Agent:
     """The other end of a node's channel; what it hears waits until it is received."""
 
-    def __init__(self, end: socket.socket, stream: Stream) -> None:
+    def __init__(self, node: int, end: socket.socket, stream: Stream) -> None:
+        self.node = node
         self.end = end
         self.stream = stream
 
@@ -27,15 +29,16 @@ class Agent:
         self.stream.send(Message(kind, fields))
 
     def hello(self, host: str) -> None:
-        self.send("hello", protocol=PROTOCOL, identity={}, scratch="", host={"hostname": host})
+        told = {"node": self.node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "host": {**describe_host(), "hostname": host}}
+        self.send("hello", protocol=PROTOCOL, scratch="", **told)
 
-    def death(self, task: str, order: int = 1, *, clock: float = 0.0, error: str | None = None, **how: object) -> None:
-        """Say that a task has ended, and before that which exception it ended of; `clock` is what the node's clock shows."""
+    def death(self, task: str, order: int = 1, *, error: str | None = None, **how: object) -> None:
+        """Say that a task has ended, and before that which exception it ended of."""
         if error is not None:
             fields = {"type": "RuntimeError", "message": error, "errno": None, "exit_code": None, "peer_lost": "peer" in error}
             self.send("error", **fields, **{"from": task})
         spent = {"pid": 1, "cpu_seconds": 0.5, "max_rss_bytes": 1}
-        self.send("death", task=task, order=order, monotonic_seconds=clock, **{"code": 1, "signal": None, "tail": [], **spent, **how})
+        self.send("death", task=task, order=order, **{"code": 1, "signal": None, "tail": [], **spent, **how})
 
     def answer(self, kind: str, **fields: object) -> None:
         """Answer the next request, in a thread."""
@@ -67,9 +70,9 @@ def cluster() -> Iterator[Callable[[int], tuple[Control, list[Agent]]]]:
                 ends.callback(ours.close)
                 ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
                 channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
-                agents.append(Agent(pair[1], theirs))
+                agents.append(Agent(node, pair[1], theirs))
             control = Control(channels, on_sample=lambda record: None, on_log=lambda *part: None)
-            control._node_of = {f"worker-{node}": node for node in range(nodes)}  # as if each had started one; nobody hears of a start here
+            control._expect_tasks({f"worker-{node}": node for node in range(nodes)}, [])  # as if each had started one
             return control, agents
 
         yield make
@@ -84,7 +87,7 @@ def seconds(work: Callable[[], object]) -> float:
 def test_an_interrupt_ends_what_is_awaited(cluster):
     control, (agent,) = cluster(1)
     control.interrupt()
-    agent.send("sampled")
+    agent.answer("sampled")
     with pytest.raises(InterruptedRunError):
         control.sample_now()
 
@@ -93,7 +96,7 @@ def test_a_deferred_interrupt_ends_what_is_awaited_next(cluster):
     control, (agent,) = cluster(1)
     with control.interrupts_deferred():
         control.interrupt()
-        agent.send("sampled")
+        agent.answer("sampled")
         control.sample_now()
     with pytest.raises(InterruptedRunError):
         control.receive(0.01)
@@ -169,8 +172,8 @@ def test_who_is_awaited_in_vain_is_named(cluster):
 def test_a_node_that_does_not_read_holds_nobody_up(cluster):
     """A frozen agent leaves its channel full; the driver has to go on, to find out."""
     control, (agent,) = cluster(1)
-    control._node_of, control._leaders = {"worker-0": 0}, {"worker-0": 0}
-    plan = Message("train", {}, {"learning_rates": np.zeros(2**17)})
+    control._expect_tasks({"worker-0": 0}, ["worker-0"])
+    plan = Message("train", {"sequence": 1}, {"learning_rates": np.zeros(2**17)})
     assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
     assert control.receive(0.1) is None
     for _ in range(20):
@@ -178,10 +181,10 @@ def test_a_node_that_does_not_read_holds_nobody_up(cluster):
 
 
 def test_the_victim_of_another_node_is_not_blamed(cluster):
-    """Neither for a signal that its framework sends to itself, nor because the clock of its machine is behind."""
+    """For a signal that its framework sends to itself."""
     control, agents = cluster(2)
-    agents[0].death("worker-0", clock=5.0, code=None, signal="SIGABRT", tail=["recv failed: Connection reset by peer"])
-    agents[1].death("worker-1", clock=70_000.0, error="cannot read image 17")
+    agents[0].death("worker-0", code=None, signal="SIGABRT", tail=["recv failed: Connection reset by peer"])
+    agents[1].death("worker-1", error="cannot read image 17")
     error = failure(control)
     assert error.task == "worker-1"
     assert "cannot read image 17" in str(error)

@@ -3,89 +3,293 @@
 from __future__ import annotations
 
 import json
+import os
+import queue
 import socket
+import threading
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from crosstrain.backends.base import Calibrated, EvalResult, State, StepResult
 from crosstrain.core.errors import RunFailedError
-from crosstrain.engine.messages import MAX_ARRAY_BYTES, Message, ProtocolError, RawArray, Stream
+from crosstrain.core.peer_memory import PeerMemory
+from crosstrain.engine import codec
+from crosstrain.engine.messages import MAX_ARRAY_BYTES, PROTOCOL, Message, ProtocolError, RawArray, Stream
+from crosstrain.engine.state_stream import StateSender
 from crosstrain.launch.control import Control
 from crosstrain.launch.incoming import wrong_with
 from crosstrain.launch.local import NodeChannel
+from crosstrain.launch.supervise import Death, tail
+from crosstrain.monitor.host import describe_host
+from crosstrain.monitor.sampler import NodeSampler
 
 NODE_OF = {"worker-0": 0, "worker-1": 1}
-DEATH = {"task": "worker-1", "pid": 1, "code": 1, "signal": None, "order": 1, "cpu_seconds": 0.1, "max_rss_bytes": 1, "tail": []}
-SOUND = [
-    Message("death", DEATH),
-    Message("log", {"task": "../x"}, {"text": RawArray("|u1", [2], b"ab")}),
-    Message("error", {"from": "worker-1", "type": "E", "message": "m", "errno": None, "exit_code": None}),
-    Message("done", {"from": "worker-1", "sequence": 1}),
-    Message("sampled"),
-]
-BROKEN = [
-    *(Message("death", {key: value for key, value in DEATH.items() if key != left_out}) for left_out in DEATH),
-    Message("death", {**DEATH, "task": "worker-0"}),
-    Message("error", {"type": "E", "message": "m", "errno": None, "exit_code": None}),
-    Message("error", {"from": "worker-0", "type": "E", "message": "m", "errno": None, "exit_code": 2}),
-    Message("done", {"from": ["worker-1"]}),
-    Message("state_begin", {"from": "worker-0"}),
-    Message("log", {"task": "worker-1"}),
-    Message("log", {"task": "worker-1"}, {"text": RawArray("nonsense", [2], b"ab")}),
-    Message("sample", {"record": 2}),
-    Message("nobody sends this", {}),
-]
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3), max_leaves=4
+OWN = {"from": "worker-1"}
+
+
+def sample():
+    sampler = NodeSampler(1, isolated=False, interval_seconds=1.0, emit=lambda record: None, cores_available=None)
+    sampler.watch("worker-1", os.getpid())
+    try:
+        return json.loads(json.dumps(asdict(sampler.sample())))
+    finally:
+        sampler.stop()
+
+
+SOUND = {
+    message.kind: message
+    for message in [
+        Message(
+            "hello",
+            {
+                "protocol": PROTOCOL, "node": 1, "pid": 7, "identity": {"boot": "b", "network": "n"},
+                "host": json.loads(json.dumps(describe_host())), "scratch": "/tmp/x",
+            },
+        ),
+        Message("ports", {"ports": [4000]}),
+        Message("sample", {"record": sample()}),
+        Message("sampled"),
+        Message("states", {"states": {"worker-1": "S"}}),
+        Message("stopped"),
+        Message("log", {"task": "worker-1"}, {"text": RawArray("|u1", [2], b"ab")}),
+        Message("trace", {"path": "worker-1/a"}, {"data": RawArray("|u1", [2], b"ab")}),
+        Message(
+            "death",
+            {
+                "task": "worker-1", "pid": 7, "code": 1, "signal": None, "order": 1, "cpu_seconds": 0.1, "max_rss_bytes": 1,
+                "tail": ["a line"],
+            },
+        ),
+        Message("ready", {**OWN, "precision_used": None}),
+        Message("phase", {**OWN, "name": "importing"}),
+        Message("error", {**OWN, "type": "E", "message": "m", "errno": None, "exit_code": None, "peer_lost": False}),
+        Message("done", {**OWN, "sequence": 1, "command": "train", "seconds": 0.1, "drain_seconds": 0.0}),
+        Message(
+            "steps",
+            {
+                **OWN, "first_step": 0, "examples": 8, "seconds": 0.1, "data_wait_seconds": None, "network_wait_seconds": 0.0,
+                "worker": None,
+            },
+            {"losses": np.array([float("nan"), 1.0], "<f4")},
+        ),
+        Message(
+            "evaluated",
+            {**OWN, "split": "test", "examples": 4, "loss_sum": float("nan"), "correct": 1, "seconds": 0.1, "updates_applied": 2},
+        ),
+        Message("predicted", {**OWN, "start": 0}, {"logits": np.zeros((2, 3), "<f4")}),
+        Message("calibrated", {**OWN, "worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}}),
+        Message(
+            "state_begin",
+            {
+                **OWN, "sequence": 1, "entries": [["parameters/w", "<f4", [2]]], "updates": 1, "scalars": {"s": 1.0},
+                "memory": PeerMemory(1, 2, "00").to_json(), "addresses": [64],
+            },
+        ),
+        Message("state_part", {**OWN, "sequence": 1}, {"data": RawArray("|u1", [2], b"ab")}),
+        Message("state_end", {**OWN, "sequence": 1}),
+    ]
+}  # fmt: skip
+
+STRANGE = st.recursive(
+    st.sampled_from([None, True, -1, 1.5, 2**70, 10**400, float("nan"), float("inf"), "", "\ud800", "worker-0", "x" * 5000])
+    | st.integers()
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
 )
 
 
-def test_what_nodes_say_is_let_through():
-    assert [wrong_with(1, message, NODE_OF) for message in SOUND] == [None] * len(SOUND)
+def travelled(message):
+    """The message as the driver receives it."""
+    with ExitStack() as ends:
+        ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
+        reader, writer = (ends.enter_context(ours.makefile(mode)) for mode in ("rb", "wb"))
+        sender = threading.Thread(target=Stream(reader, ends.enter_context(theirs.makefile("wb"))).send, args=(message,))
+        sender.start()
+        received = Stream(reader, writer).receive()
+        sender.join()
+        return received
 
 
-@given(
-    st.sampled_from([message.kind for message in (*SOUND, *BROKEN)]), st.dictionaries(st.sampled_from([*DEATH, "from", "record"]), VALUES)
-)
-def test_whatever_is_let_through_is_of_the_nodes_own_tasks(kind, fields):
-    message = Message(kind, fields)
-    if wrong_with(1, message, NODE_OF) is None and kind in ("death", "error", "done", "state_begin"):
-        assert fields["task" if kind == "death" else "from"] == "worker-1"
-
-
-@pytest.fixture
-def pair():
+@contextmanager
+def cluster():
     """A control of two nodes, whose tasks are known, and the sockets of the nodes."""
-    ours, theirs = zip(*(socket.socketpair() for _ in range(2)), strict=True)
-    streams = [Stream(each.makefile("rb"), each.makefile("wb")) for each in ours]
-    channels = [NodeChannel(node, stream, "127.0.0.1", None, None, False) for node, stream in enumerate(streams)]
-    control = Control(channels, lambda sample: None, lambda *log: None)
-    control._node_of, control._leaders = dict(NODE_OF), {"worker-0": 0, "worker-1": 1}
-    yield control, theirs
-    for each in (*ours, *theirs):
-        each.close()
+    with ExitStack() as ends:
+        ours, theirs = zip(*(map(ends.enter_context, socket.socketpair()) for _ in range(2)), strict=True)
+        streams = [Stream(each.makefile("rb"), each.makefile("wb")) for each in ours]
+        for each in theirs:
+            ends.callback(each.shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
+        channels = [NodeChannel(node, stream, "127.0.0.1", None, None, False) for node, stream in enumerate(streams)]
+        control = Control(channels, lambda record: None, lambda *log: None)
+        control._expect_tasks(NODE_OF, ["worker-1", "worker-0"])
+        yield control, theirs
 
 
+def send(end, message):
+    with end.makefile("rb") as reader, end.makefile("wb") as writer:
+        Stream(reader, writer).send(message)
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_what_nodes_say_is_let_through(kind):
+    assert wrong_with(1, travelled(SOUND[kind]), NODE_OF) is None
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_a_message_without_one_of_its_fields_or_with_another_is_none(kind):
+    sound = SOUND[kind]
+    for name in sound.fields:
+        less = {key: value for key, value in sound.fields.items() if key != name}
+        assert wrong_with(1, travelled(Message(kind, less, sound.arrays)), NODE_OF)
+    assert wrong_with(1, travelled(Message(kind, {**sound.fields, "more": 1}, sound.arrays)), NODE_OF)
+    for name in sound.arrays:
+        less = {key: value for key, value in sound.arrays.items() if key != name}
+        assert wrong_with(1, travelled(Message(kind, sound.fields, less)), NODE_OF)
+    assert wrong_with(1, travelled(Message(kind, sound.fields, {**sound.arrays, "more": np.zeros(1)})), NODE_OF)
+
+
+@st.composite
+def damaged(draw):
+    """A message with one value, anywhere in it, replaced by a strange one."""
+    sound = SOUND[draw(st.sampled_from(sorted(SOUND)))]
+    fields = json.loads(json.dumps(dict(sound.fields)))
+    into = fields
+    while into:
+        key = draw(st.sampled_from(sorted(into) if isinstance(into, dict) else range(len(into))))
+        if not isinstance(into[key], dict | list) or not into[key] or draw(st.booleans()):
+            into[key] = draw(STRANGE)
+            break
+        into = into[key]
+    arrays = dict(sound.arrays)
+    if arrays and draw(st.booleans()):
+        name = draw(st.sampled_from(sorted(arrays)))
+        arrays[name] = draw(
+            st.sampled_from([np.zeros(3), np.zeros((2, 2), "<f4"), RawArray("nonsense", [2], b"ab"), RawArray("|O", [], b"")])
+        )
+    return Message(sound.kind, fields, arrays)
+
+
+@settings(max_examples=300, deadline=None)
+@given(damaged())
+def test_a_damaged_message_is_refused_or_harmless(message):
+    """Never a traceback: the control makes of it the end of that node, or something of the form that its readers expect."""
+    received = travelled(message)
+    if (wrong := wrong_with(1, received, NODE_OF)) is not None:
+        assert message.kind in wrong
+        wrong.encode()
+        return
+    schema = SOUND[message.kind]
+    assert received.fields.keys() == schema.fields.keys()
+    if message.kind != "evaluated":
+        json.dumps(dict(received.fields), allow_nan=False)
+    if "from" in schema.fields:
+        assert received["from"] == "worker-1"
+
+
+BROKEN = [
+    Message("death", {**SOUND["death"].fields, "task": "worker-0"}),
+    Message("error", {**SOUND["error"].fields, "from": "worker-0"}),
+    Message("done", {**SOUND["done"].fields, "from": ["worker-1"]}),
+    Message("log", {"task": "worker-1"}, {"text": RawArray("nonsense", [2], b"ab")}),
+    Message("sample", {"record": {**SOUND["sample"]["record"], "more": 1}}),
+    Message("hello", {**SOUND["hello"].fields, "node": 0}),
+    Message("nobody sends this", {}),
+    *(SOUND[kind] for kind in ("done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end")),
+    *(SOUND[kind] for kind in ("ports", "states", "sampled", "stopped")),  # that nobody asked for
+]
 RAW = [
     b"[" * 200_000 + b"\n",
     json.dumps({"kind": "log", "task": "worker-1", "arrays": [["text", "|u1", [10**15], 10**15]]}).encode() + b"\n",
-    json.dumps({"kind": "log", "arrays": [["text", "|u1", [1], -1]]}).encode() + b"\n",
+    *(
+        json.dumps({"kind": "log", "task": "worker-1", "arrays": arrays}).encode() + b"\n"
+        for arrays in (7, [7], [["text"]], [["text", "|u1", [1], -1]], [[["text"], "|u1", [1], 1]], [["text", "|u1", None, 1]])
+    ),
     b'{"kind": 7}\n',
     b"no message\n",
 ]
 
 
 @pytest.mark.parametrize("sent", [*BROKEN, *RAW])
-def test_a_node_that_sends_what_nobody_sends_is_cut_off_and_blamed(pair, sent):
-    control, (_, node) = pair
-    if isinstance(sent, bytes):
-        node.sendall(sent)
-    else:
-        with node.makefile("rb") as reader, node.makefile("wb") as writer:
-            Stream(reader, writer).send(sent)
-    with pytest.raises(RunFailedError, match=r"node 1.* sent .*: it is broken, or hostile, and has been cut off"):
-        control.receive(5.0)
+def test_a_node_that_sends_what_nobody_sends_is_cut_off_and_blamed(sent):
+    with cluster() as (control, (_, node)):
+        node.sendall(sent) if isinstance(sent, bytes) else send(node, sent)
+        with pytest.raises(RunFailedError, match=r"node 1.* sent .*: it is broken, or hostile, and has been cut off") as raised:
+            control.receive(5.0)
+        assert raised.value.task == "agent-1"
+
+
+TRAIN = Message("train", {"sequence": 1})
+EVALUATE = Message("evaluate", {"sequence": 2, "split": "test"})
+STATE = Message("state", {"sequence": 3})
+
+
+def done(command, **more):
+    return Message("done", {**SOUND["done"].fields, "sequence": command["sequence"], "command": command.kind, **more})
+
+
+STATE_ANSWERS = [
+    Message(f"state_{part}", {**SOUND[f"state_{part}"].fields, "sequence": 3}, SOUND[f"state_{part}"].arrays)
+    for part in ("begin", "part", "end")
+]
+IN_ORDER = [SOUND["steps"], done(TRAIN), SOUND["steps"], SOUND["evaluated"], done(EVALUATE), done(STATE), *STATE_ANSWERS]
+
+
+def test_answers_in_their_order_are_let_through():
+    with cluster() as (control, (_, node)):
+        for command in (TRAIN, EVALUATE, STATE):
+            control.send(command)
+        for message in IN_ORDER:
+            send(node, message)
+        assert [control.receive(5.0)[1].kind for _ in IN_ORDER] == [message.kind for message in IN_ORDER]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.permutations(range(len(IN_ORDER))))
+@example([1, 0, *range(2, len(IN_ORDER))])
+def test_answers_in_an_order_that_cannot_be_cut_the_node_off(order):
+    """Steps may come during any command; everything else has its place."""
+    places = [place for place in order if place not in (0, 2)]
+    possible = places == sorted(places) and max(order.index(0), order.index(2)) < order.index(5)
+    with cluster() as (control, (_, node)):
+        for command in (TRAIN, EVALUATE, STATE):
+            control.send(command)
+        for place in order:
+            send(node, IN_ORDER[place])
+        try:
+            for _ in order:
+                control.receive(5.0)
+            failed = None
+        except RunFailedError as error:
+            failed = str(error)
+        assert (failed is None) == possible
+        assert possible or "node 1 (host 127.0.0.1) sent a message" in failed
+
+
+def test_what_is_forbidden_is_a_breach_also_while_the_run_ends():
+    with cluster() as (control, (first, node)):
+        send(node, Message("nobody sends this"))
+        answering = threading.Thread(target=lambda: (first.recv(2**16), send(first, Message("stopped"))))
+        answering.start()
+        control.end_tasks(0.0, politely=True)
+        answering.join()
+        assert control.breach is not None
+        assert control.breach.task == "agent-1"
+        assert "node 1 (host 127.0.0.1) sent a message 'nobody sends this'" in str(control.breach)
+
+
+def test_a_node_that_ends_in_the_middle_of_a_message_is_lost_and_no_breach():
+    with cluster() as (control, (_, node)):
+        node.sendall(json.dumps({"kind": "log", "task": "worker-1", "arrays": [["text", "|u1", [9], 9]]}).encode() + b"\nabc")
+        node.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(RunFailedError, match="has gone: the connection to it has ended"):
+            control.receive(5.0)
+        assert control.breach is None
 
 
 def test_arrays_of_a_message_are_bounded():
@@ -96,3 +300,35 @@ def test_arrays_of_a_message_are_bounded():
         other.flush()
         with pytest.raises(ProtocolError, match="more bytes"):
             Stream(file, other).receive()
+
+
+def test_what_tasks_and_agents_really_send_is_let_through():
+    """Made by the functions that they make it by."""
+    state = State({"w": np.ones((2, 3), np.float32)}, {"momentum": {"w": np.zeros((2, 3), np.float32)}}, 4, {}, {"loss_scale": 8.0})
+    sent = [
+        codec.steps_to_message(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None)),
+        codec.steps_to_message(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None, 1, np.zeros(2, np.int64))),
+        codec.eval_to_message(EvalResult("test", 5, float("inf"), 2, 0.1, 7)),
+        codec.calibrated_to_message(Calibrated(1, 2, 0.3, {"busy": 0.5})),
+        *brought(state),
+    ]
+    for message in sent:
+        received = travelled(Message(message.kind, {**message.fields, "from": "worker-1"}, message.arrays))
+        assert wrong_with(1, received, NODE_OF) is None
+    assert [message.kind for message in sent[4:]] == ["state_begin", "state_part", "state_part", "state_end"]
+    death = {**asdict(Death("worker-1", 7, None, "SIGKILL", 1, 0.5, 4096)), "tail": tail(Path("no such log"))}
+    assert wrong_with(1, travelled(Message("death", death)), NODE_OF) is None
+
+
+def brought(state):
+    """What a task says while it sends a state to a driver that cannot read its memory."""
+    sent = queue.SimpleQueue()
+
+    class Channel:
+        send = staticmethod(sent.put)
+
+    sender = StateSender(Channel)
+    sender.answer("state_send")
+    sender.send(state, 3)
+    sender.wait()
+    return [sent.get() for _ in range(sent.qsize())]

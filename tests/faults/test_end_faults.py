@@ -1,0 +1,61 @@
+"""Whatever goes wrong while a run is being ended, its end is recorded and everything else of it is ended too."""
+
+import json
+
+import pytest
+from processes import script_process
+
+from crosstrain.launch.endings import Ending
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+SCRIPT = """
+import sys
+from crosstrain.core.errors import RunFailedError
+from crosstrain.launch.control import Control
+from crosstrain.launch.{module} import {kind}
+
+before = {kind}.{method}
+
+def fail_at_start(self, timeout_seconds):
+    raise RunFailedError("of the start")
+
+def then_fail(self, *arguments, **more):
+    before(self, *arguments, **more)
+    raise KeyError("of the end")
+
+Control.await_ready = fail_at_start
+{kind}.{method} = then_fail
+from crosstrain.cli.main import main
+sys.argv = ["trainer", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+
+def test_each_part_is_done_and_the_first_cause_is_kept(capsys):
+    done = []
+    ending = Ending(None)
+    ending.do(lambda: done.append(1))
+    ending.do(lambda: {}["first"])
+    ending.do(lambda: {}["second"])
+    ending.do(lambda: done.append(2))
+    assert done == [1, 2]
+    assert repr(ending.failure) == "KeyError('first')"
+    assert "while the run was being ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "method"),
+    [("control", "Control", "end_tasks"), ("control", "Control", "finish"), ("local", "LocalLauncher", "ended")],
+)
+def test_an_error_while_a_run_ends_is_told_and_the_end_is_recorded(tmp_path, module, kind, method):
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT.format(module=module, kind=kind, method=method))
+    arguments = ["run", "--backend", "toy", "--nodes", "1", "--steps", "5", "--out", str(tmp_path), "--name", "run"]
+    with (tmp_path / "errors.txt").open("w") as errors, script_process(script, *arguments, stderr=errors) as run:
+        assert run.wait(60) == 1
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["state"], status["exit_code"], status["cause"]) == ("failed", 1, "of the start")
+    told = (tmp_path / "errors.txt").read_text()
+    assert "KeyError: 'of the end'" in told
+    assert "error: of the start" in told
