@@ -57,7 +57,10 @@ class _Fallen:
 
 
 class Control:
-    """Talks to every node. `on_sample`, `on_log` and `on_trace` are called from the caller's thread, within `receive`."""
+    """Talks to every node. `on_sample`, `on_log` and `on_trace` are called from the caller's thread, within `receive`.
+
+    So is `check`, at least once a second: it raises where something else than a node has failed.
+    """
 
     def __init__(
         self,
@@ -65,11 +68,13 @@ class Control:
         on_sample: Callable[[Mapping[str, Any]], None],
         on_log: Callable[[int, str, bytes], None],
         on_trace: Callable[[int, str, bytes], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self.channels = channels
         self._on_sample = on_sample
         self._on_log = on_log
         self._on_trace = on_trace
+        self._check = check
         self._members = Members(channels)
         self._silent: set[int] = set()
         self._hosts: dict[int, str | None] = {}
@@ -211,6 +216,8 @@ class Control:
             raise InterruptedRunError("interrupted by the user")
         if self._fallen.falls and not self._ending:
             raise self._cause()
+        if self._check is not None and not self._ending:
+            self._check()
         return left
 
     def _sorted(self, answer: tuple[int, Message | None] | None) -> tuple[int, Message] | None:

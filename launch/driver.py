@@ -166,7 +166,9 @@ class Driver:
         """Bring the cluster to life, warm."""
         deadline = time.monotonic() + self.job.start_timeout
         channels = self._launcher.start()
-        self._control = control = Control(channels, self._recording.sample, self._recording.log, self._recording.trace)
+        self._control = control = Control(
+            channels, self._recording.sample, self._recording.log, self._recording.trace, self._launcher.check
+        )
         if self._signals:
             raise InterruptedRunError("interrupted by the user")
         hosts = control.hello(deadline - time.monotonic())

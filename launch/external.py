@@ -147,6 +147,9 @@ class ExternalLauncher:
         if self._own is not None:
             self._own.kill()
 
+    def check(self) -> None:
+        """Nothing to do: nodes that others start live in nothing of ours."""
+
     def ended(self, exit_code: int) -> None:
         """Remember what the standbys are to exit with."""
         self._exit_code = exit_code

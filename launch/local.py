@@ -64,6 +64,10 @@ class Launcher(Protocol):
         """End it at once, without waiting; safe in a signal handler."""
         ...
 
+    def check(self) -> None:
+        """Raise RunFailedError where something that the nodes live in has gone."""
+        ...
+
     def ended(self, exit_code: int) -> None:
         """Hear what the run's exit code is, before `close`."""
         ...
@@ -109,6 +113,11 @@ class LocalLauncher:
         self._agents.clear()
         self._remove_scratch()
         self._cleanup.close()
+
+    def check(self) -> None:
+        """Raise RunFailedError where the virtual network's holder has ended."""
+        if self.network is not None:
+            self.network.check()
 
     def ended(self, exit_code: int) -> None:
         """Nothing to do: nobody else waits for the code."""

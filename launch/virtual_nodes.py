@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..core.errors import UsageError
+from ..core.errors import RunFailedError, UsageError
 from ..core.process import isolated_python, python
 from ..core.units import bandwidth_text
 from .cgroups import CpuGroup
@@ -146,6 +146,13 @@ class VirtualNetwork:
         if not answer:
             raise RuntimeError("the holder of the virtual network has ended, so nobody can count any more")
         return [(received, sent) for received, sent in json.loads(answer)["counters"]]
+
+    def check(self) -> None:
+        """Raise RunFailedError where the holder has ended: nobody would count any more, or tidy up."""
+        code = None if self._started is None else self._started.holder.poll()
+        if code is not None:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise RunFailedError(f"the holder of the virtual network (process {self.holder_pid}) {how}")
 
     def close(self) -> None:
         """Take the nodes away; processes still in them get half a second and are then killed. A second call does nothing."""

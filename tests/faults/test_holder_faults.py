@@ -1,0 +1,38 @@
+"""The process that holds the virtual network may be killed: whoever waits for the nodes hears of it, and nothing is left of them."""
+
+import os
+import signal
+
+import pytest
+from processes import namespaces_in_use, wait_until
+
+from crosstrain.core.errors import RunFailedError
+from crosstrain.core.job import Job
+from crosstrain.launch.control import Control
+from crosstrain.launch.local import LocalLauncher
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # whatever namespace is new is its own
+
+
+def listen(control):
+    for _ in range(10):
+        control.receive(1.0)
+
+
+def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left():
+    before = namespaces_in_use()
+    launcher = LocalLauncher(Job(backend="toy", nodes=2, epochs=1), print)
+    control = Control(launcher.start(), lambda record: None, lambda *log: None, check=launcher.check)
+    try:
+        control.hello(60)
+        if launcher.network is None:
+            pytest.skip("no virtual network can be made here")
+        holder = launcher.network.holder_pid
+        os.kill(holder, signal.SIGKILL)
+        with pytest.raises(RunFailedError, match=rf"the holder of the virtual network \(process {holder}\) was killed by signal 9"):
+            listen(control)
+        control.end_tasks(0.0, politely=False)
+        control.finish(1)
+    finally:
+        launcher.close()
+    wait_until(lambda: namespaces_in_use() <= before, 5, "the end of the namespaces")
