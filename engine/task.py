@@ -273,7 +273,7 @@ def _report_stuck(stream: Stream, message: str) -> None:
 def _report_error(stream: Stream, error: BaseException) -> None:
     fields = {
         "type": type(error).__name__,
-        "message": str(error)[:4000],
+        "message": str(error)[:4000].encode(errors="backslashreplace").decode(),  # names of files need not be Unicode
         "errno": error.errno if isinstance(error, OSError) else None,
         "exit_code": error.exit_code if isinstance(error, TrainerError) else None,
         "peer_lost": lost_a_peer(error),

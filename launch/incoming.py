@@ -236,6 +236,11 @@ _OPTIONAL = frozenset({"staleness"})
 _MAY_BE_NAN = ("evaluated", "loss_sum")
 """What diverged is not finite; `--on-nan` says what becomes of the run. Losses of steps are an array."""
 
+_MAY_BE_NO_UNICODE = ("hello", "scratch")
+"""The path of a folder on the node, which is only used as such."""
+
+_EXEMPT = frozenset({_MAY_BE_NAN, _MAY_BE_NO_UNICODE})
+
 
 def wrong_with(node: int, message: Message, node_of: Mapping[str, int]) -> str | None:
     """Return what is wrong with a message of a node, or None; `node_of` says on which node each task is."""
@@ -295,7 +300,7 @@ def _wrong_with_sample(node: int, record: Mapping[str, Any], node_of: Mapping[st
 
 def _unfit(message: Message) -> str | None:
     """Return what of a message's values could not be written to files: numbers that are none, texts that are none, nesting beyond sense."""
-    waiting: list[tuple[Any, int]] = [(value, 1) for key, value in message.fields.items() if (message.kind, key) != _MAY_BE_NAN]
+    waiting: list[tuple[Any, int]] = [(value, 1) for key, value in message.fields.items() if (message.kind, key) not in _EXEMPT]
     while waiting:
         value, depth = waiting.pop()
         if depth > MOST_DEEP:

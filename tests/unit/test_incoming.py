@@ -22,6 +22,7 @@ from crosstrain.core.peer_memory import PeerMemory
 from crosstrain.engine import codec
 from crosstrain.engine.messages import MAX_ARRAY_BYTES, PROTOCOL, Message, ProtocolError, RawArray, Stream
 from crosstrain.engine.state_stream import StateSender
+from crosstrain.engine.task import _report_error
 from crosstrain.launch.control import Control
 from crosstrain.launch.incoming import wrong_with
 from crosstrain.launch.local import NodeChannel
@@ -318,6 +319,20 @@ def test_what_tasks_and_agents_really_send_is_let_through():
     assert [message.kind for message in sent[4:]] == ["state_begin", "state_part", "state_part", "state_end"]
     death = {**asdict(Death("worker-1", 7, None, "SIGKILL", 1, 0.5, 4096)), "tail": tail(Path("no such log"))}
     assert wrong_with(1, travelled(Message("death", death)), NODE_OF) is None
+    hello = Message("hello", {**SOUND["hello"].fields, "scratch": os.fsdecode(b"/tmp/\xff")})
+    assert wrong_with(1, travelled(hello), NODE_OF) is None
+
+
+def test_an_error_about_a_file_whose_name_is_no_unicode_is_told():
+    sent = []
+
+    class Channel:
+        send = staticmethod(sent.append)
+
+    _report_error(Channel, FileNotFoundError(2, "no such file", os.fsdecode(b"/data/\xff")))
+    received = travelled(Message("error", {**sent[0].fields, "from": "worker-1"}))
+    assert wrong_with(1, received, NODE_OF) is None
+    assert "no such file" in received["message"]
 
 
 def brought(state):
