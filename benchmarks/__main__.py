@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from crosstrain.core.errors import TrainerError
-from crosstrain.core.hints import nearest
+from crosstrain.core.suggestions import nearest
 
 from . import machine
 from .rows import CONTESTANTS, GROUPS, ROWS

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from crosstrain.core.layers import resolve
-from crosstrain.core.sweeps import value_text
-from crosstrain.metrics.display import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text
+from crosstrain.core.settings.sources import resolve
+from crosstrain.core.settings.sweeps import value_text
+from crosstrain.records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text
 
 from .experiment_list import Experiment
 from .experiment_results import Point, Results, figure

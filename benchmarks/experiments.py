@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from crosstrain.core.hints import nearest
-from crosstrain.core.layers import resolve
+from crosstrain.core.settings.sources import resolve
+from crosstrain.core.suggestions import nearest
 from crosstrain.launch.tethered import tethered
 
 from .experiment_list import EXPERIMENTS, Experiment

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crosstrain.launch.ports import PortBlock
-from crosstrain.launch.virtual_nodes import VirtualNetwork
+from crosstrain.launch.node.port_reservation import PortBlock
+from crosstrain.launch.virtual.network import VirtualNetwork
 
 from .contestants import Peer
 from .figures import Measured

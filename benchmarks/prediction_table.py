@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from crosstrain.monitor.host import describe_host
-from crosstrain.report.predict import Link
-from crosstrain.report.predict_band import VALIDATION_FILE, Judged, Point, Validation
-from crosstrain.report.predict_fit import Fitted, fit
-from crosstrain.report.predict_runs import Observed, observe
-from crosstrain.report.predict_scaling import Question, predict
+from crosstrain.report.prediction.cost_model import Link
+from crosstrain.report.prediction.error_band import VALIDATION_FILE, Judged, Point, Validation
+from crosstrain.report.prediction.extrapolation import Question, predict
+from crosstrain.report.prediction.fit import Fitted, fit
+from crosstrain.report.prediction.observations import Observed, observe
 
 __all__ = ["judge", "toml_text", "write_documents"]
 

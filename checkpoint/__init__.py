@@ -4,7 +4,7 @@ A checkpoint is a folder of plain files: arrays by canonical name as safetensors
 of each file (docs/checkpoints.md). Nothing here knows a framework.
 """
 
-from .entries import ArrayEntry
+from .array_index import ArrayEntry
 from .folder import CHECKPOINTS, find_checkpoint, held, is_checkpoint, list_checkpoints, newest_sound, prune
 from .meta import Meta, data_info, described_data, described_model, peek_meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint

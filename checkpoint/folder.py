@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..core.errors import UsageError
-from .hidden import final_name, lock, remove
+from .draft_folders import final_name, lock, remove
 from .manifest import MANIFEST
 from .meta import META, peek_meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Protocol, cast
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ..core.names import UnsafeNameError, is_plain_name
-from ..core.reading import Part, first_problem, open_regular, read_json
+from ..core.untrusted.bounded_json import Part, first_problem, open_regular, read_json
+from ..core.untrusted.path_names import UnsafeNameError, is_plain_name
 
 __all__ = ["MANIFEST", "FileDigest", "Hasher", "digest_of", "new_hasher", "read_manifest", "write_manifest"]
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from ..core.fields import choices
-from ..core.reading import Part, first_problem, read_json
+from ..core.settings.job_fields import choices
+from ..core.untrusted.bounded_json import Part, first_problem, read_json
 from ..data.base import DataInfo
 from ..models.base import ModelSpec
 

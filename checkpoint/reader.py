@@ -10,8 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
-from ..core.reading import UnreadableError
-from .entries import OPTIMIZER, PARAMETERS
+from ..core.untrusted.bounded_json import UnreadableError
+from .array_index import OPTIMIZER, PARAMETERS
 from .manifest import MANIFEST, digest_of, read_manifest
 from .meta import META, Meta, read_meta
 from .safetensors_file import map_arrays

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.reading import MOST_BYTES, open_regular, parse_json
+from ..core.untrusted.bounded_json import MOST_BYTES, open_regular, parse_json
 
 __all__ = ["header", "map_arrays"]
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 
-from .entries import PARAMETERS, ArrayEntry
-from .hidden import hide, lock, new_draft, remove_leftovers, sync_folder
+from .array_index import PARAMETERS, ArrayEntry
+from .draft_folders import hide, lock, new_draft, remove_leftovers, sync_folder
 from .manifest import MANIFEST, FileDigest, digest_of, new_hasher, write_manifest
 from .meta import META, Meta, write_meta
 from .safetensors_file import header

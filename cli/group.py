@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from ..core.console import shown_streams
 from ..core.errors import OutputError, TrainerError
-from ..core.hints import nearest
+from ..core.suggestions import nearest
+from ..core.untrusted.console import shown_streams
 from .interrupts import QuietInterrupts
 
 __all__ = ["COMMANDS", "SOURCES", "LazyCommand", "invoke", "trainer"]
@@ -26,7 +26,7 @@ SOURCES = "crosstrain.sources"
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a subcommand lives (``module:attribute``, relative to this package) and what it does, in one line."""
+    """Where a subcommand lives (``module:attribute``, relative to `commands`) and what it does, in one line."""
 
     target: str
     summary: str
@@ -35,26 +35,26 @@ class LazyCommand:
         """Import the subcommand."""
         module, _, attribute = self.target.partition(":")
         with QuietInterrupts():
-            command: click.Command = getattr(importlib.import_module(f".{module}", __package__), attribute)
+            command: click.Command = getattr(importlib.import_module(f".commands.{module}", __package__), attribute)
         return command
 
 
 COMMANDS: Mapping[str, LazyCommand] = {
-    "run": LazyCommand("run_command:run", "Train one job and write a comparable run directory."),
-    "sweep": LazyCommand("sweep_command:sweep", "Run one job at many settings, and lay the runs side by side."),
-    "watch": LazyCommand("watch_command:watch", "Show how a run stands, live, or how it ended."),
-    "runs": LazyCommand("runs_command:runs", "List runs, show one, delete some, export their records as tables."),
-    "compare": LazyCommand("compare_command:compare", "Compare finished runs, and say which of their figures compare."),
-    "report": LazyCommand("report_command:report", "Write runs side by side as one page with plots that opens offline."),
-    "plot": LazyCommand("plot_command:plot", "Draw the report's pictures as PNG, SVG or PDF."),
-    "explain": LazyCommand("explain_command:explain", "Say what holds a run back, with the figures behind it."),
-    "predict": LazyCommand("predict_command:predict", "Predict how a job would scale to more nodes and other links."),
-    "export": LazyCommand("export_command:export", "Write a trained model for other programs, or list a run's files."),
-    "evaluate": LazyCommand("evaluate_command:evaluate", "Evaluate a trained model on a dataset, on either backend."),
-    "data": LazyCommand("data_command:data", "List, prepare and verify datasets."),
-    "backends": LazyCommand("backends_command:backends", "Show the frameworks: version and devices, or how to get them."),
-    "models": LazyCommand("models_command:models", "Show the models and the backends they run on."),
-    "doctor": LazyCommand("doctor_command:doctor", "Check this machine and say what to do about each lack."),
+    "run": LazyCommand("run:run", "Train one job and write a comparable run directory."),
+    "sweep": LazyCommand("sweep:sweep", "Run one job at many settings, and lay the runs side by side."),
+    "watch": LazyCommand("watch:watch", "Show how a run stands, live, or how it ended."),
+    "runs": LazyCommand("catalog.list:runs", "List runs, show one, delete some, export their records as tables."),
+    "compare": LazyCommand("compare:compare", "Compare finished runs, and say which of their figures compare."),
+    "report": LazyCommand("report:report", "Write runs side by side as one page with plots that opens offline."),
+    "plot": LazyCommand("plot:plot", "Draw the report's pictures as PNG, SVG or PDF."),
+    "explain": LazyCommand("explain:explain", "Say what holds a run back, with the figures behind it."),
+    "predict": LazyCommand("predict:predict", "Predict how a job would scale to more nodes and other links."),
+    "export": LazyCommand("export:export", "Write a trained model for other programs, or list a run's files."),
+    "evaluate": LazyCommand("evaluate:evaluate", "Evaluate a trained model on a dataset, on either backend."),
+    "data": LazyCommand("data:data", "List, prepare and verify datasets."),
+    "backends": LazyCommand("backends:backends", "Show the frameworks: version and devices, or how to get them."),
+    "models": LazyCommand("models:models", "Show the models and the backends they run on."),
+    "doctor": LazyCommand("doctor:doctor", "Check this machine and say what to do about each lack."),
 }
 
 
@@ -80,7 +80,7 @@ class LazyGroup(click.Group):
             raise
         except TrainerError as error:
             if SOURCES in ctx.meta:
-                from ..core.naming import named
+                from ..core.settings.given_names import named
 
                 error.args = (named(str(error), ctx.meta[SOURCES]), *error.args[1:])
             raise

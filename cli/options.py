@@ -1,6 +1,7 @@
 """Options of ``trainer run``, made from the job's fields: same name, same help, same default.
 
-Values stay text here; `crosstrain.core.layers` validates them, so that a wrong value reads the same from a flag, the environment or a file.
+Values stay text here; `crosstrain.core.settings.sources` validates them, so that a wrong value reads the same from a flag, the
+environment or a file.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import click
 from click.core import ParameterSource
 
 from ..core.errors import UsageError
-from ..core.fields import choices, flag_name, is_boolean, schema
 from ..core.job import Job
+from ..core.settings.job_fields import choices, flag_name, is_boolean, schema
 from .group import SOURCES
 
 __all__ = [

@@ -9,13 +9,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ..checkpoint import CHECKPOINTS, is_checkpoint, list_checkpoints
-from ..core.console import note
 from ..core.errors import UsageError
 from ..core.job import Job
-from ..core.reading import first_problem
-from ..metrics.lines import DamagedRunError
-from ..metrics.rundir import RunReader
-from ..report.locate import find_readable_runs, find_run, is_run
+from ..core.untrusted.bounded_json import first_problem
+from ..core.untrusted.console import note
+from ..records.store.jsonl import DamagedRunError
+from ..records.store.run_directory import RunReader
+from ..report.catalog.locate import find_readable_runs, find_run, is_run
 
 __all__ = ["find_target", "readable_runs", "standing_start_timeout", "tell_lost_updates"]
 
@@ -68,7 +68,7 @@ def readable_runs(texts: Sequence[str], out: Path) -> list[Path]:
 
 def tell_lost_updates(paths: Sequence[Path]) -> None:
     """Warn of runs that succeeded and whose records lack updates. Raises DamagedRunError where a summary cannot be read."""
-    from ..report.lost import lost_updates
+    from ..report.catalog.lost_updates import lost_updates
 
     for path in paths:
         if (lost := lost_updates(path, RunReader(path).summary())) is not None:

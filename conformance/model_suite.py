@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from ..checkpoint import find_checkpoint
 from ..core.job import Job
 from ..core.plugins import find, load
-from ..data.store import open_dataset
+from ..data.store.stored_dataset import open_dataset
 from .runs import FinishedRun, norm_wise_difference, relative_difference, run_job, trainer
 
 __all__ = ["ModelConformance"]

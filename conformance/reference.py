@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..core.job import DEFAULT_EPOCHS, Job
 from ..data.base import Dataset
 from ..data.sampler import Sampler
-from ..engine.schedule import learning_rates
+from ..engine.learning_rate import learning_rates
 from ..models.logreg import build
 
 __all__ = ["Trained", "train_logistic_regression"]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ..checkpoint import find_checkpoint, list_checkpoints
 from ..core.process import python
-from ..metrics.records import EvalRecord, StepRecord
-from ..metrics.rundir import RunReader
+from ..records.schema import EvalRecord, StepRecord
+from ..records.store.run_directory import RunReader
 
 __all__ = ["FinishedRun", "norm_wise_difference", "relative_difference", "run_job", "trainer"]
 

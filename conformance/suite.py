@@ -21,8 +21,8 @@ import pytest
 
 from ..core.job import Job
 from ..core.plugins import find, load
-from ..data.store import open_dataset
-from ..metrics.rundir import RunReader
+from ..data.store.stored_dataset import open_dataset
+from ..records.store.run_directory import RunReader
 from .reference import Trained, train_logistic_regression
 from .runs import FinishedRun, norm_wise_difference, relative_difference, run_job, trainer
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .hints import nearest
+from .suggestions import nearest
 
 __all__ = [
     "DamagedStoreError",

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from .names import is_plain_name
 from .units import MOST_AMOUNT, Cadence, Target, parse_bandwidth
+from .untrusted.path_names import is_plain_name
 
 __all__ = ["DEFAULT_BATCH_SIZE", "MOST_NODES", "Job", "without_password"]
 

@@ -15,9 +15,9 @@ from ..backends.base import Calibrated, Calibration, CalibrationPart
 from ..core.errors import RunFailedError
 from ..core.job import Job
 from ..models.base import ModelSpec
-from .codec import calibrated_from_message, calibration_to_message
-from .messages import Message
-from .parties import Leaders
+from .interfaces import Leaders
+from .protocol.codec import calibrated_from_message, calibration_to_message
+from .protocol.messages import Message
 
 __all__ = ["Conductor", "calibrate", "part_seconds", "spread"]
 

@@ -21,16 +21,16 @@ from ..core.job import Job
 from ..core.units import Target
 from ..data.base import DataInfo
 from ..data.sampler import Sampler
-from ..metrics.records import EvalRecord
-from .budget import Budget
-from .calendar import Calendar
-from .checkpoints import Checkpoints
-from .codec import eval_from_message, plan_to_message, step_record, steps_from_message
-from .loss_guard import LossGuard
-from .messages import Message
-from .parties import ImpossibleAnswerError, Leaders, Outcome, Recorder, Saver, Start
-from .progress import Progress
-from .schedule import learning_rates
+from ..records.schema import EvalRecord
+from .checkpoint_policy import Checkpoints
+from .epochs import Calendar
+from .interfaces import ImpossibleAnswerError, Leaders, Outcome, Recorder, Saver, Start
+from .learning_rate import learning_rates
+from .non_finite_loss import LossGuard
+from .progress.base import Progress
+from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
+from .protocol.messages import Message
+from .triggers import Budget
 
 __all__ = ["Leaders", "Outcome", "Recorder", "TrainingLoop"]
 

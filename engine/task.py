@@ -26,12 +26,19 @@ from ..core.errors import RunFailedError, TrainerError
 from ..core.job import Job
 from ..core.plugins import find, load
 from ..core.process import die_with_parent
-from ..core.starting import phase, start_watched, tell_phases
-from ..data.store import open_dataset
-from .codec import calibrated_to_message, calibration_from_message, eval_to_message, plan_from_message, state_from_message, steps_to_message
-from .messages import Message, Stream
+from ..core.startup import phase, start_watched, tell_phases
+from ..data.store.stored_dataset import open_dataset
 from .peer_loss import lost_a_peer
-from .state_stream import StateAssembler, StateSender
+from .protocol.codec import (
+    calibrated_to_message,
+    calibration_from_message,
+    eval_to_message,
+    plan_from_message,
+    state_from_message,
+    steps_to_message,
+)
+from .protocol.messages import Message, Stream
+from .protocol.state_transfer import StateAssembler, StateSender
 
 __all__ = ["PROFILE_VARIABLE", "main", "task_from_message", "task_to_fields"]
 

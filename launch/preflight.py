@@ -15,11 +15,11 @@ import psutil
 from ..backends.base import Availability
 from ..core.errors import TrainerError
 from ..core.job import Job
-from ..data.location import cache_root
-from ..engine.probe import probe_all
+from ..data.store.location import cache_root
+from ..engine.backend_probe import probe_all
+from ..monitor.gpu_devices import GpuHardware, nvidia_hardware
 from ..monitor.host import describe_host
-from .gpu_hardware import GpuHardware, nvidia_hardware
-from .virtual_nodes import Possibility, possible
+from .virtual.network import Possibility, possible
 
 __all__ = ["Check", "backend_check", "disk_check", "examine", "gpu_checks", "processor_check", "virtual_node_checks"]
 

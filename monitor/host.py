@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from .cgroups import cpu_quota_cores, memory_limit_bytes
+from .cpu_limits import cpu_quota_cores, memory_limit_bytes
 from .gpu import GpuProbe
 from .software import installed_versions
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..metrics.records import TaskSample
+from ..records.schema import TaskSample
+from .cpu_pressure import WaitCounter
 from .network import Bytes, SocketCounters, open_inodes
-from .pressure import WaitCounter
 from .problems import Problems
 from .processes import Forest, TaskTree
 

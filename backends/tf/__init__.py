@@ -13,7 +13,7 @@ from ...core.job import Job
 from ...data.base import Dataset
 from ...models.base import ModelSpec
 from ..base import Availability, Mode, Server, Session, parameter_server_placement, ranks_placement
-from ..exporting import Export
+from ..export import Export
 from .export_formats import EXPORT_FORMATS
 
 __all__ = ["BACKEND", "TfBackend"]
@@ -53,9 +53,9 @@ class TfBackend:
 
         import_tensorflow(deterministic=job.deterministic)
         if job.mode == "sync":
-            from . import sync  # noqa: F401
+            from .sync import session  # noqa: F401
         else:
-            from . import server  # noqa: F401
+            from .asynchronous import server  # noqa: F401
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
         """Join the cluster and warm up; see `Backend.open`."""
@@ -63,14 +63,14 @@ class TfBackend:
 
         device = prepare(task, job, model)
         if job.mode == "sync":
-            from .sync import open_sync
+            from .sync.session import open_sync
 
             return open_sync(task, job, model, data, device)
         if task.placed.leading:
-            from .asynchronous import open_chief
+            from .asynchronous.session import open_chief
 
             return open_chief(task, job, model, data)
-        from .server import open_server
+        from .asynchronous.server import open_server
 
         return open_server(task, job, model, data, device)
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ...data.sampler import Batches
 from ..base import Calibration, CalibrationPart
-from ..repeating import repeat
+from ..timing import repeat
 from .data import Resident
-from .ranks import PACK_BYTES, Ranks, Traced
-from .replica import Replica
+from .sync.collectives import PACK_BYTES, Ranks, Traced
+from .sync.replica import Replica
 
 __all__ = ["SMALL_ELEMENTS", "Calibrator", "RankParts", "State", "Step", "after", "limits_of", "limits_spec", "repeated"]
 

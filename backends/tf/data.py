@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...data.base import DataInfo, Dataset, Split
 from ...models.base import ModelSpec
-from .pixels import changed, compiled_normalised, normalised, normalised_in_blocks
+from .preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
 
 __all__ = ["RESIDENT_FLOAT_BYTES", "SMALL_ELEMENTS", "Layout", "Part", "Resident", "layout_for", "resident", "resident_from_pixels"]
 

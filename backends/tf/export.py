@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...core.plugins import forward_plugin, load
 from ...data.normalisation import normal_table
 from ...models.base import ForwardContext
-from ..exporting import Export
+from ..export import Export
 
 __all__ = ["export"]
 

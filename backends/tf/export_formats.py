@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..exporting import ExportFormat
+from ..export import ExportFormat
 
 __all__ = ["EXPORT_FORMATS"]
 

@@ -15,10 +15,10 @@ from ...core import plugins
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...models.base import ModelSpec
-from ...models.layers.held import HeldLayout
-from ...models.layers.tf import HeldParameters
+from ...models.layers.storage_layouts import HeldLayout
+from ...models.layers.tf.image import HeldParameters
 from .data import Part
-from .passes import Context
+from .forward_context import Context
 
 __all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened", "parts_on"]
 

@@ -13,7 +13,7 @@ from ...core.job import Job
 from ...data.base import Dataset
 from ...models.base import ModelSpec
 from ..base import Availability, Server, Session, parameter_server_placement, ranks_placement
-from ..exporting import Export
+from ..export import Export
 from .export_formats import EXPORT_FORMATS
 
 __all__ = ["BACKEND", "TorchBackend"]
@@ -43,9 +43,9 @@ class TorchBackend:
     def preload(self, job: Job) -> None:
         """Import torch, and the part of this package that every worker of the job needs."""
         if job.mode == "sync":
-            from . import sync  # noqa: F401
+            from .sync import session  # noqa: F401
         else:
-            from . import worker  # noqa: F401
+            from .asynchronous import worker  # noqa: F401
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
         """Join the cluster and warm up; the task's role decides what comes back."""
@@ -53,18 +53,18 @@ class TorchBackend:
 
         device = prepare(task, job)
         if job.mode == "sync":
-            from .sync import SyncSession
+            from .sync.session import SyncSession
 
             return SyncSession(task, job, model, data, device)
         if task.placed.role == "chief":
-            from .asynchronous import AsyncSession
+            from .asynchronous.session import AsyncSession
 
             return AsyncSession(task, job, model, data)
         if task.placed.role == "ps":
-            from .server import ShardServer
+            from .asynchronous.server import ShardServer
 
             return ShardServer(task, job, model)
-        from .worker import Worker
+        from .asynchronous.worker import Worker
 
         return Worker(task, job, model, data, device)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ...data.sampler import Batches
 from ..base import Calibration
-from ..repeating import repeat
+from ..timing import repeat
 from .data import Batch, ResidentSplit, part
 
 __all__ = ["AllReduce", "Calibrator", "reducer_figures"]

@@ -18,7 +18,7 @@ from ...data.augment import Changes
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches
 from ...models.base import ModelSpec
-from .pixels import Normaliser, change
+from .preprocessing import Normaliser, change
 
 __all__ = ["Batch", "ResidentSplit", "first_examples", "part", "resident_splits", "share"]
 

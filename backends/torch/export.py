@@ -9,7 +9,7 @@ import torch
 
 from ...core.plugins import forward_plugin, load
 from ...models.base import ForwardContext
-from ..exporting import Export
+from ..export import Export
 
 __all__ = ["export"]
 

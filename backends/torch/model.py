@@ -12,7 +12,7 @@ from ...core.job import Job
 from ...core.plugins import forward_plugin, load
 from ...models.base import Array, ForwardContext, ModelSpec
 from .data import ResidentSplit
-from .passes import Passes
+from .forward_context import Passes
 from .precision import low_format
 from .state import cut
 

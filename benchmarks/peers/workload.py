@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from crosstrain.core.plugins import find, load
 from crosstrain.core.process import die_with_parent
 from crosstrain.data.sampler import permutation
-from crosstrain.data.store import StoredDataset, open_dataset
+from crosstrain.data.store.stored_dataset import StoredDataset, open_dataset
 from crosstrain.models.base import ModelSpec
 
 __all__ = ["Timer", "Workload", "read_workload"]

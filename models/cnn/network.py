@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..layers.base import NetworkLayers
+from ..layers.protocol import NetworkLayers
 
 __all__ = ["network"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from ..base import ForwardContext, ModelSpec
-from ..layers.held import HeldLayout, behind_image, convolutions
-from ..layers.tf import Layers
+from ..layers.storage_layouts import HeldLayout, behind_image, convolutions
+from ..layers.tf.image import Layers
 from .network import network
 
 __all__ = ["forward", "held"]

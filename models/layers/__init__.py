@@ -1,5 +1,5 @@
 """Which layers do models share? `spec` has their parameters and sizes in numpy terms, `tf` and `torch` the same computations."""
 
-from .spec import LayerSpecs, convolved
+from .specs import LayerSpecs, convolved
 
 __all__ = ["LayerSpecs", "convolved"]

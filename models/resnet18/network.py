@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..layers.base import NetworkLayers
+from ..layers.protocol import NetworkLayers
 from .spec import STAGES, STEM_CHANNELS
 
 __all__ = ["network"]

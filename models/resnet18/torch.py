@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from ..base import ForwardContext
-from ..layers.torch import Layers
+from ..layers.torch.image import Layers
 from .network import network
 
 __all__ = ["forward"]

@@ -7,7 +7,7 @@ import pytest
 from processes import MarkedRun, wait_until
 
 from crosstrain.conformance.runs import run_job
-from crosstrain.metrics.rundir import RunReader
+from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 

@@ -18,7 +18,7 @@ from model_checkpoints import save_model
 from PIL import Image
 
 from crosstrain.checkpoint import read_checkpoint
-from crosstrain.data.store import open_dataset
+from crosstrain.data.store.stored_dataset import open_dataset
 
 pytestmark = pytest.mark.cluster
 

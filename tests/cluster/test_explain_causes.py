@@ -14,9 +14,9 @@ import pytest
 from bottlenecks import CAUSES, draw
 
 from crosstrain.conformance.runs import run_job, trainer
-from crosstrain.launch.cgroups import Hierarchy
-from crosstrain.launch.lacking import LackingError
-from crosstrain.launch.virtual_nodes import possible
+from crosstrain.launch.virtual.cpu_quota import Hierarchy
+from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.network import possible
 
 SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
 MOST_OTHERS = 0.3

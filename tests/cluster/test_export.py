@@ -16,7 +16,7 @@ import pytest
 from model_checkpoints import save_model
 
 from crosstrain.checkpoint import read_checkpoint
-from crosstrain.data.store import open_dataset
+from crosstrain.data.store.stored_dataset import open_dataset
 
 pytestmark = pytest.mark.cluster
 

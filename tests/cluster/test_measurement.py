@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from crosstrain.conformance.runs import run_job
-from crosstrain.core.layers import resolve
-from crosstrain.engine.progress import make_progress
-from crosstrain.launch.driver import Driver
-from crosstrain.launch.local import LocalLauncher
-from crosstrain.launch.virtual_nodes import VirtualNetwork
-from crosstrain.metrics.rundir import RunReader
+from crosstrain.core.settings.sources import resolve
+from crosstrain.engine.progress.base import make_progress
+from crosstrain.launch.driver.driver import Driver
+from crosstrain.launch.launchers.local import LocalLauncher
+from crosstrain.launch.virtual.network import VirtualNetwork
+from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = pytest.mark.cluster
 

@@ -20,7 +20,7 @@ from processes import MarkedRun, free_ports, wait_until
 
 from crosstrain.conformance.runs import read_run, trainer
 from crosstrain.core.job import Job
-from crosstrain.metrics.rundir import RunReader
+from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = pytest.mark.cluster
 

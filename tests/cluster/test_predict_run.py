@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from crosstrain.launch.cgroups import Hierarchy
-from crosstrain.launch.lacking import LackingError
-from crosstrain.launch.virtual_nodes import possible
+from crosstrain.launch.virtual.cpu_quota import Hierarchy
+from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.network import possible
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 

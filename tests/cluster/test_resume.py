@@ -13,7 +13,7 @@ from processes import MarkedRun, wait_until
 
 from crosstrain.checkpoint import find_checkpoint, list_checkpoints
 from crosstrain.conformance.runs import read_run, relative_difference, run_job, trainer
-from crosstrain.metrics.rundir import RunReader
+from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = pytest.mark.cluster
 
@@ -199,7 +199,7 @@ def test_the_records_have_neither_gap_nor_double(tmp_path):
 
 
 def test_tensorboard_is_written_anew(tmp_path):
-    from crosstrain.metrics.tensorboard import _without_tensorflow
+    from crosstrain.records.loggers.tensorboard import _without_tensorflow
 
     _without_tensorflow()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from crosstrain.conformance.runs import read_run, run_job, trainer
-from crosstrain.metrics.rundir import RunReader
+from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = pytest.mark.cluster
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from crosstrain.launch.lacking import LackingError
-from crosstrain.launch.virtual_nodes import VirtualNetwork, possible
+from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.network import VirtualNetwork, possible
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
 

@@ -238,8 +238,8 @@ def test_a_missing_node_is_named(tmp_path):
 HOSTILE = """
 import sys
 from crosstrain.cli.main import main
-from crosstrain.engine.messages import Message, RawArray
-from crosstrain.launch.agent import Agent
+from crosstrain.engine.protocol.messages import Message, RawArray
+from crosstrain.launch.node.agent import Agent
 
 def ship(self):
     for name in ("../../../../written", sys.argv[1]):

@@ -17,9 +17,9 @@ from strangers import Strangers, dripping
 
 from crosstrain.backends.base import Calibration, Plan, make_sampler
 from crosstrain.backends.torch import BACKEND
-from crosstrain.backends.torch.handshake import Hello, connect
-from crosstrain.backends.torch.tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, decode, encode
-from crosstrain.backends.torch.wire import Kind
+from crosstrain.backends.torch.asynchronous.authentication import Hello, connect
+from crosstrain.backends.torch.asynchronous.tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, decode, encode
+from crosstrain.backends.torch.asynchronous.wire_protocol import Kind
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
 from crosstrain.models.logreg import build

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from crosstrain.core.errors import UsageError
-from crosstrain.launch.cgroups import Hierarchy
-from crosstrain.launch.lacking import LackingError
-from crosstrain.launch.virtual_nodes import VirtualNetwork, possible
+from crosstrain.launch.virtual.cpu_quota import Hierarchy
+from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.network import VirtualNetwork, possible
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
 
@@ -212,7 +212,7 @@ def test_a_killed_holder_costs_the_counters_but_not_the_nodes(groups: Path) -> N
 
 OWNER = """
 import json, os, subprocess, sys, time
-from crosstrain.launch.virtual_nodes import VirtualNetwork
+from crosstrain.launch.virtual.network import VirtualNetwork
 network = VirtualNetwork(2, 1e9, lambda node: eval(sys.argv[1]))
 network.start()
 if sys.argv[2] == "fork" and os.fork() == 0:
@@ -300,8 +300,8 @@ def test_a_later_run_sweeps_what_a_killed_holder_left(groups: Path) -> None:
 
 ORDINARY_USER = """
 import json, os, subprocess, sys
-from crosstrain.launch.lacking import LackingError
-from crosstrain.launch.virtual_nodes import VirtualNetwork, possible
+from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.network import VirtualNetwork, possible
 able = possible()
 said = {"ok": able.ok, "rootless": able.rootless, "bandwidth": able.bandwidth, "reason": able.reason, "cpu_quota": able.cpu_quota}
 if able.ok:

@@ -14,17 +14,17 @@ import tensorflow as tf
 
 from crosstrain.backends.base import Plan, State, make_sampler
 from crosstrain.backends.tf import data as data_module
-from crosstrain.backends.tf import pixels as pixels_module
+from crosstrain.backends.tf import preprocessing as pixels_module
+from crosstrain.backends.tf.forward_context import Passes
 from crosstrain.backends.tf.model import build_model, parts_on
-from crosstrain.backends.tf.passes import Passes
-from crosstrain.backends.tf.pixels import changed, compiled_normalised, normalised, normalised_in_blocks
 from crosstrain.backends.tf.precision import LossScale
+from crosstrain.backends.tf.preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, load
 from crosstrain.data.augment import Augmentation, apply_changes
 from crosstrain.data.normalisation import normal_line
-from crosstrain.models.dropout import keep_mask
+from crosstrain.models.dropout_masks import keep_mask
 
 tf.config.threading.set_intra_op_parallelism_threads(1)  # as a task of one thread sets them, which cannot be changed any more
 tf.config.threading.set_inter_op_parallelism_threads(1)

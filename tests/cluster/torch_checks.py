@@ -10,17 +10,17 @@ from torch_image_tasks import Pictures, opened
 
 from crosstrain.backends.base import Plan, make_sampler
 from crosstrain.backends.torch import data as data_module
-from crosstrain.backends.torch import pixels as pixels_module
 from crosstrain.backends.torch import precision
+from crosstrain.backends.torch import preprocessing as pixels_module
+from crosstrain.backends.torch.forward_context import Dropout
 from crosstrain.backends.torch.optimizers import make_rule
-from crosstrain.backends.torch.passes import Dropout
-from crosstrain.backends.torch.pixels import Normaliser, change, gather_changed
+from crosstrain.backends.torch.preprocessing import Normaliser, change, gather_changed
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.augment import Augmentation, apply_changes
 from crosstrain.data.normalisation import normal_line
 from crosstrain.data.sampler import Batches
-from crosstrain.models.dropout import keep_mask
+from crosstrain.models.dropout_masks import keep_mask
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from processes import MarkedRun, wait_until
 
 from crosstrain.checkpoint import find_checkpoint, list_checkpoints
 from crosstrain.conformance.runs import read_run, trainer
-from crosstrain.metrics.rundir import RunReader
+from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 

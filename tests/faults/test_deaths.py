@@ -124,7 +124,7 @@ def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
 def test_a_killed_agent_fails_the_run_and_leaves_nothing(tmp_path):
     with start(tmp_path) as run:
         training(run, tmp_path)
-        agent = run.alive("crosstrain.launch.agent --node 1")[0]
+        agent = run.alive("crosstrain.launch.node.agent --node 1")[0]
         os.kill(agent, signal.SIGKILL)
         assert run.wait(10) == 1
         assert status(tmp_path)["task"] == "agent-1"

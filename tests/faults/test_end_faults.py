@@ -5,14 +5,14 @@ import json
 import pytest
 from processes import script_process
 
-from crosstrain.launch.endings import Ending
+from crosstrain.launch.driver.outcome import Ending
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 SCRIPT = """
 import sys
 from crosstrain.core.errors import RunFailedError
-from crosstrain.launch.control import Control
+from crosstrain.launch.driver.task_group import Control
 from crosstrain.launch.{module} import {kind}
 
 before = {kind}.{method}

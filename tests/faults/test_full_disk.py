@@ -10,10 +10,10 @@ import pytest
 
 from crosstrain.conformance.runs import trainer
 from crosstrain.core.errors import DiskError
-from crosstrain.core.layers import resolve
-from crosstrain.engine.progress import make_progress
-from crosstrain.launch.recording import Recording
-from crosstrain.metrics.rundir import RunReader
+from crosstrain.core.settings.sources import resolve
+from crosstrain.engine.progress.base import make_progress
+from crosstrain.launch.driver.recorder import Recording
+from crosstrain.records.store.run_directory import RunReader
 
 FULL = "No space left on device"
 

@@ -8,8 +8,8 @@ from processes import namespaces_in_use, wait_until
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
-from crosstrain.launch.control import Control
-from crosstrain.launch.local import LocalLauncher
+from crosstrain.launch.driver.task_group import Control
+from crosstrain.launch.launchers.local import LocalLauncher
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # whatever namespace is new is its own
 

@@ -72,7 +72,7 @@ def test_a_frozen_agent_of_this_machine_is_ended(tmp_path):
     with MarkedRun([*job, "--out", str(tmp_path), "--name", "run"], tmp_path, {"TMPDIR": str(tmp_path / "tmp")}) as run:
         steps = tmp_path / "run/steps.jsonl"
         wait_until(lambda: steps.exists() and steps.stat().st_size, 60, "the first step")
-        os.kill(run.alive("crosstrain.launch.agent --node 1")[0], signal.SIGSTOP)
+        os.kill(run.alive("crosstrain.launch.node.agent --node 1")[0], signal.SIGSTOP)
         frozen = time.monotonic()
         assert run.wait(40) == 1
         assert time.monotonic() - frozen < STALL_SECONDS + 2

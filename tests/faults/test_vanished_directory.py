@@ -9,7 +9,7 @@ from processes import MarkedRun, wait_until
 
 from crosstrain.core.errors import DiskError
 from crosstrain.core.job import Job
-from crosstrain.metrics.rundir import RunWriter
+from crosstrain.records.store.run_directory import RunWriter
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from crosstrain.core.job import Job
-from crosstrain.metrics.lines import encode, write_document
-from crosstrain.metrics.records import StepRecord
-from crosstrain.report.described import DescribedRun
+from crosstrain.records.schema import StepRecord
+from crosstrain.records.store.jsonl import encode, write_document
+from crosstrain.report.catalog.run import DescribedRun
 
 NODE: dict[str, Any] = {
     "cpu_model": "Made Up 3000",

@@ -8,7 +8,7 @@ from typing import Any
 
 from run_samples import async_run, summary_of, sync_run
 
-from crosstrain.metrics.lines import write_document
+from crosstrain.records.store.jsonl import write_document
 
 BATCH = 32
 

@@ -17,10 +17,10 @@ from model_checkpoints import save_model
 from report_runs import make_run
 
 from crosstrain.checkpoint.manifest import ALGORITHM
-from crosstrain.core.sweeps import Grid
-from crosstrain.data.store import open_dataset
-from crosstrain.launch.sweep_folder import Request, SweepFolder
-from crosstrain.metrics.lines import write_document
+from crosstrain.core.settings.sweeps import Grid
+from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.launch.sweeps.folder import Request, SweepFolder
+from crosstrain.records.store.jsonl import write_document
 
 CHECKPOINT = "checkpoints/step-000000040"
 RUN_FILES = ("job.json", "env.json", "status.json", "summary.json", "calibration.json")

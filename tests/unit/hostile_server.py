@@ -19,9 +19,10 @@ import time
 import traceback
 from pathlib import Path
 
-from crosstrain.backends.exporting import PLAIN, export_checkpoint
+from crosstrain.backends.export import PLAIN, export_checkpoint
 from crosstrain.checkpoint.reader import read_checkpoint
-from crosstrain.cli import evaluate_command, export_command
+from crosstrain.cli.commands import evaluate as evaluate_command
+from crosstrain.cli.commands import export as export_command
 from crosstrain.cli.group import COMMANDS, invoke
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -95,7 +96,12 @@ def main():
     export_command._run_exporter = export
     for command in COMMANDS.values():
         command.load()
-    for module in ("matplotlib.backends.backend_svg", "matplotlib.backends.backend_agg", "scipy.optimize", "crosstrain.launch.resuming"):
+    for module in (
+        "matplotlib.backends.backend_svg",
+        "matplotlib.backends.backend_agg",
+        "scipy.optimize",
+        "crosstrain.launch.resume.resumption",
+    ):
         importlib.import_module(module)
     for line in requests:
         answers.write(json.dumps(serve(json.loads(line))) + "\n")

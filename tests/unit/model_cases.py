@@ -8,7 +8,7 @@ import numpy as np
 
 from crosstrain.core.plugins import find, load
 from crosstrain.data.base import DataInfo
-from crosstrain.models.dropout import keep_mask
+from crosstrain.models.dropout_masks import keep_mask
 
 SEED, STEP = 5, 7
 LARGE = 1_000_000

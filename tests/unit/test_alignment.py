@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import make_run
 
-from crosstrain.metrics.display import bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
-from crosstrain.report.alignment import holds_figures, plain_lines
-from crosstrain.report.columns import column
-from crosstrain.report.comparison import compare_runs
-from crosstrain.report.formats import as_latex, as_markdown, as_text
-from crosstrain.report.page import render
-from crosstrain.report.runs_table import runs_table
-from crosstrain.report.shown import show_runs
+from crosstrain.records.text.numbers import bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
+from crosstrain.report.catalog.shown import show_runs
+from crosstrain.report.comparison.comparison import compare_runs
+from crosstrain.report.page.page import render
+from crosstrain.report.tables.alignment import holds_figures, plain_lines
+from crosstrain.report.tables.columns import column
+from crosstrain.report.tables.formats import as_latex, as_markdown, as_text
+from crosstrain.report.tables.runs_list import runs_table
 
 METRICS = ["state", "examples_per_second", "data", "time_to_target_seconds", "target"]
 

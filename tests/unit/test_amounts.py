@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
-from crosstrain.core.fields import environment_name, flag_name, schema
 from crosstrain.core.job import Job
-from crosstrain.core.layers import resolve
+from crosstrain.core.settings.job_fields import environment_name, flag_name, schema
+from crosstrain.core.settings.sources import resolve
 from crosstrain.core.units import Cadence, Target, bandwidth_text, parse_bandwidth
 from crosstrain.monitor.host import cores_available
 

@@ -15,10 +15,10 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.augment import Augmentation, apply_changes, augmentation
 from crosstrain.data.base import DataInfo
-from crosstrain.data.digits import DATASET as DIGITS
-from crosstrain.data.glyphs import GLYPHS28
 from crosstrain.data.sampler import Sampler, permutation
-from crosstrain.data.store import open_dataset
+from crosstrain.data.sources.digits import DATASET as DIGITS
+from crosstrain.data.sources.glyphs.source import GLYPHS28
+from crosstrain.data.store.stored_dataset import open_dataset
 
 CALM = settings(deadline=None, derandomize=True, database=None)
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.engine.messages import Message
 from crosstrain.engine.peer_loss import lost_a_peer
-from crosstrain.launch.blame import Fall, first_cause, is_victim
+from crosstrain.engine.protocol.messages import Message
+from crosstrain.launch.driver.first_failure import Fall, first_cause, is_victim
 
 GLOO = "[/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.77.0.2]:49049. This is typically caused by …"
 GRPC = ':UNKNOWN:Error received from peer  {grpc_message:"recvmsg:Connection reset by peer", grpc_status:14}'

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from crosstrain.core.job import Job
 from crosstrain.data.sampler import Sampler, permutation
-from crosstrain.engine.budget import Budget
-from crosstrain.engine.calendar import START, Calendar, Cursor
-from crosstrain.engine.schedule import learning_rates
+from crosstrain.engine.epochs import START, Calendar, Cursor
+from crosstrain.engine.learning_rate import learning_rates
+from crosstrain.engine.triggers import Budget
 
 CALM = settings(deadline=None, derandomize=True, database=None)
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.sampled_from(["sync", "async"]))

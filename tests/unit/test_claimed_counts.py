@@ -11,10 +11,10 @@ import pytest
 from report_runs import make_run
 
 from crosstrain.cli.group import invoke
-from crosstrain.metrics.bounds import MOST_NODES
-from crosstrain.report.described import DescribedRun
-from crosstrain.report.entries import entry_of
-from crosstrain.report.tables import columns_of, one_run, to_text
+from crosstrain.records.store.bounded_types import MOST_NODES
+from crosstrain.report.catalog.run import DescribedRun
+from crosstrain.report.comparison.rows import entry_of
+from crosstrain.report.tables.run_tables import columns_of, one_run, to_text
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ import pytest
 
 from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.main import main
-from crosstrain.core.fields import flag_name, is_boolean
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import available
+from crosstrain.core.settings.job_fields import flag_name, is_boolean
 
 TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
 

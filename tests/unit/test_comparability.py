@@ -6,10 +6,10 @@ import pytest
 from comparison_samples import NODE, made, starved_node
 
 from crosstrain.core.job import Job
-from crosstrain.report.comparability import compare_settings
-from crosstrain.report.comparison import compare_runs
-from crosstrain.report.notes import above
-from crosstrain.report.rules import FAULTS, GROUPS, RULES
+from crosstrain.report.comparison.comparability import compare_settings
+from crosstrain.report.comparison.comparison import compare_runs
+from crosstrain.report.comparison.factors import FAULTS, GROUPS, RULES
+from crosstrain.report.tables.footnotes import above
 
 SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS
 WORK = {SPEED, STEPS, TIME, TARGET, RESOURCES}

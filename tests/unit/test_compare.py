@@ -15,17 +15,17 @@ from click.testing import CliRunner
 from comparison_samples import made, written
 from run_samples import a_job, async_run, open_run, summary_of, sync_run
 
-from crosstrain.cli.compare_command import compare
+from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.group import invoke
 from crosstrain.conformance.runs import trainer
 from crosstrain.core.errors import UsageError
-from crosstrain.metrics.display import bytes_text, count_text, duration_text, number_text, rate_text
-from crosstrain.report.columns import cell, column
-from crosstrain.report.compare import rows
-from crosstrain.report.comparison import compare_paths, compare_runs
-from crosstrain.report.explain import explain
-from crosstrain.report.formats import as_latex, as_markdown, as_text
-from crosstrain.report.tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
+from crosstrain.records.text.numbers import bytes_text, count_text, duration_text, number_text, rate_text
+from crosstrain.report.catalog.figures import rows
+from crosstrain.report.comparison.comparison import compare_paths, compare_runs
+from crosstrain.report.diagnosis.verdict import explain
+from crosstrain.report.tables.columns import cell, column
+from crosstrain.report.tables.formats import as_latex, as_markdown, as_text
+from crosstrain.report.tables.run_tables import ACROSS_MODES, SYNTHETIC, one_run, side_by_side, to_text
 
 ONE_RUN = """\
 state                succeeded

@@ -6,7 +6,7 @@ from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo
 from crosstrain.engine.calibration import Conductor, calibrate, part_seconds, spread
-from crosstrain.engine.messages import Message
+from crosstrain.engine.protocol.messages import Message
 from crosstrain.models.logreg import build
 
 INFO = DataInfo("toy", (1, 2, 2), 3, {"train": 10, "test": 5}, (0.0,), (1.0,))

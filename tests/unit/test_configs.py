@@ -7,15 +7,15 @@ import shlex
 
 import pytest
 
+from crosstrain.cli.commands.run import run
+from crosstrain.cli.commands.sweep import make_grid, sweep
 from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.options import given_options
-from crosstrain.cli.run_command import run
-from crosstrain.cli.sweep_command import make_grid, sweep
-from crosstrain.core.config_files import shipped
-from crosstrain.core.layers import resolve
 from crosstrain.core.plugins import find, forward_plugin, load
-from crosstrain.core.sweeps import Grid, plan, read_grid
-from crosstrain.data.resolve import resolve as find_data
+from crosstrain.core.settings.config_files import shipped
+from crosstrain.core.settings.sources import resolve
+from crosstrain.core.settings.sweeps import Grid, plan, read_grid
+from crosstrain.data.store.resolve import resolve as find_data
 
 RUNS = {
     "cs744-alexnet",

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
-from crosstrain.engine.messages import PROTOCOL, Message, Stream
-from crosstrain.launch.control import Control
-from crosstrain.launch.endings import explained
-from crosstrain.launch.local import NodeChannel
+from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.launch.driver.outcome import explained
+from crosstrain.launch.driver.task_group import Control
+from crosstrain.launch.launchers.local import NodeChannel
 from crosstrain.monitor.host import describe_host
 
 

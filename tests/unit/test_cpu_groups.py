@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crosstrain.launch.cgroups import CpuGroups, Hierarchy, hands_cpu_down
+from crosstrain.launch.virtual.cpu_quota import CpuGroups, Hierarchy, hands_cpu_down
 
 
 @pytest.mark.parametrize(("cores", "limit"), [(0.5, "10000 20000"), (2.0, "40000 20000"), (0.01, "10000 1000000")])

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 from run_samples import a_job, async_run, open_run, sync_run
 
-from crosstrain.cli.compare_command import compare
+from crosstrain.cli.commands.compare import compare
 from crosstrain.core.errors import UsageError
-from crosstrain.metrics.records import EvalRecord, StepRecord
-from crosstrain.report.curves import curves
+from crosstrain.records.schema import EvalRecord, StepRecord
+from crosstrain.report.export.curves import curves
 
 
 def a_run(folder, name, losses, *, seconds=1.0, examples=10, accuracies=()):

@@ -5,12 +5,12 @@ import json
 import pytest
 from run_samples import CLOCK, sample, sync_run
 
-from crosstrain.metrics.cutting import cut_records
-from crosstrain.metrics.lines import DamagedRunError
-from crosstrain.metrics.nodes import per_node
-from crosstrain.metrics.parts import resumed_seconds
-from crosstrain.metrics.records import EventRecord
-from crosstrain.metrics.rundir import RunReader, RunWriter
+from crosstrain.records.schema import EventRecord
+from crosstrain.records.store.jsonl import DamagedRunError
+from crosstrain.records.store.run_directory import RunReader, RunWriter
+from crosstrain.records.store.truncation import cut_records
+from crosstrain.records.summary.attempts import resumed_seconds
+from crosstrain.records.summary.node_usage import per_node
 
 
 def test_what_is_later_goes_and_the_rest_stays_as_it_was(tmp_path):

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from crosstrain.core.errors import UsageError
-from crosstrain.data import store
-from crosstrain.data.digits import DATASET as DIGITS
-from crosstrain.data.digits import stratified_every
-from crosstrain.data.glyph_renderer import BLOCK, render_block, render_split
-from crosstrain.data.glyph_tiles import TILE, glyph_tiles
-from crosstrain.data.glyphs import GLYPHS28
-from crosstrain.data.idx import read_idx
-from crosstrain.data.mnist import DATASET as MNIST
+from crosstrain.data.sources.digits import DATASET as DIGITS
+from crosstrain.data.sources.digits import stratified_every
+from crosstrain.data.sources.glyphs.renderer import BLOCK, render_block, render_split
+from crosstrain.data.sources.glyphs.source import GLYPHS28
+from crosstrain.data.sources.glyphs.tiles import TILE, glyph_tiles
+from crosstrain.data.sources.idx import read_idx
+from crosstrain.data.sources.mnist import DATASET as MNIST
 from crosstrain.data.statistics import channel_statistics
+from crosstrain.data.store import stored_dataset
 
 HAS_TORCHVISION = all(importlib.util.find_spec(package) for package in ("torch", "torchvision"))
 
@@ -85,7 +85,7 @@ class TestDigits:
 
     def test_read_no_files_of_the_user(self, tmp_path):
         with pytest.raises(UsageError, match="Leave --data-dir out"):
-            store.open_dataset("digits", tmp_path)
+            stored_dataset.open_dataset("digits", tmp_path)
 
 
 def block_digest(block):
@@ -164,13 +164,13 @@ class TestMnistFiles:
         if place:
             (tmp_path / "root" / place).parent.mkdir(parents=True)
             folder = (folder.rename(tmp_path / "root" / place), tmp_path / "root")[1]
-        opened = store.open_dataset("mnist", folder)
+        opened = stored_dataset.open_dataset("mnist", folder)
         assert np.array_equal(opened.images("train")[:, 0], arrays["train-images-idx3-ubyte.gz"])
         assert np.array_equal(opened.labels("test"), arrays["t10k-labels-idx1-ubyte"])
         assert (opened.info.input_shape, opened.info.classes, opened.info.synthetic) == ((1, 28, 28), 10, False)
 
     def test_are_read_without_a_framework(self, idx_files, cache):
-        script = "import sys; from pathlib import Path; from crosstrain.data.store import open_dataset\n"
+        script = "import sys; from pathlib import Path; from crosstrain.data.store.stored_dataset import open_dataset\n"
         script += "open_dataset('mnist', Path(sys.argv[1])).inputs('train'); sys.exit(bool({'torch', 'tensorflow'} & set(sys.modules)))"
         subprocess.run([sys.executable, "-c", script, str(idx_files[0])], check=True)
 
@@ -184,7 +184,7 @@ class TestMnistFiles:
     def test_that_are_missing_are_named(self, idx_files, cache, name):
         (idx_files[0] / name).unlink()
         with pytest.raises(UsageError, match=f"has no file '{name.removesuffix('.gz')}'"):
-            store.open_dataset("mnist", idx_files[0])
+            stored_dataset.open_dataset("mnist", idx_files[0])
         assert not cache.exists()
 
     @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ class TestMnistFiles:
     def test_that_are_damaged_are_named(self, idx_files, cache, name, content, says):
         (idx_files[0] / name).write_bytes(content)
         with pytest.raises(UsageError, match=says) as caught:
-            store.open_dataset("mnist", idx_files[0])
+            stored_dataset.open_dataset("mnist", idx_files[0])
         assert name in str(caught.value)
         assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
@@ -219,7 +219,7 @@ class TestMnistFiles:
     def test_that_hold_something_else_are_refused(self, idx_files, cache, name, array, says):
         write_idx(idx_files[0] / name, array)
         with pytest.raises(UsageError, match=says) as caught:
-            store.open_dataset("mnist", idx_files[0])
+            stored_dataset.open_dataset("mnist", idx_files[0])
         assert name in str(caught.value)
 
     def test_in_more_dimensions_keep_their_order(self, tmp_path):
@@ -229,7 +229,7 @@ class TestMnistFiles:
 
     def test_need_a_folder_that_exists(self, tmp_path):
         with pytest.raises(UsageError, match="is no folder"):
-            store.open_dataset("mnist", tmp_path / "nowhere")
+            stored_dataset.open_dataset("mnist", tmp_path / "nowhere")
 
 
 class TestMnistDownload:
@@ -241,7 +241,7 @@ class TestMnistDownload:
         monkeypatch.setattr("tempfile.tempdir", None)
         (tmp_path / "temporary").mkdir()
         with pytest.raises(UsageError, match=r"'mnist' could not be downloaded: .*Connection refused.*give --data-dir") as caught:
-            store.open_dataset("mnist")
+            stored_dataset.open_dataset("mnist")
         assert caught.value.exit_code == 2
         assert "\n" not in str(caught.value)
         assert [path.name for path in cache.iterdir()] == [".mnist-v2.2.lock"]
@@ -254,21 +254,21 @@ class TestMnistDownload:
         raw.mkdir(parents=True)
         for name, array in idx_files[1].items():
             write_idx(raw / name.removesuffix(".gz"), array)  # the loader takes files that are there for downloaded
-        command = [sys.executable, "-m", "crosstrain.data.torchvision_download", str(tmp_path / "folder"), "mnist"]
+        command = [sys.executable, "-m", "crosstrain.data.sources.torchvision_download", str(tmp_path / "folder"), "mnist"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
             assert child.wait(60) == 0
         assert len(MNIST.load(tmp_path / "folder").labels["train"]) == 30
 
     def test_ends_with_the_process_that_wanted_it(self, tmp_path):
         (tmp_path / "folder").mkdir()
-        command = [sys.executable, "-m", "crosstrain.data.torchvision_download", str(tmp_path / "folder"), "mnist"]
+        command = [sys.executable, "-m", "crosstrain.data.sources.torchvision_download", str(tmp_path / "folder"), "mnist"]
         child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
         assert child.returncode == 1
         assert not (tmp_path / "folder").exists()
 
     def test_without_torchvision_both_ways_are_told(self, tmp_path, make_environment):
         python = make_environment(tmp_path / "environment", ["torch", "tensorflow"])
-        script = "from crosstrain.core.errors import MissingPackageError\nfrom crosstrain.data.store import open_dataset\n"
+        script = "from crosstrain.core.errors import MissingPackageError\nfrom crosstrain.data.store.stored_dataset import open_dataset\n"
         script += "try: open_dataset('mnist')\nexcept MissingPackageError as error: print(error.exit_code, error)"
         environment = {"TRAINER_DATA_CACHE": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
         output = subprocess.run([python, "-c", script], env=environment, capture_output=True, text=True, check=True).stdout

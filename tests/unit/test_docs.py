@@ -15,17 +15,17 @@ import pytest
 from documents import DOCUMENTS, blocks, entry_points, mentioned_commands, shown_commands, write_package
 from run_samples import async_run, sync_run
 
+from crosstrain.cli.commands.run import run
 from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.options import given_options
-from crosstrain.cli.run_command import run
 from crosstrain.core import plugins
-from crosstrain.core.layers import RESERVED_VARIABLES, Standing, resolve
+from crosstrain.core.settings.sources import RESERVED_VARIABLES, Standing, resolve
 from crosstrain.data.base import DataInfo
-from crosstrain.metrics import records
-from crosstrain.metrics.rundir import RunReader
 from crosstrain.models.layers import LayerSpecs, convolved
-from crosstrain.models.layers.base import NetworkLayers
-from crosstrain.report.tables import ACROSS_MODES, side_by_side, to_text
+from crosstrain.models.layers.protocol import NetworkLayers
+from crosstrain.records import schema
+from crosstrain.records.store.run_directory import RunReader
+from crosstrain.report.tables.run_tables import ACROSS_MODES, side_by_side, to_text
 
 
 def arguments(function) -> str:
@@ -133,7 +133,7 @@ def test_the_output_in_the_readme_is_what_is_printed_today(repository, tmp_path)
 def test_the_run_directory_page_knows_every_field(repository, tmp_path):
     text = (repository / "docs/run-directory.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`(\w+)`", text)) | {"schema"}
-    kinds = (records.StepRecord, records.EvalRecord, records.EventRecord, records.SystemRecord, records.TaskSample)
+    kinds = (schema.StepRecord, schema.EvalRecord, schema.EventRecord, schema.SystemRecord, schema.TaskSample)
     fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     for make in (sync_run, async_run):
         path = make(tmp_path)

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from processes import free_ports, wait_until
 from strangers import Strangers, dripping, listens
 
-from crosstrain.backends.tf.rendezvous import meet
-from crosstrain.backends.torch import handshake
-from crosstrain.core import door as module
+from crosstrain.backends.tf.sync.rendezvous import meet
+from crosstrain.backends.torch.asynchronous import authentication
 from crosstrain.core.cluster import Cluster, Placed, Task
-from crosstrain.core.door import MOST_UNPROVEN, PROOF_SECONDS, Door
-from crosstrain.engine.messages import Message
-from crosstrain.launch.channel import HandshakeError, WrongSecretError, accept, connect
+from crosstrain.core.untrusted import listener as module
+from crosstrain.core.untrusted.listener import MOST_UNPROVEN, PROOF_SECONDS, Door
+from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.transport import HandshakeError, WrongSecretError, accept, connect
 
 pytestmark = pytest.mark.alone  # how soon strangers are sent away, and others served
 
 SECRET = "5e" * 32
-HELLO = handshake.Hello("worker", 3, 1000)
+HELLO = authentication.Hello("worker", 3, 1000)
 
 
 def as_driver(exchange):
@@ -34,7 +34,7 @@ def as_driver(exchange):
 
 
 def as_shard(exchange):
-    return exchange.connection, handshake.admit(exchange, SECRET, 1000)
+    return exchange.connection, authentication.admit(exchange, SECRET, 1000)
 
 
 def join_driver(address):
@@ -42,7 +42,7 @@ def join_driver(address):
 
 
 def join_shard(address):
-    return handshake.connect(address, SECRET, HELLO, time.monotonic() + 20.0)
+    return authentication.connect(address, SECRET, HELLO, time.monotonic() + 20.0)
 
 
 KINDS = pytest.mark.parametrize(("prove", "join"), [(as_driver, join_driver), (as_shard, join_shard)], ids=["rendezvous", "shard"])
@@ -148,8 +148,8 @@ def test_who_has_another_secret_learns_it_and_does_not_try_again():
     with opened(as_driver) as (address, admitted, reports):
         with pytest.raises(WrongSecretError):
             connect(address, b"the secret of another run")
-        with opened(as_shard) as (shard, *_), pytest.raises(handshake.RunFailedError, match="secret"):
-            handshake.connect(shard, "ab" * 32, HELLO, time.monotonic() + 20.0)
+        with opened(as_shard) as (shard, *_), pytest.raises(authentication.RunFailedError, match="secret"):
+            authentication.connect(shard, "ab" * 32, HELLO, time.monotonic() + 20.0)
         assert admitted.empty()
         wait_until(lambda: any("secret" in text for text in reports), 2, "the report")
 
@@ -157,8 +157,8 @@ def test_who_has_another_secret_learns_it_and_does_not_try_again():
 def test_a_shard_that_refuses_says_so_at_once():
     with opened(as_shard) as (address, _, reports):
         began = time.monotonic()
-        with pytest.raises(handshake.RunFailedError, match="refused"):
-            handshake.connect(address, SECRET, HELLO._replace(elements=7), time.monotonic() + 20.0)
+        with pytest.raises(authentication.RunFailedError, match="refused"):
+            authentication.connect(address, SECRET, HELLO._replace(elements=7), time.monotonic() + 20.0)
         assert time.monotonic() - began < 2.0
         wait_until(lambda: any("7 elements" in text for text in reports), 2, "the report")
 
@@ -219,7 +219,7 @@ def test_strangers_do_not_hold_up_the_ranks_that_start_tensorflow():
 def test_random_bytes_get_nobody_in(doors, prove, join, pieces, right_start, hangs_up):
     """Whatever is sent, nobody is let in, no thread dies of it, and whoever has the secret is heard afterwards."""
     address, admitted, _ = doors[prove]
-    head = handshake._HELLO.pack(b"ctps", handshake.PROTOCOL, 1, 3, 1000) if right_start else b""
+    head = authentication._HELLO.pack(b"ctps", authentication.PROTOCOL, 1, 3, 1000) if right_start else b""
     with socket.create_connection(address) as stranger:
         try:
             for piece in [head, *pieces]:

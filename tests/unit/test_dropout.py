@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.models.dropout import keep_mask
+from crosstrain.models.dropout_masks import keep_mask
 
 WHOLE = st.integers(0, 2**31)
 PINNED = [173, 91, 60, 180]

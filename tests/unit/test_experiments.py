@@ -13,9 +13,9 @@ from benchmarks.experiment_list import EXPERIMENTS, Compared, Experiment
 from benchmarks.experiment_page import COLUMNS, fill, measured_text, places
 from benchmarks.experiment_results import Point, Results, above_the_others, figure, ratio, read_results, share_of_the_others
 from benchmarks.experiments import PAGE, parse, sweep_arguments, write_page
+from crosstrain.cli.commands.sweep import make_grid, sweep
 from crosstrain.cli.options import given_options
-from crosstrain.cli.sweep_command import make_grid, sweep
-from crosstrain.core.sweeps import plan
+from crosstrain.core.settings.sweeps import plan
 
 NODE = {"cores_available": 2, "cpu_model": "A processor", "memory_total_bytes": 8_000_000_000, "kernel": "6.1", "python": "3.13"}
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_samples import a_job, open_run
 
-from crosstrain.cli.explain_command import explain as command
+from crosstrain.cli.commands.explain import explain as command
 from crosstrain.core.errors import UsageError
-from crosstrain.report.explain import explain, judge, read_facts
-from crosstrain.report.explain_advice import advise
-from crosstrain.report.explain_shares import read_shares, read_workers
-from crosstrain.report.explain_text import headline, notes, page
-from crosstrain.report.tables import to_text
+from crosstrain.report.diagnosis.advice import advise
+from crosstrain.report.diagnosis.text import headline, notes, page
+from crosstrain.report.diagnosis.time_shares import read_shares, read_workers
+from crosstrain.report.diagnosis.verdict import explain, judge, read_facts
+from crosstrain.report.tables.run_tables import to_text
 
 MS = 1e-3
 LINK = {"network_sent_bytes": 11_900_000, "network_received_bytes": 12_000_000}

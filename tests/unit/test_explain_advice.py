@@ -4,10 +4,10 @@ import pytest
 from click.testing import CliRunner
 from explained_runs import explained_run, using
 
-from crosstrain.cli.run_command import run as run_command
-from crosstrain.report.explain import explain
-from crosstrain.report.explain_advice import advise
-from crosstrain.report.explain_text import notes
+from crosstrain.cli.commands.run import run as run_command
+from crosstrain.report.diagnosis.advice import advise
+from crosstrain.report.diagnosis.text import notes
+from crosstrain.report.diagnosis.verdict import explain
 
 MS = 1e-3
 FULL = {"network_sent_bytes": 12_500_000, "network_received_bytes": 0}

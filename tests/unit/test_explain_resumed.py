@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from run_samples import CLOCK, a_job, open_run, sample
 
-from crosstrain.metrics.records import EvalRecord, EventRecord, StepRecord
-from crosstrain.metrics.rundir import RunReader
-from crosstrain.metrics.summary import summarise
-from crosstrain.report.explain import explain
-from crosstrain.report.explain_text import headline, notes, page
-from crosstrain.report.figures_shares import _clock
-from crosstrain.report.rules import changed_on_resume
-from crosstrain.report.tables import one_run, to_text
+from crosstrain.records.schema import EvalRecord, EventRecord, StepRecord
+from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.summary.summary import summarise
+from crosstrain.report.comparison.factors import changed_on_resume
+from crosstrain.report.diagnosis.text import headline, notes, page
+from crosstrain.report.diagnosis.verdict import explain
+from crosstrain.report.plots.time_share_charts import _clock
+from crosstrain.report.tables.run_tables import one_run, to_text
 
 TURN, END = 4.0, 10.0
 FIRST, SECOND = 40, 60

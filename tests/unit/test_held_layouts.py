@@ -3,7 +3,7 @@
 import numpy as np
 
 from crosstrain.models.base import ModelSpec, ParameterSpec
-from crosstrain.models.layers.held import behind_image, convolutions
+from crosstrain.models.layers.storage_layouts import behind_image, convolutions
 
 SPEC = ModelSpec(
     "small",

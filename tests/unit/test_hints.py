@@ -7,11 +7,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from crosstrain.cli.main import main
-from crosstrain.core.fields import choices, flag_name
-from crosstrain.core.hints import OTHER_NAMES, nearest
 from crosstrain.core.job import Job
-from crosstrain.core.layers import resolve
 from crosstrain.core.plugins import BUILT_IN
+from crosstrain.core.settings.job_fields import choices, flag_name
+from crosstrain.core.settings.sources import resolve
+from crosstrain.core.suggestions import OTHER_NAMES, nearest
 
 FLAGS = [flag_name(field) for field in Job.model_fields]
 RUN_ONLY = ["--config", "--json", "--node-rank", "--rendezvous", "--resume", "--repeats", "--print-config"]

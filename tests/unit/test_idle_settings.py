@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.cli.group import invoke
-from crosstrain.core.config_files import shipped
 from crosstrain.core.errors import UsageError
-from crosstrain.core.fields import environment_name, flag_name
-from crosstrain.core.idle import TAKES_EFFECT, idle_settings
 from crosstrain.core.job import Job
-from crosstrain.core.layers import Standing, resolve
-from crosstrain.core.sweeps import Grid, plan
-from crosstrain.launch.sweep import point_arguments
-from crosstrain.launch.sweep_folder import Entry, Request
-from crosstrain.report.repeating import repeat_command
+from crosstrain.core.settings.config_files import shipped
+from crosstrain.core.settings.ineffective import TAKES_EFFECT, idle_settings
+from crosstrain.core.settings.job_fields import environment_name, flag_name
+from crosstrain.core.settings.sources import Standing, resolve
+from crosstrain.core.settings.sweeps import Grid, plan
+from crosstrain.launch.sweeps.folder import Entry, Request
+from crosstrain.launch.sweeps.runner import point_arguments
+from crosstrain.report.catalog.rerun_command import repeat_command
 
 VALUES = {"mlflow_experiment": "mine", "base_batch_size": "64", "sample_interval": "0.7"}
 WITHOUT = {"sample_interval": {"monitor": "false"}}

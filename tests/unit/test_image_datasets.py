@@ -24,20 +24,20 @@ from scipy.io import savemat
 
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.data import store
-from crosstrain.data.build import build_store
-from crosstrain.data.cifar10 import DATASET as CIFAR10
-from crosstrain.data.cifar10 import Cifar10Source
-from crosstrain.data.glyph_renderer import BLOCK, render_block, render_split
-from crosstrain.data.glyph_tiles import glyph_tiles
-from crosstrain.data.glyphs import GLYPHS
-from crosstrain.data.picture import decode
-from crosstrain.data.removal import find_stores, remove_store
-from crosstrain.data.resolve import written_out
+from crosstrain.data.sources.cifar10 import DATASET as CIFAR10
+from crosstrain.data.sources.cifar10 import Cifar10Source
+from crosstrain.data.sources.glyphs.renderer import BLOCK, render_block, render_split
+from crosstrain.data.sources.glyphs.source import GLYPHS
+from crosstrain.data.sources.glyphs.tiles import glyph_tiles
+from crosstrain.data.sources.picture import decode
+from crosstrain.data.sources.svhn import DATASET as SVHN
+from crosstrain.data.sources.svhn import SvhnSource
+from crosstrain.data.sources.synthetic import DATASET as SYNTHETIC
 from crosstrain.data.statistics import channel_statistics
-from crosstrain.data.svhn import DATASET as SVHN
-from crosstrain.data.svhn import SvhnSource
-from crosstrain.data.synthetic import DATASET as SYNTHETIC
+from crosstrain.data.store import stored_dataset
+from crosstrain.data.store.build import build_store
+from crosstrain.data.store.removal import find_stores, remove_store
+from crosstrain.data.store.resolve import written_out
 
 HAS_TORCHVISION = all(importlib.util.find_spec(package) for package in ("torch", "torchvision"))
 
@@ -92,7 +92,7 @@ class TestGlyphs:
 
 class TestSyntheticImages:
     def test_have_the_size_and_number_that_is_asked_for(self, cache):
-        opened = store.open_dataset("synthetic-images:size=20,classes=7,train=300,test=5")
+        opened = stored_dataset.open_dataset("synthetic-images:size=20,classes=7,train=300,test=5")
         assert opened.info.input_shape == (3, 20, 20)
         assert (opened.info.classes, dict(opened.info.sizes)) == (7, {"train": 300, "test": 5})
         assert opened.info.synthetic
@@ -130,10 +130,10 @@ class TestSyntheticImages:
     )
     def test_wrong_arguments_are_named(self, text, says):
         with pytest.raises(UsageError, match=says):
-            store.open_dataset(f"synthetic-images:{text}")
+            stored_dataset.open_dataset(f"synthetic-images:{text}")
 
     def test_a_large_set_is_never_held_in_memory(self, tmp_path):
-        script = "import resource; from crosstrain.data import store\n"
+        script = "import resource; from crosstrain.data.store import stored_dataset as store\n"
         script += "store.prepare('digits'); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         script += "store.prepare('synthetic-images:size=224,train=2000,test=1')\n"
         script += "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
@@ -145,27 +145,27 @@ class TestSyntheticImages:
 class TestNamesWithArguments:
     def test_lead_to_stores_of_their_own(self, cache):
         names = ["synthetic-images:size=8,classes=3,train=9,test=9", "synthetic-images:size=9,classes=3,train=9,test=9"]
-        paths = [store.prepare(name) for name in names]
+        paths = [stored_dataset.prepare(name) for name in names]
         assert len(set(paths)) == 2
-        rows = [row for row in store.list_datasets() if row.name.startswith("synthetic-images")]
+        rows = [row for row in stored_dataset.list_datasets() if row.name.startswith("synthetic-images")]
         assert sorted(row.name for row in rows) == names
         assert all(row.prepared and row.synthetic for row in rows)
-        assert [report.name for report in store.verify(names[1])] == [names[1]]
-        assert sorted(report.name for report in store.verify("synthetic-images")) == names
+        assert [report.name for report in stored_dataset.verify(names[1])] == [names[1]]
+        assert sorted(report.name for report in stored_dataset.verify("synthetic-images")) == names
         (paths[0] / "train_labels.npy").unlink()
-        (report,) = store.verify(names[0])
+        (report,) = stored_dataset.verify(names[0])
         assert report.damaged
         assert report.remedy == f"trainer data prepare {names[0]} --again"
-        store.prepare(names[0], again=True)
-        assert not store.verify(names[0])[0].damaged
+        stored_dataset.prepare(names[0], again=True)
+        assert not stored_dataset.verify(names[0])[0].damaged
 
     def test_are_refused_where_a_dataset_has_none(self):
         with pytest.raises(UsageError, match=r"'digits' takes no arguments. Leave ':3' out"):
-            store.open_dataset("digits:3")
+            stored_dataset.open_dataset("digits:3")
 
     def test_the_base_name_is_looked_up(self):
         with pytest.raises(UsageError, match=r"'synthetic-image'.*Did you mean 'synthetic-images'"):
-            store.open_dataset("synthetic-image:64")
+            stored_dataset.open_dataset("synthetic-image:64")
 
 
 def write_mat(path, count, labels=None, seed=0, **variables):
@@ -206,7 +206,7 @@ class TestSvhn:
     def test_the_published_checksums_hold(self, svhn_files, cache):
         folder, _, checksums = svhn_files
         with pytest.raises(UsageError, match=rf"train_32x32.mat' is not the published file: its md5 is {checksums['train']}, not e26dedcc"):
-            store.open_dataset("svhn", folder)
+            stored_dataset.open_dataset("svhn", folder)
         assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
     def test_a_missing_file_is_named(self, svhn_files):
@@ -214,9 +214,9 @@ class TestSvhn:
         (folder / "extra_32x32.mat").unlink()
         assert len(SVHN.originals(folder)) == 2
         with pytest.raises(UsageError, match=r"no file 'extra_32x32.mat'; give --data-dir"):
-            store.open_dataset("svhn:extra", folder)
+            stored_dataset.open_dataset("svhn:extra", folder)
         with pytest.raises(UsageError, match=r"got 'extr'; allowed: extra. Did you mean 'extra'"):
-            store.open_dataset("svhn:extr", folder)
+            stored_dataset.open_dataset("svhn:extr", folder)
 
     @pytest.mark.parametrize(
         ("make", "says"),
@@ -309,7 +309,7 @@ class TestCifar10:
         folder, _, write = cifar
         write(form)
         with pytest.raises(UsageError, match=f"is not the published file: its md5 is [0-9a-f]+, not {published}"):
-            store.open_dataset("cifar10", folder)
+            stored_dataset.open_dataset("cifar10", folder)
 
     def test_a_pickle_runs_nothing(self, cifar, cache):
         folder, _, write = cifar
@@ -345,7 +345,7 @@ class TestCifar10:
 
     def test_missing_files_are_told(self, tmp_path):
         with pytest.raises(UsageError, match=r"has no files of cifar10; give --data-dir.*cifar-10-python.tar.gz"):
-            store.open_dataset("cifar10", tmp_path)
+            stored_dataset.open_dataset("cifar10", tmp_path)
 
 
 @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
@@ -357,7 +357,7 @@ def test_a_download_that_fails_is_one_clear_error_and_leaves_nothing(cache, tmp_
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "temporary").mkdir()
     with pytest.raises(UsageError, match=rf"'{name[:4]}.*' could not be downloaded: .*Connection refused.*give --data-dir"):
-        store.open_dataset(name)
+        stored_dataset.open_dataset(name)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
     assert not list((tmp_path / "temporary").iterdir())
     assert "torch" not in sys.modules
@@ -383,37 +383,40 @@ def pictures(tmp_path):
 
 class TestImageFolder:
     def test_is_decoded_to_one_size_and_labelled_by_folder(self, pictures, cache):
-        opened = store.open_dataset(f"image-folder:{pictures}?size=16")
+        opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=16")
         assert opened.info.input_shape == (3, 16, 16)
         assert (opened.info.classes, dict(opened.info.sizes), opened.info.flippable) == (2, {"train": 3, "test": 2}, True)
         assert opened.images("train")[:, :, 3, 9].tolist()[:2] == [[200, 0, 0], [0, 200, 0]]
         assert np.abs(opened.images("train")[2, :, 5, 5].astype(int) - [0, 0, 200]).max() <= 3  # JPEG rounds
         assert (opened.labels("train").tolist(), opened.labels("test").tolist()) == ([0, 0, 1], [0, 1])
         assert opened.info.name == f"image-folder:{pictures}?size=16"
-        assert store.open_dataset("image-folder:?size=16", pictures).images("test").shape == (2, 3, 16, 16)
+        assert stored_dataset.open_dataset("image-folder:?size=16", pictures).images("test").shape == (2, 3, 16, 16)
 
     def test_sizes_and_folders_have_stores_of_their_own(self, pictures, cache):
-        paths = {store.prepare(f"image-folder:{pictures}{size}") for size in ("", "?size=224", "?size=8")}
+        paths = {stored_dataset.prepare(f"image-folder:{pictures}{size}") for size in ("", "?size=224", "?size=8")}
         assert len(paths) == 2
-        assert sorted(row.input_shape for row in store.list_datasets() if row.name.startswith("image-folder")) == [(3, 8, 8), (3, 224, 224)]
-        assert {report.name for report in store.verify(f"image-folder:{pictures}?size=8")} == {f"image-folder:{pictures}?size=8"}
+        assert sorted(row.input_shape for row in stored_dataset.list_datasets() if row.name.startswith("image-folder")) == [
+            (3, 8, 8),
+            (3, 224, 224),
+        ]
+        assert {report.name for report in stored_dataset.verify(f"image-folder:{pictures}?size=8")} == {f"image-folder:{pictures}?size=8"}
 
     def test_a_changed_folder_leads_to_a_new_store(self, pictures, cache):
         name = f"image-folder:{pictures}?size=8"
-        first = store.open_dataset(name)
-        assert store.open_dataset(name).path == first.path
+        first = stored_dataset.open_dataset(name)
+        assert stored_dataset.open_dataset(name).path == first.path
         picture(pictures / "train" / "dogs" / "new.png", (1, 2, 3))
-        assert store.open_dataset(name).info.sizes["train"] == 4
+        assert stored_dataset.open_dataset(name).info.sizes["train"] == 4
         time.sleep(0.02)
         picture(pictures / "train" / "dogs" / "new.png", (3, 2, 1))  # as many bytes as before
-        assert store.open_dataset(name).images("train")[3, :, 0, 0].tolist() == [3, 2, 1]
+        assert stored_dataset.open_dataset(name).images("train")[3, :, 0, 0].tolist() == [3, 2, 1]
 
     def test_what_a_changed_folder_left_can_be_removed(self, pictures, cache):
         """Also when the pictures are gone; other folders' and sizes' stores stay."""
         name, other = f"image-folder:{pictures}?size=8", f"image-folder:{pictures}?size=16"
-        first, kept = store.prepare(name), store.prepare(other)
+        first, kept = stored_dataset.prepare(name), stored_dataset.prepare(other)
         picture(pictures / "train" / "dogs" / "new.png", (1, 2, 3))
-        second = store.prepare(name)
+        second = stored_dataset.prepare(name)
         shutil.rmtree(pictures)
         found = find_stores(name)
         assert sorted(found) == sorted([first, second])
@@ -432,15 +435,15 @@ class TestImageFolder:
         (pictures / "train" / "stray.png").write_bytes(b"")
         name = f"image-folder:{pictures}?size=8"
         with pytest.raises(UsageError, match=r"4 files are no usable pictures.*skip-damaged=yes") as caught:
-            store.open_dataset(name)
+            stored_dataset.open_dataset(name)
         named = ["torn.png", "notes.txt", "empty.jpg", "stray.png"]
         assert all(file in str(caught.value) for file in named)
         assert [path.suffix for path in cache.iterdir()] == [".lock"]
-        opened = store.open_dataset(f"{name},skip-damaged=yes")
+        opened = stored_dataset.open_dataset(f"{name},skip-damaged=yes")
         assert dict(opened.info.sizes) == {"train": 3, "test": 2}
         assert len(opened.left_out) == 4
         assert all(any(file in line for line in opened.left_out) for file in named)
-        (row,) = [row for row in store.list_datasets() if row.name == f"{name},skip-damaged=yes"]
+        (row,) = [row for row in stored_dataset.list_datasets() if row.name == f"{name},skip-damaged=yes"]
         assert row.left_out == opened.left_out
 
     def test_what_is_no_file_is_named_and_not_waited_for(self, pictures, cache):
@@ -450,10 +453,10 @@ class TestImageFolder:
         os.mkfifo(pictures / "train" / "dogs" / "pipe.png")
         name = f"image-folder:{pictures}?size=8"
         with pytest.raises(UsageError, match=r"3 files are no usable pictures") as caught:
-            store.open_dataset(name)
+            stored_dataset.open_dataset(name)
         assert str(caught.value).count("a link that leads nowhere") == 2
         assert "pipe.png: neither a file nor a folder" in str(caught.value)
-        opened = store.open_dataset(f"{name},skip-damaged=yes")
+        opened = stored_dataset.open_dataset(f"{name},skip-damaged=yes")
         assert (dict(opened.info.sizes), len(opened.left_out)) == ({"train": 3, "test": 3}, 3)
 
     @pytest.mark.parametrize(
@@ -468,17 +471,17 @@ class TestImageFolder:
     def test_another_layout_is_told(self, pictures, spoil, says):
         spoil(pictures)
         with pytest.raises(UsageError, match=says):
-            store.open_dataset(f"image-folder:{pictures}")
+            stored_dataset.open_dataset(f"image-folder:{pictures}")
 
     def test_a_folder_is_needed_once(self, pictures, tmp_path):
         with pytest.raises(UsageError, match="needs a folder; write image-folder:PATH"):
-            store.open_dataset("image-folder")
+            stored_dataset.open_dataset("image-folder")
         with pytest.raises(UsageError, match=r"^data: .*there is no folder"):
-            store.open_dataset(f"image-folder:{tmp_path / 'nowhere'}")
+            stored_dataset.open_dataset(f"image-folder:{tmp_path / 'nowhere'}")
         with pytest.raises(UsageError, match="names a folder too"):
-            store.open_dataset(f"image-folder:{pictures}", pictures)
+            stored_dataset.open_dataset(f"image-folder:{pictures}", pictures)
         with pytest.raises(UsageError, match="skip-damaged of 'image-folder': got 'perhaps'; allowed: yes, no"):
-            store.open_dataset(f"image-folder:{pictures}?skip-damaged=perhaps")
+            stored_dataset.open_dataset(f"image-folder:{pictures}?skip-damaged=perhaps")
 
 
 class TestPictures:

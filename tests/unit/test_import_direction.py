@@ -14,7 +14,7 @@ ORDER = ["core", "metrics", "monitor", "data", "models", "checkpoint", "backends
 
 FRAMEWORKS = {"tensorflow": "tf", "keras": "tf", "torch": "torch", "torchvision": "torch", "functorch": "torch"}
 
-OWN_PROCESS = {"data/torchvision_download.py": {"torchvision"}}
+OWN_PROCESS = {"data/sources/torchvision_download.py": {"torchvision"}}
 """Modules that run in a process of their own and may import a framework's package there."""
 
 

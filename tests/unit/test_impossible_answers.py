@@ -11,10 +11,10 @@ from crosstrain.backends.base import EvalResult, StepResult
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo
-from crosstrain.engine.codec import eval_to_message, plan_from_message, steps_to_message
 from crosstrain.engine.loop import TrainingLoop
-from crosstrain.engine.messages import Message
-from crosstrain.engine.progress import QuietProgress
+from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.protocol.codec import eval_to_message, plan_from_message, steps_to_message
+from crosstrain.engine.protocol.messages import Message
 
 INFO = DataInfo("toy", (1, 2, 2), 3, {"train": 64, "test": 5}, (0.0,), (1.0,))
 BATCH = 8

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from crosstrain.backends.base import Calibrated, EvalResult, State, StepResult
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.peer_memory import PeerMemory
-from crosstrain.engine import codec
-from crosstrain.engine.messages import MAX_ARRAY_BYTES, PROTOCOL, Message, ProtocolError, RawArray, Stream
-from crosstrain.engine.state_stream import StateSender
+from crosstrain.engine.protocol import codec
+from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, PROTOCOL, Message, ProtocolError, RawArray, Stream
+from crosstrain.engine.protocol.node_messages import wrong_with
+from crosstrain.engine.protocol.state_transfer import StateSender
 from crosstrain.engine.task import _report_error
-from crosstrain.launch.asked import Asked
-from crosstrain.launch.control import Control
-from crosstrain.launch.incoming import wrong_with
-from crosstrain.launch.local import NodeChannel
-from crosstrain.launch.supervise import Death, tail
+from crosstrain.launch.driver.outstanding_requests import Asked
+from crosstrain.launch.driver.task_group import Control
+from crosstrain.launch.launchers.local import NodeChannel
+from crosstrain.launch.node.supervisor import Death, tail
+from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.host import describe_host
-from crosstrain.monitor.sampler import NodeSampler
 
 NODE_OF = {"worker-0": 0, "worker-1": 1}
 OWN = {"from": "worker-1"}

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.core.layers import given_anew
-from crosstrain.launch.contract import find_place
-from crosstrain.launch.joining import OWN_TO_EACH_NODE, asked_anew, asked_of, difference
+from crosstrain.core.settings.sources import given_anew
+from crosstrain.launch.environments.detect import find_place
+from crosstrain.launch.launchers.joining import OWN_TO_EACH_NODE, asked_anew, asked_of, difference
 
 PLACE = find_place({}, "10.0.0.1:29400", 1, None)
 assert PLACE is not None

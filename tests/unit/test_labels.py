@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import make_run
 
-from crosstrain.cli.compare_command import compare
+from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.group import invoke
-from crosstrain.report.comparison import compare_paths
-from crosstrain.report.curves import curves
-from crosstrain.report.explain import explain
-from crosstrain.report.export_table import table_of
-from crosstrain.report.figures import pictures
-from crosstrain.report.labels import labels
-from crosstrain.report.page import render
-from crosstrain.report.shown import show_runs
+from crosstrain.report.catalog.labels import labels
+from crosstrain.report.catalog.shown import show_runs
+from crosstrain.report.comparison.comparison import compare_paths
+from crosstrain.report.diagnosis.verdict import explain
+from crosstrain.report.export.curves import curves
+from crosstrain.report.export.records_table import table_of
+from crosstrain.report.page.page import render
+from crosstrain.report.plots.training_charts import pictures
 
 PARTS = st.lists(st.sampled_from(["a", "b", "runs", "seed=1"]), min_size=1, max_size=4)
 

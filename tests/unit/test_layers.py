@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from crosstrain.core.errors import MissingPackageError, UsageError
-from crosstrain.core.fields import allowed, environment_name, flag_name
 from crosstrain.core.job import Job
-from crosstrain.core.layers import RESERVED_VARIABLES, resolve
 from crosstrain.core.plugins import available
+from crosstrain.core.settings.job_fields import allowed, environment_name, flag_name
+from crosstrain.core.settings.sources import RESERVED_VARIABLES, resolve
 
 SEE = "`trainer run --print-config` lists every setting."
 RUNS = "and `trainer sweep` runs its points."

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.errors import RunFailedError
-from crosstrain.engine.loss_guard import LossGuard
+from crosstrain.engine.non_finite_loss import LossGuard
 
 
 def guard(on_nan="fail"):

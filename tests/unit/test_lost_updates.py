@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from report_runs import make_run
 
 from crosstrain.cli.group import invoke
-from crosstrain.report.lost import lost_updates
+from crosstrain.report.catalog.lost_updates import lost_updates
 
 STEPS = 40
 COMMANDS = [

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from crosstrain.backends.base import EvalResult, Plan, State, StepResult
-from crosstrain.core.door import Exchange
-from crosstrain.engine import codec
-from crosstrain.engine.messages import Message, ProtocolError, RawArray, Room, Stream
-from crosstrain.launch.channel import HandshakeError, accept, connect
+from crosstrain.core.untrusted.listener import Exchange
+from crosstrain.engine.protocol import codec
+from crosstrain.engine.protocol.messages import Message, ProtocolError, RawArray, Room, Stream
+from crosstrain.engine.protocol.transport import HandshakeError, accept, connect
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20), lambda inner: st.lists(inner, max_size=3)

@@ -10,9 +10,9 @@ import sys
 import pytest
 from run_samples import a_job
 
-from crosstrain.metrics.mllog import FILE, MLLogWriter
-from crosstrain.metrics.records import EvalRecord, EventRecord, StepRecord
-from crosstrain.metrics.rundir import RunReader, RunWriter
+from crosstrain.records.loggers.mllog import FILE, MLLogWriter
+from crosstrain.records.schema import EvalRecord, EventRecord, StepRecord
+from crosstrain.records.store.run_directory import RunReader, RunWriter
 
 BEGAN, ZERO = 1_700_000_000.0, 1_700_000_003.0
 RECORDS = (

@@ -14,8 +14,8 @@ import time
 import pytest
 from monitor_tools import program
 
+from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.network import InterfaceCounters, without_loopback
-from crosstrain.monitor.sampler import NodeSampler
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sock_diag and network namespaces are Linux's")
 
@@ -140,7 +140,7 @@ def test_a_child_s_connection_counts_with_its_task(sampler):
 FRAMES = """
 import json, os, socket, sys, threading
 from pyroute2 import IPRoute
-from crosstrain.monitor.sampler import NodeSampler
+from crosstrain.monitor.collector import NodeSampler
 
 if os.path.exists("/proc/sys/net/ipv6/conf/all/disable_ipv6"):
     open("/proc/sys/net/ipv6/conf/all/disable_ipv6", "w").write("1")  # no unasked-for neighbour discovery

@@ -15,7 +15,7 @@ from itertools import pairwise
 import pytest
 from monitor_tools import charged_seconds, program
 
-from crosstrain.monitor.sampler import NodeSampler
+from crosstrain.monitor.collector import NodeSampler
 
 MEGABYTE = 1 << 20
 
@@ -115,7 +115,7 @@ def test_a_process_that_never_was_is_null_not_zero():
 STRANGER = """
 import json, os, socket, sys
 from dataclasses import asdict
-from crosstrain.monitor.sampler import NodeSampler
+from crosstrain.monitor.collector import NodeSampler
 listener = socket.create_server(("127.0.0.1", 0))
 connection = socket.create_connection(listener.getsockname())
 if os.geteuid() == 0:

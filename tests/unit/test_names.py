@@ -18,12 +18,12 @@ from run_samples import a_job
 from crosstrain.checkpoint import DamagedCheckpointError, read_checkpoint
 from crosstrain.checkpoint.manifest import digest_of, read_manifest, write_manifest
 from crosstrain.core.errors import RunFailedError
-from crosstrain.core.names import UnsafeNameError, inside, is_plain_name
-from crosstrain.engine.messages import Message, RawArray, Stream
-from crosstrain.engine.progress import QuietProgress
-from crosstrain.launch.control import Control
-from crosstrain.launch.local import NodeChannel
-from crosstrain.launch.recording import Recording
+from crosstrain.core.untrusted.path_names import UnsafeNameError, inside, is_plain_name
+from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.protocol.messages import Message, RawArray, Stream
+from crosstrain.launch.driver.recorder import Recording
+from crosstrain.launch.driver.task_group import Control
+from crosstrain.launch.launchers.local import NodeChannel
 
 ELSEWHERE = "ELSEWHERE"
 """Becomes the whole path of a folder outside the run."""

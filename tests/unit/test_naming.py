@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from crosstrain.cli.main import main
 from crosstrain.core.errors import UsageError
-from crosstrain.core.fields import environment_name, flag_name, is_boolean, schema
 from crosstrain.core.job import Job
-from crosstrain.core.layers import resolve
-from crosstrain.core.naming import named
+from crosstrain.core.settings.given_names import named
+from crosstrain.core.settings.job_fields import environment_name, flag_name, is_boolean, schema
+from crosstrain.core.settings.sources import resolve
 
 TOY = Path(__file__).parent.parent / "toy"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pair_cases import PAIR_CASES
 
-from crosstrain.models.layers.pairs import paired, paired_gradient
+from crosstrain.models.layers.space_to_depth import paired, paired_gradient
 
 TOLERANCE = 1e-12
 """Of float64."""
@@ -43,7 +43,7 @@ def test_each_of_them_was_taken_in_pairs(results, name):
 FOR_SMALL_BATCHES = """
 import torch
 from crosstrain.models.base import ForwardContext
-from crosstrain.models.layers import torch as layers
+from crosstrain.models.layers.torch import image as layers
 
 taken = []
 in_pairs = layers._conv_in_pairs

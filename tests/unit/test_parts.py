@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from run_samples import CLOCK, RESUMED, a_job, resumed_run, resumed_samples, sample
 
-from crosstrain.engine.progress import QuietProgress
-from crosstrain.launch.recording import Recording
-from crosstrain.metrics.follower import Follower, replay
-from crosstrain.metrics.mlflow_system import NodeFigures
-from crosstrain.metrics.nodes import per_node, rise_per_second
-from crosstrain.metrics.parts import in_parts
-from crosstrain.metrics.rundir import RunReader
+from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.launch.driver.recorder import Recording
+from crosstrain.records.loggers.base import Follower, replay
+from crosstrain.records.loggers.mlflow_system_metrics import NodeFigures
+from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.summary.attempts import in_parts
+from crosstrain.records.summary.node_usage import per_node, rise_per_second
 
 
 def parts_of(samples, resumed):

@@ -20,10 +20,10 @@ from PIL import Image
 from report_runs import make_run
 
 from crosstrain.cli.group import invoke
-from crosstrain.report.figures import pictures
-from crosstrain.report.picture import COLOURS, DASHES, Panel, colour, dash
-from crosstrain.report.plots import write_figures
-from crosstrain.report.shown import show_runs
+from crosstrain.report.catalog.shown import show_runs
+from crosstrain.report.plots.figure import COLOURS, DASHES, Panel, colour, dash
+from crosstrain.report.plots.matplotlib_renderer import write_figures
+from crosstrain.report.plots.training_charts import pictures
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,15 @@ import pytest
 from click.testing import CliRunner
 from predict_samples import BATCH, COMPUTE, PAYLOAD, RING, SERVER, calibrated_run, write
 
+from crosstrain.cli.commands.predict import predict
 from crosstrain.cli.group import invoke
-from crosstrain.cli.predict_command import predict
 from crosstrain.core.errors import UsageError
-from crosstrain.report.predict import Compute, Link, Ring, Server, ring_step, server_step
-from crosstrain.report.predict_band import Judged, Point, Validation, band_factor, read_validation
-from crosstrain.report.predict_fit import fit
-from crosstrain.report.predict_runs import observe
-from crosstrain.report.predict_scaling import Question, remarks
-from crosstrain.report.predict_scaling import predict as predicted
+from crosstrain.report.prediction.cost_model import Compute, Link, Ring, Server, ring_step, server_step
+from crosstrain.report.prediction.error_band import Judged, Point, Validation, band_factor, read_validation
+from crosstrain.report.prediction.extrapolation import Question, remarks
+from crosstrain.report.prediction.extrapolation import predict as predicted
+from crosstrain.report.prediction.fit import fit
+from crosstrain.report.prediction.observations import observe
 
 BARE = Ring(wire_factor=1.0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from crosstrain.backends.base import Availability
 from crosstrain.core.errors import UsageError
-from crosstrain.engine.probe import probe, probe_all
+from crosstrain.engine.backend_probe import probe, probe_all
 
 PLUGIN = """
 import os, signal, sys

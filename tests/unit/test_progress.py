@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_samples import EVALUATION, a_job, sample
 
-from crosstrain.engine import progress_plain
-from crosstrain.engine.progress import PlainProgress, QuietProgress, RichProgress, make_progress, terminal
-from crosstrain.metrics.display import number_text
-from crosstrain.metrics.progress_text import TrainingState, evaluation_text
+from crosstrain.engine.progress import plain
+from crosstrain.engine.progress.base import PlainProgress, QuietProgress, RichProgress, make_progress, terminal
+from crosstrain.records.text.numbers import number_text
+from crosstrain.records.text.progress import TrainingState, evaluation_text
 
 JOB = a_job("runs", mode="async", nodes=2, data="digits")
 
@@ -72,7 +72,7 @@ def test_plain_lines_come_at_their_pace(monkeypatch):
     progress.node(sample(0, -20.0))
     progress.start(JOB, None)
     for tick in range(100):  # 25 s
-        monkeypatch.setattr(progress_plain.time, "monotonic", lambda tick=tick: now + 0.25 * tick)
+        monkeypatch.setattr(plain.time, "monotonic", lambda tick=tick: now + 0.25 * tick)
         progress.update(tick, 0.5, None, None, 0)
         progress.node(sample(0, 0.25 * tick, network_sent_bytes=100_000 * tick, network_received_bytes=None))
     lines = stream.getvalue().splitlines()

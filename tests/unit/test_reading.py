@@ -13,19 +13,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstrain.core.reading import MOST_BYTES, MOST_LINE_BYTES, NotJsonError, UnreadableError, parse_json, read_json, read_lines
+from crosstrain.core.untrusted.bounded_json import (
+    MOST_BYTES,
+    MOST_LINE_BYTES,
+    NotJsonError,
+    UnreadableError,
+    parse_json,
+    read_json,
+    read_lines,
+)
 
 OTHER_TEXTS = {
     "backends/tf/export_formats.py": "a program that is shown to the reader of an export",
-    "cli/repeats.py": "what a trainer of its own printed",
+    "cli/commands/run_repeats.py": "what a trainer of its own printed",
     "conformance/runs.py": "what a trainer of its own printed",
-    "core/reading.py": "the reader",
-    "engine/messages.py": "messages of tasks",
-    "engine/probe.py": "what a process of its own printed",
-    "launch/contract.py": "an environment variable",
-    "launch/holder.py": "messages of the driver",
-    "launch/virtual_nodes.py": "messages of the holder",
-    "report/index.py": "rows that a database gave",
+    "core/untrusted/bounded_json.py": "the reader",
+    "engine/protocol/messages.py": "messages of tasks",
+    "engine/backend_probe.py": "what a process of its own printed",
+    "launch/environments/detect.py": "an environment variable",
+    "launch/virtual/namespace_holder.py": "messages of the driver",
+    "launch/virtual/network.py": "messages of the holder",
+    "report/catalog/index.py": "rows that a database gave",
 }
 """Modules that take JSON from elsewhere than a file."""
 
@@ -149,4 +157,4 @@ def test_no_other_module_reads_json_from_a_file(repository):
                 found.add(name)
             if isinstance(node, ast.ImportFrom) and node.module == "json":
                 found.add(name)
-    assert found <= set(OTHER_TEXTS), "these read JSON by themselves; files are read by crosstrain.core.reading"
+    assert found <= set(OTHER_TEXTS), "these read JSON by themselves; files are read by crosstrain.core.untrusted.bounded_json"

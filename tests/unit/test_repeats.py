@@ -5,8 +5,8 @@ import math
 import pytest
 from comparison_samples import made
 
-from crosstrain.report.entries import entry_of
-from crosstrain.report.repeats import aggregate, common_name
+from crosstrain.report.comparison.rows import entry_of
+from crosstrain.report.comparison.seed_statistics import aggregate, common_name
 
 
 def summary(run, seconds, *, reached=True, target="accuracy>=0.9", accuracy=0.9, loss=0.5):

@@ -15,15 +15,15 @@ import pytest
 from click.testing import CliRunner
 from report_runs import loss_at, make_run
 
+from crosstrain.cli.commands.report import report
 from crosstrain.cli.group import invoke
-from crosstrain.cli.report_command import report
 from crosstrain.core.job import Job
-from crosstrain.metrics.rundir import RunReader
-from crosstrain.report.figures import pictures
-from crosstrain.report.page import render
-from crosstrain.report.plots import write_figures
-from crosstrain.report.shown import show_runs
-from crosstrain.report.tables import SYNTHETIC
+from crosstrain.records.store.run_directory import RunReader
+from crosstrain.report.catalog.shown import show_runs
+from crosstrain.report.page.page import render
+from crosstrain.report.plots.matplotlib_renderer import write_figures
+from crosstrain.report.plots.training_charts import pictures
+from crosstrain.report.tables.run_tables import SYNTHETIC
 
 HOSTILE = "<script>alert(1)<!--<img src=x onerror=alert(2)>'\"&amp;{{7*7}}${a}$"
 

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from run_samples import EVALUATION, EVENT, STEP, SYSTEM, a_job, open_run
 
 from crosstrain.core.errors import UsageError
-from crosstrain.metrics.lines import DamagedRunError, LineFile, encode, read_records
-from crosstrain.metrics.records import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
-from crosstrain.metrics.rundir import RunReader, RunWriter
+from crosstrain.records.schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+from crosstrain.records.store.jsonl import DamagedRunError, LineFile, encode, read_records
+from crosstrain.records.store.run_directory import RunReader, RunWriter
 
 NOW = datetime(2025, 11, 20, 21, 44, 13).astimezone()
 
@@ -260,8 +260,8 @@ def test_threads_do_not_mix_their_lines(tmp_path):
 WRITE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
-from crosstrain.metrics.lines import LineFile
-from crosstrain.metrics.records import StepRecord
+from crosstrain.records.store.jsonl import LineFile
+from crosstrain.records.schema import StepRecord
 file = LineFile(Path(sys.argv[1]))
 for step in range(10**9):
     file.write(StepRecord(step, 100, 0, 0.5, 0.25, 20, (0.5,) * 100, (0.05,)))
@@ -286,7 +286,7 @@ def test_kill_loses_at_most_the_line_being_written(tmp_path):
 HOLD = """
 import sys
 from pathlib import Path
-from crosstrain.metrics.rundir import RunWriter
+from crosstrain.records.store.run_directory import RunWriter
 writer = RunWriter.reopen(Path(sys.argv[1]))
 print("open", flush=True)
 sys.stdin.read()
@@ -316,8 +316,8 @@ WRITE_BEYOND_LIMIT = """
 import resource, sys
 from pathlib import Path
 from crosstrain.core.errors import DiskError
-from crosstrain.metrics.lines import LineFile
-from crosstrain.metrics.records import EventRecord
+from crosstrain.records.store.jsonl import LineFile
+from crosstrain.records.schema import EventRecord
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 file = LineFile(Path(sys.argv[1]))
 written = failed = 0

@@ -14,10 +14,10 @@ import pytest
 from run_samples import EVALUATION, STEP, SYSTEM, a_job, async_run, open_run, sample, sync_run
 
 from crosstrain.cli.group import invoke
-from crosstrain.metrics.lines import DamagedRunError
-from crosstrain.metrics.rundir import RunReader
-from crosstrain.report.compare import row
-from crosstrain.report.export_table import TABLES, table_of
+from crosstrain.records.store.jsonl import DamagedRunError
+from crosstrain.records.store.run_directory import RunReader
+from crosstrain.report.catalog.figures import row
+from crosstrain.report.export.records_table import TABLES, table_of
 
 TYPES = {"integer": int, "number": float, "text": str, "truth": lambda text: {"True": True, "False": False}[text]}
 

@@ -16,14 +16,14 @@ from processes import wait_until
 from run_folders import documents, many_runs, variant, write_run
 from run_samples import a_job, open_run, sync_run
 
-from crosstrain.metrics.rundir import RunReader
-from crosstrain.report.compare import row
-from crosstrain.report.index import DAMAGED, FIGURES, list_runs
+from crosstrain.records.store.run_directory import RunReader
+from crosstrain.report.catalog.figures import row
+from crosstrain.report.catalog.index import DAMAGED, FIGURES, list_runs
 
 LIST = """
 import json, sys
 from pathlib import Path
-from crosstrain.report.index import list_runs
+from crosstrain.report.catalog.index import list_runs
 print(json.dumps(list_runs(Path(sys.argv[1]))))
 """
 

@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 from comparison_samples import made, written
 
-from crosstrain.cli.compare_command import compare
+from crosstrain.cli.commands.compare import compare
 from crosstrain.core.errors import UsageError
-from crosstrain.report.blocks import standard
-from crosstrain.report.comparison import compare_runs
-from crosstrain.report.rules import SPEED
+from crosstrain.report.comparison.comparison import compare_runs
+from crosstrain.report.comparison.factors import SPEED
+from crosstrain.report.tables.comparison_tables import standard
 
 
 def on(nodes, speed, name="", **job):

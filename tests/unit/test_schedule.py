@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.job import Job
-from crosstrain.engine.schedule import base_learning_rate, learning_rates
+from crosstrain.engine.learning_rate import base_learning_rate, learning_rates
 
 
 def rates(first=0, count=100, per_epoch=10, total=100, **fields):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from crosstrain.launch.scratch import make_scratch, remove_scratch, sweep
+from crosstrain.launch.node.scratch import make_scratch, remove_scratch, sweep
 
 HOLDER = """
 import sys
-from crosstrain.launch.scratch import make_scratch
+from crosstrain.launch.node.scratch import make_scratch
 folder = make_scratch()
 (folder / "file").write_text("left")
 print(folder, flush=True)

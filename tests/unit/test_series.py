@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from report_runs import EVAL_SECONDS, make_run
 from run_samples import RESUMED, a_job, async_run, open_run, resumed_run, sample, sync_run
 
-from crosstrain.metrics.lines import DamagedRunError
-from crosstrain.metrics.nodes import rise_per_second
-from crosstrain.metrics.records import EvalRecord, EventRecord, StepRecord
-from crosstrain.metrics.rundir import RunReader
-from crosstrain.report.downsample import smoothed, thinned
-from crosstrain.report.pace import pace, pauses, training_clock
-from crosstrain.report.series import read_steps, read_system
+from crosstrain.records.schema import EvalRecord, EventRecord, StepRecord
+from crosstrain.records.store.jsonl import DamagedRunError
+from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.summary.node_usage import rise_per_second
+from crosstrain.report.series.arrays import read_steps, read_system
+from crosstrain.report.series.downsample import smoothed, thinned
+from crosstrain.report.series.throughput import pace, pauses, training_clock
 
 
 def test_the_arrays_hold_the_records(tmp_path):
@@ -80,7 +80,7 @@ def test_a_run_without_records_has_empty_arrays(tmp_path):
 @pytest.mark.parametrize("pieces", [1 << 22, 700])
 def test_a_torn_last_line_is_skipped_and_any_other_damage_named(tmp_path, monkeypatch, pieces):
     """As the reader of whole records does it, and also where a file is read in several pieces."""
-    monkeypatch.setattr("crosstrain.report.pieces._PIECE_BYTES", pieces)
+    monkeypatch.setattr("crosstrain.report.series.fast_jsonl._PIECE_BYTES", pieces)
     path = make_run(tmp_path, "torn", steps=40)
     file = path / "steps.jsonl"
     whole = file.read_bytes()

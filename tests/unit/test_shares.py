@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from run_samples import CLOCK, async_run, summary_of, sync_run
 
-from crosstrain.metrics.records import StepRecord
-from crosstrain.metrics.rundir import RunReader, RunWriter
-from crosstrain.metrics.shares import PARTS, StepTimes, time_shares
-from crosstrain.metrics.summary import summarise
+from crosstrain.records.schema import StepRecord
+from crosstrain.records.store.run_directory import RunReader, RunWriter
+from crosstrain.records.summary.summary import summarise
+from crosstrain.records.summary.time_shares import PARTS, StepTimes, time_shares
 
 
 def calibration(*workers, **more):

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from monitor_tools import program
 from run_samples import CLOCK, sample
 
-from crosstrain.launch.cgroups import CpuGroups, Hierarchy
-from crosstrain.launch.lacking import LackingError
-from crosstrain.metrics.nodes import per_node
-from crosstrain.metrics.starving import CpuUse, losses, together
-from crosstrain.monitor.cgroups import QuotaCounter, cpu_quota_cores
-from crosstrain.monitor.pressure import WaitCounter, read_machine_cpu_seconds, read_pressure_seconds
+from crosstrain.launch.virtual.cpu_quota import CpuGroups, Hierarchy
+from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.monitor.cpu_limits import QuotaCounter, cpu_quota_cores
+from crosstrain.monitor.cpu_pressure import WaitCounter, read_machine_cpu_seconds, read_pressure_seconds
+from crosstrain.records.summary.cpu_contention import CpuUse, losses, together
+from crosstrain.records.summary.node_usage import per_node
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="counters of the Linux kernel")
 
@@ -90,7 +90,7 @@ def test_the_machine_s_cpu_time_has_everybody_s():
 # Says how many cores others had while a task of ours burned for a second on the only core that all of them may use.
 BESIDE = """
 import json, os, sys, time
-from crosstrain.monitor.sampler import NodeSampler
+from crosstrain.monitor.collector import NodeSampler
 os.sched_setaffinity(0, {int(sys.argv[2])})
 sampler = NodeSampler(0, isolated=True, interval_seconds=60, emit=print)
 sampler.watch("worker-0", int(sys.argv[1]))
@@ -126,8 +126,8 @@ def test_a_stranger_on_the_task_s_core_takes_half_of_it():
 
 LIMITED = """
 import json, os, subprocess, sys, time
-from crosstrain.monitor.cgroups import QuotaCounter
-from crosstrain.monitor.pressure import WaitCounter
+from crosstrain.monitor.cpu_limits import QuotaCounter
+from crosstrain.monitor.cpu_pressure import WaitCounter
 open(sys.argv[1], "w").write("0")
 work, pause = float(sys.argv[2]), float(sys.argv[3])
 counter, waits, began, used, read = QuotaCounter(), WaitCounter(), time.monotonic(), time.process_time(), []

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from crosstrain.cli.data_command import data
+from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import DamagedStoreError, TrainerError, UsageError
-from crosstrain.data import store
-from crosstrain.data.integrity import STAMP, identity
-from crosstrain.data.manifest import FILES, read_manifest
+from crosstrain.data.store import stored_dataset
+from crosstrain.data.store.integrity import STAMP, identity
+from crosstrain.data.store.manifest import FILES, read_manifest
 
 ARRAYS = sorted(FILES.values())
 
@@ -30,7 +30,7 @@ def prepared(tmp_path_factory):
     root = tmp_path_factory.mktemp("prepared")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINER_DATA_CACHE", str(root))
-        store.prepare("digits")
+        stored_dataset.prepare("digits")
     return root
 
 
@@ -62,19 +62,19 @@ def flip(content):
 def settle(folder):
     """Open once the files are old enough to be vouched for."""
     time.sleep(0.12)
-    store.open_dataset("digits")
+    stored_dataset.open_dataset("digits")
     assert (folder / STAMP).exists()
 
 
 class TestOpening:
     def test_prepares_at_first_use_and_leaves_nothing_else(self, cache):
-        opened = store.open_dataset("digits")
+        opened = stored_dataset.open_dataset("digits")
         assert opened.path == cache / "digits-v2.2"
         assert sorted(path.name for path in cache.iterdir()) == [".digits-v2.2.lock", "digits-v2.2"]
         assert sorted(path.name for path in opened.path.iterdir() if path.name != STAMP) == ["manifest.json", *ARRAYS]
 
     def test_arrays_are_maps_that_nobody_can_write(self, digits):
-        opened = store.open_dataset("digits")
+        opened = stored_dataset.open_dataset("digits")
         for array in (opened.images("train"), opened.labels("test")):
             assert isinstance(array, np.memmap)
             with pytest.raises(ValueError, match="read-only"):
@@ -82,7 +82,7 @@ class TestOpening:
         assert all(not (digits / name).stat().st_mode & 0o222 for name in ARRAYS)
 
     def test_inputs_follow_the_formula_and_repeat_to_the_bit(self, digits):
-        opened = store.open_dataset("digits")
+        opened = stored_dataset.open_dataset("digits")
         info = opened.info
         expected = (opened.images("train") / 255.0 - info.mean[0]) / info.std[0]
         found = opened.inputs("train")
@@ -95,21 +95,21 @@ class TestOpening:
     def test_digests_are_computed_once_and_again_after_a_change(self, digits):
         settle(digits)
         stamped = (digits / STAMP).stat().st_mtime_ns
-        store.open_dataset("digits")
+        stored_dataset.open_dataset("digits")
         assert (digits / STAMP).stat().st_mtime_ns == stamped
         os.utime(digits / "train_images.npy")
         time.sleep(0.12)
-        store.open_dataset("digits")
+        stored_dataset.open_dataset("digits")
         assert (digits / STAMP).stat().st_mtime_ns > stamped
 
     def test_rot_that_leaves_no_trace_is_found_when_digests_are_asked_for(self, digits):
         settle(digits)
         overwrite(digits / "train_images.npy", flip)
         (digits / STAMP).write_text(json.dumps(identity(digits, read_manifest(digits))))
-        store.open_dataset("digits")
+        stored_dataset.open_dataset("digits")
         with pytest.raises(DamagedStoreError, match=r"train_images\.npy differs from its sha256"):
-            store.open_dataset("digits", verify="always")
-        (report,) = store.verify("digits")
+            stored_dataset.open_dataset("digits", verify="always")
+        (report,) = stored_dataset.verify("digits")
         assert [check.name for check in report.damaged] == ["train_images.npy"]
 
     def test_a_torn_stamp_does_not_matter(self, digits):
@@ -118,11 +118,11 @@ class TestOpening:
         assert json.loads((digits / STAMP).read_text())
 
     def test_what_is_open_stays_readable_while_the_store_is_made_again(self, digits):
-        opened = store.open_dataset("digits")
+        opened = stored_dataset.open_dataset("digits")
         before = opened.images("train").tobytes()
-        store.prepare("digits", again=True)
+        stored_dataset.prepare("digits", again=True)
         assert opened.images("train").tobytes() == before
-        assert store.open_dataset("digits").digest == opened.digest
+        assert stored_dataset.open_dataset("digits").digest == opened.digest
 
 
 class TestDamage:
@@ -144,14 +144,14 @@ class TestDamage:
         else:
             (digits / name).unlink()
         with pytest.raises(DamagedStoreError) as caught:
-            store.open_dataset("digits")
+            stored_dataset.open_dataset("digits")
         message = str(caught.value)
         assert f"{name} " in message
         assert says in message
         assert "trainer data prepare digits --again" in message
         assert sum(array in message for array in ARRAYS) == 1
-        store.prepare("digits", again=True)
-        assert store.open_dataset("digits", verify="always").info.sizes == {"train": 1437, "test": 360}
+        stored_dataset.prepare("digits", again=True)
+        assert stored_dataset.open_dataset("digits", verify="always").info.sizes == {"train": 1437, "test": 360}
 
     @pytest.mark.parametrize(
         ("content", "says"),
@@ -170,8 +170,8 @@ class TestDamage:
         else:
             manifest.write_bytes(content(manifest.read_bytes()) if callable(content) else content)
         with pytest.raises(DamagedStoreError, match=f"manifest.json {says}"):
-            store.open_dataset("digits")
-        (row,) = (row for row in store.list_datasets() if row.name == "digits")
+            stored_dataset.open_dataset("digits")
+        (row,) = (row for row in stored_dataset.list_datasets() if row.name == "digits")
         assert row.problem is not None
         assert says in row.problem
 
@@ -180,7 +180,7 @@ class TestDamage:
         del fields["manifest_sha256"]
         write_with_digest(digits, fields)
         with pytest.raises(DamagedStoreError, match="has schema 99; this version reads 2"):
-            store.open_dataset("digits")
+            stored_dataset.open_dataset("digits")
 
     def test_an_array_of_another_shape_is_found_even_with_a_digest_that_fits(self, digits):
         fields = json.loads((digits / "manifest.json").read_text())
@@ -188,7 +188,7 @@ class TestDamage:
         fields["files"]["test_labels.npy"]["shape"] = [36, 10]
         write_with_digest(digits, fields)
         with pytest.raises(DamagedStoreError, match=r"test_labels\.npy holds int64 \[360\] instead of int64 \[36, 10\]"):
-            store.open_dataset("digits")
+            stored_dataset.open_dataset("digits")
 
 
 def write_with_digest(folder, fields):
@@ -198,7 +198,7 @@ def write_with_digest(folder, fields):
 
 class TestMaking:
     def test_several_processes_at_once_all_end_well(self, cache):
-        script = "from crosstrain.data.store import open_dataset; print(open_dataset('digits').digest)"
+        script = "from crosstrain.data.store.stored_dataset import open_dataset; print(open_dataset('digits').digest)"
         children = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]
         outputs = [child.communicate(timeout=60)[0] for child in children]
         assert [child.returncode for child in children] == [0, 0, 0]
@@ -210,27 +210,27 @@ class TestMaking:
         for folder in leftovers:
             folder.mkdir(parents=True)
             (folder / "train_images.npy").write_bytes(b"half")
-        store.prepare("digits")
+        stored_dataset.prepare("digits")
         assert not any(folder.exists() for folder in leftovers)
 
     def test_a_store_that_exists_is_left_alone(self, digits):
         inode = digits.stat().st_ino
-        assert store.prepare("digits") == digits
+        assert stored_dataset.prepare("digits") == digits
         assert digits.stat().st_ino == inode
 
     def test_a_cache_that_cannot_be_made_is_said(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "file" / "cache"))
         with pytest.raises(TrainerError, match="TRAINER_DATA_CACHE"):
-            store.prepare("digits")
+            stored_dataset.prepare("digits")
 
     def test_the_cache_follows_the_desktop_conventions(self, tmp_path, monkeypatch):
         monkeypatch.delenv("TRAINER_DATA_CACHE", raising=False)
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
-        assert store.cache_root() == tmp_path / ".cache" / "crosstrain" / "data"
+        assert stored_dataset.cache_root() == tmp_path / ".cache" / "crosstrain" / "data"
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        assert store.cache_root() == tmp_path / "xdg" / "crosstrain" / "data"
+        assert stored_dataset.cache_root() == tmp_path / "xdg" / "crosstrain" / "data"
 
 
 SOURCE = """
@@ -274,7 +274,7 @@ def third_party(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("third_party")
 class TestThirdParties:
     def test_their_dataset_is_prepared_like_ours(self, cache):
-        opened = store.open_dataset("stripes")
+        opened = stored_dataset.open_dataset("stripes")
         assert opened.path == cache / "stripes-v2.3"
         assert (opened.info.input_shape, opened.info.classes, opened.info.synthetic) == ((2, 3, 3), 2, True)
         expected = [[(7 / 255 - 0.1) / 1.0] * 9, [(7 / 255 - 0.2) / 2.0] * 9]
@@ -285,31 +285,31 @@ class TestThirdParties:
         for value, folder in enumerate(folders, start=1):
             folder.mkdir()
             (folder / "value.txt").write_text(str(value))
-        pixels = [int(store.open_dataset("stripes", folder).images("train").max()) for folder in (None, *folders)]
+        pixels = [int(stored_dataset.open_dataset("stripes", folder).images("train").max()) for folder in (None, *folders)]
         assert pixels == [7, 1, 2]
         time.sleep(0.02)
         (folders[0] / "value.txt").write_text("9")  # as long as before, so only the time tells
-        assert store.open_dataset("stripes", folders[0]).images("train").max() == 9
-        rows = [row for row in store.list_datasets() if row.name == "stripes"]
+        assert stored_dataset.open_dataset("stripes", folders[0]).images("train").max() == 9
+        rows = [row for row in stored_dataset.list_datasets() if row.name == "stripes"]
         assert sorted(row.data_dir or "" for row in rows) == ["", str(folders[0]), str(folders[0]), str(folders[1])]
 
     def test_the_remedy_repeats_the_folder(self, cache, tmp_path):
         originals = tmp_path / "my files"
         originals.mkdir()
         (originals / "value.txt").write_text("3")
-        (store.prepare("stripes", originals) / "test_labels.npy").unlink()
+        (stored_dataset.prepare("stripes", originals) / "test_labels.npy").unlink()
         with pytest.raises(DamagedStoreError, match=f"trainer data prepare stripes --data-dir '{originals}' --again"):
-            store.open_dataset("stripes", originals)
-        (report,) = store.verify("stripes")
+            stored_dataset.open_dataset("stripes", originals)
+        (report,) = stored_dataset.verify("stripes")
         assert report.remedy == f"trainer data prepare stripes --data-dir '{originals}' --again"
 
     def test_a_broken_promise_is_named_and_nothing_is_kept(self, cache):
         with pytest.raises(UsageError, match=r"source of 'wrong' is broken: train labels lie in 0…1, not in 0…0"):
-            store.open_dataset("wrong")
+            stored_dataset.open_dataset("wrong")
         assert [path.name for path in cache.iterdir()] == [".wrong-v2.3.lock"]
 
     def test_a_broken_plugin_hides_no_other(self, cache):
-        rows = {row.name: row for row in store.list_datasets()}
+        rows = {row.name: row for row in stored_dataset.list_datasets()}
         assert {"digits", "glyphs28", "mnist", "stripes", "broken"} <= set(rows)
         assert "no_such_module_here" in (rows["broken"].problem or "")
         assert rows["stripes"].problem is None
@@ -352,7 +352,7 @@ class TestCommand:
 
     def test_remove_takes_every_store_of_a_dataset_and_no_other(self, digits):
         """Whoever has a store open keeps reading it, and the next use makes it again."""
-        opened = store.open_dataset("digits")
+        opened = stored_dataset.open_dataset("digits")
         before = opened.images("train")[-1].copy()
         for name in ("digits-v1", "digits-v2.1-0123456789abcdef", "digits-v2.2+a=1", "digits28-v2.2", "digits-v2.2-short", "digits-vx"):
             shutil.copytree(digits, digits.parent / name)
@@ -363,7 +363,7 @@ class TestCommand:
         left = {path.name for path in digits.parent.iterdir() if not path.name.endswith(".lock")}
         assert left == {"digits28-v2.2", "digits-v2.2-short", "digits-vx"}
         np.testing.assert_array_equal(opened.images("train")[-1], before)
-        np.testing.assert_array_equal(store.open_dataset("digits").images("train")[-1], before)
+        np.testing.assert_array_equal(stored_dataset.open_dataset("digits").images("train")[-1], before)
 
     def test_remove_says_what_is_not_there(self, cache):
         for name in ("digits", "synthetic-images:size=64"):
@@ -385,7 +385,7 @@ class TestCommand:
         (digits.parent / f".{digits.name}.lock").mkdir()
         with pytest.raises(TrainerError, match="cannot be removed"):
             self.run("remove", "digits")
-        assert store.verify("digits")[0].damaged == ()
+        assert stored_dataset.verify("digits")[0].damaged == ()
 
     def test_an_unknown_name_gets_the_nearest(self, cache):
         with pytest.raises(UsageError, match="Did you mean 'digits'"):

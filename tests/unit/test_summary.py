@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_samples import CLOCK, STEP, a_job, async_run, open_run, sample, summary_of, sync_run
 
-from crosstrain.metrics.nodes import per_node, rise_per_second
-from crosstrain.metrics.records import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
-from crosstrain.metrics.rundir import RunReader
-from crosstrain.metrics.summary import quantile, summarise
+from crosstrain.records.schema import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.summary.node_usage import per_node, rise_per_second
+from crosstrain.records.summary.summary import quantile, summarise
 
 PROMISED = re.findall(
     r"\w+",

@@ -9,8 +9,8 @@ import pytest
 from processes import wait_until
 
 from crosstrain.core.job import Job
-from crosstrain.engine.messages import Message
-from crosstrain.launch.supervise import Supervisor
+from crosstrain.engine.protocol.messages import Message
+from crosstrain.launch.node.supervisor import Supervisor
 
 TOY = Path(__file__).parent.parent / "toy"
 
@@ -69,14 +69,14 @@ def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, e
 def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the_log(node, tmp_path):
     node.start_spare()
     early = tmp_path / "spare-1.early"
-    wait_until(lambda: "crosstrain.engine.codec" in early.read_text(), 30, "the start of the spare")
+    wait_until(lambda: "crosstrain.engine.protocol.codec" in early.read_text(), 30, "the start of the spare")
     log = tmp_path / "logs/worker-0.log"
     pid, _ = node.supervisor.take_spare("worker-0", log)
     assert log.read_text() == ""
     os.kill(pid, signal.SIGKILL)
     assert node.reported.wait(10)
     assert [(death.task, death.pid, death.signal, death.order) for death in node.deaths] == [("worker-0", pid, "SIGKILL", 1)]
-    assert "crosstrain.engine.codec" in log.read_text()
+    assert "crosstrain.engine.protocol.codec" in log.read_text()
     assert not early.exists()
 
 

@@ -7,8 +7,8 @@ import re
 import pytest
 from comparison_samples import made, written
 
-from crosstrain.cli.sweep_table import points_text
-from crosstrain.core.sweeps import Grid, plan
+from crosstrain.cli.commands.sweep_table import points_text
+from crosstrain.core.settings.sweeps import Grid, plan
 
 
 def swept(folder, grid, **flags):

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from run_samples import EVENT, STEP
 
-from crosstrain.metrics.cutting import cut_records
-from crosstrain.metrics.lines import DamagedRunError, LineFile, encode
-from crosstrain.metrics.records import EventRecord, StepRecord
-from crosstrain.report.tailing import Tail
+from crosstrain.records.schema import EventRecord, StepRecord
+from crosstrain.records.store.jsonl import DamagedRunError, LineFile, encode
+from crosstrain.records.store.truncation import cut_records
+from crosstrain.report.live.tail import Tail
 
 
 def updates(first, count):

@@ -16,11 +16,11 @@ import pytest
 from processes import wait_until
 from run_samples import EVALUATION, RESUMED, STEP, a_job, resumed_run, resumed_samples, sample
 
-from crosstrain.metrics.follower import replay
-from crosstrain.metrics.hparams import FIGURES
-from crosstrain.metrics.records import StepRecord
-from crosstrain.metrics.rundir import RunReader
-from crosstrain.metrics.tensorboard import FOLDER, TensorBoardWriter
+from crosstrain.records.loggers.base import replay
+from crosstrain.records.loggers.tensorboard import FOLDER, TensorBoardWriter
+from crosstrain.records.loggers.tensorboard_hparams import FIGURES
+from crosstrain.records.schema import StepRecord
+from crosstrain.records.store.run_directory import RunReader
 
 
 def write_a_run(path):
@@ -115,9 +115,9 @@ def test_a_run_that_goes_on_has_no_time_twice(tmp_path):
 ALONE = """
 import sys, time
 from pathlib import Path
-from crosstrain.metrics import records
+from crosstrain.records import schema as records
 start = time.process_time()
-from crosstrain.metrics.tensorboard import TensorBoardWriter
+from crosstrain.records.loggers.tensorboard import TensorBoardWriter
 writer = TensorBoardWriter(Path(sys.argv[1]))
 writer.evaluation(records.EvalRecord(1, 1.0, 1.0, 0.1, "test", 10, 0.5, 0.5, 1))
 writer.close()

@@ -16,15 +16,15 @@ from crosstrain.checkpoint.manifest import digest_of, read_manifest, write_manif
 from crosstrain.cli.group import invoke
 from crosstrain.conformance.runs import run_job, trainer
 from crosstrain.core.errors import UsageError
-from crosstrain.core.fields import choices, schema
 from crosstrain.core.job import Job
-from crosstrain.core.sweeps import Grid
-from crosstrain.launch.endings import what_is_kept
-from crosstrain.launch.resuming import prepare
-from crosstrain.launch.sweep import _typed as typed_of_a_point
-from crosstrain.launch.sweep_folder import Request, SweepFolder
-from crosstrain.launch.trust import CONFIG, foreign_settings, links_outside
-from crosstrain.metrics.rundir import RunReader
+from crosstrain.core.settings.job_fields import choices, schema
+from crosstrain.core.settings.sweeps import Grid
+from crosstrain.launch.driver.outcome import what_is_kept
+from crosstrain.launch.resume.resumption import prepare
+from crosstrain.launch.resume.trust import CONFIG, foreign_settings, links_outside
+from crosstrain.launch.sweeps.folder import Request, SweepFolder
+from crosstrain.launch.sweeps.runner import _typed as typed_of_a_point
+from crosstrain.records.store.run_directory import RunReader
 
 TOY = Path(__file__).parent.parent / "toy"
 

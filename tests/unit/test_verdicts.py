@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_runs import make_run
 
-from crosstrain.cli.compare_command import compare
-from crosstrain.cli.sweep_table import points_text
-from crosstrain.core.sweeps import Grid, plan
-from crosstrain.report.comparison import compare_paths, compare_runs
-from crosstrain.report.notes import above, below
-from crosstrain.report.page import render
-from crosstrain.report.rules import GROUPS
-from crosstrain.report.shown import show_runs
+from crosstrain.cli.commands.compare import compare
+from crosstrain.cli.commands.sweep_table import points_text
+from crosstrain.core.settings.sweeps import Grid, plan
+from crosstrain.report.catalog.shown import show_runs
+from crosstrain.report.comparison.comparison import compare_paths, compare_runs
+from crosstrain.report.comparison.factors import GROUPS
+from crosstrain.report.page.page import render
+from crosstrain.report.tables.footnotes import above, below
 
 ALIKE = [made("a"), made("b", summary={"examples_per_second": 1210.0}), made("c", backend="tf", summary={"examples_per_second": 1150.0})]
 """Two runs of one job and one seed, of which one is the fastest and the other the slowest; their mean is below the other job."""

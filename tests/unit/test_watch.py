@@ -16,11 +16,11 @@ import pytest
 from processes import wait_until
 from run_samples import CLOCK, EVALUATION, a_job, open_run, sample, summary_of, sync_run
 
-from crosstrain.metrics.records import EventRecord, StepRecord
-from crosstrain.metrics.rundir import RunReader, RunWriter
-from crosstrain.metrics.summary import summarise
-from crosstrain.report.watch_text import figures_line, news_line
-from crosstrain.report.watching import WatchedRun
+from crosstrain.records.schema import EventRecord, StepRecord
+from crosstrain.records.store.run_directory import RunReader, RunWriter
+from crosstrain.records.summary.summary import summarise
+from crosstrain.report.live.text import figures_line, news_line
+from crosstrain.report.live.watched_run import WatchedRun
 
 WATCH = [sys.executable, "-m", "crosstrain.cli.main", "watch"]
 

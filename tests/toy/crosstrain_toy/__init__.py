@@ -17,7 +17,7 @@ from crosstrain.backends.base import (
     make_sampler,
     ranks_placement,
 )
-from crosstrain.backends.repeating import repeat
+from crosstrain.backends.timing import repeat
 from crosstrain.core.cluster import split_evenly
 from crosstrain.core.plugins import forward_plugin, load
 

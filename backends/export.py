@@ -1,0 +1,167 @@
+"""A trained model in the format of others: what a backend that can export adds to `Backend`, and the process that does it.
+
+Started as ``python -m crosstrain.backends.export BACKEND FORMAT CHECKPOINT FOLDER PARENT``, so that no framework enters the command
+itself, and never two one process. Without a backend (``-``) the formats are those that need no framework.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from ..checkpoint import Checkpoint, Meta, read_checkpoint
+from ..checkpoint.compatibility import rebuilt_model
+from ..checkpoint.safetensors_file import header
+from ..core.errors import TrainerError
+from ..core.plugins import find, load
+from ..core.process import die_with_parent
+from ..models.base import Array, ModelSpec
+
+__all__ = ["PLAIN", "PLAIN_FORMATS", "Export", "ExportFormat", "Exporter", "main"]
+
+PLAIN = "-"
+"""Stands for "no backend"."""
+
+DESCRIPTION = "model.json"
+README = "README.md"
+SAFETENSORS = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFormat:
+    """A format. `summary` says what it is in a line; `usage` is Python code that loads it from the current folder, for its README.
+
+    The word IMAGES in the code becomes the shape of a batch of one image.
+    """
+
+    summary: str
+    usage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What is to be exported, and the empty folder to put it in. Arrays by canonical name, in canonical layouts.
+
+    `model_name` is the one under which the forward function is found; `updates` counts those that made the parameters.
+    """
+
+    format: str
+    folder: Path
+    model_name: str
+    model: ModelSpec
+    parameters: Mapping[str, Array]
+    buffers: Mapping[str, Array]
+    updates: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@runtime_checkable
+class Exporter(Protocol):
+    """What a backend has that can export; found by the presence of these two."""
+
+    export_formats: Mapping[str, ExportFormat]
+
+    def export(self, request: Export) -> None:
+        """Write the files of a format. May import the framework: it is called in a process of its own."""
+        ...
+
+
+PLAIN_FORMATS: Mapping[str, ExportFormat] = {
+    "safetensors": ExportFormat(
+        "the weights alone, for any framework that reads safetensors",
+        'from safetensors.numpy import load_file\n\nweights = load_file("model.safetensors")  # by canonical name',
+    )
+}
+
+
+def export_plain(request: Export) -> None:
+    """Write parameters and buffers as ``model.safetensors``."""
+    arrays = {**request.parameters, **request.buffers}
+    described = [(name, array.dtype.str, array.shape, array.nbytes) for name, array in arrays.items()]
+    with open(request.folder / SAFETENSORS, "xb") as file:
+        file.write(header(described, {"format": "np"}))
+        for array in arrays.values():
+            file.write(array.data)
+
+
+def export_checkpoint(backend: str, export_format: str, checkpoint: Checkpoint, folder: Path) -> None:
+    """Export a checkpoint into an empty folder, with a description for programs and one for people."""
+    meta = checkpoint.meta
+    request = Export(
+        format=export_format,
+        folder=folder,
+        model_name=meta.job["model"],
+        model=rebuilt_model(meta),
+        parameters=checkpoint.parameters,
+        buffers=checkpoint.buffers,
+        updates=meta.step,
+        mean=tuple(meta.data["mean"]),
+        std=tuple(meta.data["std"]),
+    )
+    if backend == PLAIN:
+        chosen = PLAIN_FORMATS[export_format]
+        export_plain(request)
+    else:
+        exporter: Exporter = load(find("backend", backend), "backend")
+        chosen = exporter.export_formats[export_format]
+        exporter.export(request)
+    (folder / DESCRIPTION).write_text(json.dumps(_description(meta, export_format), indent=1) + "\n", encoding="utf-8")
+    (folder / README).write_text(_readme(meta, export_format, chosen), encoding="utf-8")
+
+
+def _description(meta: Meta, export_format: str) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "format": export_format,
+        "model": meta.model["name"],
+        "classes": meta.data["classes"],
+        "class_names": meta.data.get("class_names", []),
+        "input_shape": meta.data["input_shape"],
+        "input_layout": "NCHW",
+        "mean": meta.data["mean"],
+        "std": meta.data["std"],
+        "normalisation": "(pixel / 255 - mean[channel]) / std[channel], float32",
+        "output": "logits, float32 [batch, classes]",
+        "parameters": meta.model["parameters"],
+        "buffers": meta.model["buffers"],
+        "trained_on": meta.data["name"],
+        "synthetic": meta.data.get("synthetic", False),
+        "trained_by": meta.backend,
+        "updates": meta.step,
+        "metrics": meta.metrics,
+    }
+
+
+def _readme(meta: Meta, export_format: str, chosen: ExportFormat) -> str:
+    channels, height, width = meta.data["input_shape"]
+    usage = chosen.usage.replace("IMAGES", f"(1, {channels}, {height}, {width})")
+    return (
+        f"# {meta.model['name']} as {export_format}\n\n"
+        f"This folder holds {chosen.summary}. It was trained on {meta.data['name']} by `trainer` with {meta.step:,} updates.\n\n"
+        f"Input: images, [batch, {channels}, {height}, {width}], channels first, pixels normalised as (pixel / 255 − mean) / std with\n"
+        f"mean {meta.data['mean']} and std {meta.data['std']}, a number a channel. Output: logits, [batch, {meta.data['classes']}];\n"
+        f"their softmax is the probability of each class. `{DESCRIPTION}` says the same for programs, and has the names and shapes\n"
+        "of all weights.\n\n"
+        f"```python\n{usage}\n```\n"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Export one checkpoint; an error meant for people is written to standard error, and its exit code returned."""
+    backend, export_format, checkpoint, folder, parent = sys.argv[1:] if arguments is None else arguments
+    die_with_parent(int(parent))
+    try:
+        export_checkpoint(backend, export_format, read_checkpoint(Path(checkpoint)), Path(folder))
+    except TrainerError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

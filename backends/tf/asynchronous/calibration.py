@@ -1,0 +1,109 @@
+"""Async: the parts of a step as a worker repeats them when the chief orders it to; see `Session.calibrate` and calibration.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...base import CalibrationPart
+from ..calibration import SMALL_ELEMENTS, State, Step, after, repeated
+from ..data import Layout, Resident
+from ..forward_context import Passes
+from ..model import TfModel, flattened
+from .shards import Shard
+from .tickets import Work, unpack
+from .worker import element_spec, pulled
+
+__all__ = ["WorkerParts"]
+
+PUSHED = 1e-3
+"""What every element of a gradient is that is pushed in vain: with zeros the slots would decay to numbers that are slow to compute with."""
+
+
+class WorkerParts:
+    """The parts of an async worker's step, as functions (iterator of `local_dataset`, ticket, limits) → float64 [3].
+
+    They return the worker's index and what `repeated` returns. The ticket has the batches to gather; the first is computed on.
+    """
+
+    def __init__(self, model: TfModel, passes: Passes, shards: Sequence[Shard], layout: Layout) -> None:
+        self._model, self._passes, self._shards, self._layout = model, passes, shards, layout
+
+    def function(self, part: CalibrationPart) -> Callable[[Iterator[Any], tf.Tensor, tf.Tensor], tf.Tensor]:
+        """Make a part's function; as in training its loop has no dependencies but those that are stated."""
+
+        def loop(inputs: tf.Tensor, labels: tf.Tensor, ticket: tf.Tensor, limits: tf.Tensor) -> tf.Tensor:
+            data, work = Resident(self._layout, inputs, labels), unpack(ticket, changing=self._layout.changing)
+            state, step = self._make(part, data, work)
+            return repeated(step, state, limits)
+
+        _, *specs = element_spec(self._layout)
+        vectors = tf.TensorSpec([None], tf.int32), tf.TensorSpec([2], tf.float64)
+        wrapped = tf.compat.v1.wrap_function(loop, [*specs[:2], *vectors])
+
+        def run(iterator: Iterator[Any], ticket: tf.Tensor, limits: tf.Tensor) -> tf.Tensor:
+            worker, inputs, labels, *_ = next(iterator)
+            return tf.concat([[tf.cast(worker, tf.float64)], wrapped(inputs, labels, ticket, limits)], axis=0)
+
+        return run
+
+    def _make(self, part: CalibrationPart, data: Resident, work: Work) -> tuple[State, Step]:
+        """Return a part's first state and its step, in ops."""
+        if part == "data":
+            return after([data.labels, work.indices]), self._gathering(data, work)
+        if part in ("compute", "half"):
+            return self._computing(data, work, half=part == "half")
+        if part == "communicate":
+            return [tf.identity(shard.pull()) for shard in self._shards], self._push
+        return [tf.zeros([SMALL_ELEMENTS]) for _ in self._shards], self._echo
+
+    @staticmethod
+    def _batch(data: Resident, work: Work, position: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Return a batch with the images as they lie in memory, and its indices."""
+        begin, end = tf.gather(work.offsets, position), tf.gather(work.offsets, position + 1)
+        indices = work.indices[begin:end]
+        return *data.laid_batch(indices, None if work.changes is None else work.changes[begin:end]), indices
+
+    def _gathering(self, data: Resident, work: Work) -> Step:
+        def gather(done: tf.Tensor, state: State) -> State:
+            x, y_b, _ = self._batch(data, work, tf.math.floormod(done, work.count))
+            return [tf.reduce_sum(tf.reshape(x, [-1])[:1], keepdims=True) + tf.cast(tf.reduce_sum(y_b[:1]), tf.float32)]
+
+        return gather
+
+    def _computing(self, data: Resident, work: Work, *, half: bool) -> tuple[State, Step]:
+        """Return what computes on the first batch, or on half of it: the gradient as it is pushed."""
+        x, y_b, indices = self._batch(data, work, 0)
+        size = tf.size(y_b) // 2 if half else tf.size(y_b)
+        x, y_b, indices = x[:size], y_b[:size], indices[:size]
+        messages = [tf.identity(shard.pull()) for shard in self._shards]
+
+        def compute(done: tf.Tensor, state: State) -> State:
+            with tf.control_dependencies(state):
+                received = [tf.identity(message) for message in messages]
+            parameters, buffers = pulled(self._model, received)
+            number = work.first_step + tf.cast(done, tf.int64) if self._passes.dropout else None
+            context = self._passes.training(buffers, number, indices)
+            weight = 1.0 / tf.cast(size, tf.float32)
+            loss_sum, gradients = self._model.loss_and_gradients(parameters, data.parts(x, y_b, 1), weight, context)
+            falls = [value - context.updated.get(name, value) for name, value in buffers.items()]
+            return [flattened([*gradients, *falls])[:1] + loss_sum]
+
+        return after([x, y_b, indices, *messages]), compute
+
+    def _push(self, done: tf.Tensor, state: State) -> State:
+        """Push a gradient to every shard and receive parameters, as an update does; with the learning rate 0 they stay the same."""
+        return [
+            shard.push(tf.fill([shard.stop - shard.start], PUSHED), tf.constant(0.0), message)
+            for shard, message in zip(self._shards, state, strict=True)
+        ]
+
+    def _echo(self, done: tf.Tensor, state: State) -> State:
+        """Send a few bytes to every shard and receive as many."""
+        answers = []
+        for shard, message in zip(self._shards, state, strict=True):
+            with tf.device(shard.device):
+                answers.append(message + 1.0)
+        return answers

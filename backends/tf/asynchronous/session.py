@@ -1,0 +1,262 @@
+"""Asynchronous training: the chief hands tickets to workers, which update parameters on the parameter servers (ParameterServerStrategy).
+
+A worker gathers its examples from its own copy of the dataset. Many tickets are outstanding at once and the coordinator gives the next
+to whichever worker is free, so that a slow one only takes fewer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ....core.cluster import Task, split_evenly
+from ....core.errors import RunFailedError
+from ....core.job import Job
+from ....core.startup import phase
+from ....data.base import Dataset, Split
+from ....models.base import Array, ModelSpec, ParameterSpec
+from ...base import (  # fmt: skip
+    Calibrated,
+    Calibration,
+    CalibrationPart,
+    EvalResult,
+    Plan,
+    State,
+    StepResult,
+    calibration_batches,
+    make_sampler,
+)
+from ..calibration import limits_of, limits_spec
+from ..data import layout_for
+from ..forward_context import Passes
+from ..model import build_model
+from ..optimizers import build_optimizer
+from ..precision import ChiefLossScale
+from ..profiler import make_tracer
+from ..runtime import set_tf_config, translated_errors, within
+from ..state import StateMemory, check_fits
+from ..state import cut as cut_flat
+from .calibration import WorkerParts
+from .result_queue import Fetcher
+from .shards import make_shard
+from .tickets import Ticket, cut, pack, read_outcome
+from .worker import element_spec, evaluation, local_dataset, training
+
+__all__ = ["AsyncSession", "open_chief"]
+
+STEPS_PER_TICKET = 100
+"""Most updates in a ticket by default: handing one out costs about as much as two updates of a small model."""
+
+TICKETS_PER_WORKER = 4
+"""A plan is cut into at least so many tickets per worker, where it has so many updates, so that workers share it by their speed."""
+
+OUTSTANDING_PER_WORKER = 3
+"""One that is being computed, and two so that a worker which finishes early never waits for the chief."""
+
+WARM_SPLIT: Split = "test"
+"""The split that runs are evaluated on; warm-up does it once."""
+
+MOST_ROUNDS = 20
+"""Tries to have every worker calibrate at the same time; idle workers each take one of as many orders, so that the first succeeds."""
+
+EVALUATIONS_PER_WORKER = 2
+"""Pieces that a split is evaluated in."""
+
+
+def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSession:
+    """Connect to all servers, lay out parameters and datasets, and warm every worker up."""
+    set_tf_config(task)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    with translated_errors(task):
+        strategy = within(job.start_timeout, "forming the cluster", lambda: tf.distribute.ParameterServerStrategy(resolver))
+    session = AsyncSession(job, spec, data, strategy)
+    phase("warming up")
+    session.warm_up(job.start_timeout)
+    return session
+
+
+class AsyncSession:
+    """The chief at work; implements `Session`. It computes nothing itself."""
+
+    def __init__(self, job: Job, spec: ModelSpec, data: Dataset, strategy: tf.distribute.ParameterServerStrategy) -> None:
+        self._job, self._spec, self._sizes = job, spec, dict(data.info.sizes)
+        self.precision_used = job.precision
+        self._sampler = make_sampler(job, data)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        optimizer, self._model, self._passes = build_optimizer(job), build_model(job.model, spec), Passes(job, spec, 0)
+        self._slots = optimizer.slots
+        bounds = split_evenly(spec.size + spec.buffers_size, job.ps)
+        self._loss_scale = ChiefLossScale() if job.precision == "fp16" else None
+        skipping = self._loss_scale is not None
+        self._shards = [make_shard(index, *bound, spec.size, optimizer, skipping=skipping) for index, bound in enumerate(bounds)]
+        layout = self._layout = layout_for(job, spec, data.info)
+        make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
+        self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
+        self._train = self._traced(training(self._model, self._passes, self._shards, layout), tf.TensorSpec([None], tf.int32))
+        self._evaluations: dict[Split, tf.types.experimental.ConcreteFunction] = {}
+        self._worker_parts = WorkerParts(self._model, self._passes, self._shards, layout)
+        self._parts: dict[CalibrationPart, tf.types.experimental.ConcreteFunction] = {}
+        self._memory: StateMemory | None = None
+        self._window = OUTSTANDING_PER_WORKER * job.workers
+        self._tickets: Fetcher[Ticket] = Fetcher(self._window)
+        self._tracer = make_tracer(job.profile, first=True)
+        self.scheduled = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Load the initial state."""
+        self.load(State(self._spec.initial(self._job.seed), buffers=self._spec.initial_buffers()))
+
+    def warm_up(self, seconds: float) -> None:
+        """Have every worker carry out every function, then go back to the initial state."""
+        deadline = time.monotonic() + seconds
+        plan = Plan(0, 1, 0, 0, np.zeros(1))
+        seen: set[int | None] = set()
+        while len(seen) < self._job.workers:
+            if time.monotonic() > deadline:
+                raise RunFailedError(f"start_timeout: only workers {sorted(map(str, seen))} of {self._job.workers} became ready")
+            for _ in range(self._job.workers):
+                self._schedule(plan, 0, 1)
+            seen.update(result.worker for result in self.drain())
+        self.evaluate(WARM_SPLIT)
+        self._begin()
+        self.scheduled = 0
+        if self._job.checkpoint_every is not None:
+            self.state()
+
+    def train(self, plan: Plan) -> Iterator[StepResult]:
+        """Hand the plan out; ends when its last ticket is in the queue. Yields tickets of this and earlier plans as they are done."""
+        if self._tracer is not None:
+            self._tracer.begin()
+        parts = TICKETS_PER_WORKER * self._job.workers
+        for begin, count in cut(plan, self._job.steps_per_call or STEPS_PER_TICKET, parts):
+            while self._tickets.outstanding >= self._window:
+                yield self._finished()
+            self._schedule(plan, begin, count)
+
+    def drain(self) -> Iterator[StepResult]:
+        """Wait for all outstanding tickets and yield them."""
+        while self._tickets.outstanding:
+            yield self._finished()
+
+    def _finished(self) -> StepResult:
+        """Wait for the next ticket that is done."""
+        ticket, outcome = self._tickets.next()
+        result, loss_scale = read_outcome(ticket, outcome)
+        if self._loss_scale is not None:
+            self._loss_scale.learn(ticket.loss_scale, loss_scale, ticket.count)
+        if self._tracer is not None:
+            self._tracer.done(result.count)
+        return result
+
+    def evaluate(self, split: Split) -> EvalResult:
+        """Have the workers evaluate ranges of the split and add their sums up; the number of examples is checked."""
+        self._require_quiescence("evaluate")
+        started = time.perf_counter()
+        pieces: Fetcher[None] = Fetcher(self._job.workers)
+        for start, stop in split_evenly(self._sizes[split], EVALUATIONS_PER_WORKER * self._job.workers):
+            arguments = (self._datasets, tf.constant([start, stop], tf.int32))
+            pieces.expect(None, self._coordinator.schedule(self._evaluation(split), args=arguments))
+        sums = np.zeros(3)
+        while pieces.outstanding:
+            sums += pieces.next()[1]
+        loss_sum, correct, count = sums.tolist()
+        if count != self._sizes[split]:
+            raise RuntimeError(f"evaluation covered {count:g} examples of split {split!r} instead of {self._sizes[split]}")
+        return EvalResult(split, int(count), loss_sum, int(correct), time.perf_counter() - started, self._updates_applied())
+
+    def predict(self, split: Split, start: int, stop: int) -> Array:
+        """Raise RuntimeError: only a single sync worker predicts; see `Session.predict`."""
+        raise RuntimeError("predict: needs a single worker in mode sync, and this run is async")
+
+    def state(self) -> State:
+        """Return a copy of the state from the parameter servers."""
+        self._require_quiescence("state")
+        if self._memory is None:
+            self._memory = StateMemory(self._spec, self._slots)
+        memory = self._memory
+        for shard in self._shards:
+            shard.copy_to(memory.parameters, memory.slots, memory.buffers)
+        for vector in (memory.parameters, *memory.slots.values()):
+            for name, value in cut_flat(vector, self._spec.parameters).items():
+                if name in self._model.layouts:
+                    self._model.layouts[name].make_canonical(value)
+        return memory.state(self._updates_applied(), None if self._loss_scale is None else self._loss_scale.scalars)
+
+    def load(self, state: State | None) -> None:
+        """Replace the state on the parameter servers. Raises ValueError where it does not fit the model or the optimiser."""
+        if state is None:
+            raise RuntimeError("the chief is the only leading task, so it has to be given the state")
+        self._require_quiescence("load")
+        check_fits(self._spec, self._slots, state)
+        values = self._flat([*self._spec.parameters, *self._spec.buffers], {**state.parameters, **state.buffers})
+        slots = {slot: self._flat(self._spec.parameters, of) for slot, of in state.slots.items()}
+        for shard in self._shards:
+            shard.load(values, slots, state.updates)
+        if self._loss_scale is not None:
+            self._loss_scale.restore(state.scalars)
+
+    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+        """Have every worker repeat a part of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
+        self._require_quiescence("calibrate")
+        if order.part not in self._parts:
+            signature = tf.TensorSpec([None], tf.int32), limits_spec()
+            self._parts[order.part] = self._traced(self._worker_parts.function(order.part), *signature)
+        return self._at_once(order)
+
+    def _at_once(self, order: Calibration) -> list[Calibrated]:
+        """Give the order to as many workers at once as there are, again until each of them had one.
+
+        Raises RunFailedError where that does not come about: the coordinator hands out work as it likes.
+        """
+        batches = calibration_batches(self._sampler)
+        arguments = (self._datasets, tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(limits_of(order)))
+        for _ in range(MOST_ROUNDS):
+            answers: Fetcher[None] = Fetcher(self._job.workers)
+            for _ in range(self._job.workers):
+                answers.expect(None, self._coordinator.schedule(self._parts[order.part], args=arguments))
+            found = [answers.next()[1].tolist() for _ in range(self._job.workers)]
+            if len({worker for worker, *_ in found}) == self._job.workers or not order.count:
+                return [Calibrated(int(worker), int(count), seconds) for worker, count, seconds in found]
+        raise RunFailedError(
+            f"in {MOST_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"
+        )
+
+    def close(self) -> None:
+        """Nothing is waited for: servers end with their processes, and TensorFlow's coordinator would wait for a dead worker for ever."""
+
+    def _evaluation(self, split: Split) -> tf.types.experimental.ConcreteFunction:
+        """Return the function that evaluates a range of a split, traced when it is first asked for."""
+        if split not in self._evaluations:
+            function = evaluation(self._model, self._passes, self._shards, self._layout, split)
+            self._evaluations[split] = self._traced(function, tf.TensorSpec([2], tf.int32))
+        return self._evaluations[split]
+
+    def _traced(self, function: Callable[..., tf.Tensor], *signature: tf.TensorSpec) -> tf.types.experimental.ConcreteFunction:
+        """Trace once, for vectors of any length."""
+        iterator = tf.data.IteratorSpec(element_spec(self._layout))
+        return tf.function(function, input_signature=[iterator, *signature], autograph=False).get_concrete_function()
+
+    def _schedule(self, plan: Plan, begin: int, count: int) -> None:
+        batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count, plan.skip)
+        loss_scale = 1.0 if self._loss_scale is None else self._loss_scale.scale
+        vector = pack(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin, loss_scale)
+        remote = self._coordinator.schedule(self._train, args=(self._datasets, tf.constant(vector)))
+        self._tickets.expect(Ticket(plan.first_step + begin, count, len(batches.indices), loss_scale), remote)
+        self.scheduled += count
+
+    def _updates_applied(self) -> int:
+        return int(self._shards[0].version.numpy())
+
+    def _require_quiescence(self, what: str) -> None:
+        if self._tickets.outstanding:
+            raise RuntimeError(f"{what} was called with {self._tickets.outstanding} tickets outstanding; drain first")
+
+    def _flat(self, specs: Sequence[ParameterSpec], values: Mapping[str, Array]) -> Array:
+        """Return canonical values as one vector, each in the layout that the model holds it in."""
+        layouts = self._model.layouts
+        held = [layouts[spec.name].held(values[spec.name]) if spec.name in layouts else values[spec.name] for spec in specs]
+        return np.concatenate([value.ravel() for value in held])

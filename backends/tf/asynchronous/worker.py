@@ -1,0 +1,124 @@
+"""Async: what a worker computes when the chief orders it to. These functions are traced on the chief and run on a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ....data.base import Split
+from ....models.layers.tf.image import HeldParameters
+from ..data import Layout, Resident, resident_from_pixels
+from ..evaluation import summed
+from ..forward_context import Passes
+from ..model import TfModel, flattened
+from ..precision import unscaled
+from . import dataset_handover
+from .shards import PULL_EXTRA, SKIP, Shard, staleness_of
+from .tickets import Work, pack_outcome, unpack
+
+__all__ = ["element_spec", "evaluation", "local_dataset", "pulled", "training"]
+
+_SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+def local_dataset(layout: Layout) -> tf.data.Dataset:
+    """Return a dataset whose every element is (worker's index, train inputs, train labels, test inputs, test labels).
+
+    The arrays are made once, from what the worker offers; each later element is the same memory.
+    """
+
+    def load(worker: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        held = {split: resident_from_pixels(layout, split, *arrays) for split, arrays in dataset_handover.take(layout).items()}
+        return (worker, *(tensor for split in _SPLITS for tensor in (held[split].inputs, held[split].labels)))
+
+    worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+    return tf.data.Dataset.from_tensors(worker).map(tf.autograph.experimental.do_not_convert(load)).cache().repeat()
+
+
+def element_spec(layout: Layout) -> tuple[tf.TensorSpec, ...]:
+    """Return the types of an element of `local_dataset`."""
+    arrays = [spec for split in _SPLITS for spec in (layout.inputs_spec(split), tf.TensorSpec([layout.info.sizes[split]], tf.int32))]
+    return tf.TensorSpec([], tf.int64), *arrays
+
+
+def training(model: TfModel, passes: Passes, shards: Sequence[Shard], layout: Layout) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
+    """Make the function (iterator of `local_dataset`, ticket) → outcome; see tickets.py for the two vectors.
+
+    Its loop is traced by `wrap_function`, which adds no control dependencies of its own. The order of reads and updates is stated op
+    by op, and each further dependency between two tasks would be a message in every update: a quarter of a small model's time.
+    """
+
+    def loop(inputs: tf.Tensor, labels: tf.Tensor, ticket: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        work = unpack(ticket, changing=layout.changing)
+        return _updates(model, passes, shards, Resident(layout, inputs, labels), work)
+
+    _, *specs = element_spec(layout)
+    updates = tf.compat.v1.wrap_function(loop, [*specs[:2], tf.TensorSpec([None], tf.int32)])
+
+    def train(iterator: Iterator[Any], ticket: tf.Tensor) -> tf.Tensor:
+        worker, inputs, labels, *_ = next(iterator)
+        return pack_outcome(worker, *updates(inputs, labels, ticket))
+
+    return train
+
+
+def _updates(model: TfModel, passes: Passes, shards: Sequence[Shard], data: Resident, work: Work) -> tuple[tf.Tensor, ...]:
+    """Carry out a ticket: return the seconds it took, float64, the loss scale at its end, each update's loss, and its staleness, int64."""
+    with tf.control_dependencies([work.indices]):
+        started = tf.timestamp()
+    with tf.control_dependencies([started]):
+        # A loop's values stay where the first one is made: without the copy each message would travel three times.
+        first_pull = [tf.identity(shard.pull()) for shard in shards]
+
+    scaled = shards[0].skipping
+
+    def body(
+        step: tf.Tensor, scale: tf.Tensor, messages: list[tf.Tensor], losses: tf.TensorArray, staleness: tf.TensorArray
+    ) -> tuple[Any, ...]:
+        begin, end = tf.gather(work.offsets, step), tf.gather(work.offsets, step + 1)
+        indices = work.indices[begin:end]
+        batch = data.batch(indices, None if work.changes is None else work.changes[begin:end])
+        size = tf.cast(end - begin, tf.float32)
+        slope = scale / size if scaled else 1.0 / size
+        parameters, buffers = pulled(model, messages)
+        number = work.first_step + tf.cast(step, tf.int64) if passes.dropout else None
+        context = passes.training(buffers, number, indices)
+        loss_sum, gradients = model.loss_and_gradients(parameters, [batch], slope, context)
+        falls = [value - context.updated.get(name, value) for name, value in buffers.items()]
+        rate = tf.gather(work.learning_rates, step)
+        if scaled:
+            gradients, finite = unscaled(gradients, scale)
+            rate, scale = tf.where(finite, rate, SKIP), tf.where(finite, scale, scale / 2.0)
+        gradient = flattened([*gradients, *falls])
+        messages = [shard.push(gradient[shard.start : shard.stop], rate, pulled) for shard, pulled in zip(shards, messages, strict=True)]
+        return step + 1, scale, messages, losses.write(step, loss_sum / size), staleness.write(step, staleness_of(messages[0]))
+
+    losses, staleness = (tf.TensorArray(dtype, size=work.count, element_shape=[]) for dtype in (tf.float32, tf.int64))
+    _, scale, messages, losses, staleness = tf.while_loop(
+        lambda step, *_: step < work.count, body, (tf.constant(0), work.loss_scale, first_pull, losses, staleness)
+    )
+    with tf.control_dependencies(messages):
+        seconds = tf.timestamp() - started
+    return seconds, scale, losses.stack(), staleness.stack()
+
+
+def evaluation(
+    model: TfModel, passes: Passes, shards: Sequence[Shard], layout: Layout, split: Split
+) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
+    """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [3], as `TfModel.sums` of these examples."""
+    position = 1 + 2 * _SPLITS.index(split)
+
+    def evaluate(iterator: Iterator[Any], bounds: tf.Tensor) -> tf.Tensor:
+        element = next(iterator)
+        data = Resident(layout, element[position], element[position + 1])
+        parameters, buffers = pulled(model, [shard.pull() for shard in shards])
+        return summed(model, data, parameters, passes.evaluation(buffers), bounds[0], bounds[1])
+
+    return evaluate
+
+
+def pulled(model: TfModel, messages: Sequence[tf.Tensor]) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
+    """Return parameters and buffers in the shards' messages."""
+    return model.unflattened(tf.concat([message[:-PULL_EXTRA] for message in messages], axis=0))

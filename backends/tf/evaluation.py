@@ -1,0 +1,34 @@
+"""A pass over a range of a split without training, in ops, so many examples at once as memory allows."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from ...models.layers.tf.image import HeldParameters
+from .data import Resident
+from .forward_context import Context
+from .model import TfModel, evaluation_batch
+
+__all__ = ["summed"]
+
+
+def summed(
+    model: TfModel,
+    data: Resident,
+    parameters: HeldParameters,
+    context: Context,
+    start: tf.Tensor | int,
+    stop: tf.Tensor | int,
+    parts: int = 1,
+) -> tf.Tensor:
+    """Return `TfModel.sums`, float64 [3], of the examples start … stop − 1, computed in so many parts at the same time."""
+    size = evaluation_batch(model.spec)
+
+    def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        end = tf.minimum(begin + size, stop)
+        batch = data.parts(*data.laid_batch(tf.range(begin, end)), parts)
+        return end, sums + model.sums(parameters, batch, context)
+
+    first = tf.convert_to_tensor(start, tf.int32), tf.zeros([3], tf.float64)
+    _, sums = tf.while_loop(lambda begin, _: begin < stop, body, first, parallel_iterations=1)
+    return sums

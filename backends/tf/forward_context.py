@@ -1,0 +1,68 @@
+"""The context of each forward pass: the model's buffers, and dropout that depends on nothing but the step it is drawn for.
+
+No random state is kept from step to step, so that a resumed run draws what an uninterrupted one would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ...core.job import Job
+from ...models.base import ForwardContext, ModelSpec
+from ...models.dropout_masks import keep_mask
+from .precision import low_format
+
+__all__ = ["Buffers", "Context", "Passes"]
+
+Buffers = Mapping[str, tf.Tensor]
+Context = ForwardContext[tf.Tensor]
+
+
+class Passes:
+    """Makes the contexts of one worker. `rank` sets its draws apart from those of others at the same step."""
+
+    def __init__(self, job: Job, spec: ModelSpec, rank: int) -> None:
+        self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
+        self._low = low_format(job.precision)
+        self.dropout = spec.dropout
+
+    def evaluation(self, buffers: Buffers) -> Context:
+        """Return the context of a pass that does not train."""
+        return ForwardContext(training=False, buffers=buffers, compute=self._low)
+
+    def training(self, buffers: Buffers, step: tf.Tensor | None, indices: tf.Tensor) -> Context:
+        """Return the context of update `step` (int64 scalar; None is enough for a model without dropout) on the examples at `indices`."""
+        context: Context = ForwardContext(training=True, buffers=buffers, compute=self._low)
+        if self.dropout:
+            context.dropout = self._dropout(step, indices)
+        return context
+
+    def _dropout(self, step: tf.Tensor, indices: tf.Tensor) -> Callable[[tf.Tensor, float, int], tf.Tensor]:
+        """Return the function of a context, in ops."""
+
+        def drop(x_bf: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+            kept = self._shared_mask if self._shared_masks else self._drawn_mask
+            return tf.where(
+                kept(step, indices, x_bf, rate, layer), x_bf * tf.cast(1.0 / (1.0 - rate), x_bf.dtype), tf.zeros([], x_bf.dtype)
+            )
+
+        return drop
+
+    def _drawn_mask(self, step: tf.Tensor, indices: tf.Tensor, x_bf: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+        """Draw by TensorFlow's Philox, with (seed, rank, layer) and the step as its key."""
+        mixed = np.random.SeedSequence([self._seed, self._rank, layer]).generate_state(1, np.uint64).view(np.int64)
+        key = tf.stack([tf.constant(mixed[0]), step])
+        return tf.random.stateless_uniform(tf.shape(x_bf), key, alg="philox") >= rate
+
+    def _shared_mask(self, step: tf.Tensor, indices: tf.Tensor, x_bf: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+        """Take the masks that are the same for every backend and number of workers."""
+        width = x_bf.shape[1]
+
+        def mask(step: np.int64, indices: NDArray[np.int32]) -> NDArray[np.bool_]:
+            return keep_mask(self._seed, int(step), layer, indices, width, rate)
+
+        return tf.ensure_shape(tf.numpy_function(mask, [step, indices], tf.bool), [None, width])

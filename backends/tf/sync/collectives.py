@@ -1,0 +1,194 @@
+"""How a traced function meets the other ranks: not at all, or through MultiWorkerMirroredStrategy's collectives.
+
+Both classes have the same methods, so that training is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from ....core.cluster import Task
+from ....core.job import Job
+from ....models.base import Array
+from ..runtime import fits_single_threaded_executor, set_tf_config, single_threaded_executor, translated_errors, within
+from .rendezvous import meet
+
+__all__ = ["Alone", "Ranks", "Together", "form"]
+
+PACK_BYTES = 25 << 20
+"""Gradients are reduced in packs of this size: one for a small model, several that overlap for a large one."""
+
+Traced = Callable[..., tf.Tensor]
+
+
+class Ranks(Protocol):
+    """All ranks of a job, as one of them sees them."""
+
+    def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
+        """Return `function` as a graph, called with tensors of the signature."""
+        ...
+
+    def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
+        """Inside a traced function, also in a loop: call `function` where it may use `add_up`."""
+        ...
+
+    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Inside `on_replica`: return each tensor's sum over all ranks."""
+        ...
+
+    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+        """Inside `on_replica`: return a vector's sum over all ranks, rank after rank: no element depends on how many others there are."""
+        ...
+
+    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+        """Return rank 0's array, float32, on every rank; others give None. Called on all ranks alike."""
+        ...
+
+    def leave(self) -> None:
+        """Wait until every rank is done."""
+        ...
+
+
+class Alone:
+    """A single rank without a strategy.
+
+    `sequential` asks for TensorFlow's sequential executor, which suits small ops; functions that it could wait for ever in are left to the
+    usual one. It does without the rewriting of a loop's ops for oneDNN: a step of a small convolutional network then takes fifteen times as
+    long.
+    """
+
+    def __init__(self, device: str, *, sequential: bool) -> None:
+        self._device, self._sequential = device, sequential
+
+    def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
+        """Trace for the executor that is asked for; a GPU needs ops in parallel to the host's in any case."""
+
+        def placed(*arguments: tf.Tensor) -> tf.Tensor:
+            with tf.device(self._device):
+                return function(*arguments)
+
+        trace = partial(tf.function, placed, input_signature=signature, autograph=False)
+        graph: Traced = trace() if self._device.startswith("GPU") or not self._sequential else _sequential(trace)
+        return graph
+
+    def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
+        """Call the function."""
+        return function(*arguments)
+
+    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Return the tensors."""
+        return tensors
+
+    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+        """Return the vector."""
+        return vector
+
+    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+        """Return the array."""
+        if array is None:
+            raise RuntimeError("the first leading task was given no state")
+        return array
+
+    def leave(self) -> None:
+        """Nobody is waiting."""
+
+
+def _sequential(trace: Callable[[], Any]) -> Traced:
+    """Return what `trace` returns as a function that runs on the sequential executor if it can.
+
+    That is known when it has been traced, at the first call. It is traced anew then, as loops are other ops on that executor; not for that
+    executor first, because a function that it calls would stay what it was traced as.
+    """
+    chosen: list[Traced] = []
+
+    def run_sequentially(function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
+        with single_threaded_executor():
+            return function(*arguments)
+
+    def run(*arguments: tf.Tensor) -> tf.Tensor:
+        if not chosen:
+            function = trace()
+            fits = fits_single_threaded_executor(function.get_concrete_function().graph)
+            chosen.append(partial(run_sequentially, trace()) if fits else function)
+        return chosen[0](*arguments)
+
+    return run
+
+
+class Together:
+    """One of the ranks that a MultiWorkerMirroredStrategy connects."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, rank: int) -> None:
+        self._strategy, self._rank = strategy, rank
+        self._sum = self.traced(lambda vector: self.on_replica(lambda v: self.add_up([v])[0], vector), tf.TensorSpec([None], tf.float32))
+
+    def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
+        """Trace as it is: collectives need TensorFlow's parallel executor."""
+        graph: Traced = tf.function(function, input_signature=signature, autograph=False)
+        return graph
+
+    def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
+        """Run the function on this rank's replica."""
+        return self._strategy.run(function, args=arguments)
+
+    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """All-reduce the tensors; those of one type travel together, in packs."""
+        placed = [tensor if tensor.device else tf.identity(tensor) for tensor in tensors]  # the strategy asks where each one is
+        summed: Sequence[tf.Tensor] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed)
+        return summed
+
+    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+        """All-reduce a matrix in which each rank fills its own row, which brings every row to every rank unchanged; then add up the rows.
+
+        An all-reduce of the vector itself adds in an order that depends on an element's place in it.
+        """
+        ranks = self._strategy.num_replicas_in_sync
+        rows = tf.pad(vector[None], [[self._rank, ranks - 1 - self._rank], [0, 0]])
+        first, *others = tf.unstack(self.add_up([rows])[0], ranks)
+        for row in others:
+            first += row
+        return first
+
+    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+        """Add rank 0's array to everybody else's −0, which changes no number: not even a −0, as adding 0 would."""
+        given = np.full(shape, -0.0, np.float32) if array is None else array
+        result: Array = self._sum(tf.constant(given.ravel())).numpy().reshape(shape)
+        return result
+
+    def leave(self) -> None:
+        """Pass two barriers: whoever leaves first would fail the others.
+
+        A rank may see the end of a barrier while another has yet to read its last message. After the first barrier nothing can be
+        lost any more, so the second may fail.
+        """
+        self._sum(tf.zeros([1])).numpy()
+        try:
+            self._sum(tf.zeros([1])).numpy()
+        except tf.errors.OpError as error:
+            tf.get_logger().info("A peer left between the two closing barriers: %s", error)
+
+
+def form(task: Task, job: Job, device: str, *, sequential: bool) -> Ranks:
+    """Connect the job's ranks; a single one is `sequential` or not.
+
+    Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) where the port was taken.
+    """
+    if not job.wrapped:
+        return Alone(device, sequential=sequential)
+    set_tf_config(task)
+    # No timeout_seconds: TensorFlow starts a thread for each collective that has one, and keeps it until the time is over: some thousand
+    # steps later the process can start no more. A rank that hangs is what the driver's stall time-out is for.
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES)
+
+    meet(task, job.start_timeout)
+
+    def connect() -> Any:
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+    with translated_errors(task):
+        return Together(within(job.start_timeout, "forming the cluster", connect), task.rank)

@@ -1,0 +1,286 @@
+"""Synchronous training: every rank runs the same steps in lockstep and adds its share of each gradient (MultiWorkerMirroredStrategy).
+
+One `tf.function` carries out many steps. With one worker, and unless the wrapper is asked for, it is a plain loop without a strategy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ....core.cluster import Task, split_evenly
+from ....core.job import Job
+from ....core.startup import phase
+from ....data.base import Dataset, Split
+from ....data.sampler import Batches
+from ....models.base import Array, ModelSpec
+from ...allocator import keep_freed_memory
+from ...base import Calibrated, Calibration, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ..calibration import Calibrator, RankParts
+from ..data import Resident, layout_for, resident
+from ..evaluation import summed
+from ..forward_context import Passes
+from ..model import TfModel, build_model, evaluation_batch, parts_on
+from ..precision import precision_used
+from ..profiler import make_tracer
+from ..state import StateMemory, check_fits
+from .collectives import Ranks, form
+from .replica import Replica
+
+__all__ = ["SyncSession", "open_sync"]
+
+STEPS_PER_CALL = 2000
+"""Most steps fused by default. A call costs about half a millisecond besides its steps: at 45,000 steps/s that is 4% of 500 steps."""
+
+MOST_KEPT_BYTES = 1 << 27
+"""Of what a small model's step frees. Large models gain nothing by it on TensorFlow, and take a sixth more memory."""
+
+_NO_CHANGES = np.zeros((0, 3), np.int32)
+
+WARM_SPLIT: Split = "test"
+"""The split that runs are evaluated on; the evaluation of another one is traced when it is first asked for."""
+
+
+def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> SyncSession:
+    """Join the other ranks, put data and parameters in place and warm up."""
+    ranks = form(task, job, device, sequential=not layout_for(job, spec, data.info).channels_last)
+    session = SyncSession(task, job, spec, data, device, ranks)
+    phase("warming up")
+    session.warm_up()
+    return session
+
+
+class SyncSession:
+    """A rank at work; implements `Session`."""
+
+    def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str, ranks: Ranks) -> None:
+        self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
+        self._sampler = make_sampler(job, data)
+        self._model: TfModel = build_model(job.model, spec)
+        self._parts = parts_on(device, job, spec, task.threads)
+        self._passes = Passes(job, spec, task.rank)
+        self._updates = 0
+        self._averaged = True
+        self._memory: StateMemory | None = None
+        self._calibrator: Calibrator | None = None
+        self._closed = False
+        self.precision_used = precision_used(job.precision, device)
+        layout = layout_for(job, spec, data.info)
+        self._changing = layout.changing
+        with tf.device(device):
+            self._data: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
+            self._replica = Replica(job, self._model)
+            self._sizes = {split: int(self._data[split].labels.shape[0]) for split in self._data}
+        if self._parts > 1:
+            keep_freed_memory(MOST_KEPT_BYTES, MOST_KEPT_BYTES // 4, one_arena=False)
+        self._train = ranks.traced(
+            self._steps,
+            *(tf.TensorSpec([None], kind) for kind in (tf.int32, tf.int64, tf.float32)),
+            tf.TensorSpec([None, None], tf.float32),
+            tf.TensorSpec([], tf.int64),
+            tf.TensorSpec([None, 3], tf.int32),
+        )
+        self._evaluations = {split: ranks.traced(self._evaluation(split)) for split in self._data}
+        self._predictions = {split: ranks.traced(self._prediction(split), *[tf.TensorSpec([], tf.int32)] * 2) for split in self._data}
+        self._average = ranks.traced(self._averaging)
+        self._tracer, self._left_to_trace = make_tracer(job.profile, first=task.rank == 0), job.profile
+
+    def warm_up(self) -> None:
+        """Trace and run everything once, on every rank together, then go back to the initial state."""
+        self._call(self._sampler.for_rank(0, 0, 1, self._task.rank), np.zeros(1), 0)
+        self.evaluate(WARM_SPLIT)
+        self._replica.begin_anew()
+        self._updates = 0
+        if self._job.checkpoint_every is not None:
+            self._state_memory()
+
+    def train(self, plan: Plan) -> Iterator[StepResult]:
+        """Apply the plan in calls of at most `job.steps_per_call` steps; a call is a result."""
+        begin = 0
+        while begin < plan.count:
+            count = min(self._left_to_trace or self._job.steps_per_call or STEPS_PER_CALL, plan.count - begin)
+            if self._tracer is not None:
+                self._tracer.begin()
+            started = time.perf_counter()
+            batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch + begin, count, self._task.rank, plan.skip)
+            losses = self._call(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin)
+            seconds = time.perf_counter() - started
+            self._left_to_trace = max(0, self._left_to_trace - count)
+            if self._tracer is not None:
+                self._tracer.done(count)
+            yield StepResult(plan.first_step + begin, losses, int(batches.global_sizes.sum()), seconds)
+            begin += count
+
+    def drain(self) -> Iterator[StepResult]:
+        """Nothing is ever outstanding."""
+        return iter(())
+
+    def evaluate(self, split: Split) -> EvalResult:
+        """Evaluate a contiguous share of the split on every rank and add up; the number of examples is checked."""
+        started = time.perf_counter()
+        self._average_buffers()
+        loss_sum, correct, count = self._evaluations[split]().numpy().tolist()
+        if count != self._sizes[split]:
+            raise RuntimeError(f"evaluation covered {count:g} examples of split {split!r} instead of {self._sizes[split]}")
+        return EvalResult(split, int(count), loss_sum, int(correct), time.perf_counter() - started, self._updates)
+
+    def predict(self, split: Split, start: int, stop: int) -> Array:
+        """Return logits; see `Session.predict`. Raises RuntimeError where there are several ranks."""
+        if self._job.workers > 1:
+            raise RuntimeError(f"predict: needs a single worker, and this run has {self._job.workers}")
+        step = evaluation_batch(self._spec)
+        function = self._predictions[split]
+        pieces = [function(tf.constant(begin), tf.constant(min(begin + step, stop))).numpy() for begin in range(start, stop, step)]
+        return np.concatenate([np.zeros((0, self._spec.classes), np.float32), *pieces])
+
+    def state(self) -> State:
+        """Return a copy of the state; complete on the first rank, without values on the others."""
+        self._average_buffers()
+        memory = self._state_memory()
+        if memory is None:
+            return State({}, updates=self._updates)
+        self._replica.copy_to(memory)
+        return memory.state(self._updates, self._replica.scalars)
+
+    def load(self, state: State | None) -> None:
+        """Replace the state on every rank by that of rank 0. Raises ValueError where it does not fit the model or the optimiser."""
+        if state is not None:
+            check_fits(self._spec, self._replica.optimizer.slots, state)
+        self._replica.install(state, self._ranks.spread)
+        self._updates = self._spread_count(None if state is None else state.updates)
+        self._averaged = True
+
+    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+        """Repeat a part of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        if self._calibrator is None:
+            batches = calibration_batches(self._sampler, self._task.rank)
+            scalars = self._replica.optimizer.host_scalars(np.zeros(1), self._updates + 1)[0]
+            parts = RankParts(
+                self._data["train"], batches, self._gradients, self._replica, self._ranks, scalars,
+                workers=self._job.workers, dropout=self._passes.dropout,
+            )  # fmt: skip
+            self._calibrator = Calibrator(self._ranks.traced, parts.make, deterministic=self._job.deterministic)
+        return [Calibrated(self._task.rank, *self._calibrator.run(order))]
+
+    def close(self) -> None:
+        """Wait until every rank is here, then leave; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._ranks.leave()
+
+    def _spread_count(self, count: int | None) -> int:
+        """Return rank 0's count, sent as two float32 that hold it exactly (each below 2²⁴)."""
+        halves = None if count is None else np.array(divmod(count, 1 << 24), np.float32)
+        high, low = self._ranks.spread(halves, (2,)).tolist()
+        return (int(high) << 24) + int(low)
+
+    def _state_memory(self) -> StateMemory | None:
+        """Return the room for a copy of the state, taken once; on the first rank alone, whose copy is asked for."""
+        if self._memory is None and self._task.rank == 0:
+            self._memory = self._replica.memory()
+        return self._memory
+
+    def _average_buffers(self) -> None:
+        """Make the buffers equal on all ranks. A second call before further updates changes nothing, not a bit."""
+        if not self._averaged and self._job.workers > 1 and self._spec.buffers:
+            self._average()
+        self._averaged = True
+
+    def _averaging(self) -> tf.Tensor:
+        def average() -> tf.Tensor:
+            self._replica.average_buffers(self._ranks.add_up, self._job.workers)
+            return tf.constant(True)
+
+        return self._ranks.on_replica(average)
+
+    def _call(self, batches: Batches, learning_rates: NDArray[np.float64], first_step: int) -> Array:
+        """Run one call: len(batches) updates. Returns each update's loss over all ranks, float32 [count]."""
+        sizes, global_sizes = np.diff(batches.offsets).astype(np.int64), batches.global_sizes.astype(np.float32)
+        scalars = self._replica.optimizer.host_scalars(learning_rates, self._updates + 1)
+        scalars = np.concatenate([1 / global_sizes[:, None], scalars], axis=1)
+        changes = _NO_CHANGES if batches.changes is None else batches.changes
+        inputs = (tf.constant(array) for array in (batches.indices, sizes, global_sizes, scalars, np.int64(first_step), changes))
+        losses: Array = self._train(*inputs).numpy()
+        self._updates += len(batches)
+        self._averaged = False
+        return losses
+
+    def _steps(
+        self,
+        indices: tf.Tensor,
+        sizes_k: tf.Tensor,
+        global_sizes_k: tf.Tensor,
+        scalars_ks: tf.Tensor,
+        first_step: tf.Tensor,
+        changes: tf.Tensor,
+    ) -> tf.Tensor:
+        """Carry out k steps in ops; return their losses [k].
+
+        Step i takes the next `sizes_k[i]` of `indices` (and of `changes`, where images are changed). Row i of `scalars_ks` is (1 / global
+        size, optimiser's …). What can be done for all steps at once is done outside the loop, where an op costs nothing; what a model
+        or a job does not need is not in the loop at all.
+        """
+        count = tf.size(sizes_k)
+        width = 1 + self._replica.optimizer.host_scalars(np.zeros(0), 1).shape[1]
+        batches = tf.TensorArray(tf.int32, size=count, element_shape=[None], infer_shape=False).split(indices, sizes_k)
+        if self._changing:
+            cut_changes = tf.TensorArray(tf.int32, size=count, element_shape=[None, 3], infer_shape=False).split(changes, sizes_k)
+
+        def body(step: tf.Tensor, loss_sums: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+            weight, *scalars = tf.unstack(tf.gather(scalars_ks, step), width)
+            number = first_step + tf.cast(step, tf.int64) if self._passes.dropout else None
+            changed = cut_changes.read(step) if self._changing else None
+            loss_sum = self._ranks.on_replica(self._step, batches.read(step), changed, number, weight, *scalars)
+            return step + 1, loss_sums.write(step, loss_sum)
+
+        loss_sums = tf.TensorArray(tf.float32, size=count, element_shape=[])
+        _, loss_sums = tf.while_loop(lambda step, _: step < count, body, (tf.constant(0), loss_sums))
+        return self._ranks.on_replica(self._ranks.add_in_order, loss_sums.stack() / global_sizes_k)
+
+    def _step(
+        self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, weight: tf.Tensor, *scalars: tf.Tensor
+    ) -> tf.Tensor:
+        """Apply one update from this rank's examples and the other ranks' gradients; return the sum of this rank's example losses."""
+        images, y_b = self._data["train"].laid_batch(indices, changes)
+        loss_sum, gradients = self._gradients(images, y_b, indices, number, weight)
+        self._replica.apply(self._ranks.add_up(gradients), scalars)
+        return loss_sum
+
+    def _gradients(
+        self, images: tf.Tensor, y_b: tf.Tensor, indices: tf.Tensor, number: tf.Tensor | None, weight: tf.Tensor
+    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        """Return the sum of this rank's example losses and its share of the gradients; buffers are kept. `images` lie as in memory."""
+        parameters, buffers = self._replica.read()
+        context = self._passes.training(buffers, number, indices)
+        scale = self._replica.loss_scale
+        slope = weight if scale is None else weight * scale.scale
+        parts = self._data["train"].parts(images, y_b, self._parts)
+        loss_sum, gradients = self._model.loss_and_gradients(parameters, parts, slope, context)
+        self._replica.keep(context.updated)
+        return loss_sum, gradients
+
+    def _evaluation(self, split: Split) -> Callable[[], tf.Tensor]:
+        """Make the function that evaluates this rank's share of a split and adds the sums up over all ranks."""
+        start, stop = split_evenly(self._sizes[split], self._job.workers)[self._task.rank]
+
+        def evaluation() -> tf.Tensor:
+            parameters, buffers = self._replica.read()
+            sums = summed(self._model, self._data[split], parameters, self._passes.evaluation(buffers), start, stop, self._parts)
+            return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], sums)
+
+        return evaluation
+
+    def _prediction(self, split: Split) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+        """Make the function that returns the logits of the examples start … stop − 1 of a split."""
+
+        def prediction(start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+            parameters, buffers = self._replica.read()
+            data = self._data[split]
+            parts = data.parts(*data.laid_batch(tf.range(start, stop)), self._parts)
+            return self._model.logits(parameters, parts, self._passes.evaluation(buffers))
+
+        return prediction

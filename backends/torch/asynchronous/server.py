@@ -1,0 +1,166 @@
+"""A parameter server: it listens, lets authenticated peers in, and serves each on a connection and a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ....core.cluster import Task, split_evenly
+from ....core.errors import RunFailedError
+from ....core.job import Job
+from ....core.untrusted.listener import Door, Exchange
+from ....models.base import ModelSpec
+from .authentication import Hello, admit
+from .shards import Shard, bytes_of
+from .wire_protocol import SKIP, Frame, Kind, Link, tune
+
+__all__ = ["Listener", "ShardServer", "initial_shard", "shard_bounds", "warm_rule"]
+
+log = logging.getLogger(__name__)
+
+WARM_ELEMENTS = 2**16
+"""Enough to run the kernels that large shards run, on all threads."""
+
+Serve = Callable[[Link, Hello], None]
+
+
+def shard_bounds(model: ModelSpec, shards: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of each shard in the vector of parameters and buffers: equal shares of elements, cut across variables."""
+    return split_evenly(model.size + model.buffers_size, shards)
+
+
+def initial_shard(job: Job, model: ModelSpec, index: int) -> Shard:
+    """Return shard `index` at the model's initial values."""
+    start, stop = shard_bounds(model, job.ps)[index]
+    parameters, buffers = model.initial(job.seed), model.initial_buffers()
+    flat = np.empty(stop - start, dtype=np.float32)
+    position = 0
+    for spec, values in ((spec, values) for specs, values in ((model.parameters, parameters), (model.buffers, buffers)) for spec in specs):
+        first, last = max(start, position), min(stop, position + spec.size)
+        if first < last:
+            flat[first - start : last - start] = values[spec.name].ravel()[first - position : last - position]
+        position += spec.size
+    return Shard(flat, max(0, min(stop, model.size) - start), job)
+
+
+def warm_rule(shard: Shard, job: Job) -> None:
+    """Run the update's kernels once on throw-away values."""
+    elements = min(shard.elements, WARM_ELEMENTS)
+    scratch = Shard(np.zeros(elements, dtype=np.float32), elements, job)
+    scratch.update(torch.zeros(elements), job.lr, 0, torch.empty(elements))
+
+
+class Listener:
+    """Lets peers in until closed. `serve` runs in a thread for each admitted peer; when it returns the connection is closed."""
+
+    def __init__(self, task: Task, elements: int, serve: Serve) -> None:
+        """Start to listen on the task's own address. Raises OSError with errno EADDRINUSE where the port was taken."""
+        self._secret, self._elements, self._serve = task.cluster.secret, elements, serve
+        self._changed = threading.Condition()
+        self._links: set[Link] = set()
+        self._closing = False
+        listening = socket.create_server((task.address, task.port), backlog=128)
+        self._door = Door(listening, self._prove, self._admit, log.warning)
+
+    def _prove(self, exchange: Exchange) -> tuple[socket.socket, Hello]:
+        return exchange.connection, admit(exchange, self._secret, self._elements)
+
+    def _admit(self, peer: tuple[socket.socket, Hello], _host: str) -> None:
+        connection, hello = peer
+        link = Link(connection)
+        with self._changed:
+            self._links.add(link)
+        try:
+            tune(connection)
+            if not self._closing:
+                self._serve(link, hello)
+        finally:
+            with self._changed:
+                self._links.discard(link)
+                self._changed.notify_all()
+            link.close()
+
+    def close(self, timeout: float) -> None:
+        """Stop listening, give the peers `timeout` seconds to go by themselves, then cut them off."""
+        self._closing = True
+        self._door.close()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._links, timeout)
+            for link in self._links:
+                link.abort()
+            self._changed.wait_for(lambda: not self._links, 1.0)
+
+
+class ShardServer:
+    """The task of a parameter server beyond the first: holds one shard; workers push to it, the chief reads and replaces its state."""
+
+    def __init__(self, task: Task, job: Job, model: ModelSpec) -> None:
+        self._shard = initial_shard(job, model, task.placed.index)
+        warm_rule(self._shard, job)
+        self._ended = threading.Event()
+        self._failure: Exception | None = None
+        self._listener = Listener(task, self._shard.elements, self._serve_peer)
+
+    def _serve_peer(self, link: Link, hello: Hello) -> None:
+        try:
+            if hello.role == "chief":
+                self._serve_chief(link)
+            else:
+                self._serve_worker(link)
+        except OSError as error:
+            log.warning("lost %s-%d: %s", hello.role, hello.place, error)
+            if hello.role == "chief" and not self._ended.is_set():
+                self._fail(RunFailedError(f"lost the chief: {error}"))
+        except Exception as error:  # noqa: BLE001 - handed to the main thread, which raises it
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._ended.set()
+
+    def _serve_worker(self, link: Link) -> None:
+        gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
+        incoming, outgoing = bytes_of(gradient), bytes_of(values)
+        while (frame := link.receive(incoming)).kind != Kind.END:
+            if frame.kind == Kind.ECHO:
+                link.send(Kind.DONE)
+                continue
+            link.send(Kind.PARAMETERS, outgoing, version=self._answer(frame, gradient, values))
+
+    def _answer(self, frame: Frame, gradient: torch.Tensor, values: torch.Tensor) -> int:
+        """Carry out a PUSH or a PULL: leave the newest values in `values` and return their version."""
+        if frame.kind == Kind.PUSH:
+            return self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & SKIP))[1]
+        if frame.kind == Kind.PULL:
+            return self._shard.read(values)
+        raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
+
+    def _serve_chief(self, link: Link) -> None:
+        def send(pieces: list[torch.Tensor], version: int) -> None:
+            link.send(Kind.STATE, version=version)
+            link.send_parts([bytes_of(piece) for piece in pieces])
+
+        while True:
+            frame = link.receive()
+            if frame.kind == Kind.FETCH:
+                self._shard.export(send)
+                continue
+            if frame.kind == Kind.STORE:
+                self._shard.replace(lambda pieces: link.receive_parts([bytes_of(piece) for piece in pieces]), frame.version)
+            link.send(Kind.DONE)
+            if frame.kind == Kind.END:
+                self._ended.set()
+                return
+
+    def serve(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set or the chief says so. Raises RunFailedError where the chief is lost."""
+        while not self._ended.wait(0.1) and not stop.is_set():
+            pass
+        self._listener.close(1.0 if self._failure is None else 0.0)
+        if self._failure is not None and not stop.is_set():
+            raise self._failure

@@ -1,0 +1,254 @@
+"""Asynchronous training, the chief's side: it is the first parameter server, hands out tickets, and counts what is applied.
+
+A ticket travels with the reply to the push before it, so that an update is one round trip. With several parameter servers the updates
+and their staleness are counted at this one; the others hold further pieces of the same vector and follow within the same update.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from ....core.cluster import Placed, Task
+from ....core.errors import RunFailedError
+from ....core.job import Job
+from ....data.base import Dataset, Split
+from ....models.base import Array, ModelSpec
+from ...base import Calibrated, Calibration, EvalResult, Plan, State, StepResult, make_sampler
+from ..model import evaluation_batch
+from ..optimizers import slot_names
+from ..state import StateMemory
+from .authentication import Hello, connect
+from .server import Listener, initial_shard, shard_bounds, warm_rule
+from .shards import bytes_of
+from .ticket_progress import TicketProgress
+from .ticket_queue import Dispenser
+from .tickets import TrainTicket, cut_evaluation, cut_plan, encode
+from .wire_protocol import FRESH, SKIP, Kind, Link
+
+__all__ = ["AsyncSession"]
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 5.0
+"""How long `close` waits for workers and parameter servers to go by themselves."""
+
+TICKETS_AHEAD = 2
+"""`train` asks for the next plan when no more than this many tickets a worker are left to hand out: a quarter of a plan."""
+
+
+class AsyncSession:
+    """The only leading task of an asynchronous run."""
+
+    def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> None:
+        self._spec, self._job = model, job
+        self._slots = slot_names(job)
+        self._sizes = dict(data.info.sizes)
+        self._sampler = make_sampler(job, data)
+        self._shard = initial_shard(job, model, 0)
+        self._dispenser = Dispenser()
+        self._memory: StateMemory | None = None
+        self._open, self._calibrated, self._training_seconds = True, False, 0.0
+        warm_rule(self._shard, job)
+        deadline = time.monotonic() + job.start_timeout
+        self._listener = Listener(task, self._shard.elements, self._serve_peer)
+        self._servers = [self._connect(task, placed, deadline) for placed in task.cluster.of_role("ps")]
+        self._await_workers(deadline)
+        if job.checkpoint_every is not None:
+            self._state_memory()
+
+    def _connect(self, task: Task, placed: Placed, deadline: float) -> Link:
+        start, stop = shard_bounds(self._spec, self._job.ps)[placed.index]
+        return connect(task.cluster.endpoint(placed), task.cluster.secret, Hello("chief", 0, stop - start), deadline)
+
+    def _await_workers(self, deadline: float) -> None:
+        expected = frozenset(range(self._job.workers))
+        if not self._dispenser.wait(lambda: self._dispenser.present >= expected, deadline - time.monotonic()):
+            missing = ", ".join(f"worker-{index}" for index in sorted(expected - self._dispenser.present))
+            raise RunFailedError(f"start_timeout: {missing} did not join within {self._job.start_timeout:g} seconds")
+
+    def _serve_peer(self, link: Link, hello: Hello) -> None:
+        """Serve one worker's connection, in a thread of its own."""
+        if hello.role != "worker" or hello.place >= self._job.workers or hello.place in self._dispenser.present:
+            log.warning("refused %s-%d: it has no place in this run, or is here already", hello.role, hello.place)
+            return
+        progress = TicketProgress(hello.place, self._examples)
+        try:
+            self._serve_worker(link, hello.place, progress)
+        except OSError as error:
+            log.warning("lost worker-%d: %s", hello.place, error)
+            self._dispenser.lose(hello.place, progress.close())
+        except Exception as error:  # noqa: BLE001 - handed to the session's thread, which raises it
+            self._dispenser.fail(error)
+
+    def _serve_worker(self, link: Link, worker: int, progress: TicketProgress) -> None:
+        """Answer one worker's requests until there are no more tickets."""
+        gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
+        incoming, outgoing = bytes_of(gradient), bytes_of(values)
+        calibrating = False
+        while True:
+            frame = link.receive(incoming)
+            if frame.kind == Kind.ECHO:
+                link.send(Kind.DONE)
+                continue
+            if frame.kind == Kind.PUSH and calibrating:
+                self._shard.update(gradient, frame.lr, frame.version, values)
+                link.send(Kind.PARAMETERS, outgoing)
+                continue
+            if frame.kind == Kind.PUSH and progress.expects_update:
+                staleness, version = self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & SKIP))
+                if progress.add(frame.loss, staleness, frame.seconds):
+                    link.send(Kind.PARAMETERS, outgoing, version=version)
+                    continue
+                self._dispenser.finish_train(worker, progress.close())
+            elif frame.kind == Kind.SUMS:
+                self._dispenser.finish_eval(worker, (frame.loss, frame.version, frame.examples))
+            elif frame.kind == Kind.CALIBRATED and calibrating:
+                self._dispenser.finish_calibration(Calibrated(worker, frame.examples, frame.seconds))
+            elif frame.kind == Kind.PULL:
+                link.send(Kind.PARAMETERS, outgoing, version=self._shard.read(values))
+                continue
+            elif frame.kind == Kind.READY:
+                self._dispenser.join(worker)
+            else:
+                raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
+            ticket, waited = self._dispenser.take(worker)
+            calibrating = isinstance(ticket, Calibration)
+            if isinstance(ticket, TrainTicket):
+                progress.begin(ticket)
+            flags = FRESH if waited or not isinstance(ticket, TrainTicket) else 0
+            link.send(Kind.PARAMETERS, outgoing, flags=flags, version=self._shard.read(values), trailer=encode(ticket))
+            if ticket is None:
+                return
+
+    def _examples(self, ticket: TrainTicket, updates: int) -> int:
+        first, before = ticket.first_in_epoch, self._sampler.examples_before
+        return before(first + updates, ticket.skip) - before(first, ticket.skip)
+
+    def train(self, plan: Plan) -> Iterator[StepResult]:
+        """Queue the plan's tickets and yield what finishes; see `Session.train`.
+
+        Raises RunFailedError where every worker is lost, or none makes progress for `stall_timeout` seconds.
+        """
+        workers = self._job.workers
+        self._dispenser.offer(cut_plan(plan, workers))
+        return self._timed(self._gather(lambda: self._dispenser.waiting <= TICKETS_AHEAD * workers))
+
+    def drain(self) -> Iterator[StepResult]:
+        """Yield everything outstanding; see `Session.drain`. Errors as in `train`."""
+        return self._timed(self._gather(lambda: self._dispenser.quiescent))
+
+    def _timed(self, results: Iterator[StepResult]) -> Iterator[StepResult]:
+        """Yield the results and count the seconds that it takes, which are those of training."""
+        began = time.perf_counter()
+        yield from results
+        self._training_seconds += time.perf_counter() - began
+
+    def _gather(self, ready: Callable[[], bool]) -> Iterator[StepResult]:
+        """Yield results until `ready`."""
+        seen, since = self._progress(), time.monotonic()
+        while True:
+            self._dispenser.wait(lambda: ready() or self._dispenser.has_news, 1.0)
+            done = ready()
+            yield from self._dispenser.take_results()
+            if done:
+                return
+            if not self._dispenser.present:
+                raise RunFailedError("every worker is lost, and updates are outstanding")
+            if self._progress() != seen:
+                seen, since = self._progress(), time.monotonic()
+            elif time.monotonic() - since > self._job.stall_timeout:
+                raise RunFailedError(f"stall_timeout: no update was applied for {self._job.stall_timeout:g} seconds")
+
+    def _progress(self) -> tuple[int, int]:
+        return self._shard.version, self._dispenser.finished
+
+    def evaluate(self, split: Split) -> EvalResult:
+        """Have the workers evaluate the current parameters; see `Session.evaluate`. Raises RuntimeError where updates are outstanding."""
+        self._require_quiet("evaluate")
+        began = time.perf_counter()
+        size = self._sizes[split]
+        self._dispenser.offer(cut_evaluation(split, size, self._job.workers, evaluation_batch(self._spec)))
+        for result in self._gather(lambda: self._dispenser.quiescent):
+            raise RuntimeError(f"update {result.first_step} was applied during an evaluation")
+        sums = self._dispenser.take_sums()
+        examples = sum(piece[2] for piece in sums)
+        if examples != size:
+            raise RuntimeError(f"evaluation counted {examples} examples of the {size} in split {split!r}")
+        loss_sum, correct = sum(piece[0] for piece in sums), sum(piece[1] for piece in sums)
+        return EvalResult(split, examples, loss_sum, correct, time.perf_counter() - began, self._shard.version)
+
+    def _require_quiet(self, what: str) -> None:
+        if not self._dispenser.quiescent:
+            raise RuntimeError(f"{what}: updates are outstanding; drain first")
+
+    def _state_memory(self) -> StateMemory:
+        if self._memory is None:
+            self._memory = StateMemory(self._spec, self._slots)
+        return self._memory
+
+    def state(self) -> State:
+        """Return a copy of the state, collected from every parameter server; see `Session.state`."""
+        self._require_quiet("state")
+        memory = self._state_memory()
+        own, *others = [memory.part(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
+
+        def copy(pieces: list[torch.Tensor], _version: int) -> None:
+            torch._foreach_copy_(own, pieces)
+
+        for link in self._servers:
+            link.send(Kind.FETCH)
+        self._shard.export(copy)
+        for link, part in zip(self._servers, others, strict=True):
+            link.receive()
+            link.receive_parts([bytes_of(piece) for piece in part])
+        return memory.state(self._shard.version)
+
+    def predict(self, split: Split, start: int, stop: int) -> Array:
+        """Refuse: raises RuntimeError, since a chief computes nothing; see `Session.predict`."""
+        raise RuntimeError("predict: needs a single synchronous worker")
+
+    def load(self, state: State | None) -> None:
+        """Replace the state on every parameter server. Raises ValueError where it does not fit the model."""
+        self._require_quiet("load")
+        if state is None:
+            raise ValueError("load: the chief was given no state")
+        memory = self._state_memory()
+        memory.fill(state)
+        own, *others = [memory.part(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
+        self._shard.replace(lambda pieces: torch._foreach_copy_(pieces, own), state.updates)
+        for link, part in zip(self._servers, others, strict=True):
+            link.send(Kind.STORE, version=state.updates)
+            link.send_parts([bytes_of(piece) for piece in part])
+            link.receive()
+
+    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+        """Have every worker repeat a part of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
+        self._require_quiet("calibrate")
+        native = {} if self._calibrated else {"ps_busy_fraction": self._shard.busy_seconds / max(self._training_seconds, 1e-9)}
+        self._calibrated = True
+        self._dispenser.offer_each(dict.fromkeys(self._dispenser.present, order))
+        for result in self._gather(lambda: self._dispenser.quiescent):
+            raise RuntimeError(f"update {result.first_step} was applied while a part of a step was calibrated")
+        return [replace(found, native=native) for found in self._dispenser.take_calibrated()]
+
+    def close(self) -> None:
+        """Send workers and parameter servers home; bounded in time. A second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        self._dispenser.end()
+        self._listener.close(CLOSE_SECONDS)
+        for index, link in enumerate(self._servers, start=1):
+            try:
+                link.connection.settimeout(CLOSE_SECONDS)
+                link.send(Kind.END)
+                link.receive()
+            except OSError as error:
+                log.warning("ps-%d did not end in good order: %s", index, error)
+            finally:
+                link.close()

@@ -1,0 +1,91 @@
+"""A shard of the flat vector: the values, the rule's slots, and the version, changed together under one lock.
+
+The vector has the parameters first, which follow the update rule, then the model's buffers, whose "gradients" are simply taken off.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ....core.job import Job
+from ....models.base import Array
+from ..optimizers import make_rule, slot_names
+
+__all__ = ["Shard", "bytes_of"]
+
+
+class Shard:
+    """Values [elements] float32 with their rule. The version is the number of updates applied (Adam's t).
+
+    The first `trained` values are parameters, the others buffers. `busy_seconds` is the time spent applying updates.
+    """
+
+    def __init__(self, values: Array, trained: int, job: Job) -> None:
+        self._values = torch.from_numpy(np.array(values, dtype=np.float32))
+        self._trained, self._tail = self._values[:trained], self._values[trained:]
+        self._rule = make_rule(job, [self._trained])
+        self._slots = slot_names(job)
+        self._lock = threading.Lock()
+        self.busy_seconds = 0.0
+
+    @property
+    def elements(self) -> int:
+        """Number of values in the shard."""
+        return int(self._values.numel())
+
+    @property
+    def version(self) -> int:
+        """Number of updates applied."""
+        return self._rule.updates
+
+    def update(self, gradient: torch.Tensor, lr: float, read: int, out: torch.Tensor, *, skip: bool = False) -> tuple[int, int]:
+        """Apply one update and copy the new values to `out`, all in one critical section. `skip`: it is counted, but changes nothing.
+
+        `read` is the version that the gradient was computed from. Returns (staleness, new version): staleness is the number of updates
+        applied between that version and this update. The gradient is overwritten.
+        """
+        with self._lock:
+            began = time.perf_counter()
+            staleness = self._rule.updates - read
+            if skip:
+                self._rule.updates += 1
+            elif len(self._tail):
+                self._rule.step([gradient[: len(self._trained)]], lr)
+                self._tail -= gradient[len(self._trained) :]
+            else:
+                self._rule.step([gradient], lr)
+            out.copy_(self._values)
+            self.busy_seconds += time.perf_counter() - began
+            return staleness, self._rule.updates
+
+    def read(self, out: torch.Tensor) -> int:
+        """Copy the values to `out` and return their version."""
+        with self._lock:
+            out.copy_(self._values)
+            return self._rule.updates
+
+    def _pieces(self) -> list[torch.Tensor]:
+        """Return parameters, each slot, and buffers: what `StateMemory.part` has for the shard, empty ones left out alike."""
+        pieces = [self._trained, *(self._rule.slots[slot][0] for slot in self._slots), self._tail]
+        return [piece for piece in pieces if len(piece)]
+
+    def export(self, send: Callable[[list[torch.Tensor], int], None]) -> None:
+        """Have the state's pieces and the version sent on, or copied, while nothing changes them."""
+        with self._lock:
+            send(self._pieces(), self._rule.updates)
+
+    def replace(self, receive: Callable[[list[torch.Tensor]], None], version: int) -> None:
+        """Have the state's pieces overwritten, while nobody reads them."""
+        with self._lock:
+            receive(self._pieces())
+            self._rule.updates = version
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return a contiguous CPU tensor's memory as bytes, shared."""
+    return memoryview(tensor.numpy()).cast("B")

@@ -1,0 +1,63 @@
+"""What has been applied of the ticket that one worker holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ...base import StepResult
+from .tickets import TrainTicket
+
+__all__ = ["TicketProgress"]
+
+
+class TicketProgress:
+    """Collects loss, staleness and times of a ticket's updates. Used by one connection thread.
+
+    `examples` tells how many examples the first n updates of a ticket have.
+    """
+
+    def __init__(self, worker: int, examples: Callable[[TrainTicket, int], int]) -> None:
+        self._worker, self._examples = worker, examples
+        self._ticket: TrainTicket | None = None
+        self._losses: list[float] = []
+        self._staleness: list[int] = []
+        self._busy_seconds = 0.0
+        self._began = self._last = 0.0
+
+    def begin(self, ticket: TrainTicket) -> None:
+        """Start the clock of a ticket; it is about to be handed out."""
+        self._ticket = ticket
+        self._losses, self._staleness, self._busy_seconds = [], [], 0.0
+        self._began = self._last = time.perf_counter()
+
+    def add(self, loss: float, staleness: int, busy_seconds: float) -> bool:
+        """Note an update that was applied; return whether the ticket has more. `busy_seconds`: what the worker spent computing it."""
+        self._losses.append(loss)
+        self._staleness.append(staleness)
+        self._busy_seconds += busy_seconds
+        self._last = time.perf_counter()
+        return self._ticket is not None and len(self._losses) < self._ticket.count
+
+    @property
+    def expects_update(self) -> bool:
+        """Whether the worker holds a ticket with updates left."""
+        return self._ticket is not None and len(self._losses) < self._ticket.count
+
+    def close(self) -> StepResult | None:
+        """Return what was applied as one result, or None where nothing was; the ticket is no longer this worker's."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is None or not self._losses:
+            return None
+        seconds = self._last - self._began
+        return StepResult(
+            ticket.first_step,
+            np.array(self._losses, dtype=np.float32),
+            self._examples(ticket, len(self._losses)),
+            seconds,
+            network_wait_seconds=max(0.0, seconds - self._busy_seconds),
+            worker=self._worker,
+            staleness=np.array(self._staleness, dtype=np.int64),
+        )

@@ -1,0 +1,240 @@
+"""An asynchronous worker: pull parameters, compute a gradient, push it; which examples, its ticket says and the sampler derives.
+
+On the CPU the parameters lie in the buffer that the network fills, and gradients leave from the buffer they are gathered in.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from ....core.cluster import Placed, Task
+from ....core.errors import RunFailedError
+from ....core.job import Job
+from ....core.startup import phase
+from ....data.base import Dataset
+from ....data.sampler import Batches
+from ....models.base import ModelSpec
+from ...base import Calibration, calibration_batches, make_sampler
+from ..calibration import Calibrator
+from ..data import first_examples, resident_splits
+from ..model import Context, Model
+from ..precision import LossScale, precision_used
+from ..profiler import make_tracer
+from ..runtime import keep_steps_memory
+from ..state import cut
+from .authentication import Hello, connect
+from .server import shard_bounds
+from .shards import bytes_of
+from .tickets import EvalTicket, Ticket, TrainTicket, decode
+from .wire_protocol import FRESH, SKIP, Frame, Kind, Link
+
+__all__ = ["Worker"]
+
+
+@dataclass(slots=True)
+class Remote:
+    """A shard as a worker sees it: its connection, its part of the two flat buffers, and the version last read."""
+
+    link: Link
+    values: memoryview
+    gradient: memoryview
+    version: int = field(default=0)
+
+    def push(self, lr: float, loss: float, seconds: float, flags: int) -> None:
+        """Send this shard's part of the gradient."""
+        self.link.send(Kind.PUSH, self.gradient, flags=flags, version=self.version, lr=lr, loss=loss, seconds=seconds)
+
+    def receive(self) -> Frame:
+        """Wait for the newest parameters."""
+        frame = self.link.receive(self.values)
+        self.version = frame.version
+        return frame
+
+    def pull(self) -> None:
+        """Fetch the newest parameters."""
+        self.link.send(Kind.PULL)
+        self.receive()
+
+
+class Worker:
+    """The task of one worker; a `Server`."""
+
+    def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
+        self._job, self._device = job, device
+        self._sampler = make_sampler(job, data)
+        self._splits = resident_splits(job, model, data, device)
+        elements = model.size + model.buffers_size
+        pinned = device.type == "cuda"
+        self._values, self._gradient = torch.zeros(elements, pin_memory=pinned), torch.zeros(elements, pin_memory=pinned)
+        self._on_device = self._values if device.type == "cpu" else self._values.to(device)
+        self._model = Model.on(job, model, task.rank, self._on_device)
+        self._loss_scale = LossScale() if job.precision == "fp16" else None
+        self.precision_used = precision_used(job.precision, device)
+        self._tracer = make_tracer(task, job, device)
+        self._gradient_views = cut(self._gradient[: model.size], model.parameters)
+        self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))
+        keep_steps_memory()
+        phase("warming up")
+        self._warm_up()
+        phase("joining the cluster", for_others=True)
+        self._remotes = self._connect(task, model)
+        for remote in self._remotes:
+            remote.pull()
+        self._chief, self._others = self._remotes[0], self._remotes[1:]
+        self._done = threading.Event()
+        self._failure: Exception | None = None
+        self._calibrator: Calibrator | None = None
+        self._chief.link.send(Kind.READY)
+
+    def _connect(self, task: Task, model: ModelSpec) -> list[Remote]:
+        """Connect to every shard, the chief's first."""
+        deadline = time.monotonic() + self._job.start_timeout
+        holders: list[Placed] = [*task.cluster.of_role("chief"), *task.cluster.of_role("ps")]
+        values, gradient = bytes_of(self._values), bytes_of(self._gradient)
+        remotes = []
+        for placed, (start, stop) in zip(holders, shard_bounds(model, self._job.ps), strict=True):
+            hello = Hello("worker", task.placed.index, stop - start)
+            link = connect(task.cluster.endpoint(placed), task.cluster.secret, hello, deadline)
+            remotes.append(Remote(link, values[4 * start : 4 * stop], gradient[4 * start : 4 * stop]))
+        return remotes
+
+    def _warm_up(self) -> None:
+        """Run the kernels of training and evaluation once, on parameters that are all zero."""
+        data = self._splits["train"]
+        count = min(self._job.per_worker_batch, len(data))
+        for _ in range(2):
+            self._compute(*data.span(0, count), self._model.passes.training(0, first_examples(count), 0))
+        if self._loss_scale is not None:
+            self._loss_scale.restore({})
+        self._model.sums(self._splits["test"], 0, 1)
+
+    def _compute(self, x: torch.Tensor, y: torch.Tensor, context: Context) -> tuple[float, int]:
+        """Gather the batch's gradient, and what moves the buffers, in the outgoing buffer; return the mean loss and the push's flags."""
+        if self._on_device is not self._values:
+            self._on_device.copy_(self._values, non_blocking=True)
+        loss, scale, flags = self._model.mean_loss(x, y, context), self._loss_scale, 0
+        gradients = torch.autograd.grad(loss if scale is None else loss * scale.scale, self._model.leaves)
+        if scale is not None and not scale.unscale(gradients):
+            flags = SKIP
+        torch._foreach_copy_(self._gradient_views, gradients)
+        for name, move in self._moves.items():
+            move.copy_(self._model.passes.buffers[name] - context.updated[name].detach() if name in context.updated else 0.0)
+        return float(loss.detach()), flags
+
+    def serve(self, stop: threading.Event) -> None:
+        """Work until the chief has no more tickets or `stop` is set.
+
+        Raises RunFailedError where a parameter server is lost. The work is done in a thread, so that signals reach this one.
+        """
+        thread = threading.Thread(target=self._work, name="work", daemon=True)
+        thread.start()
+        while not self._done.wait(0.1) and not stop.is_set():
+            pass
+        for remote in self._remotes:
+            remote.link.abort()
+        thread.join()
+        for remote in self._remotes:
+            remote.link.close()
+        if self._failure is not None and not stop.is_set():
+            if isinstance(self._failure, OSError):
+                raise RunFailedError(f"lost a parameter server: {self._failure}") from self._failure
+            raise self._failure
+
+    def _work(self) -> None:
+        try:
+            frame = self._chief.receive()
+            while (ticket := self._next(frame)) is not None:
+                frame = self._carry_out(ticket)
+            for remote in self._others:
+                remote.link.send(Kind.END)
+        except Exception as error:  # noqa: BLE001 - handed to the main thread, which raises it
+            self._failure = error
+        finally:
+            self._done.set()
+
+    def _carry_out(self, ticket: Ticket) -> Frame:
+        if isinstance(ticket, TrainTicket):
+            return self._train(ticket)
+        return self._calibrate(ticket) if isinstance(ticket, Calibration) else self._evaluate(ticket)
+
+    def _next(self, frame: Frame) -> Ticket | None:
+        """Read the ticket that came with the parameters; after a wait, fetch the other shards' newest parameters too."""
+        ticket = decode(self._chief.link.receive_trailer(frame))
+        if ticket is not None and frame.flags & FRESH:
+            for remote in self._others:
+                remote.pull()
+        return ticket
+
+    def _train(self, ticket: TrainTicket) -> Frame:
+        """Compute and push every update of a ticket; return the reply to the last."""
+        batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip)
+        rates = ticket.learning_rates.tolist()
+        clock, compute, exchange, context = time.perf_counter, self._compute, self._exchange, self._model.passes.training
+        position, last, tracer = 0, ticket.count - 1, self._tracer
+        began = clock()
+        for block in self._splits["train"].blocks(batches):
+            for x, y in block:
+                if tracer is not None:
+                    tracer.begin()
+                loss, flags = compute(x, y, context(ticket.first_step + position, batches, position))
+                frame = exchange(rates[position], loss, clock() - began, flags, position == last)
+                if tracer is not None:
+                    tracer.done()
+                began = clock()
+                position += 1
+        return frame
+
+    def _exchange(self, lr: float, loss: float, seconds: float, flags: int, last: bool) -> Frame:
+        """Push the gradient to every shard and take in the new parameters.
+
+        The chief counts an update as applied when its own shard has it. So at the end of a ticket, after which it may read the state,
+        the other shards come first.
+        """
+        for remote in self._others:
+            remote.push(lr, loss, seconds, flags)
+        if last:
+            for remote in self._others:
+                remote.receive()
+        self._chief.push(lr, loss, seconds, flags)
+        if not last:
+            for remote in self._others:
+                remote.receive()
+        return self._chief.receive()
+
+    def _evaluate(self, ticket: EvalTicket) -> Frame:
+        """Compute the sums of an evaluation's piece and return the reply."""
+        if self._on_device is not self._values:
+            self._on_device.copy_(self._values)
+        loss_sum, correct, examples = self._model.sums(self._splits[ticket.split], ticket.start, ticket.stop)
+        self._chief.link.send(Kind.SUMS, version=correct, examples=examples, loss=loss_sum)
+        return self._chief.receive()
+
+    def _calibrate(self, order: Calibration) -> Frame:
+        """Repeat a part of a step, tell how long it took and return the reply."""
+        if self._calibrator is None:
+            batches = calibration_batches(self._sampler)
+            self._calibrator = Calibrator(self._splits["train"], batches, self._alone, self, self._device)
+        count, seconds = self._calibrator.run(order)
+        self._chief.link.send(Kind.CALIBRATED, examples=count, seconds=seconds)
+        return self._chief.receive()
+
+    def _alone(self, x: torch.Tensor, y: torch.Tensor, batch: Batches) -> None:
+        self._compute(x, y, self._model.passes.training(0, batch, 0))
+
+    def whole(self) -> None:
+        """To calibrate: exchange the last gradient for parameters, with a learning rate of 0.
+
+        Not zeros: slots would decay to numbers so small that they are slow to compute with.
+        """
+        self._exchange(0.0, 0.0, 0.0, 0, False)
+
+    def small(self) -> None:
+        """To calibrate: exchange headers alone with every shard, in the order of an update."""
+        for remote in (*self._others, self._chief):
+            remote.link.send(Kind.ECHO)
+        for remote in (*self._others, self._chief):
+            remote.link.receive()

@@ -1,0 +1,65 @@
+"""The context of each forward pass: the model's buffers, and dropout that depends on nothing but the step it is drawn for.
+
+No random state is kept from step to step, so that a resumed run draws what an uninterrupted one would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...core.job import Job
+from ...data.sampler import Batches
+from ...models.base import ForwardContext, ModelSpec
+from ...models.dropout_masks import keep_mask
+
+__all__ = ["Dropout", "Passes"]
+
+Context = ForwardContext[torch.Tensor]
+
+
+class Dropout:
+    """Drops for one step: by torch's generator, seeded with (seed, step, rank, layer), or with --deterministic by the shared masks."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._step, self._indices = 0, np.zeros(0, dtype=np.int32)
+
+    def at(self, step: int, indices_b: NDArray[np.int32]) -> None:
+        """Say which update follows, and on which examples."""
+        self._step, self._indices = step, indices_b
+
+    def __call__(self, x_bf: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
+        """Return x_bf with elements zeroed with probability `rate` and the others divided by 1 − rate."""
+        if self._shared_masks:
+            kept = keep_mask(self._seed, self._step, layer, self._indices, x_bf.shape[1], rate)
+            factors_bf = torch.from_numpy(kept).to(x_bf.device).to(x_bf.dtype)
+        else:
+            mixed = np.random.SeedSequence([self._seed, self._step, self._rank, layer]).generate_state(1, np.uint64)
+            generator = self._generators.setdefault(x_bf.device, torch.Generator(x_bf.device)).manual_seed(int(mixed[0]))
+            factors_bf = torch.empty_like(x_bf).bernoulli_(1.0 - rate, generator=generator)
+        return x_bf * factors_bf.div_(1.0 - rate)
+
+
+class Passes:
+    """Makes the contexts of one worker. `buffers` are its values of the model's buffers, by canonical name."""
+
+    def __init__(self, job: Job, spec: ModelSpec, rank: int, buffers: Mapping[str, torch.Tensor], low: torch.dtype | None) -> None:
+        self.buffers = buffers
+        self.evaluation: Context = ForwardContext(training=False, buffers=buffers, compute=low)
+        self._training: Context = ForwardContext(training=True, buffers=buffers, compute=low)
+        self._dropout = Dropout(job, rank) if spec.dropout else None
+        if self._dropout is not None:
+            self._training.dropout = self._dropout
+
+    def training(self, step: int, batches: Batches, position: int) -> Context:
+        """Return the context of update `step`, on one of the batches; the same object each time, with nothing updated."""
+        if self._dropout is not None:
+            self._dropout.at(step, batches.batch(position))
+        if self.buffers:
+            self._training.updated = {}
+        return self._training

@@ -1,0 +1,1 @@
+"""How do torch's workers train in lockstep? DistributedDataParallel."""

@@ -1,0 +1,64 @@
+"""The process group of the ranks: rendezvous on the first rank's reserved port, collectives with bounded waits, a last barrier."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ....core.cluster import Task
+from ....core.job import Job
+from ..runtime import interface_of
+
+__all__ = ["join_group", "leave_group"]
+
+
+def join_group(task: Task, job: Job, device: torch.device) -> None:
+    """Form the group of all ranks: gloo, or nccl where every rank has a GPU of its own.
+
+    Raises OSError with errno EADDRINUSE on the first rank where its port was taken, and torch's DistError where the others do not
+    come within `start_timeout`.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = interface_of(task.address)
+    store = _store(task, job)
+    dist.init_process_group(
+        _choose_collectives(store, task, device),
+        store=store,
+        rank=task.rank,
+        world_size=task.cluster.workers,
+        timeout=timedelta(seconds=job.stall_timeout),
+    )
+
+
+def leave_group(*, healthy: bool) -> None:
+    """Wait for all ranks, so that none ends while another still needs it, and dissolve the group; after a failure do not wait."""
+    if not dist.is_initialized():
+        return
+    try:
+        if healthy:
+            dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(task: Task, job: Job) -> dist.TCPStore:
+    """Return the key-value store through which the ranks find each other, served by the first rank on its own address only."""
+    host, port = task.cluster.endpoint(task.cluster.of_role("worker")[0])
+    waits = timedelta(seconds=job.start_timeout)
+    if task.rank:
+        return dist.TCPStore(host, port, task.cluster.workers, is_master=False, timeout=waits)
+    with socket.create_server((host, port), backlog=128, reuse_port=False) as listener:
+        return dist.TCPStore(
+            host, port, task.cluster.workers, is_master=True, timeout=waits, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+
+
+def _choose_collectives(store: dist.TCPStore, task: Task, device: torch.device) -> str:
+    """Return ``nccl`` where no two ranks share a GPU (nccl refuses that), else ``gloo``; every rank finds the same answer."""
+    mine = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    store.set(f"device/{task.rank}", mine)
+    devices = [store.get(f"device/{rank}").decode() for rank in range(task.cluster.workers)]
+    return "nccl" if all(devices) and len(set(devices)) == len(devices) and dist.is_nccl_available() else "gloo"

@@ -1,0 +1,1 @@
+"""What can ``trainer runs`` do? List, show, delete, export."""

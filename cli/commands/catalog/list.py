@@ -1,0 +1,205 @@
+"""``trainer runs``: the runs of a folder, one of them, and what can be done with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ....core.errors import UsageError
+from ....core.suggestions import nearest
+from ....core.untrusted.console import note, one_line
+from ....records.store.jsonl import finite_json
+from ....report.catalog.index import STATES, list_runs
+from ....report.catalog.locate import check_readable, find_run, find_runs, find_sweep
+from ....report.catalog.query import Condition, fitting, in_order, parse_order, parse_since
+from ....report.tables.runs_list import runs_table
+from ...options import GivenPath
+
+__all__ = ["runs"]
+
+Row = Mapping[str, Any]
+
+_SETTINGS = ("backend", "mode", "model", "data", "state")
+_CLOSED = {"mode": ("sync", "async"), "state": STATES}
+
+
+class _ListingGroup(click.Group):
+    """A group that lists where no subcommand is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put ``list`` before options that stand alone."""
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name what exists where the subcommand is unknown."""
+        if args and args[0] not in self.commands:
+            near = nearest(args[0], self.commands)
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise click.UsageError(f"got {args[0]!r}; there is no such command; allowed: {', '.join(self.commands)}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+_out = click.option("--out", type=GivenPath(), default=Path("runs"), envvar="TRAINER_OUT", help="Folder with the runs. [default: runs]")
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+@click.group(cls=_ListingGroup)
+def runs() -> None:
+    """List runs, show one, delete some, or export their records as tables.
+
+    `trainer runs` alone lists, and takes the options of `trainer runs list`. RUN is the path of a run directory, or the name of one in
+    the folder with the runs.
+    """
+
+
+# List -----------------------------------------------------------------------------------------------------------------
+
+
+@runs.command("list", short_help="List runs, chosen and ordered by their figures.")
+@click.option("--backend", multiple=True, metavar="NAME", help="Only runs of this backend.")
+@click.option("--mode", multiple=True, metavar="sync|async", help="Only runs of this mode.")
+@click.option("--model", multiple=True, metavar="NAME", help="Only runs of this model.")
+@click.option("--data", multiple=True, metavar="NAME", help="Only runs on this dataset.")
+@click.option("--state", multiple=True, metavar="|".join(STATES), help="Only runs in this state.")
+@click.option("--since", metavar="AGE|DATE", help="Only runs made since then, such as 12h, 7d or 2026-11-01.")
+@click.option("--where", multiple=True, metavar="CONDITION", help="Only runs with such a figure: 'accuracy>=0.9'.")
+@click.option("--sort", metavar="FIGURE[:desc]", help="Order by a figure [default: the newest first].")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
+@_as_json
+@_out
+@click.pass_context
+def list_command(
+    ctx: click.Context,
+    /,
+    since: str | None,
+    where: Sequence[str],
+    sort: str | None,
+    limit: int | None,
+    as_json: bool,
+    out: Path,
+    **settings: Sequence[str],
+) -> None:
+    """List the runs of a folder and of the folders in it, such as sweeps.
+
+    A figure is any that --json prints, or one of the table's: name, accuracy, loss, batch, time_to_target, when. Of an option that is
+    given several times one value is enough, of --where all must hold. Failed, running and damaged runs are listed too.
+    """
+    conditions = [Condition.parse(text) for text in where]
+    earliest = parse_since(since, datetime.now().astimezone()) if since is not None else None
+    _check_closed(settings)
+    check_readable(out)
+    if not out.is_dir() and ctx.get_parameter_source("out") != ParameterSource.DEFAULT:
+        raise UsageError(f"--out: there is no folder {str(out)!r}. Give the folder with the runs.")
+    known = list_runs(out) if out.is_dir() else []
+    for name in _SETTINGS:
+        _tell_unknown(name, settings[name], known)
+    chosen = [row for row in known if all(_is_one_of(row, name, settings[name]) for name in _SETTINGS)]
+    chosen = [row for row in chosen if earliest is None or _made_since(row, earliest)]
+    ordered = in_order(fitting(chosen, conditions), sort)[:limit]
+    if as_json:
+        click.echo(json.dumps({"runs": ordered}, indent=1))
+    elif ordered:
+        _print_table(ordered, [condition.figure for condition in conditions] + ([parse_order(sort)[0]] if sort else []))
+    elif known:
+        note(f"none of the runs in {str(out)!r} fits (there {'is' if len(known) == 1 else 'are'} {len(known)})")
+    else:
+        note(f"{str(out)!r} has no runs")
+
+
+def _print_table(rows: Sequence[Row], asked: Sequence[str]) -> None:
+    """Print as much as the terminal is wide, what was asked for in any case, and everything where there is no terminal."""
+    text, left_out = runs_table(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None, asked)
+    click.echo(text, nl=False)
+    if left_out:
+        note(f"left out to fit the terminal: {', '.join(left_out)}")
+
+
+def _check_closed(settings: Mapping[str, Sequence[str]]) -> None:
+    for name, allowed in _CLOSED.items():
+        for value in settings[name]:
+            if value.lower() not in allowed:
+                raise UsageError.of(f"--{name}", value, ", ".join(allowed), allowed)
+
+
+def _is_one_of(row: Row, name: str, wanted: Sequence[str]) -> bool:
+    """Return whether a setting is one of those asked for; a dataset's name stands for any arguments."""
+    value = str(row[name] or "").lower()
+    return not wanted or any(value == asked.lower() or value.partition(":")[0] == asked.lower() for asked in wanted)
+
+
+def _tell_unknown(name: str, wanted: Sequence[str], known: Sequence[Row]) -> None:
+    """Say so where no run at all has a setting: it may be mistyped."""
+    if name in _CLOSED or not known:
+        return
+    there = sorted({str(row[name]) for row in known if row[name] is not None})
+    for value in wanted:
+        if not any(_is_one_of(row, name, [value]) for row in known):
+            near = nearest(value, there)
+            listed = one_line(", ".join(there))
+            note(f"no run has {name} {value!r}; there are: {listed}.{f' Did you mean {near!r}?' if near else ''}")
+
+
+def _made_since(row: Row, earliest: datetime) -> bool:
+    try:
+        return datetime.fromisoformat(row["created_at"] or "").astimezone() >= earliest
+    except ValueError:  # a damaged run does not tell
+        return False
+
+
+# One run --------------------------------------------------------------------------------------------------------------
+
+
+@runs.command("show", short_help="Show all that is known of one run.")
+@click.argument("run", metavar="RUN")
+@_as_json
+@_out
+def show_command(run: str, as_json: bool, out: Path) -> None:
+    """Show a run: its figures, where its files are, what it ran on, its checkpoints, and the command that does it again."""
+    from .show import as_text, shown
+
+    found = shown(find_run(run, out))
+    click.echo(json.dumps(finite_json(found), indent=1) if as_json else as_text(found), nl=as_json)
+
+
+@runs.command("delete", short_help="Delete runs, after asking.")
+@click.argument("names", nargs=-1, required=True, metavar="RUN…")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@_out
+def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
+    """Delete run directories, with their checkpoints, after showing what goes. A run at work is refused.
+
+    RUN may also be the folder of a sweep: all of its runs go, and then the folder, unless it holds other files. A run disappears in one
+    move; what a deletion that was killed left behind is removed by the next.
+    """
+    from .delete import delete
+
+    sweeps = {name: find_sweep(name, out) for name in names}
+    runs = [find_run(name, out) for name, sweep in sweeps.items() if sweep is None]
+    delete(runs, [sweep for sweep in sweeps.values() if sweep is not None], yes=yes)
+
+
+@runs.command("export", short_help="Write the records of runs as CSV or Parquet.")
+@click.argument("names", nargs=-1, required=True, metavar="RUN…")
+@click.option("--format", "file_format", default="csv", metavar="csv|parquet", help="Kind of file. [default: csv]")
+@click.option("--what", metavar="steps|evals|system|summary", help="One table [default: a folder with all].")
+@click.option("--output", "-o", metavar="FILE|FOLDER", help="Where to [default: RUN-WHAT.csv or the folder RUN-tables here]; - prints csv.")
+@click.option("--overwrite", is_flag=True, help="Replace files that exist.")
+@_out
+def export_command(names: Sequence[str], file_format: str, what: str | None, output: str | None, overwrite: bool, out: Path) -> None:
+    """Write the records of runs as long tables for other programs: a row an update, an evaluation, a node's sample, a run.
+
+    RUN may also be a folder of runs, such as a sweep's. Units stand in the columns' names, the first column is the run.
+    """
+    from .export import export
+
+    export(find_runs(names, out), file_format, what, output, overwrite=overwrite)

@@ -1,0 +1,105 @@
+"""``trainer compare``: finished runs held against each other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from ...core.errors import UsageError
+from ...core.untrusted.console import note
+from ...report.catalog.locate import find_finished_runs
+from ...report.comparison.comparison import compare_paths
+from ...report.tables.columns import column
+from ...report.tables.formats import as_csv, as_latex, as_markdown, as_text
+from ..options import GivenPath, NumberRange
+from ..targets import tell_lost_updates
+
+__all__ = ["compare"]
+
+_LAYOUTS = ("auto", "columns", "rows")
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…")
+@click.option("--by", metavar="SETTING[,…]", help="A row for each value of a setting: nodes, batch_size, mode, backend, lr, ….")
+@click.option("--metric", metavar="FIGURE[,…]", help="Only these figures: examples_per_second, accuracy, loss, memory, ….")
+@click.option("--fold/--no-fold", default=True, help="Runs that differ by seed alone in one row, as mean ± deviation. [default: fold]")
+@click.option("--layout", metavar="|".join(_LAYOUTS), default="auto", help="A column a run, or a row a run. [default: auto]")
+@click.option("--curves", metavar="QUANTITY", help="Instead of a table: loss, accuracy, steps_per_second or examples_per_second on a grid.")
+@click.option("--over", metavar="AXIS", help="Curves: over steps, examples or seconds. [default: steps]")
+@click.option("--smooth", type=NumberRange(0, 1, max_open=True), metavar="X", help="Curves: share of the past in a moving average.")
+@click.option("--points", type=click.IntRange(min=2), metavar="N", help="Curves: points of the grid. [default: 200]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with unrounded figures.")
+@click.option("--csv", "csv_too", is_flag=True, help="Print comma-separated values, with unrounded figures.")
+@click.option("--markdown", is_flag=True, help="Print Markdown.")
+@click.option("--latex", is_flag=True, help="Print LaTeX tables (package booktabs).")
+@click.option("--out", type=GivenPath(), default=Path("runs"), envvar="TRAINER_OUT", help="Folder with the runs. [default: runs]")
+def compare(
+    runs: tuple[str, ...],
+    by: str | None,
+    metric: str | None,
+    fold: bool,
+    layout: str,
+    curves: str | None,
+    over: str | None,
+    smooth: float | None,
+    points: int | None,
+    as_json: bool,
+    csv_too: bool,
+    markdown: bool,
+    latex: bool,
+    out: Path,
+) -> None:
+    """Hold finished runs against each other: what differs between them, which figures can be compared, and who is fastest.
+
+    RUN is the path of a run directory, the name of one in the folder with the runs, or a folder of runs. The first run is the one that the
+    others are relative to; † marks figures that cannot be compared with its.
+    """
+    forms = [name for name, given in (("--json", as_json), ("--csv", csv_too), ("--markdown", markdown), ("--latex", latex)) if given]
+    if len(forms) > 1:
+        raise UsageError(f"{forms[1]}: got it beside {forms[0]}; allowed: one of --json, --csv, --markdown and --latex.")
+    if layout not in _LAYOUTS:
+        raise UsageError.of("--layout", layout, ", ".join(_LAYOUTS), _LAYOUTS)
+    paths, left_out = find_finished_runs(runs, out)
+    if left_out:
+        note(f"left out, as they have no figures, or none that can be read: {', '.join(path.name for path in left_out)}")
+    tell_lost_updates(paths)
+    if curves is not None:
+        if by is not None or metric is not None or markdown or latex:
+            raise UsageError("--curves: goes with --over, --smooth, --points, --json and --csv alone.")
+        _print_curves(paths, curves, over or "steps", smooth, points, as_json)
+        return
+    if over is not None or smooth is not None or points is not None:
+        raise UsageError("--over, --smooth and --points: say what a curve is like; name it with --curves loss, for example.")
+    columns = [column(text) for text in _listed(metric)]
+    comparison = compare_paths(paths, fold=fold, by=_listed(by))
+    if as_json:
+        click.echo(json.dumps(comparison.to_json(), indent=1))
+    elif csv_too:
+        click.echo(as_csv(comparison, columns), nl=False)
+    elif markdown or latex:
+        click.echo((as_markdown if markdown else as_latex)(comparison, columns), nl=False)
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(as_text(comparison, columns, layout=layout, width=width), nl=False)
+
+
+def _listed(text: str | None) -> list[str]:
+    return [] if text is None else [part for part in text.split(",") if part.strip()]
+
+
+def _print_curves(paths: Sequence[Path], quantity: str, over: str, smooth: float | None, points: int | None, as_json: bool) -> None:
+    from ...report.export.curves import OVER, POINTS, QUANTITIES
+    from ...report.export.curves import curves as curves_of
+
+    if quantity not in QUANTITIES:
+        raise UsageError.of("--curves", quantity, ", ".join(QUANTITIES), QUANTITIES)
+    if over not in OVER:
+        raise UsageError.of("--over", over, ", ".join(OVER), OVER)
+    found = curves_of(paths, quantity, over, smooth=smooth, points=points or POINTS)
+    click.echo(json.dumps(found.to_json(), indent=1) if as_json else found.to_csv(), nl=as_json)

@@ -1,0 +1,123 @@
+"""``trainer data list | prepare | verify | remove``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from ...core.errors import DamagedStoreError
+from ...data.store import stored_dataset
+from ...data.store.location import cache_root
+from ...data.store.removal import find_stores, remove_store
+from ...report.tables.alignment import holds_figures, plain_lines
+from ..options import GivenPath, name_settings
+
+__all__ = ["data"]
+
+
+@click.group()
+def data() -> None:
+    """List, prepare, verify and remove datasets."""
+
+
+@data.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def list_command(as_json: bool) -> None:
+    """Show every dataset that can be trained on, and which of them are prepared."""
+    rows = stored_dataset.list_datasets()
+    if as_json:
+        click.echo(json.dumps({"cache": str(cache_root()), "datasets": [asdict(row) for row in rows]}, indent=2))
+        return
+    table = [("NAME", "PREPARED", "TRAIN", "TEST", "SIZE", "DESCRIPTION")]
+    table += [
+        (row.name, "yes" if row.prepared else "no", _count(row.train), _count(row.test), _size(row.bytes), _description(row))
+        for row in rows
+    ]
+    _print_table(table)
+    click.echo(f"\nPrepared datasets lie in {cache_root()}.")
+
+
+@data.command("prepare")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
+@click.option("--again", is_flag=True, help="Make the store again, also where there is one.")
+def prepare_command(names: Sequence[str], data_dir: Path | None, again: bool) -> None:
+    """Make the stores of datasets, so that a run finds them ready."""
+    name_settings({"data_dir": "flag"})
+    for name in names:
+        stored_dataset.prepare(name, data_dir, again)
+        opened = stored_dataset.open_dataset(name, data_dir)
+        sizes, synthetic = opened.info.sizes, " (synthetic)" if opened.info.synthetic else ""
+        click.echo(f"{name}: {sizes['train']:,} + {sizes['test']:,} examples{synthetic} in {opened.path}")
+        for line in opened.left_out:
+            click.echo(f"  left out: {line}")
+
+
+@data.command("verify")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def verify_command(names: Sequence[str], as_json: bool) -> None:
+    """Compare every file of prepared datasets with its sha256; without a name, of all that are prepared.
+
+    Exits with 1 where a file is damaged, and names it.
+    """
+    chosen = names or list(dict.fromkeys(row.name.partition(":")[0] for row in stored_dataset.list_datasets() if row.prepared))
+    reports = [report for name in chosen for report in stored_dataset.verify(name)]
+    if as_json:
+        documents = [
+            {"name": report.name, "path": report.path, "ok": not report.damaged, "files": [asdict(check) for check in report.files]}
+            for report in reports
+        ]
+        click.echo(json.dumps({"ok": not any(report.damaged for report in reports), "stores": documents}, indent=2))
+    else:
+        for report in reports:
+            click.echo(f"{report.name}: {'damaged' if report.damaged else f'{len(report.files)} files as they should be'} ({report.path})")
+        if not reports:
+            click.echo("No dataset is prepared yet.")
+    _raise_for_damage(reports)
+
+
+@data.command("remove")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def remove_command(names: Sequence[str]) -> None:
+    """Remove the stores of datasets, those of earlier releases too. Original files stay; a run makes the store that it needs again."""
+    stores = {folder: name for name in names for folder in find_stores(name)}  # all are known before one is removed
+    for folder, name in stores.items():
+        click.echo(f"{name}: removed {folder} ({_size(remove_store(folder))})")
+
+
+def _raise_for_damage(reports: Iterable[stored_dataset.StoreReport]) -> None:
+    lines = [
+        f"data: the store of {report.name!r} in {report.path!r} is damaged: {check.name} {check.problem}. "
+        f"Make it again with: {report.remedy}"
+        for report in reports
+        for check in report.damaged
+    ]
+    if lines:
+        raise DamagedStoreError("\n".join(lines))
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    columns = list(zip(*rows, strict=True))
+    for line in plain_lines(columns, [holds_figures(column[1:]) for column in columns]):
+        click.echo(line)
+
+
+def _description(row: stored_dataset.DatasetStatus) -> str:
+    origin = f" [from {row.data_dir}]" if row.data_dir else ""
+    synthetic = " [synthetic]" if row.synthetic else ""
+    left_out = f" [damaged files left out: {len(row.left_out)}]" if row.left_out else ""
+    problem = f" [problem: {row.problem}]" if row.problem else ""
+    return f"{row.description}{origin}{synthetic}{left_out}{problem}"
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _size(value: int | None) -> str:
+    return "–" if value is None else f"{value / 1e6:.1f} MB"

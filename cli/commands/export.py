@@ -1,0 +1,242 @@
+"""``trainer export``: a trained model as a file that others load, and what the files of a run are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from ...backends.export import PLAIN, PLAIN_FORMATS, Exporter, ExportFormat
+from ...checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    DamagedCheckpointError,
+    find_checkpoint,
+    held,
+    is_checkpoint,
+    list_checkpoints,
+    read_checkpoint,
+)
+from ...core.errors import TrainerError, UsageError
+from ...core.plugins import Plugin, available, load
+from ...core.process import python
+from ...core.untrusted.console import note
+from ...launch.node.scratch import make_scratch, remove_scratch
+from ...launch.resume.trust import LINK, refuse_foreign
+from ...records.store.file_index import UNKNOWN, describe_folder
+from ..interrupts import TerminationAsInterrupt
+from ..options import GivenPath, check_typed_model, model_option, trust_option
+from ..targets import find_target
+
+__all__ = ["export"]
+
+EXPORTS = "exports"
+"""Where exports of a run lie unless another place is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A format, and the backend that writes it (None: no framework is needed)."""
+
+    format: ExportFormat
+    backend: Plugin | None
+
+
+@click.command(short_help="Write a trained model for other programs, or list a run's files.")
+@click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
+@model_option
+@click.option("--format", "format_name", metavar="NAME", help="savedmodel, tf-checkpoint, torch or safetensors.")
+@click.option("--output", "-o", type=GivenPath(), help="Folder to make [default: RUN/exports/STEP-FORMAT].")
+@click.option("--describe", is_flag=True, help="List the files, what each is for and how large it is.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@trust_option("Take")
+def export(
+    source: Path, model: str | None, format_name: str | None, output: Path | None, describe: bool, as_json: bool, trust_run: bool
+) -> None:
+    """Write a trained model in a format that others load without trainer.
+
+    RUN is a run directory, whose newest sound checkpoint is taken; CHECKPOINT is one of those. The folder that is made holds a README that
+    says how to load it.
+    """
+    if describe == (format_name is not None):
+        raise UsageError(f"--format: give one of {', '.join(_choices())}; or --describe to list the files.")
+    if describe:
+        if model is not None:
+            raise UsageError("--model: belongs to --format; --describe loads no model")
+        _describe(source, as_json=as_json)
+        return
+    choice = _choice(format_name or "")
+    with _held_checkpoint(find_target(source)) as checkpoint:
+        target = output or _beside(checkpoint.path, format_name or "")
+        link = EXPORTS if output is None and target.parent.name == EXPORTS and target.parent.is_symlink() else None
+        recorded = checkpoint.meta.job["model"]
+        check_typed_model(model, recorded)
+        taken = {"model": recorded if model is None else None, LINK: link}
+        refuse_foreign(taken, checkpoint.path, ("model",), trusted=trust_run)
+        with TerminationAsInterrupt():
+            _export(checkpoint, format_name or "", choice, target)
+    _print_result(checkpoint, format_name or "", target, as_json=as_json)
+
+
+@contextmanager
+def _held_checkpoint(found: Path) -> Iterator[Checkpoint]:
+    """Find the checkpoint to export, and keep a run that is at work from removing it."""
+    while True:
+        checkpoint, damaged = find_checkpoint(found)
+        with held(checkpoint.path) as there:
+            if there:
+                for error in damaged:
+                    note(f"{error} An older one is taken.")
+                yield checkpoint
+                return
+
+
+# Formats --------------------------------------------------------------------------------------------------------------
+
+
+def _choices() -> dict[str, Choice]:
+    """Return every format that is known here: those of no framework, then those of each backend, installed or not."""
+    found = {name: Choice(described, None) for name, described in PLAIN_FORMATS.items()}
+    for plugin in available("backend").values():
+        try:
+            backend = load(dataclasses.replace(plugin, requires=""), "backend")  # its module is there without its framework
+        except UsageError as error:
+            note(str(error))
+            continue
+        if isinstance(backend, Exporter):
+            found.update({name: Choice(described, plugin) for name, described in backend.export_formats.items() if name not in found})
+    return found
+
+
+def _choice(name: str) -> Choice:
+    choices = _choices()
+    if name not in choices:
+        raise UsageError.of("--format", name, ", ".join(choices), choices)
+    choice = choices[name]
+    if choice.backend is not None:
+        load(choice.backend, "backend")  # raises where its framework is not installed
+    return choice
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def _beside(checkpoint: Path, format_name: str) -> Path:
+    """Return where an export goes by default: with the run's exports, or beside a checkpoint that lies elsewhere."""
+    if checkpoint.parent.name == CHECKPOINTS:
+        return checkpoint.parent.parent / EXPORTS / f"{checkpoint.name}-{format_name}"
+    return checkpoint.with_name(f"{checkpoint.name}-{format_name}")
+
+
+def _export(checkpoint: Checkpoint, format_name: str, choice: Choice, target: Path) -> None:
+    """Write into a folder beside, which gets its name when it is whole. What exists is never overwritten."""
+    if target.exists() or target.is_symlink():
+        raise UsageError(f"--output: {str(target)!r} exists, and nothing is overwritten. Remove it or give another folder.")
+    missing = [folder for folder in target.parents if not folder.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise UsageError(f"--output: {str(target.parent)!r} cannot be written ({error.strerror}). Give another folder.") from error
+    try:
+        _run_exporter(choice.backend.name if choice.backend else PLAIN, format_name, checkpoint.path, draft)
+        draft.chmod(0o777 & ~_umask())
+        draft.rename(target)
+    except BaseException as error:
+        free = shutil.disk_usage(target.parent).free + sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
+        wanted = sum(array.nbytes for array in checkpoint.parameters.values())
+        shutil.rmtree(draft, ignore_errors=True)
+        for folder in missing:
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        if isinstance(error, TrainerError) and not isinstance(error, UsageError) and free < wanted:
+            room = f"{str(target.parent)!r} has room for {_size(free)}; the weights alone are {_size(wanted)}."
+            raise TrainerError(f"the export failed: {room} Free some space, or give another folder with --output.") from error
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _run_exporter(backend: str, format_name: str, checkpoint: Path, folder: Path) -> None:
+    """Have a process of its own write the files; what it says is shown only where it fails.
+
+    Its temporary files end with it: frameworks leave some behind.
+    """
+    command = python("crosstrain.backends.export", backend, format_name, str(checkpoint), str(folder), str(os.getpid()))
+    scratch = make_scratch()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(scratch)})
+    finally:
+        remove_scratch(scratch)
+    if done.returncode == 0:
+        return
+    said = done.stderr.strip()
+    if done.returncode == UsageError.exit_code:
+        raise UsageError(said)
+    tail = "\n".join(f"  {line}" for line in said.splitlines()[-15:])
+    raise TrainerError(f"the export failed (exit code {done.returncode}); it said last:\n{tail}")
+
+
+def _print_result(checkpoint: Checkpoint, format_name: str, target: Path, *, as_json: bool) -> None:
+    sizes = {path.relative_to(target).as_posix(): path.stat().st_size for path in sorted(target.rglob("*")) if path.is_file()}
+    if as_json:
+        files = [{"path": name, "bytes": size} for name, size in sizes.items()]
+        fields = {"path": str(target), "format": format_name, "checkpoint": str(checkpoint.path), "step": checkpoint.meta.step}
+        click.echo(json.dumps({**fields, "files": files}, indent=1))
+        return
+    click.echo(f"{target}  ({format_name}, {checkpoint.meta.step:,} updates, {_size(sum(sizes.values()))} in {len(sizes)} files)")
+
+
+# Describing -----------------------------------------------------------------------------------------------------------
+
+
+def _describe(source: Path, *, as_json: bool) -> None:
+    source = source if source.is_dir() else find_target(source)
+    rows = describe_folder(source)
+    if all(row.purpose == UNKNOWN for row in rows):
+        raise UsageError(f"export: {str(source)!r} has no file of a run, a checkpoint or an export")
+    problems = _problems(source)
+    if as_json:
+        files = [dataclasses.asdict(row) for row in rows]
+        click.echo(
+            json.dumps({"path": str(source), "files": files, "bytes": sum(row.bytes for row in rows), "damaged": problems}, indent=1)
+        )
+        return
+    width = max((len(row.path) for row in rows), default=0)
+    for row in rows:
+        click.echo(f"{row.path:<{width}}  {_size(row.bytes):>9}  {row.purpose}")
+    click.echo(f"{len(rows)} files, {_size(sum(row.bytes for row in rows))}")
+    for text in problems.values():
+        click.echo(text)
+
+
+def _problems(source: Path) -> Mapping[str, str]:
+    """Return what is wrong with each checkpoint that is damaged, by its name."""
+    found: dict[str, str] = {}
+    for path in [source] if is_checkpoint(source) else list_checkpoints(source):
+        try:
+            read_checkpoint(path)
+        except DamagedCheckpointError as error:
+            found[path.name] = str(error)
+    return found
+
+
+def _size(count: int) -> str:
+    """Write a number of bytes for people, in decimal units."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"

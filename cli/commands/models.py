@@ -1,0 +1,63 @@
+"""``trainer models``: what can be trained, how large it is, and on which backends."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import asdict, dataclass
+
+import click
+
+from ...core.errors import UsageError
+from ...core.plugins import Plugin, available, load
+from ...core.settings.job_fields import schema
+from ...data.base import DataInfo
+from ...data.store.stored_dataset import open_dataset
+
+__all__ = ["ModelRow", "describe_models", "models"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A model: one sentence, its number of parameters on the default dataset, the backends it has a forward function for.
+
+    `parameters` is None, and `problem` says why, where the model does not load or does not fit that dataset.
+    """
+
+    name: str
+    description: str
+    parameters: int | None
+    parameters_data: str
+    backends: tuple[str, ...]
+    problem: str | None = None
+
+
+@click.command("models", short_help="Show the models and the backends they run on.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
+def models(as_json: bool) -> None:
+    """Show each known model with its size on the default dataset and the backends it runs on."""
+    rows = describe_models()
+    click.echo(json.dumps([asdict(row) for row in rows], indent=2) if as_json else "\n".join(map(_line, rows)))
+
+
+def describe_models() -> list[ModelRow]:
+    """Describe every known model. A broken one is shown with its problem and hides no other."""
+    data = open_dataset(schema("data")["default"]).info
+    return [_row(plugin, data) for plugin in available("model").values()]
+
+
+def _row(plugin: Plugin, data: DataInfo) -> ModelRow:
+    backends = tuple(key.split("/")[1] for key in available("forward") if key.split("/")[0] == plugin.name)
+    try:
+        build = load(plugin, "model")
+        module = importlib.import_module(plugin.target.partition(":")[0])
+        description = (module.__doc__ or "").strip().split("\n")[0]
+        return ModelRow(plugin.name, description, build(data).size, data.name, backends)
+    except UsageError as error:
+        return ModelRow(plugin.name, "", None, data.name, backends, str(error))
+
+
+def _line(row: ModelRow) -> str:
+    if row.problem:
+        return f"{row.name:<12}unusable: {row.problem}"
+    return f"{row.name:<12}{row.description} {row.parameters:,} parameters on {row.parameters_data}; backends: {', '.join(row.backends)}"

@@ -1,0 +1,147 @@
+"""``trainer predict``: what a step would take on other nodes and links."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from ...core.errors import UsageError
+from ...core.job import Job
+from ...core.units import parse_bandwidth
+from ...records.store.jsonl import finite_json
+from ...report.catalog.locate import find_run
+from ...report.prediction.cost_model import Link, Topology
+from ...report.prediction.error_band import read_validation
+from ...report.prediction.extrapolation import Question, Scaling
+from ...report.prediction.extrapolation import predict as predicted
+from ...report.prediction.fit import fit
+from ...report.prediction.observations import Observed, observe_all
+from ...report.prediction.table import document, prediction_table
+from ...report.tables.run_tables import to_text
+from ..options import GivenPath, name_settings
+
+__all__ = ["predict"]
+
+DEFAULT_NODES = (1, 2, 4, 8, 64, 512)
+MOST_NODES = 65536
+_TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@click.command(short_help="Predict how a job would scale to more nodes and other links.")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN…]")
+@click.option("--nodes", metavar="N[,N…]", help="Numbers of nodes to predict [default: 1,2,4,8,64,512, of them those with room for --ps].")
+@click.option("--bandwidth", metavar="RATE", help="Speed of each node's link in each direction, such as 10gbit [default: the first run's].")
+@click.option(
+    "--latency", default="0s", show_default=True, metavar="TIME", help="Latency of a message on top of that in the runs, such as 50us."
+)
+@click.option("--topology", metavar="ring|ps", help="All-reduce or parameter server [default: that of the first run].")
+@click.option("--ps", type=int, metavar="N", help="Number of parameter servers, each on a node of its own [default: the first run's].")
+@click.option(
+    "--scaling",
+    default="both",
+    show_default=True,
+    metavar="weak|strong|both",
+    help="weak keeps the batch of each worker, strong the batch of all together.",
+)
+@click.option(
+    "--out",
+    type=GivenPath(),
+    envvar="TRAINER_OUT",
+    default=Job.model_fields["out"].default,
+    show_default=True,
+    help="Folder in which RUN is looked for by its name.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def predict(
+    runs: tuple[str, ...],
+    nodes: str | None,
+    bandwidth: str | None,
+    latency: str,
+    topology: str | None,
+    ps: int | None,
+    scaling: str,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Predict how the job of finished runs would scale, from what a step cost in them.
+
+    One or two short runs on two nodes do, each node with its own cores (--cores-per-node); with two, let their --bandwidth differ. The
+    first run says which job is predicted: its model, its batch, its workers on a node.
+    """
+    paths = [find_run(run, out) for run in runs]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError("run: got the same run twice; the model is fitted to different ones.")
+    observed = observe_all(paths)
+    chosen = _topology(topology, observed[0])
+    name_settings({"ps": "flag"})
+    servers = _servers(ps, observed, chosen)
+    question = Question(
+        nodes=_default_nodes(servers) if nodes is None else _nodes(nodes),
+        link=Link(_bytes_per_second(bandwidth, observed[0]), _seconds(latency)),
+        topology=chosen,
+        ps=servers,
+        scalings=_scalings(scaling),
+    )
+    fitted, validation = fit(observed), read_validation()
+    rows = predicted(fitted, question, validation)
+    if as_json:
+        found: dict[str, Any] = finite_json(document(fitted, question, rows, validation))
+        click.echo(json.dumps(found, indent=1))
+    else:
+        click.echo(to_text(prediction_table(fitted, question, rows, validation)), nl=False)
+
+
+def _default_nodes(servers: int) -> tuple[int, ...]:
+    """Return the usual numbers of nodes on which so many parameter servers find room, and the largest in any case."""
+    return tuple(nodes for nodes in DEFAULT_NODES if nodes >= servers) or DEFAULT_NODES[-1:]
+
+
+def _nodes(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= MOST_NODES for part in parts):
+        raise UsageError.of("--nodes", text, f"whole numbers from 1 to {MOST_NODES} with commas between, such as 2,4,8")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def _bytes_per_second(text: str | None, first: Observed) -> float | None:
+    if text is None:
+        return first.bytes_per_second
+    try:
+        return parse_bandwidth(text) / 8
+    except ValueError as error:
+        raise UsageError.of("--bandwidth", text, str(error)) from None
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)", text.strip().lower())
+    if match is None:
+        raise UsageError.of("--latency", text, "a number with ns, us, ms or s, such as 50us")
+    return float(match[1]) * _TIMES[match[2]]
+
+
+def _topology(text: str | None, first: Observed) -> Topology:
+    if text is None:
+        return "ring" if first.mode == "sync" else "ps"
+    if text not in ("ring", "ps"):
+        raise UsageError.of("--topology", text, "ring, ps", ["ring", "ps"])
+    return cast(Topology, text)
+
+
+def _servers(count: int | None, observed: list[Observed], topology: Topology) -> int:
+    if count is None:
+        return next((run.ps for run in observed if run.mode == "async"), 1)
+    if count < 1:
+        raise UsageError.of("--ps", count, "a whole number of at least 1")
+    if topology == "ring":
+        raise UsageError("--ps: a ring has no parameter servers; it belongs to --topology ps")
+    return count
+
+
+def _scalings(text: str) -> tuple[Scaling, ...]:
+    if text not in ("weak", "strong", "both"):
+        raise UsageError.of("--scaling", text, "weak, strong, both", ["weak", "strong", "both"])
+    return ("weak", "strong") if text == "both" else (cast(Scaling, text),)

@@ -1,0 +1,130 @@
+"""``trainer run --repeats N``: the same job with N seeds, each in a process and a run directory of its own."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import signal
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime
+from types import FrameType
+from typing import Any
+
+import click
+
+from ...core.errors import UsageError
+from ...core.job import Job
+from ...core.process import python
+from ...core.untrusted.console import note
+from ...launch.tethered import tethered
+from ...records.store.jsonl import finite_json
+from ...records.text.numbers import number_text
+
+__all__ = ["repeat"]
+
+
+def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -> int:
+    """Run the command line `arguments` once a seed, from the job's on; print what the runs say together.
+
+    Returns 0, or the exit code of the first run that did not succeed; no further ones are started then, and how to start them is told.
+    """
+    from ...report.comparison.seed_statistics import aggregate
+
+    name = job.name or f"{datetime.now():%Y%m%d-%H%M%S}-{job.model}-{job.backend}-{job.mode}-{job.nodes}n-{secrets.token_hex(2)}"
+    taken = [path for path in (job.out / f"{name}-r{number}" for number in range(1, repeats + 1)) if path.exists()]
+    if taken:
+        raise UsageError(f"name: {taken[0].name!r} is taken in {str(job.out)!r}; give another --name")
+    given = _without(arguments, "--repeats")
+    summaries: list[dict[str, Any]] = []
+    for number in range(repeats):
+        seed = job.seed + number
+        note(f"run {number + 1} of {repeats}: seed {seed}")
+        own = ["--seed", str(seed), "--name", f"{name}-r{number + 1}", "--json"]
+        code, output = _child([*given, *own])
+        if code != 0:
+            if number + 1 < repeats:
+                note(_not_started(job, arguments, name, number + 1, repeats))
+            return code
+        summaries.append(json.loads(output))
+    together = finite_json(aggregate(summaries))
+    if as_json:
+        click.echo(json.dumps({**together, "paths": [summary["path"] for summary in summaries], "summaries": summaries}, indent=2))
+    else:
+        click.echo(_as_text(together, summaries))
+    return 0
+
+
+def _not_started(job: Job, arguments: Sequence[str], name: str, begun: int, repeats: int) -> str:
+    """Say which runs were not started as run `begun` (from 1) did not succeed, and the command that starts them."""
+    left, first_seed = repeats - begun, job.seed + begun
+    last = "" if left == 1 else f" to {repeats}"
+    seeds = f"seed {first_seed}" if left == 1 else f"seeds {first_seed} to {first_seed + left - 1}"
+    many = ["--name", f"{name}-r{repeats}"] if left == 1 else ["--repeats", str(left), "--name", f"{name}-from-r{begun + 1}"]
+    command = ["trainer", *_without(arguments, "--repeats", "--seed", "--name"), "--seed", str(first_seed), *many]
+    return (
+        f"trainer: run {begun} of {repeats} did not succeed, and {'run' if left == 1 else 'runs'} {begun + 1}{last} ({seeds}) "
+        f"{'was' if left == 1 else 'were'} not started. To start {'it' if left == 1 else 'them'}: {shlex.join(command)}"
+    )
+
+
+def _without(arguments: Sequence[str], *options: str) -> list[str]:
+    """Return the command line as it was typed, without some options and their values; options that follow later win."""
+    kept: list[str] = []
+    left_out = False
+    for argument in arguments:
+        if left_out or argument.startswith(tuple(f"{option}=" for option in options)):
+            left_out = False
+        elif argument in options:
+            left_out = True
+        else:
+            kept.append(argument)
+    return kept
+
+
+def _child(arguments: Sequence[str]) -> tuple[int, str]:
+    """Run one command to its end, passing signals on to it; return its exit code and what it wrote to standard output.
+
+    It ends with this process, also where this one is killed.
+    """
+    command = tethered(python("crosstrain.cli.main", *arguments))
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        output, _ = child.communicate()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    code = child.returncode
+    return (code if code >= 0 else 128 - code), output
+
+
+def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> str:
+    lines = [f"{together['runs']} runs, seeds {summaries[0]['seed']} to {summaries[-1]['seed']}"]
+    if together["converged"] is not None:
+        lines.append(f"reached {summaries[0]['target']}: {together['converged']} of {together['runs']}")
+    if together["dropped"]:
+        lines.append(f"left out, the fastest and the slowest: {', '.join(together['dropped'])}")
+    for name, figure in together["figures"].items():
+        if figure is not None:
+            digits = _decimals(figure["mean"])
+            spread = "" if figure["sigma"] is None else f" ± {number_text(figure['sigma'], digits)}"
+            lines.append(f"{name.replace('_', ' '):<24}{number_text(figure['mean'], digits)}{spread}  (of {figure['values']})")
+    if any(summary["synthetic"] for summary in summaries):
+        from ...report.tables.run_tables import SYNTHETIC
+
+        lines.append(SYNTHETIC)
+    return "\n".join([*lines, *(f"run directory: {summary['path']}" for summary in summaries)])
+
+
+def _decimals(mean: float | str) -> int:
+    """Return with how many decimals a figure and its spread are shown: a speed needs none, a loss four."""
+    if isinstance(mean, str) or abs(mean) < 100:
+        return 4
+    return 1 if abs(mean) < 10_000 else 0

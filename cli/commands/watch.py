@@ -1,0 +1,211 @@
+"""``trainer watch``: how a run stands, live, from any terminal that sees its directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ...core.errors import UsageError
+from ...core.job import Job
+from ...core.untrusted.console import note, one_line
+from ...core.untrusted.terminal_pictures import Drawing
+from ...engine.progress.base import terminal
+from ...records.schema import SCHEMA, EvalRecord
+from ...records.store.jsonl import finite_json
+from ...records.store.run_directory import RunReader
+from ...report.catalog.locate import UnreadableFolderError, find_run
+from ...report.live.text import figures_line, last_evaluation, news_line, node_lines, picture, state_line, title, told_by_summary
+from ...report.live.watched_run import News, WatchedRun
+from ...report.tables.run_tables import one_run, to_text
+from ..interrupts import INTERRUPTED, TerminationAsInterrupt
+from ..options import GivenPath, NumberRange
+from ..targets import tell_lost_updates
+
+__all__ = ["watch"]
+
+POLL_SECONDS = 0.25
+"""How often the files are looked at, at the least often: so late may the end of a run be seen."""
+
+DRAW_SECONDS = 0.5
+LINE_SECONDS = 2.0
+"""Time between two pictures on a terminal, and between two groups of lines elsewhere, unless --interval says otherwise."""
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option(
+    "--out",
+    type=GivenPath(),
+    envvar="TRAINER_OUT",
+    default=Job.model_fields["out"].default,
+    show_default=True,
+    help="Folder in which RUN is looked for by its name.",
+)
+@click.option(
+    "--interval",
+    type=NumberRange(min=0.05),
+    metavar="SECONDS",
+    help=f"Time between two pictures or groups of lines [default: {DRAW_SECONDS:g} on a terminal, {LINE_SECONDS:g} elsewhere].",
+)
+@click.option(
+    "--wait",
+    "wait_seconds",
+    type=NumberRange(min=0),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a run that is not there yet.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Write JSON lines to standard output: a document every interval, the last one with the summary."
+)
+def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_json: bool) -> int:
+    """Show how a run stands: loss, speed, progress, time left, the last evaluation, and what each node uses. RUN is a directory or a name.
+
+    Only the run's files are read, so the watching can begin and end at any time, and Ctrl-C ends it alone. When the run ends, its
+    summary goes to standard output; a run that has ended already is shown once. The exit code is 0 where the run succeeded, 1 where it
+    failed, was interrupted or died.
+    """
+    path = _await_run(run, out, wait_seconds)
+    watched = WatchedRun(RunReader(path))
+    try:
+        with TerminationAsInterrupt():
+            if as_json:
+                _follow(watched, _JsonLines(), interval or LINE_SECONDS)
+            elif terminal(sys.stderr):
+                _draw(watched, interval or DRAW_SECONDS)
+            else:
+                _follow(watched, _PlainLines(), interval or LINE_SECONDS)
+    except KeyboardInterrupt:
+        note(f"no longer watching {watched.reader.name}, which is {watched.state}")
+        return INTERRUPTED
+    finally:
+        watched.close()
+    summary = watched.reader.summary()
+    if summary is not None and not as_json:
+        click.echo(to_text(one_run(summary, watched.reader.job())))
+        click.echo(f"run directory: {one_line(str(path))}")
+    tell_lost_updates([path])
+    return 0 if watched.state == "succeeded" else 1
+
+
+def _await_run(text: str, out: Path, wait_seconds: float) -> Path:
+    """Return the directory of the run, which may be on its way. Raises UsageError where it does not come within the time."""
+    deadline = time.monotonic() + wait_seconds
+    told = False
+    while True:
+        try:
+            return find_run(text, out)
+        except UnreadableFolderError:
+            raise
+        except UsageError:
+            if time.monotonic() >= deadline or any(map(_is_no_run, (Path(text), out / text))):
+                raise
+        if not told:
+            note(f"there is no run {text!r} yet; waiting {wait_seconds:g} s for it (--wait)")
+            told = True
+        time.sleep(POLL_SECONDS)
+
+
+def _is_no_run(path: Path) -> bool:
+    """Whether something is there that will not become a run: its own folder is empty, or holds the records, before anything else."""
+    if not os.path.isdir(path):
+        return os.path.exists(path)
+    return not (path / "steps.jsonl").exists() and any(path.iterdir())
+
+
+class _View(Protocol):
+    """Shows a run with what is new of it; `due` says whether the interval is over."""
+
+    def show(self, run: WatchedRun, news: list[News], due: bool) -> None: ...
+
+
+def _follow(watched: WatchedRun, view: _View, interval: float) -> None:
+    """Look at the run until it has ended."""
+    next_due = time.monotonic()
+    while True:
+        news = watched.poll()
+        due = watched.ended or time.monotonic() >= next_due
+        view.show(watched, news, due)
+        if watched.ended:
+            return
+        if due:
+            next_due = time.monotonic() + interval
+        time.sleep(min(POLL_SECONDS, max(0.0, next_due - time.monotonic())))
+
+
+class _PlainLines:
+    """Lines on standard error: news when they come, figures every interval; nothing twice."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+        self._state: str | None = None
+
+    def show(self, run: WatchedRun, news: list[News], due: bool) -> None:
+        self._say("title", title(run))
+        if due or run.state != self._state:
+            self._state = run.state
+            self._say("state", state_line(run))
+        for record in news:
+            note(news_line(record))
+            if isinstance(record, EvalRecord):
+                self._said["evaluation"] = last_evaluation(record)
+        figures = figures_line(run)
+        if due and figures is not None and not told_by_summary(run):
+            if run.evaluation is not None:
+                self._say("evaluation", last_evaluation(run.evaluation))
+            if self._say("figures", figures):
+                for line in node_lines(run):
+                    note(line)
+
+    def _say(self, what: str, line: str) -> bool:
+        new = self._said.get(what) != line
+        if new:
+            self._said[what] = line
+            note(line)
+        return new
+
+
+class _JsonLines:
+    """A document a line on standard output, every interval; what was new in between is in it."""
+
+    def __init__(self) -> None:
+        self._news: list[News] = []
+
+    def show(self, run: WatchedRun, news: list[News], due: bool) -> None:
+        self._news += news
+        if not due:
+            return
+        end = {"summary": run.reader.summary()} if run.ended else {}
+        click.echo(json.dumps(finite_json({"schema": SCHEMA, **run.snapshot(self._news), **end})))
+        sys.stdout.flush()
+        self._news = []
+
+
+class _Picture:
+    """Drawn in place, with the news above it."""
+
+    def __init__(self, console: Console, live: Live) -> None:
+        self._console = console
+        self._live = live
+
+    def show(self, run: WatchedRun, news: list[News], due: bool) -> None:
+        for record in news:
+            self._console.print(Text(news_line(record)))
+        if due:
+            self._live.update(picture(run), refresh=True)
+
+
+def _draw(watched: WatchedRun, interval: float) -> None:
+    console = Drawing(sys.stderr)
+    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        _follow(watched, _Picture(console, live), interval)

@@ -1,0 +1,49 @@
+"""Settings that do something only where another setting has a certain value: given without it they are idle, and their giver is told.
+
+A setting joins by a row in `TAKES_EFFECT`. Contradictions, such as momentum with Adam, are the job's own matter and end the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .job_fields import flag_name, is_boolean
+
+__all__ = ["TAKES_EFFECT", "With", "idle_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class With:
+    """The setting that another one needs, and the values with which it does something; none at all: any value, where it has one."""
+
+    field: str
+    values: tuple[Any, ...] = ()
+
+    def holds(self, job: Mapping[str, Any]) -> bool:
+        """Return whether it does something in a job, given by its fields."""
+        return job[self.field] in self.values if self.values else job[self.field] is not None
+
+    def flags(self) -> str:
+        """Return what to type so that it does something: ``--scale-lr linear or sqrt``."""
+        if is_boolean(self.field):
+            return flag_name(self.field)
+        return f"{flag_name(self.field)} {' or '.join(map(str, self.values))}".rstrip()
+
+
+TAKES_EFFECT: Mapping[str, With] = {
+    "schedule_step_epochs": With("schedule", ("step",)),
+    "schedule_gamma": With("schedule", ("step",)),
+    "base_batch_size": With("scale_lr", ("linear", "sqrt")),
+    "beta1": With("optimizer", ("adam", "adamw")),
+    "beta2": With("optimizer", ("adam", "adamw")),
+    "epsilon": With("optimizer", ("adam", "adamw")),
+    "sample_interval": With("monitor", (True,)),
+    "mlflow_experiment": With("mlflow"),
+}
+
+
+def idle_settings(job: Mapping[str, Any]) -> dict[str, With]:
+    """Return the settings that do nothing in a job, given by its fields, and what each of them needs."""
+    return {field: needed for field, needed in TAKES_EFFECT.items() if not needed.holds(job)}

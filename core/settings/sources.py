@@ -1,0 +1,316 @@
+"""From flags, environment and file to a job: flags > ``TRAINER_*`` environment > ``--config`` TOML > defaults.
+
+Each value remembers where it came from, so that it can be shown, and named when it is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import MissingPackageError, UsageError
+from ..job import Job
+from ..plugins import NO_MODULE, Kind, available, find, forward_plugin, module_exists
+from ..suggestions import nearest
+from ..untrusted.console import one_line
+from .config_files import SWEEP, read_config
+from .given_names import named
+from .ineffective import idle_settings
+from .job_fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean, schema
+from .messages import Given, as_usage_error
+
+__all__ = [
+    "AUTO_BACKENDS",
+    "RESERVED_VARIABLES",
+    "SWEEP_KEYS",
+    "Resolved",
+    "Standing",
+    "given_anew",
+    "is_axis",
+    "refuse_misplaced",
+    "resolve",
+]
+
+AUTO_BACKENDS = ("tf", "torch")
+"""The backends that ``auto`` tries, in this order."""
+
+RESERVED_VARIABLES: Mapping[str, str] = {
+    "TRAINER_DATA_CACHE": "folder of the prepared datasets",
+    "TRAINER_PEER_MEMORY": "off: checkpoints are sent by the tasks, not read from their memory",
+    "TRAINER_SECRET": "shared secret of nodes that are started by hand",
+    "TRAINER_SECRET_FILE": "file with that secret",
+    "TRAINER_RENDEZVOUS": "HOST:PORT where nodes that are started by hand meet",
+    "TRAINER_NODE_RANK": "number of a node that is started by hand",
+    "TRAINER_PROFILE_DIR": "folder for traces, which every task is told",
+}
+"""Variables with our prefix that are no field of the job."""
+
+_SWITCHES = ("TRAINER_PEER_MEMORY",)
+"""Those of them that are on or off."""
+
+SWEEP_KEYS: Mapping[str, str] = {
+    "grid": "write its settings into a table [sweep.grid]",
+    "cases": "write each of its tables as [[sweep.cases]]",
+    "repeats": "write it into a table [sweep]",
+}
+"""What the table ``[sweep]`` may have, and what to do with it where it stands outside."""
+
+RUNS_POINTS = "and `trainer sweep` runs its points."
+
+_PLUGIN_FIELDS: Mapping[str, Kind] = {"backend": "backend", "model": "model", "data": "dataset"}
+
+_ALTERNATIVES = (("batch_size", "global_batch_size"), ("epochs", "steps"))
+"""Fields of which a job takes one: given on a higher layer, one replaces the other of a lower layer."""
+
+
+_FLAG = "flag"
+"""The source of a value that stands on the command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A job and where each value came from: ``flag``, ``environment TRAINER_X``, ``file PATH`` or ``default``.
+
+    `notes` are choices made for the user that a command tells on standard error. `idle` are settings that were given and do nothing,
+    with a sentence about each, by field name.
+    """
+
+    job: Job
+    sources: dict[str, str]
+    notes: tuple[str, ...] = ()
+    idle: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def refuse_idle_flags(self) -> None:
+        """Raise UsageError where an option that was typed does nothing."""
+        for name, why in self.idle.items():
+            if self.sources[name] == _FLAG:
+                raise UsageError(why)
+
+    def idle_notes(self) -> list[str]:
+        """Return what is to be told of settings that do nothing and were not typed."""
+        return [why for name, why in self.idle.items() if self.sources[name] != _FLAG]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A run that is to go on: its job's fields, its name, the updates it has done, and after which epochs ``--epochs +0`` would end.
+
+    A layer below the file's: what is not given anew stays as it was. `admit` gets what stays, before any of it is used, and raises
+    UsageError where the run's files may not decide that.
+    """
+
+    fields: Mapping[str, Any]
+    name: str
+    steps: int
+    epochs: int
+    admit: Callable[[Mapping[str, Any]], None]
+
+    @property
+    def origin(self) -> str:
+        """Where a value of this layer comes from."""
+        return f"run {one_line(self.name)}"
+
+    def absolute(self, field: str, value: Given) -> Given:
+        """Return ``+N`` steps or epochs as the number at which the run then ends; any other value as it is."""
+        if not _is_relative(field, value):
+            return value
+        text = value.value.strip()
+        stands = self.steps if field == "steps" else self.epochs
+        return replace(value, value=stands + int(text[1:]), origin=f"{value.origin} ({text} from {stands})")
+
+
+def _is_relative(field: str, value: Given) -> bool:
+    """Return whether a value is ``+N`` steps or epochs."""
+    text = value.value.strip() if isinstance(value.value, str) else ""
+    return field in ("steps", "epochs") and text.startswith("+") and text[1:].isdecimal()
+
+
+def resolve(
+    flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None, standing: Standing | None = None
+) -> Resolved:
+    """Merge the layers and validate the result. Imports no framework.
+
+    `flags` has the options that were given, by field name; values may be strings. `config` is the path of a TOML file or the name of a
+    shipped one. ``backend = auto`` becomes the first installed of `AUTO_BACKENDS`. Raises UsageError (MissingPackageError where no
+    framework is installed) with one message for the first wrong value. `standing` is the run that ``--resume`` names.
+    """
+    given = _merge(_from_run(standing), _from_file(config), _from_environment(environ), _from_flags(flags))
+    if standing is not None:
+        standing.admit({field: value.value for field, value in given.items() if value.origin == standing.origin})
+        given = {field: standing.absolute(field, value) for field, value in given.items()}
+    for field, value in given.items():
+        _refuse_boolean(field, value)
+    try:
+        job = Job.model_validate({field: value.value for field, value in given.items()})
+    except ValidationError as error:
+        raise as_usage_error(error, given) from None
+    sources = {field: given[field].origin if field in given else "default" for field in Job.model_fields}
+    for field, kind in _PLUGIN_FIELDS.items():
+        _check_name(kind, field, getattr(job, field), given)
+    own = {field: value for field, value in given.items() if standing is None or value.origin != standing.origin}
+    try:
+        return replace(_with_backend(job, sources), idle=_idle(job, own))
+    except UsageError as error:
+        raise type(error)(named(str(error), sources)) from None
+
+
+def given_anew(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> dict[str, Any]:
+    """Return what flags, environment and file say, JSON-ready and by field, where the run that goes on with it is not at hand.
+
+    Each value is checked and brought to its field's form by itself; ``+N`` stays as it is, and so does, as text, what makes sense with the
+    run's other settings only. Raises UsageError as `resolve` does.
+    """
+    given = _merge(_from_file(config), _from_environment(environ), _from_flags(flags))
+    return {field: _by_itself(field, value) for field, value in given.items()}
+
+
+def _by_itself(field: str, value: Given) -> Any:
+    _refuse_boolean(field, value)
+    if _is_relative(field, value):
+        return str(value.value).strip()
+    try:
+        return Job.model_validate({field: value.value}).model_dump(mode="json")[field]
+    except ValidationError as error:
+        if any(problem["loc"] for problem in error.errors(include_url=False)):
+            raise as_usage_error(error, {field: value}) from None
+        return str(value.value)
+
+
+def _from_run(standing: Standing | None) -> dict[str, Given]:
+    if standing is None:
+        return {}
+    origin = standing.origin
+    return {field: Given(value, field, origin, origin) for field, value in standing.fields.items() if value is not None}
+
+
+def _idle(job: Job, given: Mapping[str, Given]) -> dict[str, str]:
+    """Say of each setting that was given and does nothing what it would need."""
+    values = job.model_dump()
+    found = {}
+    for name, needed in idle_settings(values).items():
+        if name in given:
+            value = given[name]
+            has = "false" if values[needed.field] is False else values[needed.field] or "not given"
+            place = f" (from {value.place})" if value.place else ""
+            found[name] = (
+                f"{value.key}: got {str(value.value)!r}{place}, which does nothing, as {needed.field} is {has}; "
+                f"it belongs to {needed.flags()}."
+            )
+    return found
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
+    unknown = [field for field in flags if field not in Job.model_fields]
+    if unknown:
+        near = nearest(unknown[0], map(flag_name, Job.model_fields))
+        raise UsageError(_unknown(flag_name(unknown[0]), "no such option", near))
+    return {field: Given(value, flag_name(field), _FLAG) for field, value in flags.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
+    """Read ``TRAINER_*``. An empty variable counts as not set, as is usual."""
+    fields = {environment_name(field): field for field in Job.model_fields}
+    found: dict[str, Given] = {}
+    for name in sorted(environ):
+        if name in _SWITCHES and environ[name] not in ("", "on", "off"):
+            raise UsageError(f"{name}: got {environ[name]!r}; allowed: on or off.")
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in RESERVED_VARIABLES or not environ[name]:
+            continue
+        if name not in fields:
+            plain = {known.removeprefix(ENVIRONMENT_PREFIX): known for known in (*fields, *RESERVED_VARIABLES)}
+            near = nearest(name.removeprefix(ENVIRONMENT_PREFIX), plain)
+            raise UsageError(_unknown(name, "no setting has this environment variable", plain[near] if near else None))
+        found[fields[name]] = Given(environ[name], name, f"environment {name}")
+    return found
+
+
+def _from_file(config: Path | str | None) -> dict[str, Given]:
+    if config is None:
+        return {}
+    label, values = read_config(config)
+    values.pop(SWEEP, None)
+    refuse_misplaced(label, values)
+    for key in values:
+        if key not in Job.model_fields:
+            raise UsageError(_unknown(f"{one_line(key)} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
+    return {key: Given(value, key, label, label) for key, value in values.items()}
+
+
+def refuse_misplaced(label: str, values: Mapping[str, Any]) -> None:
+    """Raise UsageError, with where it belongs, where a file has what describes a sweep outside of its table ``[sweep]``."""
+    for key, value in values.items():
+        place = f"{key} (in {label})"
+        if is_axis(key, value):
+            raise UsageError(f"{place}: several values of it make a sweep; write it into a table [sweep.grid], {RUNS_POINTS}")
+        if key in SWEEP_KEYS:
+            raise UsageError(f"{place}: it describes a sweep; {SWEEP_KEYS[key]}, {RUNS_POINTS}")
+
+
+def is_axis(key: str, value: Any) -> bool:
+    """Return whether a file gives several values of a setting that takes one."""
+    return isinstance(value, list) and key in Job.model_fields and schema(key).get("type") != "array"
+
+
+def _unknown(key: str, problem: str, near: str | None) -> str:
+    hint = f" Did you mean {near!r}?" if near else ""
+    return f"{key}: {problem}.{hint} `trainer run --print-config` lists every setting."
+
+
+def _merge(*layers: dict[str, Given]) -> dict[str, Given]:
+    """Put each layer over the one before."""
+    merged: dict[str, Given] = {}
+    for layer in layers:
+        for pair in _ALTERNATIVES:
+            if any(field in layer for field in pair):
+                for field in pair:
+                    merged.pop(field, None)
+        merged.update(layer)
+    return merged
+
+
+def _refuse_boolean(field: str, value: Given) -> None:
+    """Refuse TOML's ``true`` where a number belongs; it would be taken for 1."""
+    if isinstance(value.value, bool) and not is_boolean(field):
+        raise UsageError.of(value.key, str(value.value).lower(), allowed(field), source=value.place)
+
+
+def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, Given]) -> None:
+    if field == "backend" and name == "auto":
+        return
+    value = given.get(field, Given(name, flag_name(field), "default"))
+    try:
+        find(kind, name)
+    except UsageError:
+        names = (["auto"] if field == "backend" else []) + list(available(kind))
+        listed = f"{', '.join(names)} (`trainer {'data list' if field == 'data' else f'{field}s'}` shows them)"
+        if kind == "model":
+            listed += ", or the dotted path of your own module, such as my_package.my_model"
+        raise UsageError.of(value.key, name, listed, names, value.place) from None
+    if kind == "model" and "." in name and name not in available(kind) and not module_exists(name):
+        place = f" (from {value.place})" if value.place else ""
+        raise UsageError(f"{value.key}: got {name!r}{place}, {NO_MODULE}")
+
+
+def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:
+    notes: tuple[str, ...] = ()
+    if job.backend == "auto":
+        backend = _first_installed()
+        job = job.model_copy(update={"backend": backend})
+        sources = {**sources, "backend": f"{sources['backend']} (auto: the first installed of {', '.join(AUTO_BACKENDS)})"}
+        notes = (f"backend: {backend} (the first installed of {', '.join(AUTO_BACKENDS)}; choose with --backend)",)
+    forward_plugin(job.model, job.backend)
+    return Resolved(job, sources, notes)
+
+
+def _first_installed() -> str:
+    known = available("backend")
+    for name in AUTO_BACKENDS:
+        if known[name].installed:
+            return name
+    hints = " or ".join(f"`{known[name].install}`" for name in AUTO_BACKENDS)
+    raise MissingPackageError(f"backend: no framework is installed. Install one with {hints}.")

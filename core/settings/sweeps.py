@@ -1,0 +1,255 @@
+"""Sweeps: from a grid of settings to the jobs of its points. Starts nothing.
+
+A grid comes from ``--grid FIELD=VALUE,VALUE`` and from the table ``[sweep]`` of a configuration:
+
+    [sweep]
+    grid = {batch_size = [5, 10], mode = ["sync", "async"]}    # every combination
+    cases = [{nodes = 1}, {nodes = 2, cores_per_node = [1, 0.5]}]    # points that are no product; each goes with every combination
+    repeats = 3    # seeds, from the job's on
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..job import Job
+from ..suggestions import nearest
+from .config_files import SWEEP, read_config
+from .job_fields import flag_name, is_boolean, schema
+from .sources import SWEEP_KEYS, is_axis, refuse_misplaced, resolve
+
+__all__ = [
+    "EARLIER",
+    "MOST_POINTS",
+    "MOST_REPEATS",
+    "SWEEP_FILE",
+    "Grid",
+    "Point",
+    "as_arguments",
+    "plan",
+    "read_axis",
+    "read_grid",
+    "settings_text",
+    "value_text",
+]
+
+SWEEP_FILE = "sweep.json"
+"""What makes a folder that of a sweep."""
+
+EARLIER = ".earlier"
+"""Where it keeps attempts that could not be gone on with; hidden, since they are no points of the sweep."""
+
+NOT_SWEPT = ("name", "out")
+"""Fields that say where a run lies, not what it is."""
+
+MOST_REPEATS = 10_000
+"""Runs of one job with different seeds; a mean needs no more, and all of them are planned before the first starts."""
+
+MOST_POINTS = 100_000
+"""Each is laid out in memory before any is run."""
+
+LONGEST_NAME = 180
+"""Characters of a point's folder; file systems allow 255 bytes."""
+
+_SHAPE = "TOML such as grid = {batch_size = [5, 10], mode = ['sync', 'async']}, cases = [{nodes = 2, batch_size = 5}], repeats = 3"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What a sweep goes through: every combination of the `axes`, with each of the `cases` where there are such.
+
+    `repeats` is how many seeds each of these gets; None leaves the job's alone.
+    """
+
+    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    cases: Sequence[Mapping[str, Any]] = ()
+    repeats: int | None = None
+
+    def over(self, lower: Grid) -> Grid:
+        """Lay this grid over another: its axes replace those of the same name, the others stay; so do the cases."""
+        return Grid(
+            {**lower.axes, **self.axes}, self.cases or lower.cases, self.repeats if self.repeats is not None else lower.repeats
+        ).checked()
+
+    def checked(self) -> Grid:
+        """Return the grid. Raises UsageError where an axis and a case, or the repeats, decide the same field."""
+        in_cases = {name for case in self.cases for name in case}
+        for name in self.axes:
+            if name in in_cases:
+                raise UsageError(f"{name}: is decided by the cases of the sweep; a grid over it as well has no meaning")
+        if self.repeats is not None and "seed" in {*self.axes, *in_cases}:
+            raise UsageError("seed: --repeats goes through seeds itself; give one of the two")
+        return self
+
+    @property
+    def points(self) -> int:
+        """How many runs it asks for."""
+        return math.prod(map(len, self.axes.values())) * max(1, len(self.cases)) * (self.repeats or 1)
+
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """Yield the settings of each point, without the seeds of repeats, the last axis changing fastest."""
+        for case in self.cases or ({},):
+            for values in itertools.product(*self.axes.values()):
+                yield {**case, **dict(zip(self.axes, values, strict=True))}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A run of a sweep: its folder's name, what is particular about it (as JSON has it), and the whole job."""
+
+    name: str
+    settings: Mapping[str, Any]
+    job: Job
+
+    @property
+    def text(self) -> str:
+        """What is particular about it, for people: ``batch_size=5, mode=sync``."""
+        return settings_text(self.settings)
+
+
+def read_axis(text: str) -> tuple[str, list[str]]:
+    """Read ``batch_size=5,10``. Values that hold commas stand between semicolons: ``cores_per_node=1,1;1,0.5``.
+
+    Raises UsageError with what is allowed.
+    """
+    name, sign, given = text.partition("=")
+    name = name.strip().replace("-", "_")
+    separator = ";" if ";" in given or (name in Job.model_fields and schema(name).get("type") == "array") else ","
+    values = [value.strip() for value in given.split(separator)]
+    if not sign or not name or not all(values):
+        raise UsageError.of("--grid", text, "FIELD=VALUE,VALUE such as batch_size=5,10,20; with ; between values that hold commas")
+    _known("--grid", name)
+    return name, values
+
+
+def read_grid(config: Path | str) -> Grid:
+    """Return what the table ``[sweep]`` of a configuration asks for; an empty grid where it has none."""
+    label, values = read_config(config)
+    table = values.pop(SWEEP, {})
+    refuse_misplaced(label, values)
+    where = f"sweep (in {label})"
+    if not isinstance(table, Mapping):
+        raise UsageError.of(where, table, _SHAPE)
+    for key in table:
+        if is_axis(key, table[key]):
+            raise UsageError(f"{where}: {key!r} is a setting with several values; write it into a table [sweep.grid].")
+        if key in Job.model_fields:
+            raise UsageError(f"{where}: {key!r} is a setting with one value; write it above [sweep], outside of every table.")
+        if key not in SWEEP_KEYS:
+            raise UsageError.of(where, key, ", ".join(SWEEP_KEYS), SWEEP_KEYS)
+    axes, cases, repeats = table.get("grid", {}), table.get("cases", []), table.get("repeats")
+    if not isinstance(axes, Mapping):
+        raise UsageError.of(f"{where}: grid", axes, _SHAPE)
+    for name, found in axes.items():
+        if not isinstance(found, list) or not found:
+            raise UsageError.of(f"{where}: grid: {name}", found, f"a list of values; {_SHAPE}")
+    if not isinstance(cases, list) or not all(isinstance(case, Mapping) and case for case in cases):
+        raise UsageError.of(f"{where}: cases", cases, _SHAPE)
+    if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or not 1 <= repeats <= MOST_REPEATS):
+        raise UsageError.of(f"{where}: repeats", repeats, f"a whole number from 1 to {MOST_REPEATS}")
+    for name in (*axes, *(name for case in cases for name in case)):
+        _known(where, name)
+    return Grid(axes, tuple(cases), repeats).checked()
+
+
+def _known(where: str, name: str) -> None:
+    if name in NOT_SWEPT:
+        raise UsageError(f"{where}: {name!r} cannot be swept; it says where the runs lie")
+    if name not in Job.model_fields:
+        near = nearest(name, Job.model_fields)
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise UsageError(f"{where}: no setting is called {name!r}.{hint} `trainer run --print-config` lists every setting.")
+
+
+def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> tuple[Point, ...]:
+    """Return the points in the order in which they run, each validated as a job.
+
+    `flags` are settings that hold for every point, by field name. Raises UsageError naming the point that is wrong. Repeats go through
+    all points before the next seed begins, so that what the machine does meanwhile touches all points alike.
+    """
+    if grid.points > MOST_POINTS:
+        raise UsageError(f"sweep: the grid has {grid.points:,} points; a sweep has at most {MOST_POINTS:,}.")
+    combinations = list(grid.combinations())
+    if combinations == [{}] and grid.repeats is None:
+        raise UsageError(
+            "sweep: there is nothing to sweep; give --grid FIELD=VALUE,VALUE or --repeats, or a file with a table [sweep.grid]"
+        )
+    swept = {name for settings in combinations for name in settings}
+    for name in sorted(swept & set(flags)):
+        raise UsageError(f"{flag_name(name)}: {name} is swept; --grid {name}={flags[name]} makes it the only value")
+    jobs: list[tuple[dict[str, Any], Job]] = []
+    for repeat in range(grid.repeats or 1):
+        for number, settings in enumerate(combinations):
+            given = dict(settings)
+            if grid.repeats is not None and repeat:
+                given["seed"] = jobs[number][1].seed + repeat
+            place = f"point {len(jobs) + 1} of {len(combinations) * (grid.repeats or 1)}"
+            jobs.append((given, _resolved(place, given, flags, environ, config)))
+    found = [_settings(given, job, with_seed=grid.repeats is not None) for given, job in jobs]
+    seen: set[str] = set()
+    for settings in found:
+        if (text := json.dumps(settings, sort_keys=True)) in seen:
+            raise UsageError(f"sweep: two points have the same settings: {settings_text(settings)}")
+        seen.add(text)
+    names = _names(found)
+    return tuple(Point(name, settings, job) for name, settings, (_, job) in zip(names, found, jobs, strict=True))
+
+
+def _resolved(
+    place: str, settings: Mapping[str, Any], flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None
+) -> Job:
+    try:
+        return resolve({**flags, **settings}, environ, config).job
+    except UsageError as error:
+        raise UsageError(f"{place} ({settings_text(settings)}): {error}") from error
+
+
+def _settings(given: Mapping[str, Any], job: Job, *, with_seed: bool) -> dict[str, Any]:
+    """Return a point's settings as the job understood them."""
+    values = job.model_dump(mode="json")
+    return {name: values[name] for name in (*given, *(("seed",) if with_seed and "seed" not in given else ()))}
+
+
+def _names(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a readable folder name for each point; a number is added where characters that had to go made two alike."""
+    names: list[str] = []
+    for number, settings in enumerate(found, start=1):
+        name = re.sub(r"[^\w.=,+@-]", "_", settings_text(settings, ","), flags=re.ASCII)
+        if len(name) > LONGEST_NAME or name in names:
+            name = f"{name[:LONGEST_NAME]}-{number}"
+        names.append(name)
+    return names
+
+
+def settings_text(settings: Mapping[str, Any], separator: str = ", ") -> str:
+    """Write settings on a line: ``batch_size=5, cores_per_node=1+0.5``."""
+    return separator.join(f"{name}={value_text(value, '+')}" for name, value in settings.items())
+
+
+def as_arguments(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as options of ``trainer run``."""
+    arguments: list[str] = []
+    for name, value in settings.items():
+        flag = flag_name(name)
+        if is_boolean(name):
+            arguments.append(flag if value_text(value) == "true" else f"--no-{flag[2:]}")
+        else:
+            arguments += [flag, value_text(value)]
+    return arguments
+
+
+def value_text(value: Any, separator: str = ",") -> str:
+    """Write a value as an option takes it, with another `separator` between the parts of a list on request."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return separator.join(value_text(part, separator) for part in value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)

@@ -1,0 +1,43 @@
+"""Arguments after a dataset's name, such as ``size=64,classes=10``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...core.errors import UsageError
+
+__all__ = ["read_arguments", "whole_number", "write_arguments"]
+
+
+def read_arguments(name: str, text: str, defaults: Mapping[str, str], first: str | None = None) -> dict[str, str]:
+    """Return every argument of `defaults`, with the value that `text` (``key=value,key=value``) gives it where it does.
+
+    A value without a key, in the first place, belongs to the argument `first`. Raises UsageError for unknown and repeated keys.
+    """
+    given: dict[str, str] = {}
+    for position, part in enumerate(text.split(",") if text else []):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals and position == 0 and first:
+            key, value = first, key
+        if key not in defaults:
+            listed, names = ", ".join(f"{known}=…" for known in defaults), [f"{known}{equals}{value}" for known in defaults]
+            raise UsageError.of(f"data: argument of {name!r}", part.strip(), listed, names)
+        if key in given:
+            raise UsageError(f"data: got {key!r} twice in {name + ':' + text!r}; give it once.")
+        if not value:
+            raise UsageError(f"data: {key!r} has no value in {name + ':' + text!r}; write {key}={defaults[key]}.")
+        given[key] = value
+    return {**defaults, **given}
+
+
+def write_arguments(values: Mapping[str, str], defaults: Mapping[str, str]) -> str:
+    """Return the arguments that differ from their defaults, in the order of `defaults`: one text for one meaning."""
+    return ",".join(f"{key}={values[key]}" for key, default in defaults.items() if values[key] != default)
+
+
+def whole_number(name: str, key: str, text: str, low: int, high: int) -> int:
+    """Return the number that an argument's text stands for. Raises UsageError where it is none in low … high."""
+    number = int(text) if text.isascii() and text.isdigit() else low - 1
+    if not low <= number <= high:
+        raise UsageError.of(f"data: {key} of {name!r}", text, f"a whole number from {low} to {high}")
+    return number

@@ -1,0 +1,152 @@
+"""cifar10: 50,000 + 10,000 photographs of ten kinds of things, 32×32×3 (A. Krizhevsky, 2009), from its python or binary archive.
+
+python: pickled dictionaries with ``data`` uint8 [n, 3072] and ``labels``; binary: records of a label byte and 3,072 pixel bytes. In
+both the pixels of an image are three planes (red, green, blue) of 32 rows.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import UsageError
+from ..base import Block, PreparedBlocks, Split
+from .download import download
+from .originals import expect_md5
+
+__all__ = ["DATASET", "MD5", "Cifar10Source"]
+
+PYTHON, BINARY, FOLDER = "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "cifar-10-batches-py"
+MD5: Mapping[str, str] = {  # as the dataset's page and torchvision list them
+    PYTHON: "c58f30108f718f92721af3b95e74349a",
+    BINARY: "c32a1d4ab5d03f1284b67883e8d87530",
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_BATCHES: Mapping[Split, tuple[str, ...]] = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
+_PIXELS = 3 * 32 * 32
+_DOWNLOAD_SECONDS = 2 * 3600  # 170 MB; only a connection that trickles takes longer
+_HINT = f"give --data-dir with the folder of {PYTHON}, {BINARY} or {FOLDER}"
+
+
+@dataclass(frozen=True)
+class Cifar10Source:
+    """Reads an archive (or the unpacked python version) of `data_dir`, or downloads it where torchvision is installed.
+
+    `md5` has the checksum of each file.
+    """
+
+    md5: Mapping[str, str] = field(default_factory=lambda: MD5)
+
+    name = "cifar10"
+    description = "photographs of ten kinds of things, 32×32×3; downloaded through torchvision, or its archive from --data-dir"
+    version = 1
+
+    def originals(self, data_dir: Path) -> Sequence[Path]:
+        """Return the files that are read: the archive, or the six files of the unpacked one. Raises UsageError where there are none."""
+        for archive in (PYTHON, BINARY):
+            if (data_dir / archive).is_file():
+                return [data_dir / archive]
+        names = [name for batches in _BATCHES.values() for name in batches]
+        for folder in (data_dir / FOLDER, data_dir):
+            if all((folder / name).is_file() for name in names):
+                return [folder / name for name in names]
+        raise UsageError(f"data_dir: {str(data_dir)!r} has no files of cifar10; {_HINT}.")
+
+    def load(self, data_dir: Path | None) -> PreparedBlocks:
+        """Compare the files of `data_dir`, or freshly downloaded ones, with their checksums, and read them."""
+        if data_dir is not None:
+            return self._read(data_dir)
+        with tempfile.TemporaryDirectory(prefix="crosstrain-cifar10-") as folder:
+            download("cifar10", Path(folder), _DOWNLOAD_SECONDS, _HINT)
+            return self._read(Path(folder))
+
+    def _read(self, data_dir: Path) -> PreparedBlocks:
+        files = self.originals(data_dir)
+        for file in files:
+            expect_md5(file, self.md5[file.name])
+        if len(files) == 1:
+            contents = _unpacked(files[0])
+            parse = _records if files[0].name == BINARY else _pickled
+        else:
+            contents = {file.name: file.read_bytes() for file in files}
+            parse = _pickled
+        origin = files[0] if len(files) == 1 else files[0].parent
+        examples = {split: [_checked(parse, origin, name, contents[name]) for name in names] for split, names in _BATCHES.items()}
+        return PreparedBlocks((3, 32, 32), 10, {split: blocks.__iter__ for split, blocks in examples.items()}, class_names=CLASSES)
+
+
+def _unpacked(archive: Path) -> dict[str, bytes]:
+    """Return the content of each batch in an archive, by its name without folder and suffix. Nothing is written to the disk."""
+    wanted = {name for names in _BATCHES.values() for name in names}
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                name = Path(member.name).name.removesuffix(".bin")
+                content = tar.extractfile(member) if name in wanted else None
+                if content is not None:
+                    found[name] = content.read()
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise _unusable(archive, f"it is no whole archive ({error})") from error
+    if missing := sorted(wanted - set(found)):
+        raise _unusable(archive, f"it lacks {', '.join(missing)}")
+    return found
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads nothing but plain values and numpy arrays: unpickling must not run what a file says."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        allowed = {("numpy", "ndarray"), ("numpy", "dtype")} | {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
+        if (module_name, global_name) not in allowed:
+            raise pickle.UnpicklingError(f"{module_name}.{global_name} does not belong there")
+        return super().find_class(module_name, global_name)
+
+
+def _pickled(content: bytes) -> Block:
+    batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
+    return np.asarray(batch[b"data"]), np.asarray(batch[b"labels"], dtype=np.int64)
+
+
+def _records(content: bytes) -> Block:
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, 1 + _PIXELS)
+    return records[:, 1:], records[:, 0].astype(np.int64)
+
+
+def _checked(parse: Callable[[bytes], Block], origin: Path, name: str, content: bytes) -> Block:
+    """Return a batch as images [n, 3, 32, 32] and labels [n]. Raises UsageError where its content is something else."""
+    try:
+        images, labels = parse(content)
+    except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError, AttributeError, IndexError) as error:
+        raise _unusable(origin, f"{name} cannot be read ({type(error).__name__}: {error})") from error
+    sound = images.dtype == np.uint8 and images.ndim == 2 and images.shape[1] == _PIXELS and labels.shape == (len(images),)
+    if not sound or (len(labels) and not 0 <= labels.min() <= labels.max() <= 9):
+        raise _unusable(origin, f"{name} holds {images.dtype} {list(images.shape)} and labels {list(labels.shape)}, or labels beyond 0…9")
+    return _planes(images), labels
+
+
+def _planes(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return images.reshape(-1, 3, 32, 32)
+
+
+def _unusable(path: Path, why: str) -> UsageError:
+    return UsageError(f"data_dir: {str(path)!r} is not usable as cifar10: {why}. Get the original file again.")
+
+
+DATASET = Cifar10Source()

@@ -1,0 +1,46 @@
+"""Downloading original files through torchvision, in a process of its own so that no framework enters this one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from ...core.errors import MissingPackageError, UsageError
+from ...core.process import python
+from ...core.untrusted.console import note
+
+__all__ = ["download"]
+
+
+def download(name: str, folder: Path, seconds: float, files_hint: str, parts: tuple[str, ...] = ()) -> None:
+    """Let torchvision download the dataset `name` (of which `parts`) into `folder`, within `seconds`.
+
+    Raises MissingPackageError or UsageError; `files_hint` completes "either …" with the way to do without.
+    """
+    if not all(importlib.util.find_spec(package) for package in ("torch", "torchvision")):
+        raise MissingPackageError(
+            f"data: {name!r} is not prepared, and downloading it needs torchvision, which is not installed. Either {files_hint}, "
+            "or install it with: pip install 'crosstrain[torch]'"
+        )
+    note(f"data: downloading {name}, once, for at most {seconds / 60:.0f} minutes")
+    command = python("crosstrain.data.sources.torchvision_download", str(folder), name, *parts)
+    environment = {**os.environ, "TMPDIR": str(folder)}  # torch leaves folders of its own in the temporary folder
+    with tempfile.TemporaryFile() as output:
+        # The child ends when its standard input does, so that it cannot outlive this process, not even after a kill -9.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment) as child:
+            try:
+                code = child.wait(seconds)
+            except subprocess.TimeoutExpired as error:
+                child.kill()
+                raise UsageError(f"data: {name!r} was not downloaded within {seconds:g} s. Try again later, or {files_hint}.") from error
+            except BaseException:
+                child.kill()
+                raise
+        output.seek(0)
+        lines = output.read().decode(errors="replace").strip().splitlines()
+    if code:
+        cause = lines[-1] if lines else f"the download ended with exit code {code}"
+        raise UsageError(f"data: {name!r} could not be downloaded: {cause}. Try again with a network, or {files_hint}.")

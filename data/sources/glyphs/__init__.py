@@ -1,0 +1,1 @@
+"""How are the glyphs drawn? A dataset that is rendered, not downloaded."""

@@ -1,0 +1,94 @@
+"""mnist: 60,000 + 10,000 handwritten digits, 28×28, from files the user has or downloaded by torchvision in a process of its own.
+
+Once prepared, reading it needs no framework.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import UsageError
+from ..base import PreparedArrays, Split
+from ..statistics import channel_statistics
+from .download import download
+from .idx import read_idx
+
+__all__ = ["DATASET", "MnistSource"]
+
+_STEMS: dict[Split, tuple[str, str]] = {"train": ("train-images", "train-labels"), "test": ("t10k-images", "t10k-labels")}
+_FOLDERS = ("", "raw", "MNIST/raw")  # torchvision keeps its files in MNIST/raw
+_DOWNLOAD_SECONDS = 900  # 11 MB; only a connection that trickles takes longer
+_FILES_HINT = (
+    "give --data-dir with the folder of the four idx files (train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-…, plain or .gz)"
+)
+
+
+class MnistSource:
+    """Reads the four idx files of `data_dir`, or downloads them where torchvision is installed."""
+
+    name = "mnist"
+    description = "handwritten digits, 28×28; downloaded through torchvision, or idx files from --data-dir"
+    version = 2
+
+    def originals(self, data_dir: Path) -> Sequence[Path]:
+        """Return the four files, images before labels, train before test. Raises UsageError naming the first that is missing."""
+        return [_find(data_dir, f"{stem}{dot}{kind}") for stems in _STEMS.values() for stem, dot, kind in _names(stems)]
+
+    def load(self, data_dir: Path | None) -> PreparedArrays:
+        """Read the files of `data_dir`, or download them into a temporary folder and read those."""
+        if data_dir is not None:
+            return self._read(data_dir)
+        with tempfile.TemporaryDirectory(prefix="crosstrain-mnist-") as folder:
+            download("mnist", Path(folder), _DOWNLOAD_SECONDS, _FILES_HINT)
+            return self._read(Path(folder))
+
+    def _read(self, folder: Path) -> PreparedArrays:
+        train_images, train_labels, test_images, test_labels = self.originals(folder)
+        images: dict[Split, NDArray[np.uint8]] = {"train": _images(train_images), "test": _images(test_images)}
+        labels: dict[Split, NDArray[np.int64]] = {
+            "train": _labels(train_labels, len(images["train"])),
+            "test": _labels(test_labels, len(images["test"])),
+        }
+        mean, std = channel_statistics(images["train"])
+        return PreparedArrays(images, labels, classes=10, mean=mean, std=std, flippable=False)
+
+
+def _names(stems: tuple[str, str]) -> list[tuple[str, str, str]]:
+    return [(stems[0], "-", "idx3-ubyte"), (stems[1], "-", "idx1-ubyte")]
+
+
+def _find(folder: Path, name: str) -> Path:
+    """Return the file, plain or compressed; some copies spell the name with a dot before ``idx``."""
+    for place in _FOLDERS:
+        for spelling in (name, name.replace("-idx", ".idx")):
+            for suffix in ("", ".gz"):
+                path = folder / place / f"{spelling}{suffix}"
+                if path.is_file():
+                    return path
+    raise UsageError(f"data_dir: {str(folder)!r} has no file {name!r} or {name + '.gz'!r}; {_FILES_HINT}.")
+
+
+def _images(path: Path) -> NDArray[np.uint8]:
+    images = read_idx(path, 3)
+    if images.shape[1:] != (28, 28) or not len(images):
+        raise UsageError(
+            f"data_dir: {str(path)!r} holds {len(images)} images of {images.shape[1]}×{images.shape[2]}; mnist has images of 28×28."
+        )
+    return images[:, None]
+
+
+def _labels(path: Path, images: int) -> NDArray[np.int64]:
+    labels = read_idx(path, 1).astype(np.int64)
+    if len(labels) != images:
+        raise UsageError(f"data_dir: {str(path)!r} has {len(labels)} labels for {images} images; the files do not belong together.")
+    if labels.max() > 9:
+        raise UsageError(f"data_dir: {str(path)!r} has the label {labels.max()}; mnist has 0 to 9.")
+    return labels
+
+
+DATASET = MnistSource()

@@ -1,0 +1,137 @@
+"""Making a store: arrays from the source into a folder that appears complete or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import TrainerError, UsageError
+from ..base import DatasetSource, PreparedArrays, PreparedBlocks, Split
+from ..statistics import PixelCounts
+from .location import CACHE_VARIABLE, locked, put_aside
+from .manifest import SPLITS, FileEntry, Manifest, write_manifest
+from .writer import BrokenSourceError, SplitWriter
+
+__all__ = ["build_store"]
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None, *, again: bool) -> None:
+    """Make the store ``root/key``, unless it exists and `again` is false. Of several processes one makes it, the others wait.
+
+    Raises UsageError where the source is broken or lacks its originals, TrainerError where the disk refuses.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root, key):
+            _remove_leftovers(root, key)
+            if again or not (root / key).exists():
+                _make(root, key, name, source, data_dir)
+    except OSError as error:
+        problem = f"data: the store of {name!r} cannot be made in {str(root)!r}: {error}"
+        raise TrainerError(f"{problem}. Free some space or set {CACHE_VARIABLE} to a folder that you can write.") from error
+
+
+def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None) -> None:
+    """Write a draft beside the final place, then rename: only whole stores ever carry the final name."""
+    loaded = source.load(data_dir)
+    draft = Path(tempfile.mkdtemp(prefix=f".{key}.draft-", dir=root))
+    try:
+        if isinstance(loaded, PreparedArrays):
+            _write(draft, name, source.version, data_dir, _as_blocks(loaded), (loaded.mean, loaded.std))
+        else:
+            _write(draft, name, source.version, data_dir, loaded, None)
+        _put_in_place(draft, root / key)
+    except BaseException as error:
+        shutil.rmtree(draft)
+        if isinstance(error, BrokenSourceError):
+            raise UsageError(f"data: the source of {name!r} is broken: {error}.") from error
+        raise
+
+
+def _put_in_place(draft: Path, final: Path) -> None:
+    """Give the draft its final name. An old store steps aside first."""
+    if final.exists():
+        old = put_aside(final)
+        draft.rename(final)
+        shutil.rmtree(old)
+    else:
+        draft.rename(final)
+    _sync_folder(final.parent)
+
+
+def _remove_leftovers(root: Path, key: str) -> None:
+    """Remove what a killed process left. The caller holds the lock, so nobody is at work on these."""
+    for kind in ("draft", "old"):
+        for folder in root.glob(f".{key}.{kind}-*"):
+            shutil.rmtree(folder)
+
+
+def _write(folder: Path, name: str, version: int, data_dir: Path | None, prepared: PreparedBlocks, given: Statistics | None) -> None:
+    folder.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
+    entries: dict[str, FileEntry] = {}
+    sizes: dict[Split, int] = {}
+    pixels = PixelCounts(prepared.input_shape[0])
+    for split in SPLITS:
+        counted = pixels if split == "train" and given is None else None
+        with SplitWriter(folder, split, prepared.input_shape, prepared.classes, counted) as writer:
+            for block in prepared.blocks[split]():
+                writer.add(block)
+            entries |= writer.finish()
+            sizes[split] = writer.count
+    left_out = tuple(prepared.left_out())
+    mean, std = _sound(given or pixels.statistics(), prepared.input_shape[0])
+    manifest = Manifest(
+        name=name,
+        version=version,
+        data_dir=str(data_dir.resolve()) if data_dir else None,
+        input_shape=prepared.input_shape,
+        classes=prepared.classes,
+        sizes=sizes,
+        mean=mean,
+        std=std,
+        synthetic=prepared.synthetic,
+        flippable=prepared.flippable,
+        class_names=prepared.class_names,
+        left_out=left_out,
+        files=entries,
+    )
+    write_manifest(folder, manifest)
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Ask the disk to keep the names in a folder (and the manifest, whose loss would be found by its digest)."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
+    """Turn whole arrays into one block a split. Raises BrokenSourceError where they are not what `PreparedArrays` promises."""
+    if set(arrays.images) != set(SPLITS) or set(arrays.labels) != set(SPLITS):
+        raise BrokenSourceError(f"it has the splits {sorted(arrays.images)} and {sorted(arrays.labels)}, not train and test")
+    images = arrays.images["train"]
+    if images.ndim != 4:
+        raise BrokenSourceError(f"train images are {images.dtype} {list(images.shape)}, not uint8 [n, channels, height, width]")
+    blocks = {split: partial(iter, [(arrays.images[split], arrays.labels[split])]) for split in SPLITS}
+    _, channels, height, width = images.shape
+    return PreparedBlocks((channels, height, width), arrays.classes, blocks, arrays.synthetic, arrays.flippable)
+
+
+def _sound(statistics: Statistics, channels: int) -> Statistics:
+    """Return mean and std. Raises BrokenSourceError where they are not a usable number a channel."""
+    mean, std = statistics
+    if len(mean) != channels or len(std) != channels:
+        raise BrokenSourceError(f"mean and std have {len(mean)} and {len(std)} numbers for {channels} channels")
+    if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
+        raise BrokenSourceError(f"mean {mean} and std {std} must be finite, std greater than 0")
+    return mean, std

@@ -1,0 +1,121 @@
+"""``manifest.json``: what a prepared store holds, with a digest of every file and of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...core.untrusted.bounded_json import first_problem, open_regular, read_json
+from ..base import DataInfo, Split
+
+__all__ = ["FILES", "MANIFEST", "SCHEMA", "SPLITS", "FileEntry", "Manifest", "file_sha256", "read_manifest", "write_manifest"]
+
+SCHEMA = 2
+MANIFEST = "manifest.json"
+SPLITS: tuple[Split, ...] = ("train", "test")
+FILES: Mapping[tuple[Split, str], str] = {(split, kind): f"{split}_{kind}.npy" for split in SPLITS for kind in ("images", "labels")}
+_SELF = "manifest_sha256"
+
+
+Size = Annotated[int, Field(ge=0, le=2**53)]
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+
+
+class FileEntry(BaseModel):
+    """One array file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sha256: str
+    bytes: int = Field(ge=0, lt=2**63)
+    dtype: str
+    shape: tuple[Size, ...]
+
+
+class Manifest(BaseModel):
+    """The whole description of a store. `mean`, `std`, `synthetic` and `flippable` as in `DataInfo`.
+
+    `data_dir` is where the originals came from; `left_out` names those of them that are not in the store, each with the reason.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_number: int = Field(SCHEMA, alias="schema")
+    name: str
+    version: int
+    data_dir: str | None
+    input_shape: tuple[Size, Size, Size]
+    classes: Size
+    sizes: dict[Split, Size]
+    mean: tuple[Number, ...]
+    std: tuple[Number, ...]
+    synthetic: bool
+    flippable: bool = True
+    class_names: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    files: dict[str, FileEntry]
+
+    def info(self) -> DataInfo:
+        """Return the part that models and backends need."""
+        return DataInfo(
+            self.name,
+            self.input_shape,
+            self.classes,
+            dict(self.sizes),
+            self.mean,
+            self.std,
+            self.synthetic,
+            self.flippable,
+            self.class_names,
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all array files together."""
+        return sum(entry.bytes for entry in self.files.values())
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hex digest of a file's content."""
+    with open_regular(path) as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json`` with its own digest in it."""
+    fields = manifest.model_dump(mode="json", by_alias=True)
+    (folder / MANIFEST).write_text(json.dumps({**fields, _SELF: _digest(fields)}, indent=2) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read ``manifest.json``. Raises ValueError, saying what is wrong with it, where it is missing, unreadable or was altered."""
+    try:
+        fields = read_json(folder / MANIFEST)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError("is missing") from error
+    if not isinstance(fields, dict) or _SELF not in fields:
+        raise ValueError(f"has no {_SELF}")
+    stated = fields.pop(_SELF)
+    if stated != _digest(fields):
+        raise ValueError("differs from its own sha256")
+    if fields.get("schema") != SCHEMA:
+        raise ValueError(f"has schema {fields.get('schema')!r}; this version reads {SCHEMA}")
+    try:
+        manifest = Manifest.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from error
+    if set(manifest.sizes) != set(SPLITS):
+        raise ValueError(f"has sizes of {', '.join(manifest.sizes) or 'no split'} instead of {', '.join(SPLITS)}")
+    if set(manifest.files) != set(FILES.values()):
+        raise ValueError(f"lists the files {', '.join(sorted(manifest.files))} instead of {', '.join(sorted(FILES.values()))}")
+    return manifest
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    """Digest the canonical JSON of every field but the digest itself."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

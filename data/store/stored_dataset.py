@@ -1,0 +1,249 @@
+"""The prepared store: every dataset as read-only .npy files plus a manifest, which all backends map and none alters.
+
+dataset = open_dataset("digits")            # prepared at the first use
+x_nchw, y_n = dataset.inputs("train"), dataset.labels("train")
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core import plugins
+from ...core.errors import DamagedStoreError, TrainerError, UsageError
+from ..base import DataInfo, DatasetSource, Split
+from ..normalisation import normal_table
+from .build import build_store
+from .integrity import FileCheck, check_digests, check_sizes, identity, remember, vouched
+from .location import cache_root, store_key, stores_of
+from .manifest import FILES, MANIFEST, Manifest, file_sha256, read_manifest
+from .resolve import resolve
+
+__all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify"]
+
+_CHUNK = 512  # images normalised at once: the work area (numpy indexes with 8 bytes a pixel) stays in the processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDataset:
+    """An opened store; implements `Dataset`. `digest` tells two stores of different content apart (sha256 of the manifest).
+
+    `left_out` names the original files that are not in it, each with the reason.
+    """
+
+    info: DataInfo
+    path: Path
+    digest: str
+    left_out: tuple[str, ...]
+    _arrays: Mapping[tuple[Split, str], NDArray[np.generic]]
+
+    def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> StoredDataset:
+        """Return the same examples, normalised by the given numbers, one a channel, instead of their own."""
+        return replace(self, info=replace(self.info, mean=tuple(mean), std=tuple(std)))
+
+    def images(self, split: Split) -> NDArray[np.uint8]:
+        """Return the images, uint8 [n, c, h, w], a read-only map; in memory they lie channels last."""
+        return self._arrays[split, "images"].view(np.uint8).transpose(0, 3, 1, 2)
+
+    def labels(self, split: Split) -> NDArray[np.int64]:
+        """Return the labels, int64 [n], a read-only map."""
+        return self._arrays[split, "labels"].view(np.int64)
+
+    def inputs(self, split: Split) -> NDArray[np.float32]:
+        """Return the normalised images, float32 [n, c, h, w], newly made at every call.
+
+        The 256 values that a pixel of a channel can take are computed once, in float64, and rounded to float32; the rest is looking
+        up, so that the result has the same bits wherever it is made.
+        """
+        images = self.images(split)
+        result = np.empty(images.shape, dtype=np.float32)
+        for channel, table in enumerate(normal_table(self.info.mean, self.info.std)):
+            for start in range(0, len(images), _CHUNK):
+                np.take(table, images[start : start + _CHUNK, channel], out=result[start : start + _CHUNK, channel], mode="clip")
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetStatus:
+    """A row of ``trainer data list``: a dataset, and one store of it where there is one (`data_dir` where made from the user's files).
+
+    `left_out` names the originals that are not in the store. `problem` says why the source cannot be used, or what is wrong with the
+    store at first sight.
+    """
+
+    name: str
+    description: str
+    prepared: bool
+    version: int | None = None
+    train: int | None = None
+    test: int | None = None
+    classes: int | None = None
+    input_shape: tuple[int, int, int] | None = None
+    synthetic: bool | None = None
+    bytes: int | None = None
+    path: str | None = None
+    data_dir: str | None = None
+    left_out: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What `verify` found in one store."""
+
+    name: str
+    path: str
+    files: tuple[FileCheck, ...]
+
+    @property
+    def damaged(self) -> tuple[FileCheck, ...]:
+        """The files that are not as they should be."""
+        return tuple(check for check in self.files if check.problem)
+
+    @property
+    def remedy(self) -> str:
+        """The command that makes the store again."""
+        return _remedy(self.name, _data_dir_of(Path(self.path)))
+
+
+def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["changed", "always"] = "changed") -> StoredDataset:
+    """Open a dataset's store, making it first where there is none.
+
+    Sizes, shapes and the manifest are checked at every open; digests where a file changed since they were last found right, or
+    ``always``. Raises UsageError for an unknown name or missing originals, DamagedStoreError naming the damaged file.
+    """
+    found = resolve(name, data_dir)
+    key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
+    folder = cache_root() / key
+    if not folder.exists():
+        build_store(cache_root(), key, found.name, found.source, found.data_dir, again=False)
+    return _open(folder, name, data_dir, always=verify == "always")
+
+
+def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Path:
+    """Make a dataset's store where there is none, or in any case with `again`, and return its folder. Errors as in `open_dataset`."""
+    found = resolve(name, data_dir)
+    key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
+    build_store(cache_root(), key, found.name, found.source, found.data_dir, again=again)
+    return cache_root() / key
+
+
+def verify(name: str) -> list[StoreReport]:
+    """Compute the digests of every store of a dataset and compare; for a name without arguments, of those with any arguments.
+
+    Raises UsageError where there is none yet.
+    """
+    found = resolve(name)
+    folders = stores_of(found.name, found.source)
+    if not folders:
+        raise UsageError(f"data: {name!r} is not prepared yet, so there is nothing to verify. Prepare it with: trainer data prepare {name}")
+    return [_verify_store(found.name, folder) for folder in folders]
+
+
+def list_datasets() -> list[DatasetStatus]:
+    """Return a row for every store of every known dataset, and one for a dataset without a store. A broken source has a row too."""
+    rows: list[DatasetStatus] = []
+    for name in plugins.available("dataset"):
+        try:
+            source = resolve(name).source
+        except TrainerError as error:
+            rows.append(DatasetStatus(name, "", prepared=False, problem=str(error)))
+            continue
+        stores = [_status(name, source, folder) for folder in stores_of(name, source)]
+        rows += stores or [DatasetStatus(name, source.description, prepared=False, version=source.version)]
+    return rows
+
+
+def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> StoredDataset:
+    try:
+        manifest = read_manifest(folder)
+    except ValueError as error:
+        raise _damaged(folder, name, data_dir, [FileCheck(MANIFEST, None, str(error))]) from error
+    _expect_sound(check_sizes(folder, manifest), folder, name, data_dir)
+    before = identity(folder, manifest)
+    if always or not vouched(folder, before):
+        _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
+        remember(folder, before)
+    arrays = {(split, kind): _map(folder, file, manifest, name, data_dir) for (split, kind), file in FILES.items()}
+    return StoredDataset(manifest.info(), folder, file_sha256(folder / MANIFEST), manifest.left_out, arrays)
+
+
+def _map(folder: Path, file: str, manifest: Manifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:
+    """Map one array read-only. Its header must be what the manifest says."""
+    try:
+        array: NDArray[np.generic] = np.load(folder / file, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise _damaged(folder, name, data_dir, [FileCheck(file, None, f"is no array file ({error})")]) from error
+    entry = manifest.files[file]
+    if array.shape != entry.shape or str(array.dtype) != entry.dtype:
+        found = f"holds {array.dtype} {list(array.shape)} instead of {entry.dtype} {list(entry.shape)}"
+        raise _damaged(folder, name, data_dir, [FileCheck(file, None, found)])
+    return array
+
+
+def _verify_store(name: str, folder: Path) -> StoreReport:
+    try:
+        manifest = read_manifest(folder)
+    except ValueError as error:
+        return StoreReport(name, str(folder), (FileCheck(MANIFEST, None, str(error)),))
+    manifest_check = FileCheck(MANIFEST, (folder / MANIFEST).stat().st_size, None)
+    return StoreReport(manifest.name, str(folder), (manifest_check, *check_digests(folder, manifest)))
+
+
+def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
+    try:
+        manifest = read_manifest(folder)
+    except ValueError as error:
+        return DatasetStatus(
+            name, source.description, prepared=True, version=source.version, path=str(folder), problem=f"{MANIFEST} {error}"
+        )
+    problems = [f"{check.name} {check.problem}" for check in check_sizes(folder, manifest) if check.problem]
+    return DatasetStatus(
+        manifest.name,
+        source.description,
+        prepared=True,
+        version=manifest.version,
+        train=manifest.sizes["train"],
+        test=manifest.sizes["test"],
+        classes=manifest.classes,
+        input_shape=manifest.input_shape,
+        synthetic=manifest.synthetic,
+        bytes=manifest.total_bytes,
+        path=str(folder),
+        data_dir=manifest.data_dir,
+        left_out=manifest.left_out,
+        problem="; ".join(problems) or None,
+    )
+
+
+def _expect_sound(checks: Sequence[FileCheck], folder: Path, name: str, data_dir: Path | None) -> None:
+    if any(check.problem for check in checks):
+        raise _damaged(folder, name, data_dir, checks)
+
+
+def _damaged(folder: Path, name: str, data_dir: Path | None, checks: Sequence[FileCheck]) -> DamagedStoreError:
+    found = "; ".join(f"{check.name} {check.problem}" for check in checks if check.problem)
+    return DamagedStoreError(
+        f"data: the store of {name!r} in {str(folder)!r} is damaged: {found}. Make it again with: {_remedy(name, data_dir)}"
+    )
+
+
+def _remedy(name: str, data_dir: Path | None) -> str:
+    originals = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else ""
+    return f"trainer data prepare {shlex.quote(name)}{originals} --again"
+
+
+def _data_dir_of(folder: Path) -> Path | None:
+    """Return the folder of a store's originals, None where there were none, its name has it, or the manifest cannot say."""
+    try:
+        manifest = read_manifest(folder)
+    except ValueError:
+        return None
+    in_name = resolve(manifest.name).folder_in_name
+    return Path(manifest.data_dir) if manifest.data_dir and not in_name else None

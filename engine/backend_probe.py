@@ -1,0 +1,88 @@
+"""What can a framework do here? Asked in a process of its own, since a framework that is imported cannot be unloaded.
+
+``python -m crosstrain.engine.backend_probe NAME`` prints the answer as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+from ..backends.base import Availability
+from ..core.errors import UsageError
+from ..core.plugins import available, find, load
+from ..core.process import python
+
+__all__ = ["main", "probe", "probe_all"]
+
+TIMEOUT_SECONDS = 120.0
+"""More than a cold import of either framework from a slow disk; beyond it, something hangs."""
+
+
+def probe(name: str) -> Availability:
+    """Probe one backend in a child process. A framework that is absent, broken or hanging is an answer, not an error.
+
+    Raises UsageError where no backend has the name.
+    """
+    plugin = find("backend", name)
+    if not plugin.installed:
+        return Availability(name, None, problem=f"the package {plugin.requires} is not installed", hint=plugin.install)
+    try:
+        child = subprocess.run(
+            python(__name__, name),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Availability(name, None, problem=f"no answer within {TIMEOUT_SECONDS:g} s", hint=_again(plugin.install))
+    if child.returncode != 0:
+        return Availability(name, None, problem=_death(child), hint=_reinstall(plugin.install))
+    answer = json.loads(child.stdout)
+    return Availability(**{**answer, "devices": tuple(answer["devices"])})
+
+
+def probe_all(names: Iterable[str] | None = None) -> list[Availability]:
+    """Probe several backends (default: every known one) at the same time; answers are in the order of the names."""
+    wanted = list(available("backend") if names is None else names)
+    with ThreadPoolExecutor(max_workers=max(1, len(wanted))) as pool:
+        return list(pool.map(probe, wanted))
+
+
+def _again(install: str) -> str:
+    return f"ask again while the machine has less to do; if that does not help, {_reinstall(install)}"
+
+
+def _reinstall(install: str) -> str:
+    return f"install it again: {install}" if install else "see the plugin's own documentation"
+
+
+def _death(child: subprocess.CompletedProcess[str]) -> str:
+    """Say how the child ended, with the last line it wrote."""
+    cause = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
+    lines = child.stderr.strip().splitlines()
+    return f"probing it ended with {cause}{f': {lines[-1]}' if lines else ''}"
+
+
+def main(name: str) -> None:
+    """Probe in this process. What the framework prints goes to standard error, so that standard output is JSON alone."""
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        found: Availability = load(find("backend", name), "backend").probe()
+    except UsageError as error:
+        sys.exit(str(error))
+    with os.fdopen(answer_to, "w", encoding="utf-8") as stream:
+        json.dump(asdict(found), stream)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,102 @@
+"""When a run saves, and the states on their way from the task to whoever writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..core.job import Job
+from ..records.schema import EvalRecord
+from .epochs import Cursor
+from .interfaces import ImpossibleAnswerError, Save, Saver, Start
+from .protocol.messages import Message
+from .triggers import Budget
+
+__all__ = ["Checkpoints"]
+
+
+class Checkpoints:
+    """Decides when a checkpoint is due, and passes states on to `saver`. `clock` returns seconds on the run clock."""
+
+    def __init__(self, job: Job, budget: Budget, start: Start, saver: Saver, clock: Callable[[], float]) -> None:
+        self._budget = budget
+        self._saver = saver
+        self._clock = clock
+        self._figure = job.keep_best
+        self._best = start.best.get(job.keep_best) if job.keep_best else None
+        self._improved = False
+        self._last_step = start.cursor.step if start.resumed else 0
+        self._last_seconds = 0.0
+        self._on_the_way: dict[int, Save] = {}
+        self.final = job.save_final or job.checkpoint_every == "end"
+        self.on_the_way_out = job.checkpoint_every is not None and budget.checkpoints.unit != "end"
+
+    def start_clock(self) -> None:
+        """Begin to count the seconds to the first checkpoint of a cadence by time."""
+        self._last_seconds = self._clock()
+
+    @property
+    def waits_for_evaluation(self) -> bool:
+        """Whether what an evaluation shows decides on a checkpoint."""
+        return self._figure is not None
+
+    def due(self, step: int) -> bool:
+        """Return whether to save before update `step` is planned."""
+        if step == self._last_step:
+            return False
+        if self._improved:
+            return True
+        if self._budget.checkpoints.unit == "seconds":
+            return self._clock() - self._last_seconds >= self._budget.checkpoints.amount
+        return self._budget.checkpoint_due(step)
+
+    def missing(self, step: int) -> bool:
+        """Return whether what `step` updates have made has not been saved."""
+        return step != self._last_step
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Take note of an evaluation; one better than all before makes a checkpoint due, with ``--keep-best``."""
+        if self._figure is None:
+            return
+        value: float = getattr(record, self._figure)
+        better = self._best is None or (value > self._best if self._figure == "accuracy" else value < self._best)
+        if better:
+            self._best, self._improved = value, True
+
+    def requested(self, sequence: int, cursor: Cursor) -> None:
+        """A command ``state`` has been sent."""
+        self._last_step, self._last_seconds, self._improved = cursor.step, self._clock(), False
+        self._on_the_way[sequence] = Save(cursor, 0.0, 0.0, None)
+
+    def stalled(self, sequence: int, seconds: float, evaluation: EvalRecord | None) -> None:
+        """The task has copied its state, in so many seconds; `evaluation` is the last one."""
+        save = self._on_the_way[sequence]
+        own = evaluation if evaluation is not None and evaluation.step == save.cursor.step else None
+        self._on_the_way[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=own)
+
+    @property
+    def active_at(self) -> float:
+        """When, on the monotonic clock, bytes of a state were last dealt with."""
+        return self._saver.active_at
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether states are still on their way."""
+        return bool(self._on_the_way)
+
+    def take(self, message: Message) -> None:
+        """Pass a message of a state on. Raises ImpossibleAnswerError for one that cannot be."""
+        save = self._on_the_way.get(message["sequence"])
+        if save is None:
+            raise ImpossibleAnswerError("a state that nobody asked for")
+        if message.kind == "state_begin":
+            self._saver.begin(save, message)
+        elif message.kind == "state_part":
+            self._saver.part(message)
+        else:
+            self._saver.end()
+            del self._on_the_way[message["sequence"]]
+
+    def wait(self) -> None:
+        """Wait until every state that arrived is on disk, or has failed."""
+        self._saver.wait()

@@ -1,0 +1,1 @@
+"""How does a person follow a run that goes on?"""

@@ -1,0 +1,72 @@
+"""Progress as plain lines, for log files and for terminals that cannot draw."""
+
+from __future__ import annotations
+
+import time
+from typing import TextIO
+
+from ...core.job import Job
+from ...records.schema import EvalRecord, SystemRecord
+from ...records.text.numbers import count_text
+from ...records.text.progress import NodeSamples, TrainingState, evaluation_text
+
+__all__ = ["PlainProgress"]
+
+LINE_SECONDS = 2.0
+"""Time between two lines about the training."""
+
+NODES_SECONDS = 10.0
+"""Time between two groups of lines about the nodes."""
+
+
+class PlainProgress:
+    """Writes plain lines: about every two seconds, and for every evaluation; on the nodes about every ten."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._state = TrainingState()
+        self._nodes = NodeSamples()
+        self._started = False
+        self._written = self._nodes_written = 0.0
+
+    def start(self, job: Job, total_steps: int | None) -> None:
+        """Write what will be trained."""
+        self._state.begin(job, total_steps)
+        self._started = True
+        self._written = self._nodes_written = time.monotonic()
+        total = f", {count_text(total_steps)} steps" if total_steps is not None else ""
+        self.message(f"training {self._state.title}{total}")
+
+    def update(self, step: int, loss: float, steps_per_second: float | None, time_left_seconds: float | None, epoch: float) -> None:
+        """Write a line when the last one is old enough."""
+        self._state.update(step, loss, steps_per_second, time_left_seconds, epoch)
+        now = time.monotonic()
+        if now - self._written >= LINE_SECONDS:
+            self._written = now
+            self.message(self._state.line())
+
+    def node(self, record: SystemRecord) -> None:
+        """Write a line for each node, once training has begun and when the last ones are old enough."""
+        self._nodes.add(record)
+        now = time.monotonic()
+        if self._started and now - self._nodes_written >= NODES_SECONDS:
+            self._nodes_written = now
+            for row in self._nodes.rows():
+                self.message(
+                    f"node {row['node']}  CPU {row['CPU']}  memory {row['memory']}  sent {row['sent']}  received {row['received']}"
+                )
+
+    def evaluation(self, record: EvalRecord) -> None:
+        """Write a line."""
+        self.message(evaluation_text(record))
+
+    def message(self, text: str) -> None:
+        """Write a line."""
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Write where training stands; a second call does nothing."""
+        if self._state.loss is not None:
+            self.message(self._state.line())
+            self._state.loss = None

@@ -1,0 +1,53 @@
+"""How much a run may train, and where on the way it evaluates and saves."""
+
+from __future__ import annotations
+
+from ..core.job import DEFAULT_EPOCHS, Job
+from ..core.units import Cadence
+from .epochs import Calendar
+
+__all__ = ["Budget"]
+
+
+class Budget:
+    """How many updates a run may take in all (those before it was resumed included), and when evaluations and checkpoints are due."""
+
+    def __init__(self, job: Job, calendar: Calendar) -> None:
+        self.calendar = calendar
+        self.total = job.steps if job.steps is not None else calendar.begins(job.epochs or DEFAULT_EPOCHS)
+        self.evaluations = Cadence.parse(job.eval_every)
+        self.checkpoints = Cadence.parse(job.checkpoint_every or "end")
+
+    def next_stop(self, step: int) -> int:
+        """Return the first step after `step` at which a plan has to end: an evaluation, a checkpoint, or the last step."""
+        due = (_next(cadence, self.calendar, step) for cadence in (self.evaluations, self.checkpoints))
+        return min(self.total, *(found for found in due if found is not None), self.total)
+
+    def evaluation_due(self, step: int) -> bool:
+        """Return whether an evaluation belongs after `step` updates (by epochs or steps, or at the end)."""
+        return step >= self.total or _due(self.evaluations, self.calendar, step)
+
+    def checkpoint_due(self, step: int) -> bool:
+        """Return whether a checkpoint belongs after `step` updates (by epochs or steps; the one at the end is another matter)."""
+        return _due(self.checkpoints, self.calendar, step)
+
+
+def _next(cadence: Cadence, calendar: Calendar, step: int) -> int | None:
+    """Return the first step after `step` that a cadence by epochs or steps names; None for cadences by time and ``end``."""
+    every = int(cadence.amount)
+    if cadence.unit == "steps":
+        return (step // every + 1) * every
+    if cadence.unit == "epochs":
+        return calendar.begins((calendar.place(step).epoch // every + 1) * every)
+    return None
+
+
+def _due(cadence: Cadence, calendar: Calendar, step: int) -> bool:
+    if step == 0:
+        return False
+    if cadence.unit == "steps":
+        return step % int(cadence.amount) == 0
+    if cadence.unit == "epochs":
+        cursor = calendar.cursor(step)
+        return cursor.examples == 0 and cursor.epoch % int(cadence.amount) == 0
+    return False

@@ -1,0 +1,316 @@
+"""Checkpoints onto the disk: a thread of the driver takes each state from the task's memory, or as its parts arrive, while the run goes on.
+
+A save that fails is an event and a line for the user, and not the end of the run.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint import CHECKPOINTS, ArrayEntry, CheckpointWriter, Meta, described_data, described_model, prune
+from ...core.job import Job
+from ...core.peer_memory import PeerMemory
+from ...data.store.stored_dataset import StoredDataset
+from ...engine.interfaces import ImpossibleAnswerError, Save
+from ...engine.protocol.messages import Message, RawArray
+from ...engine.protocol.state_transfer import WINDOW
+from ...models.base import ModelSpec
+from .recorder import Recording
+
+__all__ = ["CheckpointSaver", "Subject"]
+
+TAKEN_BYTES = 2**19
+"""How much of a task's memory is read at a time: it is still in the processor's cache when it is hashed and written."""
+
+PEER_MEMORY_VARIABLE = "TRAINER_PEER_MEMORY"
+"""``off`` keeps the driver from reading the memory of tasks, for systems that punish the attempt; states are sent then."""
+
+RESERVE_BYTES = 8 * 2**20
+"""Room that a save leaves on the disk: the run's other records have to go on even where a checkpoint does not fit."""
+
+
+MOST_SLOTS = 8
+"""Values that an optimiser keeps for each parameter: two with Adam."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the checkpoints of a run are of."""
+
+    job: Job
+    model: ModelSpec
+    data: StoredDataset
+
+
+@dataclass(frozen=True)
+class _Begin:
+    meta: Meta
+    entries: tuple[ArrayEntry, ...]
+    memory: PeerMemory
+    addresses: tuple[int, ...]
+    stall_seconds: float
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Address and bytes of each array in the task's memory, of those that have any bytes."""
+        return [(address, entry.bytes) for address, entry in zip(self.addresses, self.entries, strict=True) if entry.bytes]
+
+
+class _Arriving:
+    """A state on its way, of so many bytes. `taken`: it was read from the task's memory; `sent`: the task was asked to send it.
+
+    What the task may do next follows from what it was answered, so that is noted before each answer.
+    """
+
+    def __init__(self, size: int = 0) -> None:
+        self.taken = self.sent = False
+        self._left = size
+        self._unacknowledged = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Note that a part has arrived. Raises ImpossibleAnswerError where it may not."""
+        with self._lock:
+            self._left -= size
+            self._unacknowledged += 1
+            if not self.sent or self._left < 0 or self._unacknowledged > WINDOW:
+                raise ImpossibleAnswerError("a part of a state that was not asked for")
+
+    def acknowledged(self) -> None:
+        """Note that the next part may come."""
+        with self._lock:
+            self._unacknowledged -= 1
+
+    def end(self) -> None:
+        """Note that all has arrived. Raises ImpossibleAnswerError where it has not."""
+        if not self.taken and (not self.sent or self._left):
+            raise ImpossibleAnswerError("the end of a state that has not arrived")
+
+
+class CheckpointSaver:
+    """Writes a run's checkpoints; the `Saver` of its training loop.
+
+    `answer` sends a message of that kind to the task (see `engine.state_stream`); `spent` returns the seconds spent so far, for the
+    checkpoint.
+    """
+
+    def __init__(
+        self, subject: Subject, recording: Recording, answer: Callable[[str], None], spent: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self._subject = subject
+        self._recording = recording
+        self._answer = answer
+        self._spent = spent
+        self.active_at = -math.inf
+        self._queue: queue.SimpleQueue[_Begin | memoryview | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._unfinished = 0
+        self._abandoned = False
+        self._error: Exception | None = None
+        self.newest: Path | None = None
+        self._arriving = _Arriving()
+        threading.Thread(target=self._work, name="saver", daemon=True).start()
+
+    # What the loop says -----------------------------------------------------------------------------------------------
+
+    def begin(self, save: Save, message: Message) -> None:
+        """A state is there to be taken. Raises ImpossibleAnswerError where it is none of the run's model."""
+        entries = tuple(ArrayEntry(key, dtype, tuple(shape)) for key, dtype, shape in message["entries"])
+        self._expect_state_of_model(entries)
+        with self._changed:
+            self._unfinished += 1
+        self._arriving = _Arriving(sum(entry.bytes for entry in entries))
+        memory, addresses = PeerMemory.from_json(message["memory"]), tuple(message["addresses"])
+        self._queue.put(_Begin(self._meta(save, message), entries, memory, addresses, save.stall_seconds))
+
+    def part(self, message: Message) -> None:
+        """A part of it has arrived. Raises ImpossibleAnswerError where none was asked for, or more than was announced."""
+        raw = message.arrays["data"]
+        if not isinstance(raw, RawArray):
+            raise TypeError("a part of a state is raw bytes")
+        self._arriving.take(len(raw.data))
+        self._queue.put(memoryview(raw.data))
+
+    def end(self) -> None:
+        """All of it has been taken. Raises ImpossibleAnswerError where it has not."""
+        self._arriving.end()
+        self._queue.put(None)
+
+    def wait(self) -> None:
+        """Wait until all that arrived is on the disk or has failed. Raises what is not a matter of the disk."""
+        with self._changed:
+            while self._unfinished and self._error is None:
+                self._changed.wait(0.1)  # a bounded wait lets signals through
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """Give up what is being saved, and leave nothing half-written; the run has failed."""
+        with self._changed:
+            self._abandoned = True
+            if not self._unfinished:
+                return
+        self._queue.put(None)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unfinished or self._error is not None, timeout=5.0)
+
+    def _expect_state_of_model(self, entries: Sequence[ArrayEntry]) -> None:
+        """Raise ImpossibleAnswerError where arrays are not those of the run's model, and slots of its parameters, all of float32."""
+        model = self._subject.model
+        shapes = {f"parameters/{each.name}": each.shape for each in model.parameters}
+        shapes |= {f"buffers/{each.name}": each.shape for each in model.buffers}
+        found = {entry.key: entry.shape for entry in entries}
+        slots = {key for key in found if key.startswith("slots/")}
+        for key in slots:
+            shapes[key] = shapes.get(f"parameters/{key.split('/', 2)[-1]}", ())
+        slot_names = {key.split("/")[1] for key in slots}
+        if found != shapes or len(found) != len(entries) or len(slot_names) > MOST_SLOTS or any(entry.dtype != "<f4" for entry in entries):
+            raise ImpossibleAnswerError("a state that is none of the run's model")
+
+    def _meta(self, save: Save, message: Message) -> Meta:
+        job, evaluation = self._subject.job, save.evaluation
+        return Meta(
+            step=save.cursor.step,
+            epoch=save.cursor.epoch,
+            examples=save.cursor.examples,
+            run_seconds=max(0.0, save.run_seconds),
+            seed=job.seed,
+            job=job.recorded(),
+            model=described_model(self._subject.model),
+            data=described_data(self._subject.data.info, self._subject.data.digest, job.data_dir),
+            scalars=dict(message["scalars"]),
+            metrics=None if evaluation is None else {"loss": evaluation.loss, "accuracy": evaluation.accuracy},
+            spent={**self._spent(), "updates": message["updates"]},
+            created_at=datetime.now().astimezone().isoformat(timespec="milliseconds"),
+            backend=job.backend,
+            mode=job.mode,
+            workers=job.workers,
+        )
+
+    # The thread -------------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            item = self._queue.get()
+            if not isinstance(item, _Begin):
+                continue
+            try:
+                self._save(item)
+            except Exception as error:  # noqa: BLE001 — handed to the loop's thread, which raises it
+                self._error = error
+            with self._changed:
+                self._unfinished -= 1
+                self._changed.notify_all()
+
+    def _save(self, begin: _Begin) -> None:
+        """Write one checkpoint; after a failure of the disk the task is told all the same that it may go on.
+
+        Raises DiskError where the run directory itself is gone or may only be read, which ends the run.
+        """
+        self._recording.check(at_once=True)
+        began = time.monotonic()
+        writer: CheckpointWriter | None = None
+        failure: OSError | None = None
+        read = self._can_read(begin)
+        try:
+            self._room_for(sum(entry.bytes for entry in begin.entries))
+            writer = CheckpointWriter(self._recording.path / CHECKPOINTS, begin.meta, begin.entries)
+        except OSError as error:
+            failure = error
+        try:
+            for data in self._read(begin) if read else self._received():
+                self.active_at = time.monotonic()
+                if failure is None and writer is not None:
+                    failure = _written(writer, data)
+        except OSError as error:
+            failure = error
+        if writer is not None:
+            try:
+                if failure is None and not self._abandoned:
+                    self._finished(begin, writer.finish(), time.monotonic() - began, read=read)
+            except OSError as error:
+                failure = error
+            finally:
+                writer.abort()
+        if failure is not None and not self._abandoned:
+            self._failed(begin.meta.step, failure)
+
+    def _can_read(self, begin: _Begin) -> bool:
+        """Return whether the whole state can be read from the task's memory."""
+        wanted = os.environ.get(PEER_MEMORY_VARIABLE) != "off"
+        return wanted and begin.memory.readable(place for address, size in begin.places for place in (address, address + size - 1))
+
+    def _read(self, begin: _Begin) -> Iterator[memoryview]:
+        """Yield the state's bytes from the task's memory; each lie there until the next are asked for. Raises OSError where it has gone."""
+        room = memoryview(bytearray(TAKEN_BYTES))
+        try:
+            for address, size in begin.places:
+                for first in range(0, size, TAKEN_BYTES):
+                    if self._abandoned:
+                        return
+                    taken = room[: min(TAKEN_BYTES, size - first)]
+                    begin.memory.read(address + first, taken)
+                    yield taken
+        finally:
+            self._arriving.taken = True
+            self._answer("state_taken")
+            while self._queue.get() is not None:
+                pass
+
+    def _received(self) -> Iterator[memoryview]:
+        """Ask for the state and yield its parts as they arrive."""
+        self._arriving.sent = True
+        self._answer("state_send")
+        while (part := self._queue.get()) is not None:
+            if isinstance(part, _Begin):
+                raise RuntimeError("a state began before the one before it had ended")
+            yield part
+            self._arriving.acknowledged()
+            self._answer("state_ack")
+
+    def _finished(self, begin: _Begin, path: Path, seconds: float, *, read: bool) -> None:
+        job = self._subject.job
+        size = sum(file.stat().st_size for file in path.iterdir())
+        self.newest = path
+        self._recording.event(
+            "checkpoint_saved",
+            path=str(path.relative_to(self._recording.path)),
+            step=begin.meta.step,
+            bytes=size,
+            seconds=seconds,
+            stall_seconds=begin.stall_seconds,
+            taken_from="memory" if read else "messages",
+        )
+        prune(self._recording.path, job.keep, job.keep_best)
+
+    def _failed(self, step: int, error: OSError) -> None:
+        cause = error.strerror or str(error)
+        self.newest = None
+        self._recording.progress.message(f"the checkpoint after step {step:,} was not saved ({cause}); the run goes on")
+        self._recording.event("checkpoint_failed", step=step, cause=cause, errno=error.errno)
+
+    def _room_for(self, size: int) -> None:
+        """Raise OSError (no space left) where a checkpoint would take the room that the run's other records need."""
+        free = shutil.disk_usage(self._recording.path).free
+        if free < size + RESERVE_BYTES:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes are free, {size:,} are needed and some to spare")
+
+
+def _written(writer: CheckpointWriter, data: memoryview) -> OSError | None:
+    """Write the next bytes; return the disk's refusal, if it refuses."""
+    try:
+        writer.write(data)
+    except OSError as error:
+        return error
+    return None

@@ -1,0 +1,114 @@
+"""From nodes that have answered to a cluster: who listens where, with how many threads, and whose interfaces are whose."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...core.cluster import Cluster, Placed, Task
+from ...core.errors import UsageError
+from ...core.job import Job
+from ...models.base import ModelSpec
+from ..launchers.local import NodeChannel
+
+__all__ = [
+    "described_cluster",
+    "machine_of",
+    "make_cluster",
+    "make_tasks",
+    "nodes_sharing_cores",
+    "refuse_empty_servers",
+    "settle_isolation",
+    "threads_per_task",
+]
+
+Hosts = Sequence[Mapping[str, Any]]
+
+
+def settle_isolation(channels: Sequence[NodeChannel], hosts: Hosts) -> None:
+    """Decide for nodes started elsewhere whether their interfaces are theirs alone: not on loopback, and no other node beside them."""
+    networks = [tuple(sorted(host["identity"].items())) for host in hosts]
+    for channel, network in zip(channels, networks, strict=True):
+        if channel.isolated is None:
+            channel.isolated = networks.count(network) == 1 and not channel.address.startswith("127.")
+
+
+LEAST_FLOPS_TO_SHARE = 50e6
+"""Below this a step stays on one thread. Measured on two cores with torch: at 24 million operations a step two threads were slower than
+one even on an idle machine, and tens of times slower beside another process, because the threads spin for each other; at 190 million
+they were faster in both cases."""
+
+
+def threads_per_task(job: Job, spec: ModelSpec, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> list[int]:
+    """Return each node's threads per task: cores ÷ all tasks that share them, at least 1; one for tiny steps; or what the job says.
+
+    Nodes on one machine share its cores, unless they are limited. The same number holds for every backend.
+    """
+    if job.threads is not None:
+        return [job.threads] * len(channels)
+    if spec.training_flops * job.per_worker_batch < LEAST_FLOPS_TO_SHARE:
+        return [1] * len(channels)
+    return [_threads(own, channels, hosts, placed) for own in channels]
+
+
+def machine_of(host: Mapping[str, Any]) -> str:
+    """Return what tells a node's machine from others: nodes of one machine have the same."""
+    return str(host["identity"]["boot"])
+
+
+def nodes_sharing_cores(channels: Sequence[NodeChannel], hosts: Hosts) -> int:
+    """Return the size of the largest group of nodes that compute on the same cores, fighting for them; 1 where none share."""
+    return max(len(_sharing(own, channels, hosts)) for own in channels)
+
+
+def _sharing(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts) -> set[int]:
+    """Return the nodes, with `own`, that compute on the same cores: those of one machine that are not limited."""
+    if own.cores is not None:
+        return {own.node}
+    machine = machine_of(hosts[own.node])
+    return {channel.node for channel in channels if channel.cores is None and machine_of(hosts[channel.node]) == machine}
+
+
+def _threads(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> int:
+    nodes = _sharing(own, channels, hosts)
+    cores = own.cores or hosts[own.node]["cores_available"] or os.cpu_count() or 1
+    return max(1, int(cores // max(1, sum(task.node in nodes for task in placed))))
+
+
+def make_cluster(placed: Sequence[Placed], channels: Sequence[NodeChannel], reserved: Mapping[int, Sequence[int]]) -> Cluster:
+    """Give every task an address: a port that its node has reserved, or the one that a contract assigns to it; and a new secret."""
+    ports: dict[str, int] = {}
+    for channel in channels:
+        own = [task.name for task in placed if task.node == channel.node]
+        ports |= dict(zip(own, reserved[channel.node], strict=True))
+        ports |= {name: port for name, port in channel.ports.items() if name in own}
+    return Cluster(tuple(placed), tuple(channel.address for channel in channels), ports, secrets.token_hex(32))
+
+
+def make_tasks(cluster: Cluster, threads: Sequence[int]) -> list[Task]:
+    """Return every task as it will see itself."""
+    tasks = []
+    seen: dict[tuple[str, int], int] = {}
+    for placed in cluster.tasks:
+        local = seen.get((placed.role, placed.node), 0)
+        seen[placed.role, placed.node] = local + 1
+        tasks.append(Task(placed, cluster, threads[placed.node], local))
+    return tasks
+
+
+def described_cluster(cluster: Cluster, threads: Sequence[int]) -> dict[str, Any]:
+    """The cluster as ``job.json`` has it; the secret stays out of files."""
+    public = {key: value for key, value in cluster.to_json().items() if key != "secret"}
+    return {"cluster": public, "threads_per_task": list(threads)}
+
+
+def refuse_empty_servers(job: Job, spec: ModelSpec) -> None:
+    """Raise UsageError where some parameter servers would hold nothing: backends share a model's numbers out evenly, and cut arrays."""
+    numbers = spec.size + spec.buffers_size
+    if job.mode == "async" and job.ps > numbers:
+        held = f"{numbers:,} number{'' if numbers == 1 else 's'}"
+        raise UsageError.of(
+            "ps", job.ps, f"at most {numbers:,}, as the model {job.model!r} has {held} in all, and a server needs one to hold"
+        )

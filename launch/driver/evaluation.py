@@ -1,0 +1,151 @@
+"""Evaluating a trained state on this machine: one task, started and ended as a run's are, and no run directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from ...backends.base import Backend, EvalResult, State
+from ...core.errors import InterruptedRunError, TrainerError
+from ...core.job import Job
+from ...core.plugins import find, load
+from ...data.base import Split
+from ...data.store.stored_dataset import StoredDataset
+from ...engine.protocol.codec import eval_from_message
+from ...engine.protocol.messages import Message
+from ...models.base import Array, ModelSpec
+from ..launchers.local import LocalLauncher
+from .cluster_setup import make_cluster, make_tasks, settle_isolation, threads_per_task
+from .state_loading import load_state
+from .task_group import Control
+
+__all__ = ["Evaluated", "Evaluator"]
+
+CLOSE_GRACE_SECONDS = 10.0
+
+PREDICTION_BLOCK = 1024
+"""Examples whose logits travel in one message: few bytes, and an interrupt is noticed between two of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What came out: the sums, the precision that was really used, and logits float32 [n, classes] where they were asked for."""
+
+    result: EvalResult
+    precision_used: str
+    logits: Array | None
+
+
+class Evaluator:
+    """Evaluates a state by a job of a single sync worker, which says on which backend, data and device.
+
+    The task opens the job's data itself; `data` is the same store, perhaps normalised by other numbers than its own.
+    """
+
+    def __init__(self, job: Job, model: ModelSpec, data: StoredDataset, warn: Callable[[str], None]) -> None:
+        self._job = job
+        self._model = model
+        self._data = data
+        self._launcher = LocalLauncher(job, warn)
+        self._control: Control | None = None
+        self._signals = 0
+
+    def evaluate(self, state: State, split: Split, *, logits: bool) -> Evaluated:
+        """Evaluate on every example of a split. Every process is ended when this returns or raises, whatever happened.
+
+        Raises RunFailedError where the task dies, InterruptedRunError after SIGINT, SIGTERM or SIGHUP.
+        """
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        code = 1
+        try:
+            evaluated = self._evaluate(self._start(), state, split, logits=logits)
+            code = 0
+            return evaluated
+        except TrainerError as error:
+            code = error.exit_code
+            raise
+        finally:
+            self._end(code)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _start(self) -> Control:
+        """Bring the one task to life, warm."""
+        deadline = time.monotonic() + self._job.start_timeout
+        channels = self._launcher.start()
+        control = self._control = Control(channels, lambda sample: None, lambda node, task, text: None)
+        if self._signals:
+            raise InterruptedRunError("interrupted by the user")
+        hosts = control.hello(deadline - time.monotonic())
+        settle_isolation(channels, hosts)
+        backend: Backend = load(find("backend", self._job.backend), "backend")
+        placed = backend.placement(self._job)
+        cluster = make_cluster(placed, channels, control.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
+        threads = threads_per_task(self._job, self._model, channels, hosts, placed)
+        request = {
+            "job": self._job.model_dump(mode="json"),
+            "log_folder": None,  # with the agent's temporary files; the end of a log is in the message where the task dies
+            "sample_interval_seconds": None,
+            "isolated": channels[0].isolated,
+            "cores_available": channels[0].cores,
+            "start_seconds": deadline - time.monotonic(),
+            "normalisation": [list(self._data.info.mean), list(self._data.info.std)],
+        }
+        control.start_tasks(make_tasks(cluster, threads), lambda node: request)
+        self._precisions = control.await_ready(deadline - time.monotonic())
+        return control
+
+    def _evaluate(self, control: Control, state: State, split: Split, *, logits: bool) -> Evaluated:
+        load_state(control, state, self._job.start_timeout)
+        (message,) = _answers(control, Message("evaluate", {"sequence": 1, "split": split}))
+        used = next(iter(self._precisions.values())) or self._job.precision
+        return Evaluated(eval_from_message(message), used, self._predict(control, split) if logits else None)
+
+    def _predict(self, control: Control, split: Split) -> Array:
+        size = self._data.info.sizes[split]
+        logits_nk: Array = np.empty((size, self._model.classes), np.float32)
+        for sequence, start in enumerate(range(0, size, PREDICTION_BLOCK), 2):
+            stop = min(start + PREDICTION_BLOCK, size)
+            fields = {"sequence": sequence, "split": split, "start": start, "stop": stop}
+            (message,) = _answers(control, Message("predict", fields))
+            logits_bk = message.array("logits")
+            if logits_bk.shape != (stop - start, self._model.classes):
+                control.refuse(0, f"logits of shape {logits_bk.shape} for {stop - start} examples of {self._model.classes} classes")
+            logits_nk[start:stop] = logits_bk
+        return logits_nk
+
+    def _end(self, code: int) -> None:
+        if self._control is not None:
+            self._control.end_tasks(CLOSE_GRACE_SECONDS, politely=code == 0)
+            self._control.finish(code)
+        self._launcher.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The first signal ends the evaluation in good order, a second one at once."""
+        self._signals += 1
+        if self._signals > 1:
+            self._launcher.kill()
+            os._exit(InterruptedRunError.exit_code)
+        if self._control is not None:
+            self._control.interrupt()
+
+
+def _answers(control: Control, command: Message) -> list[Message]:
+    """Send a command and return what is answered before its ``done``. The task's death, or an interrupt, is raised meanwhile."""
+    control.send(command)
+    answers: list[Message] = []
+    while True:
+        received = control.receive(1.0)
+        if received is None:
+            continue
+        message: Any = received[1]
+        if message.kind == "done":
+            return answers
+        answers.append(message)

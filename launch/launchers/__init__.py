@@ -1,0 +1,1 @@
+"""Who starts the agents, and how do they reach the driver?"""

@@ -1,0 +1,109 @@
+"""Runs whose processes somebody else started, the side of those who join the driver; and what all of them must have been asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import RunFailedError, UsageError
+from ...core.job import Job
+from ...core.untrusted.listener import PROOF_SECONDS
+from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.transport import WrongSecretError, connect
+from ..environments.detect import Place
+from ..node.agent import Agent
+
+__all__ = ["asked_anew", "asked_of", "difference", "join"]
+
+OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir", "mlflow", "mlflow_experiment"})
+"""Fields that may differ between the nodes of one job."""
+
+RESUME = "resume"
+"""Stands among the settings that a process was asked for where it is to go on with a run."""
+
+RETRY_SECONDS = 0.2
+"""How long a process waits before it tries again to reach the driver."""
+
+
+def asked_of(job: Job) -> dict[str, Any]:
+    """Return what every process of a new run has to be asked for alike: the whole job."""
+    return _alike(job.model_dump(mode="json"))
+
+
+def asked_anew(resume: Path, given: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return the same for a run that goes on: what was given besides, and the run's name, which only the driver's machine has to have."""
+    return {RESUME: resume.name, **_alike(given), **place.shape}
+
+
+def _alike(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in OWN_TO_EACH_NODE}
+
+
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """Say what another process was asked for that the driver was not, or the other way round; None where they agree."""
+    if (RESUME in ours) != (RESUME in theirs):
+        return "it goes on with a run (--resume), the driver begins one" if RESUME in theirs else "the driver goes on with a run: --resume"
+    different = sorted(key for key in ours.keys() | theirs.keys() if key not in ours or key not in theirs or ours[key] != theirs[key])
+    if not different:
+        return None
+    listed = ", ".join(f"{key} {_value(theirs, key)} instead of {_value(ours, key)}" for key in different)
+    return f"its job differs: {listed}"
+
+
+def _value(settings: Mapping[str, Any], key: str) -> str:
+    return repr(settings[key]) if key in settings else "not given"
+
+
+def join(asked: Mapping[str, Any], place: Place, secret: bytes, start_timeout_seconds: float) -> int:
+    """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended. `asked`: see ExternalLauncher."""
+    request = Message("join", {"node": place.node, "local_rank": place.local_rank, "asked": dict(asked)})
+    stream = _welcomed(request, place, secret, start_timeout_seconds)
+    if place.local_rank == 0:
+        return Agent(stream, place.node).serve()
+    while (message := stream.receive()) is not None:
+        if message.kind == "finish":
+            return int(message["exit_code"])
+    raise RunFailedError("the driver has gone")
+
+
+def _welcomed(request: Message, place: Place, secret: bytes, start_timeout_seconds: float) -> Stream:
+    """Ask the driver, which may not be listening yet or have strangers at its door, until it answers; return the channel to it.
+
+    Raises UsageError where it refuses or has another secret, RunFailedError where the start time-out passes without an answer.
+    """
+    host, ports = place.rendezvous
+    deadline = time.monotonic() + start_timeout_seconds
+    problem = "nobody listens there"
+    while (left := deadline - time.monotonic()) > 0:
+        for port in ports:
+            try:
+                return _ask(request, connect((host, port), secret, min(left, PROOF_SECONDS)))
+            except WrongSecretError as error:
+                problem = f"the handshake failed: {error}"
+                if len(ports) == 1:
+                    raise UsageError(f"the handshake with {host}:{port} failed: {error}") from error
+            except OSError as error:
+                problem = str(error)
+        time.sleep(RETRY_SECONDS)
+    raise RunFailedError(
+        f"the driver could not be reached at {host}, port {ports[0]}, within {start_timeout_seconds:g} s (--start-timeout): {problem}"
+    )
+
+
+def _ask(request: Message, stream: Stream) -> Stream:
+    """Return the stream where the driver welcomes us. Raises UsageError where it refuses, OSError where it goes away; closes it then."""
+    welcome = False
+    try:
+        stream.send(request)
+        answer = stream.receive()
+        if answer is None:
+            raise ConnectionError("the driver closed the connection")
+        welcome = answer.kind == "welcome"
+        if not welcome:
+            raise UsageError(f"the driver turned this process away: {answer.get('reason', answer.kind)}")
+    finally:
+        if not welcome:
+            stream.close()
+    return stream

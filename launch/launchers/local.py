@@ -1,0 +1,224 @@
+"""The local launcher: every node is an agent that this process starts on this machine, in a virtual node or on the host's own network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ...core.errors import UsageError
+from ...core.job import Job
+from ...core.process import python
+from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.transport import start_over_stdio
+from ..node.scratch import remove_scratch
+from ..virtual.errors import LackingError
+
+if TYPE_CHECKING:
+    from ..virtual.network import VirtualNetwork
+
+__all__ = ["Launcher", "LocalLauncher", "NodeChannel", "close_input", "send_prepare"]
+
+
+@dataclass(slots=True)
+class NodeChannel:
+    """The driver's end of one node: its channel, address, and what is known about its resources.
+
+    `isolated`: the node has interfaces of its own, so that their counters are the node's; None where the agent has to find out.
+    `cores` is the node's CPU limit, where it has one. `shares_files`: the agent sees the driver's files. `ports` are those that a
+    contract assigns to tasks. `scratch` is the folder of temporary files of an agent that is our child.
+    """
+
+    node: int
+    stream: Stream
+    address: str
+    isolated: bool | None
+    cores: float | None
+    shares_files: bool
+    process: subprocess.Popen[bytes] | None = None
+    ports: Mapping[str, int] = field(default_factory=dict)
+    scratch: Path | None = None
+
+
+class Launcher(Protocol):
+    """Brings the nodes' agents to life."""
+
+    def start(self) -> Sequence[NodeChannel]:
+        """Start or await one agent a node; return their channels in node order. A second call returns the same ones."""
+        ...
+
+    def close(self) -> None:
+        """End whatever `start` started; bounded in time; a second call does nothing."""
+        ...
+
+    def interrupt(self) -> None:
+        """Have a `start` that waits for others raise InterruptedRunError soon; safe in a signal handler."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, without waiting; safe in a signal handler."""
+        ...
+
+    def check(self) -> None:
+        """Raise RunFailedError where something that the nodes live in has gone."""
+        ...
+
+    def ended(self, exit_code: int) -> None:
+        """Hear what the run's exit code is, before `close`."""
+        ...
+
+
+@dataclass
+class LocalLauncher:
+    """Starts agents as children. `warn` is called with a sentence for the user.
+
+    Depends on the job alone, so that agents can load while their driver does.
+    """
+
+    job: Job
+    warn: Callable[[str], None]
+    network: VirtualNetwork | None = None
+    _cleanup: ExitStack = field(default_factory=ExitStack)
+    _channels: list[NodeChannel] = field(default_factory=list)
+    _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> list[NodeChannel]:
+        """Start one agent a node; a second call returns the same ones.
+
+        Raises UsageError where isolation was asked for and is not possible here.
+        """
+        if not self._channels:
+            network = self._virtual_network()
+            for node in range(self.job.nodes):
+                self._channels.append(self._isolated_node(network, node) if network else self._host_node(node))
+        return self._channels
+
+    def close(self) -> None:
+        """End the agents (they kill their tasks when their input closes), then the virtual network."""
+        for agent in self._agents:
+            close_input(agent)
+        for agent in self._agents:
+            try:
+                agent.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
+        for channel in self._channels:
+            channel.stream.close()
+        self._agents.clear()
+        self._remove_scratch()
+        self._cleanup.close()
+
+    def check(self) -> None:
+        """Raise RunFailedError where the virtual network's holder has ended."""
+        if self.network is not None:
+            self.network.check()
+
+    def ended(self, exit_code: int) -> None:
+        """Nothing to do: nobody else waits for the code."""
+
+    def interrupt(self) -> None:
+        """Nothing waits for others here."""
+
+    def kill(self) -> None:
+        """Kill the agents at once; their tasks follow them by the parent-death signal."""
+        for agent in self._agents:
+            agent.kill()
+        self._remove_scratch()
+
+    def _remove_scratch(self) -> None:
+        """Remove the temporary files of agents that were killed; the others have removed their own."""
+        for channel in self._channels:
+            if channel.scratch is not None:
+                remove_scratch(channel.scratch)
+
+    def _virtual_network(self) -> VirtualNetwork | None:
+        """Start the virtual network, or return None where the nodes are to share, or have to share, the host's."""
+        shaped = self.job.bandwidth is not None or self.job.cores_per_node is not None
+        if self.job.network == "host":
+            self._warn_about_host("as asked by --network host")
+            return None
+        if self._alone and not shaped and self.job.network == "auto":
+            return None
+        self._check_cores()
+        from ..virtual.network import VirtualNetwork
+
+        network = VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
+        try:
+            self.network = self._cleanup.enter_context(network)
+        except LackingError as lack:
+            if lack.part != "namespaces" or self.job.network == "isolated" or shaped:
+                raise
+            self._warn_about_host(str(lack))
+        return self.network
+
+    def _check_cores(self) -> None:
+        """Raise UsageError where a node is to have more cores than there are: the limit would be one in name alone."""
+        if self.job.cores_per_node is None:
+            return
+        from ...monitor.host import cores_available
+
+        there, most = cores_available(), max(self.job.cores_per_node)
+        if there is not None and most > there:
+            allowed = f"at most {there:g} cores for a node, which is what this machine has for this command"
+            raise UsageError.of("cores_per_node", f"{most:g}", allowed)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether a single task does it all, and needs no network."""
+        return self.job.workers == 1 and self.job.mode == "sync"
+
+    def _warn_about_host(self, why: str) -> None:
+        if self._alone:
+            return
+        text = f"all nodes share 127.0.0.1 ({why}); traffic is counted per task from its sockets"
+        if self.job.backend == "tf":
+            text += (
+                "; TensorFlow's servers listen on every interface of this machine without authentication: "
+                "run this on a trusted network only"
+            )
+        self.warn(text)
+
+    def _isolated_node(self, network: VirtualNetwork, node: int) -> NodeChannel:
+        started = start_over_stdio(partial(network.popen, node), self._command(node))
+        return self._channel(node, *started, network.addresses[node], isolated=True, cores=network.cores(node))
+
+    def _host_node(self, node: int) -> NodeChannel:
+        started = start_over_stdio(subprocess.Popen, self._command(node))
+        return self._channel(node, *started, "127.0.0.1", isolated=False, cores=None)
+
+    def _command(self, node: int) -> list[str]:
+        return python("crosstrain.launch.node.agent", "--node", str(node), "--parent", str(os.getpid()))
+
+    def _channel(
+        self, node: int, process: subprocess.Popen[bytes], stream: Stream, address: str, *, isolated: bool, cores: float | None
+    ) -> NodeChannel:
+        self._agents.append(process)
+        send_prepare(stream, self.job)
+        return NodeChannel(node, stream, address, isolated, cores, True, process)
+
+
+def send_prepare(stream: Stream, job: Job) -> None:
+    """Have an agent start the tasks that are sure to be on its node, its workers; which task each of them is it hears later.
+
+    It is the first message to an agent, which answers with its greeting.
+    """
+    try:
+        stream.send(Message("prepare", {"job": job.model_dump(mode="json"), "tasks": job.procs_per_node}))
+    except OSError:
+        return  # the agent has gone; the end of its stream says so
+
+
+def close_input(agent: subprocess.Popen[bytes]) -> None:
+    """Close the agent's input, which ends it; one that is gone already is fine."""
+    if agent.stdin is None:
+        return
+    try:
+        agent.stdin.close()
+    except BrokenPipeError:
+        return

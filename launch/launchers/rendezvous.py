@@ -1,0 +1,239 @@
+"""Runs whose processes somebody else started, the driver's side: it awaits the others, who join it (`launch/launchers/joining.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...core.errors import InterruptedRunError, RunFailedError, UsageError
+from ...core.job import Job
+from ...core.process import python
+from ...core.settings.sweeps import value_text
+from ...core.untrusted.console import note
+from ...core.untrusted.listener import Door, Exchange
+from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.transport import accept, start_over_stdio
+from ..environments.detect import Place
+from .joining import difference
+from .local import NodeChannel, close_input, send_prepare
+
+__all__ = ["ExternalLauncher", "apply_contract"]
+
+
+LOOK_SECONDS = 0.2
+"""How often whoever waits for the others looks whether the user has interrupted it."""
+
+
+def apply_contract(job: Job, sources: Mapping[str, str], place: Place) -> tuple[Job, dict[str, str]]:
+    """Return the job with the shape that the contract gives it. Raises UsageError where the user asked for another shape."""
+    for key, value in place.shape.items():
+        given = getattr(job, key)
+        if not sources[key].startswith(("default", "run ")) and given != value:
+            raise UsageError(f"{key}: got {given}, but {place.contract} says {value}; leave it out or make them agree")
+    virtual = {"bandwidth": job.bandwidth, "cores_per_node": job.cores_per_node, "network": job.network == "isolated" or None}
+    for key, limit in virtual.items():
+        if limit is not None:
+            shown = job.network if key == "network" else value_text(limit)
+            raise UsageError(f"{key}: got {shown!r}, which is for virtual nodes; these were started by {place.contract}. Leave it out.")
+    if "ps" in place.shape and job.mode == "sync":
+        raise UsageError(f"mode: got 'sync', but {place.contract} has parameter servers; allowed: async")
+    shaped = Job.model_validate({**job.model_dump(), **place.shape})
+    return shaped, {**sources, **dict.fromkeys(place.shape, place.contract)}
+
+
+class _Joiner(NamedTuple):
+    """A process that knows the secret, and its first message."""
+
+    stream: Stream
+    message: Message
+
+
+@dataclass
+class ExternalLauncher:
+    """Awaits the agents of nodes 1 … and all standbys on the rendezvous; node 0's agent is a child of this process.
+
+    `asked` is what they must have been asked for too: `asked_of` the job or, where a run goes on, `asked_anew` (`joining.py`).
+    """
+
+    job: Job
+    place: Place
+    secret: bytes
+    asked: Mapping[str, Any]
+    _door: Door[_Joiner] | None = None
+    _own: subprocess.Popen[bytes] | None = None
+    _channels: list[NodeChannel] = field(default_factory=list)
+    _standbys: list[Stream] = field(default_factory=list)
+    _exit_code: int = 1
+    _arrived: queue.Queue[tuple[_Joiner, str]] = field(default_factory=queue.Queue)
+    _over: str | None = None
+    _interrupted: bool = False
+    _deciding: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self) -> list[NodeChannel]:
+        """Listen, start the own agent, and await everybody. Raises RunFailedError, naming who is missing, after the start time-out."""
+        if not self._channels:
+            self._channels = self._await_everybody()
+        return self._channels
+
+    def _await_everybody(self) -> list[NodeChannel]:
+        self._door = Door(self._listen(), self._prove, self._arrive, lambda text: note(f"trainer: {text}"))
+        why = "the run did not start"
+        try:
+            channels = self._gather()
+            why = "every process of this run has joined already; is a rank used twice?"
+        except UsageError as error:
+            why = f"{why}: {error}"
+            raise
+        finally:
+            self._shut_door(why)
+        return [channels[node] for node in sorted(channels)]
+
+    def _gather(self) -> dict[int, NodeChannel]:
+        command = python("crosstrain.launch.node.agent", "--node", "0", "--parent", str(os.getpid()))
+        self._own, stream = start_over_stdio(subprocess.Popen, command)
+        channels = {0: self._channel(0, stream, self._own_address(), self._own)}
+        standbys: set[tuple[int, int]] = set()
+        deadline = time.monotonic() + self.job.start_timeout
+        while len(channels) < self.job.nodes or len(standbys) < self.place.standbys:
+            joiner, peer = self._next_joiner(deadline, channels, len(standbys))
+            stream, message = joiner
+            node, local_rank = message["node"], message["local_rank"]
+            problem = self._problem(message, channels, standbys)
+            if problem:
+                _refuse(joiner, problem)
+                raise UsageError(f"process {local_rank} of node {node} ({peer}): {problem}")
+            try:
+                stream.send(Message("welcome", {}))
+            except OSError as error:
+                note(f"trainer: process {local_rank} of node {node} ({peer}) went away before it was welcomed: {error}")
+                continue  # it comes again, or is missed in the end
+            if local_rank == 0:
+                channels[node] = self._channel(node, stream, _resolved(self.place.addresses[node]) if self.place.addresses else peer, None)
+            else:
+                standbys.add((node, local_rank))
+                self._standbys.append(stream)
+        return channels
+
+    def close(self) -> None:
+        """Let the standbys go and end the own agent."""
+        for stream in self._standbys:
+            try:
+                stream.send(Message("finish", {"exit_code": self._exit_code}))
+            except OSError:
+                continue
+        if self._own is not None:
+            close_input(self._own)
+            try:
+                self._own.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                self._own.kill()
+                self._own.wait()
+        self._shut_door("the run has ended")
+
+    def interrupt(self) -> None:
+        """Have a `start` that waits raise InterruptedRunError soon; safe in a signal handler."""
+        self._interrupted = True  # no more than that: the handler may have come in the middle of the queue's own work
+
+    def kill(self) -> None:
+        """Kill the own agent; the others end with their channels."""
+        if self._own is not None:
+            self._own.kill()
+
+    def check(self) -> None:
+        """Nothing to do: nodes that others start live in nothing of ours."""
+
+    def ended(self, exit_code: int) -> None:
+        """Remember what the standbys are to exit with."""
+        self._exit_code = exit_code
+
+    def _listen(self) -> socket.socket:
+        host, ports = self.place.rendezvous
+        for port in ports:
+            try:
+                return socket.create_server((host, port), backlog=64)
+            except OSError as error:
+                problem = error
+        tried = f"{ports[0]} to {ports[-1]}" if len(ports) > 1 else str(ports[0])
+        raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}")
+
+    def _prove(self, exchange: Exchange) -> _Joiner:
+        """Return who joins, if it knows the secret; what it says of itself belongs to the proof's time. Raises OSError otherwise."""
+        stream = accept(exchange, self.secret)
+        try:
+            message = stream.receive()
+            numbers = () if message is None else (message.get("node"), message.get("local_rank"))
+            well_formed = all(type(number) is int for number in numbers) and message is not None and isinstance(message.get("asked"), dict)
+            if message is None or message.kind != "join" or not well_formed:
+                raise ConnectionError("it knows the secret, but did not ask to join; is it another version of trainer?")
+        except OSError:
+            stream.close()
+            raise
+        return _Joiner(stream, message)
+
+    def _arrive(self, joiner: _Joiner, host: str) -> None:
+        with self._deciding:
+            if self._over is None:
+                self._arrived.put((joiner, host))
+                return
+        _refuse(joiner, self._over)
+
+    def _shut_door(self, why: str) -> None:
+        """Listen no longer; whoever has come all the same is told `why` it came in vain."""
+        if self._door is None:
+            return
+        self._door.close()
+        with self._deciding:
+            self._over = self._over or why
+        while not self._arrived.empty():
+            _refuse(self._arrived.get()[0], why)
+
+    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[_Joiner, str]:
+        """Return the next process that knows the secret, and its host."""
+        missing = [node for node in range(self.job.nodes) if node not in channels]
+        waiting = f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
+        while not self._interrupted:
+            left = deadline - time.monotonic()
+            with contextlib.suppress(queue.Empty):
+                return self._arrived.get(timeout=max(0.0, min(left, LOOK_SECONDS)))
+            if left <= 0:
+                within = f"within {self.job.start_timeout:g} s (--start-timeout)"
+                raise RunFailedError(f"{waiting} did not join {within}; was the same command started everywhere?")
+        raise InterruptedRunError(f"interrupted by the user, while {waiting} had not joined yet")
+
+    def _problem(self, message: Message, channels: Mapping[int, NodeChannel], standbys: set[tuple[int, int]]) -> str | None:
+        place = (message["node"], message["local_rank"])
+        if not 0 <= place[0] < self.job.nodes:
+            return f"there is no node {place[0]} among {self.job.nodes}"
+        if (place[1] == 0 and place[0] in channels) or place in standbys:
+            return f"node {place[0]} has joined already; is a rank used twice?"
+        return difference(self.asked, message["asked"])
+
+    def _channel(self, node: int, stream: Stream, address: str, process: subprocess.Popen[bytes] | None) -> NodeChannel:
+        send_prepare(stream, self.job)
+        return NodeChannel(node, stream, address, None, None, process is not None, process, self.place.ports)
+
+    def _own_address(self) -> str:
+        """Return node 0's address: what the contract says, else what the rendezvous stands for; names are resolved for the tasks."""
+        return _resolved(self.place.addresses[0] if self.place.addresses else self.place.rendezvous[0])
+
+
+def _resolved(host: str) -> str:
+    """Return a host's address: inside a node names may not resolve. Raises UsageError where it does not resolve here either."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise UsageError(f"the host {host!r} has no address: {error.strerror}") from error
+
+
+def _refuse(joiner: _Joiner, reason: str) -> None:
+    with contextlib.suppress(OSError):  # it has gone by itself
+        joiner.stream.send(Message("refused", {"reason": reason}))
+    joiner.stream.close()

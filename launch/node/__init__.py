@@ -1,0 +1,1 @@
+"""What happens on one node? Its agent starts, watches and ends the node's tasks."""

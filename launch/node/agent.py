@@ -1,0 +1,245 @@
+"""The agent: the one process per node that starts, watches and measures the node's tasks.
+
+Started as ``python -m crosstrain.launch.node.agent``; its standard input and output are the control channel. When the channel closes, for
+whatever reason, the agent kills its tasks and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.untrusted.console import note
+from ...engine.protocol.messages import PROTOCOL, Message, RawArray, Room, Stream
+from .port_reservation import PortBlock
+from .scratch import make_scratch, remove_scratch
+from .supervisor import Death, Supervisor, tail
+
+if TYPE_CHECKING:
+    from ...monitor.collector import NodeSampler
+    from ...records.schema import SystemRecord
+
+__all__ = ["Agent", "main"]
+
+ORPHAN_CHECK_SECONDS = 0.5
+ORPHAN_PATIENCE_SECONDS = 4.0
+"""The end of the control stream ends an agent at once; this is how long it may take before it is ended the hard way."""
+
+PIECE_BYTES = 8 * 2**20
+"""Files travel to the driver in pieces of this size."""
+
+FOREIGN_VARIABLES = frozenset(
+    {"TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRAINER_SECRET"}
+)
+"""What tasks must not see: where another launcher placed this process, and the secret that only agents and driver need."""
+
+
+class Agent:
+    """Serves one driver over `stream` until it says ``finish`` or goes away. `node` is the node's number."""
+
+    def __init__(self, stream: Stream, node: int) -> None:
+        self._stream = stream
+        self._node = node
+        self._ports = PortBlock()
+        self._supervisor = Supervisor(self._from_task, self._on_death)
+        self._sampler: NodeSampler | None = None
+        self._watching = threading.Lock()
+        self._dead: set[int] = set()
+        self._scratch = make_scratch()
+        self._logs = self._scratch
+        self._ships_logs = False
+
+    def serve(self) -> int:
+        """Execute the driver's requests. Returns the run's exit code when it is over, 1 where the driver went; the tasks are gone then."""
+        room = Room()
+        try:
+            while (message := self._stream.receive(room)) is not None:
+                if message.kind == "finish":
+                    return int(message["exit_code"])
+                self._handle(message)
+            return 1
+        except OSError as error:
+            note(f"agent of node {self._node}: the driver is gone ({error})")
+            return 1
+        finally:
+            self._supervisor.kill()
+            self._supervisor.stop(grace_seconds=0.0)
+            self._stop_sampler()
+            remove_scratch(self._scratch)
+            self._ports.release()
+
+    def abandon(self) -> None:
+        """Kill the tasks, remove the temporary files and end this process at once; for when `serve` does not come to its end."""
+        self._supervisor.kill()
+        remove_scratch(self._scratch)
+        os._exit(1)
+
+    def _handle(self, message: Message) -> None:
+        to = message.get("to")
+        if to is not None:
+            fields = {key: value for key, value in message.fields.items() if key != "to"}
+            self._supervisor.send(to, Message(message.kind, fields, message.arrays))
+        elif message.kind == "prepare":
+            self._prepare(message)
+        elif message.kind == "reserve":
+            self._send(Message("ports", {"ports": self._ports.take(message["count"])}))
+        elif message.kind == "start":
+            self._start(message)
+        elif message.kind == "sample_now":
+            if self._sampler is not None:
+                self._on_sample(self._sampler.sample())
+            self._send(Message("sampled", {}))
+        elif message.kind == "stop":
+            self._supervisor.stop(message["grace_seconds"])
+            self._stop_sampler()
+            self._ship_logs()
+            self._ship_traces()
+            self._send(Message("stopped", {}))
+        elif message.kind == "inspect":
+            self._send(Message("states", {"states": {name: self._supervisor.state_of(name) for name in self._supervisor.alive()}}))
+        else:
+            raise ConnectionError(f"unknown request {message.kind!r}")
+
+    def _prepare(self, message: Message) -> None:
+        """Answer the driver's first message: start the tasks that are sure to come, then load the monitor and greet."""
+        for _ in range(message["tasks"]):
+            self._supervisor.start_spare(self._scratch, _task_environment(self._scratch), Message("prepare", {"job": message["job"]}))
+        from ...monitor.host import describe_host
+
+        greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": _identity(), "host": describe_host()}
+        self._send(Message("hello", {**greeting, "scratch": str(self._scratch)}))
+
+    def _start(self, message: Message) -> None:
+        if message["log_folder"] is None:
+            self._ships_logs = True
+        else:
+            self._logs = Path(message["log_folder"])
+        if message["sample_interval_seconds"] is not None and self._sampler is None:
+            from ...monitor.collector import NodeSampler
+
+            self._sampler = NodeSampler(
+                self._node,
+                isolated=message["isolated"],
+                interval_seconds=message["sample_interval_seconds"],
+                emit=self._on_sample,
+                cores_available=message["cores_available"],
+            )
+            self._sampler.start()
+        start_deadline = time.monotonic() + message["start_seconds"]
+        for fields in message["tasks"]:
+            name: str = fields["task"]
+            log = self._log(name)
+            spare = self._supervisor.take_spare(name, log)
+            moving = {} if spare is None else {"log": str(log), "early_log": str(spare[1])}
+            pid = self._supervisor.start(name, log, _task_environment(self._scratch)) if spare is None else spare[0]
+            with self._watching:
+                if self._sampler is not None and pid not in self._dead:
+                    self._sampler.watch(name, pid)
+            profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
+            common = {"job": message["job"], "start_deadline": start_deadline, "normalisation": message.get("normalisation")}
+            self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
+        self._supervisor.dismiss_spares()
+
+    def _profile(self, task: str) -> Path:
+        """Return the folder for a task's traces; it exists."""
+        folder = self._scratch / "profile" / task
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _log(self, task: str) -> Path:
+        return self._logs / f"{task}.log"
+
+    def _from_task(self, task: str, message: Message) -> None:
+        self._send(Message(message.kind, {**message.fields, "from": task}, message.arrays))
+
+    def _on_sample(self, record: SystemRecord) -> None:
+        self._send(Message("sample", {"record": asdict(record)}))
+
+    def _on_death(self, death: Death, usage: resource.struct_rusage) -> None:
+        with self._watching:
+            self._dead.add(death.pid)
+            if self._sampler is not None:
+                self._sampler.final_cpu(death.task, usage)
+                self._sampler.unwatch(death.task)
+        self._send(Message("death", {**asdict(death), "tail": tail(self._log(death.task))}))
+
+    def _stop_sampler(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._sampler = None
+
+    def _ship_logs(self) -> None:
+        if not self._ships_logs:
+            return
+        for log in sorted(self._logs.glob("*.log")):
+            text = log.read_bytes()
+            self._send(Message("log", {"task": log.stem}, {"text": RawArray("|u1", [len(text)], text)}))
+
+    def _ship_traces(self) -> None:
+        """Send what the tasks left in their folders for traces, in pieces; the driver puts them together."""
+        folder = self._scratch / "profile"
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            with path.open("rb") as file:
+                while data := file.read(PIECE_BYTES):
+                    fields = {"path": path.relative_to(folder).as_posix()}
+                    self._send(Message("trace", fields, {"data": RawArray("|u1", [len(data)], data)}))
+            path.unlink()
+
+    def _send(self, message: Message) -> None:
+        """Send to the driver. Where it is gone the end of the stream ends the agent; a reader thread must not die of it before."""
+        try:
+            self._stream.send(message)
+        except OSError:
+            return
+
+
+def _task_environment(scratch: Path) -> dict[str, str]:
+    """Return this process's environment without the contracts of others, which would tell the frameworks of another cluster.
+
+    Temporary files go to a folder of the run's own: both frameworks leave some behind.
+    """
+    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN_VARIABLES}
+    return {**kept, "TMPDIR": str(scratch)}
+
+
+def _watch_parent(agent: Agent, parent: int) -> None:
+    """End an agent that outlives its driver although its input has ended: something in it hangs."""
+    while os.getppid() == parent:
+        time.sleep(ORPHAN_CHECK_SECONDS)
+    time.sleep(ORPHAN_PATIENCE_SECONDS)
+    agent.abandon()
+
+
+def _identity() -> dict[str, str]:
+    """Tell machines and network namespaces apart, so that the driver knows which nodes share cores or interfaces."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    network = Path("/proc/self/ns/net")
+    return {
+        "boot": boot.read_text().strip() if boot.exists() else socket.gethostname(),
+        "network": os.readlink(network) if network.exists() else "host",
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run an agent on standard input and output."""
+    parser = argparse.ArgumentParser(prog="crosstrain.launch.node.agent")
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    options = parser.parse_args(arguments)
+    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    agent = Agent(Stream(sys.stdin.buffer, writer), options.node)
+    threading.Thread(target=_watch_parent, args=(agent, options.parent), name="parent", daemon=True).start()
+    agent.serve()
+
+
+if __name__ == "__main__":
+    main()

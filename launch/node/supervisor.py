@@ -1,0 +1,247 @@
+"""The tasks of one node: started in groups of their own, reaped in order of death, ended within a bound.
+
+A task may be started as a spare, before anybody knows which task of the cluster it will be, so that its framework loads meanwhile. The
+death of a spare concerns nobody: the task that it would have become is started anew.
+
+Only the main thread starts tasks, because the parent-death signal follows the thread that forked. One other thread reaps whatever
+dies, so that the order of deaths is the kernel's.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.process import python
+from ...engine.protocol.messages import Message, Room, Stream
+
+__all__ = ["Death", "Supervisor", "tail"]
+
+LOG_TAIL_LINES = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a task ended. `order` counts the deaths on the node; `signal` is None where the task exited by itself.
+
+    CPU seconds are the kernel's, from wait4(2), with all the task's own children.
+    """
+
+    task: str
+    pid: int
+    code: int | None
+    signal: str | None
+    order: int
+    cpu_seconds: float
+    max_rss_bytes: int
+
+
+@dataclass
+class _Child:
+    """`early_log`: where a task that began as a spare writes until it has moved to its `log`. `usable`: a spare that still may be taken."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    stream: Stream
+    log: Path
+    early_log: Path | None = None
+    usable: bool = False
+    spare: bool = False
+
+
+class Supervisor:
+    """Starts and ends the tasks of one node. `on_message` and `on_death` are called from reader and reaper threads.
+
+    The arrays of a message are there for `on_message` until it returns.
+    """
+
+    def __init__(self, on_message: Callable[[str, Message], None], on_death: Callable[[Death, resource.struct_rusage], None]) -> None:
+        self._on_message = on_message
+        self._on_death = on_death
+        self._children: dict[int, _Child] = {}
+        self._changed = threading.Condition()
+        self._deaths = 0
+        self._spares = 0
+        threading.Thread(target=self._reap, name="reaper", daemon=True).start()
+
+    def start(self, name: str, log: Path, environment: Mapping[str, str]) -> int:
+        """Start one task, its output appended to `log`; return its pid. Call from the main thread."""
+        return self._spawn(name, log, environment, None).process.pid
+
+    def start_spare(self, folder: Path, environment: Mapping[str, str], prepare: Message) -> None:
+        """Start a task that has no name yet and send it `prepare`; it writes to a file in `folder` meanwhile. Call from the main thread."""
+        self._spares += 1
+        early = folder / f"spare-{self._spares}.early"
+        child = self._spawn(early.stem, early, environment, early)
+        try:
+            child.stream.send(prepare)
+        except OSError:
+            return  # it has died, and is not taken then
+
+    def take_spare(self, name: str, log: Path) -> tuple[int, Path] | None:
+        """Make a living spare the task `name`; return its pid and the file that it writes to until it moves to `log`. None: none lives."""
+        with self._changed:
+            child = next((child for child in self._children.values() if child.usable), None)
+            if child is None or child.early_log is None:
+                return None
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.touch()
+            child.name, child.log, child.usable, child.spare = name, log, False, False
+            return child.process.pid, child.early_log
+
+    def dismiss_spares(self) -> None:
+        """Kill the spares that nobody has taken."""
+        with self._changed:
+            for pid, child in self._children.items():
+                if child.spare:
+                    child.usable = False
+                    _kill_group(pid)
+
+    def _spawn(self, name: str, log: Path, environment: Mapping[str, str], early_log: Path | None) -> _Child:
+        ours, theirs = socket.socketpair()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = python("crosstrain.engine.task", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()))
+        with theirs, log.open("ab") as output, self._changed:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env=dict(environment),
+                start_new_session=True,
+            )
+            stream = Stream(ours.makefile("rb"), ours.makefile("wb"))
+            child = _Child(name, process, stream, log, early_log, usable=early_log is not None, spare=early_log is not None)
+            self._children[process.pid] = child
+            self._changed.notify_all()
+        ours.close()
+        threading.Thread(target=self._read, args=(child,), name=f"read-{name}", daemon=True).start()
+        return child
+
+    def send(self, task: str, message: Message) -> None:
+        """Send a message to a task; one to a task that is gone is dropped, since its death is reported anyway."""
+        with self._changed:
+            child = next((child for child in self._children.values() if child.name == task), None)
+        if child is None:
+            return
+        try:
+            child.stream.send(message)
+        except OSError:
+            return
+
+    def alive(self) -> list[str]:
+        """Return the names of the tasks that have not been reaped; spares are none."""
+        with self._changed:
+            return [child.name for child in self._children.values() if not child.spare]
+
+    def stop(self, grace_seconds: float) -> None:
+        """Wait for every task to end by itself, then kill the groups of those that did not. Returns when all are reaped."""
+        self.dismiss_spares()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._children, timeout=grace_seconds)
+        self.kill()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._children, timeout=10.0)
+
+    def kill(self) -> None:
+        """Kill the process group of every task that still lives."""
+        with self._changed:
+            for pid in self._children:
+                _kill_group(pid)
+
+    def state_of(self, task: str) -> str:
+        """Return the kernel's state letter of a task (``R S D T Z``), or ``gone``."""
+        with self._changed:
+            pid = next((pid for pid, child in self._children.items() if child.name == task), None)
+        if pid is None:
+            return "gone"
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "gone"
+
+    def _read(self, child: _Child) -> None:
+        room = Room()
+        while True:
+            try:
+                message = child.stream.receive(room)
+            except OSError:
+                return
+            if message is None:
+                return
+            with self._changed:
+                child.usable = False  # a spare has nothing to say but why it ends
+                spare = child.spare
+            if not spare:
+                self._on_message(child.name, message)
+
+    def _reap(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._children))
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if dead is None:
+                continue
+            _kill_group(dead.si_pid)  # while it is a zombie its group number cannot belong to anybody else
+            pid, status, usage = os.wait4(dead.si_pid, 0)
+            with self._changed:
+                child = self._children.get(pid)
+                if child is None:
+                    continue
+                child.usable = False
+                self._deaths += not child.spare
+                order = self._deaths
+            if child.early_log is not None:
+                _rescue(child.early_log, child.log)
+            killed = os.WIFSIGNALED(status)
+            child.process.returncode = -os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
+            death = Death(
+                task=child.name,
+                pid=pid,
+                code=None if killed else os.WEXITSTATUS(status),
+                signal=signal.Signals(os.WTERMSIG(status)).name if killed else None,
+                order=order,
+                cpu_seconds=usage.ru_utime + usage.ru_stime,
+                max_rss_bytes=usage.ru_maxrss * 1024,
+            )
+            if not child.spare:
+                self._on_death(death, usage)
+            with self._changed:
+                del self._children[pid]
+                self._changed.notify_all()
+
+
+def _kill_group(pid: int) -> None:
+    """Kill what is left of a task's process group, if anything is."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _rescue(early_log: Path, log: Path) -> None:
+    """Append to a dead task's log what it wrote before it could move there; once it has moved, the early file is gone."""
+    if early_log == log or not early_log.exists():
+        return
+    with log.open("ab") as file:
+        file.write(early_log.read_bytes())
+    early_log.unlink()
+
+
+def tail(log: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
+    """Return the last lines of a log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 64 * 1024))
+            return file.read().decode(errors="replace").splitlines()[-lines:]
+    except OSError as error:
+        return [f"(the log {log} could not be read: {error.strerror})"]

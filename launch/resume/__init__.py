@@ -1,0 +1,1 @@
+"""How does a run go on from a checkpoint, and what of its files is trusted?"""

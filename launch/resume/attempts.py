@@ -1,0 +1,65 @@
+"""The parts of a run that was resumed: what ``job.json`` says of them, and the seconds that the earlier ones spent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from ...core.job import Job
+from ...engine.epochs import START, Calendar
+from ...engine.triggers import Budget
+from .differences import run_sampler
+from .resumption import Resumption
+
+__all__ = ["Segments", "total_steps"]
+
+
+class Segments:
+    """All parts of a run, this one last. A run that was never resumed has one."""
+
+    def __init__(self, resumption: Resumption | None, command: Sequence[str]) -> None:
+        started = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        own: dict[str, Any] = {"started_at": started, "command": list(command), "step": 0, "epoch": 0, "examples": 0, "run_seconds": 0.0}
+        self.event: dict[str, Any] = {}
+        self._spent: Mapping[str, Any] = {}
+        earlier: Sequence[Mapping[str, Any]] = ()
+        if resumption is not None:
+            meta, cursor = resumption.checkpoint.meta, resumption.start.cursor
+            self._spent, earlier = meta.spent, resumption.segments
+            changed = {field: list(values) for field, values in resumption.changed.items()}
+            place = {"step": cursor.step, "epoch": cursor.epoch, "examples": cursor.examples}
+            self.event = {**place, "checkpoint": resumption.checkpoint.path.name, "changed": changed}
+            own |= {**self.event, "run_seconds": meta.run_seconds}
+            self._run_seconds = meta.run_seconds
+        else:
+            self._run_seconds = 0.0
+        self.described = [*earlier, own]
+
+    @property
+    def init_before(self) -> float:
+        """Initialisation of the earlier parts, in seconds."""
+        return float(self._spent.get("init_seconds", 0.0))
+
+    @property
+    def total_before(self) -> float:
+        """What the earlier parts took, up to the checkpoint, in seconds."""
+        return self.init_before + self._run_seconds
+
+    @property
+    def earlier(self) -> dict[str, float]:
+        """What the earlier parts spent of the run clock, as `Clock.earlier` has it."""
+        names = ("train_seconds", "eval_seconds", "checkpoint_seconds")
+        return {"run_seconds": self._run_seconds, **{name: float(self._spent.get(name, 0.0)) for name in names}}
+
+    def with_nodes_before(self, seconds: Sequence[float | None]) -> list[float | None]:
+        """Add the training time of each node in the earlier parts; nodes that are no more are left out."""
+        before = [*self._spent.get("train_seconds_by_node", ()), *[None] * len(seconds)]
+        both = zip(seconds, before[: len(seconds)], strict=True)
+        return [None if now is None and then is None else (now or 0.0) + (then or 0.0) for now, then in both]
+
+
+def total_steps(job: Job, train_examples: int, resumption: Resumption | None) -> int:
+    """Return how many updates a run may make in all, those before it was resumed included; one with a target may make fewer."""
+    start = START if resumption is None else resumption.start.cursor
+    return Budget(job, Calendar(run_sampler(job, train_examples), start)).total

@@ -1,0 +1,238 @@
+"""From a run that has ended to the same run going on: which checkpoint, which job, and whether the two belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...backends.base import State
+from ...checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, is_checkpoint, list_checkpoints
+from ...checkpoint.draft_folders import remove
+from ...core.errors import UsageError
+from ...core.job import Job
+from ...core.plugins import find, load
+from ...core.settings.sources import Resolved, Standing, resolve
+from ...core.units import Target
+from ...data.store.resolve import written_out
+from ...data.store.stored_dataset import open_dataset
+from ...engine.epochs import Calendar, Cursor
+from ...engine.interfaces import Start
+from ...engine.protocol.codec import state_from_arrays
+from ...engine.triggers import Budget
+from ...models.base import ModelSpec
+from ...records.loggers.curve_points import NOT_SETTINGS
+from ...records.schema import EvalRecord
+from ...records.store.run_directory import RunReader
+from .differences import data_problem, model_problem, run_sampler
+from .trust import LINK, links_outside, refuse_foreign
+
+__all__ = ["Resumption", "prepare"]
+
+SLOTS: Mapping[str, tuple[str, ...]] = {"sgd": ("momentum",), "adam": ("first_moment", "second_moment")}
+"""The slots of each update rule; that of AdamW has Adam's."""
+
+IDENTITY = ("model", "data", "seed")
+"""What makes a training this training: that of the checkpoint is gone on with, another one with ``--force`` only."""
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that is to go on, read and verified; nothing of it has been changed yet.
+
+    `changed` maps each field of the job that differs from the run's to both values. `segments` describes the parts of the run so far.
+    `notes` are for the user.
+    """
+
+    path: Path
+    checkpoint: Checkpoint
+    damaged: tuple[DamagedCheckpointError, ...]
+    resolved: Resolved
+    start: Start
+    state: State
+    changed: Mapping[str, tuple[Any, Any]]
+    segments: Sequence[Mapping[str, Any]]
+    notes: tuple[str, ...]
+
+    @property
+    def run_seconds(self) -> float:
+        """The run clock at the checkpoint."""
+        return self.checkpoint.meta.run_seconds
+
+    def remove_later_checkpoints(self) -> None:
+        """Remove the checkpoints that are newer than the one the run goes on from: damaged, or of updates that will be done anew."""
+        for path in _later_checkpoints(self.path, self.checkpoint):
+            remove(path)
+
+
+def prepare(
+    target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], config: str | None, *, force: bool, trusted: bool = False
+) -> Resumption:
+    """Read what ``--resume`` names, a run directory or a checkpoint within one, and lay the given settings over the run's job.
+
+    Raises UsageError where nothing sound is there, where the run is still at work or has nothing left to do, unless `force` where
+    model, data or seed are not those of the checkpoint, and unless `trusted` where the run's files decide what they may not (`trust`).
+    """
+    path = target.resolve().parent.parent if is_checkpoint(target) else target
+    reader = RunReader(path)
+    _not_running(reader, force=force)
+    try:
+        checkpoint, damaged = find_checkpoint(target)
+    except DamagedCheckpointError as error:
+        raise UsageError(str(error)) from error
+    meta, described = checkpoint.meta, reader.job()
+    before = {field: described[field] for field in Job.model_fields if field in described}
+    for own in ("out", "name"):
+        if own in flags:
+            raise UsageError(f"--{own}: a run that is resumed goes on in its own directory, {str(path)!r}")
+    given_name, origin = path.resolve().name, meta.job
+    fields = {key: value for key, value in before.items() if key not in ("out", "name")}
+    fields |= {field: origin[field] for field in IDENTITY}
+    if origin["data"] != before["data"]:
+        fields["data_dir"] = origin["data_dir"]
+    if flags.get("mode") == "sync" and "ps" not in flags:
+        del fields["ps"]  # what only async mode knows does not have to be taken back by hand
+    if flags.get("optimizer", "sgd") != "sgd":
+        fields = {key: value for key, value in fields.items() if key not in ("momentum", "nesterov")}  # nor what only SGD knows
+    refuse_foreign({LINK: next(links_outside(path), None)}, path, (), trusted=trusted)
+    admit = partial(refuse_foreign, source=path, typed=Job.model_fields, trusted=trusted)
+    resolved = resolve(flags, environ, config, Standing(fields, given_name, meta.step, meta.epoch + (meta.examples > 0), admit))
+    job = written_out(resolved.job).model_copy(update={"out": path.resolve().parent, "name": given_name})
+    resolved = replace(resolved, job=job)
+
+    differing = [field for field in IDENTITY if getattr(job, field) != origin[field]]
+    problems = [f"{field} is {getattr(job, field)!r} instead of {origin[field]!r}" for field in differing]
+    _same_training(problems, force=force)
+    data = open_dataset(job.data, job.data_dir)
+    spec: ModelSpec = load(find("model", job.model), "model")(data.info)
+    other_data = data_problem(data, meta)
+    problems += [*([] if "model" in differing else model_problem(spec, meta)), *([] if "data" in differing else other_data)]
+    _same_training(problems, force=force)
+    cursor = Cursor(meta.step, meta.epoch, 0 if other_data else meta.examples)
+    state, dropped = _state(checkpoint, job, origin, spec)
+    compared = {field: value for field, value in job.model_dump(mode="json").items() if field in before and field not in NOT_SETTINGS}
+    changed = {field: (before[field], value) for field, value in compared.items() if before[field] != value}
+    _something_left(reader, job, Calendar(run_sampler(job, data.info.sizes["train"]), cursor), resolved)
+    notes = [*(f"{error} The one before it is used." for error in damaged)]
+    notes.append(f"resuming {given_name} from step {meta.step:,} (epoch {cursor.epoch + 1}, {cursor.examples:,} examples into it)")
+    if later := _later_checkpoints(path, checkpoint):
+        names = ", ".join(other.name for other in reversed(later))
+        notes.append(f"what followed that step is done anew: once training goes on, its records and {names} are removed")
+    evals = [record for record in reader.evals() if record.split == "test" and record.step <= meta.step]
+    evals = [record for record in evals if record.time_seconds <= meta.run_seconds]
+    reached = _reached(job.until, evals)
+    if reached is not None and not (resolved.sources["until"].startswith("run ") and _stopped_by(reader, job, meta.run_seconds)):
+        notes.append(f"an evaluation after step {reached.step:,} reached {job.until} already; this part ends at the next one that does")
+        reached = None
+    notes += [f"going on although {problem} (--force)" for problem in problems] + dropped
+    if job.schedule == "cosine" and any(before.get(field) != getattr(job, field) for field in ("steps", "epochs")):
+        notes.append("the cosine of the learning rate now reaches to the new end of training, so the rate goes on from a higher value")
+    return Resumption(
+        path,
+        checkpoint,
+        tuple(damaged),
+        resolved,
+        _start(cursor, evals, meta.spent, reached),
+        state,
+        changed,
+        described.get("segments", ()),
+        tuple(notes),
+    )
+
+
+def _later_checkpoints(run_path: Path, checkpoint: Checkpoint) -> list[Path]:
+    """Return a run's checkpoints that are newer than one of them, newest first."""
+    return list(takewhile(lambda path: not path.samefile(checkpoint.path), list_checkpoints(run_path)))  # one of the two may be relative
+
+
+def _same_training(problems: Sequence[str], *, force: bool) -> None:
+    if problems and not force:
+        raise UsageError(f"resume: the checkpoint is of another training: {'; '.join(problems)}. --force goes on nevertheless.")
+
+
+def _not_running(reader: RunReader, *, force: bool) -> None:
+    """Raise UsageError for a run at work; of one on another host nobody here can tell, and `force` says that it is not."""
+    if reader.state() in ("starting", "running") and not (force and reader.driver_alive() is None):
+        driver = reader.status()["driver"]
+        raise UsageError(f"resume: the run {reader.name} is still at work (process {driver['pid']} on {driver['host']})")
+
+
+def _something_left(reader: RunReader, job: Job, calendar: Calendar, resolved: Resolved) -> None:
+    """Raise UsageError where the run has come to its end and nobody says how much further it is to go.
+
+    A run that succeeded and whose newest checkpoint is gone, or passed over, has the rest to do anew.
+    """
+    total, step = Budget(job, calendar).total, calendar.start.step
+    summary = reader.summary()
+    done = step if summary is None else max(step, summary["steps"])
+    extended = any(not resolved.sources[field].startswith(("run ", "default")) for field in ("steps", "epochs", "until"))
+    finished = reader.status()["state"] == "succeeded"
+    if total < step or (finished and (total == step or (step == done and not extended))):
+        what = f"{job.steps:,} steps" if job.steps is not None else f"{job.epochs or 'the default'} epochs"
+        raise UsageError(
+            f"resume: the run {reader.name} has done {step:,} steps and its job ends with {what}; "
+            "say how much further it is to go: --epochs +1 or --steps +500"
+        )
+
+
+def _state(checkpoint: Checkpoint, job: Job, before: Mapping[str, Any], spec: ModelSpec) -> tuple[State, list[str]]:
+    """Return the checkpoint's state as far as it fits the job, and what had to be left out, in words."""
+    meta, notes = checkpoint.meta, []
+    arrays: dict[str, NDArray[Any]] = dict(checkpoint.arrays)
+    if any(before.get(field) != getattr(job, field) for field in ("optimizer", "momentum")):
+        rule = "adam" if job.optimizer == "adamw" else job.optimizer
+        wanted = SLOTS.get(rule, ()) if rule != "sgd" or job.momentum else ()
+        left_out = {key.split("/")[1] for key in arrays if key.startswith("slots/")} - set(wanted)
+        arrays = {key: value for key, value in arrays.items() if not (key.startswith("slots/") and key.split("/")[1] in left_out)}
+        if left_out:
+            notes.append(f"the optimizer changed: {', '.join(sorted(left_out))} of the one before is dropped")
+    updates = int(meta.spent.get("updates", meta.step))  # fewer than the steps where a loss scale made some fall out
+    state = state_from_arrays(arrays, updates, meta.scalars if before.get("precision") == job.precision else {})
+    shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
+    if {name: value.shape for name, value in state.parameters.items()} != shapes:
+        state = _fitting(state, spec, job.seed)
+        notes.append("parameters that are not in the checkpoint, or have another shape there, begin at their initial values")
+    return state, notes
+
+
+def _fitting(state: State, spec: ModelSpec, seed: int) -> State:
+    """Return the parts of a state that a model has too, the others at their initial values; slots begin anew."""
+
+    def fill(initial: Mapping[str, NDArray[np.float32]], known: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+        return {name: known[name] if name in known and known[name].shape == value.shape else value for name, value in initial.items()}
+
+    buffers = fill(spec.initial_buffers(), state.buffers)
+    return State(fill(spec.initial(seed), state.parameters), {}, state.updates, buffers, state.scalars)
+
+
+def _start(cursor: Cursor, evals: Sequence[EvalRecord], spent: Mapping[str, Any], reached: EvalRecord | None) -> Start:
+    """Return where the run goes on. `evals` are those so far; one that `reached` the target does not stop the run again."""
+    return Start(
+        cursor,
+        spent.get("train_seconds", 0.0),
+        spent.get("eval_seconds", 0.0),
+        spent.get("checkpoint_seconds", 0.0),
+        evals[-1] if evals else None,
+        {"accuracy": max(record.accuracy for record in evals), "loss": min(record.loss for record in evals)} if evals else {},
+        None if reached is None else reached.time_seconds,
+    )
+
+
+def _stopped_by(reader: RunReader, job: Job, run_seconds: float) -> bool:
+    """Return whether the target ended a part of the run before the checkpoint; it may have been given after it had been reached."""
+    events = (event for event in reader.events() if event.event == "target_reached" and event.time_seconds <= run_seconds)
+    return any(event.detail.get("target") == job.until for event in events)
+
+
+def _reached(until: str | None, evals: Sequence[EvalRecord]) -> EvalRecord | None:
+    """Return the evaluation that reached the target first, if one did."""
+    if until is None:
+        return None
+    target = Target.parse(until)
+    return next((record for record in evals if target.reached(getattr(record, target.metric))), None)

@@ -1,0 +1,236 @@
+"""A sweep's points one after another, each a ``trainer run`` of its own; what is done already is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from ...checkpoint import list_checkpoints
+from ...core.errors import UsageError
+from ...core.job import Job
+from ...core.process import python
+from ...core.settings.ineffective import idle_settings
+from ...core.settings.job_fields import environment_name
+from ...core.settings.sweeps import EARLIER, as_arguments
+from ...records.store.jsonl import DamagedRunError
+from ...records.store.run_directory import RunReader
+from ...records.text.numbers import duration_text, number_text, rate_text
+from ..resume.trust import foreign_settings
+from ..tethered import tethered
+from .folder import Entry, Request, SweepFolder
+from .remaining_time import Finished, finished, seconds_left
+
+__all__ = ["point_arguments", "run_points"]
+
+USAGE = UsageError.exit_code
+
+Say = Callable[[str], None]
+
+
+class _Signals:
+    """Within the block SIGINT, SIGTERM and SIGHUP (unless that is ignored, as under nohup) go to the child, each once, and are remembered.
+
+    For the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.received = False
+        self._child: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():  # once interrupted, a late second signal must not change the exit code
+            signal.signal(number, signal.SIG_IGN if self.received else handler)
+
+    def watch(self, child: subprocess.Popen[str] | None) -> None:
+        """Pass signals on to this child from now on, and one that came while it was being started."""
+        self._child = child
+        if child is not None and self.received:
+            child.send_signal(signal.SIGINT)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        if self._child is not None:
+            self._child.send_signal(number)
+
+
+def point_arguments(entry: Entry, request: Request, folder: Path) -> list[str]:
+    """Return the command line of a point's run, as a person would type it after ``trainer``."""
+    config = ["--config", request.config] if request.config is not None else []
+    idle = idle_settings(entry.point.job.model_dump())  # they change no point, and `trainer run` refuses them where they are typed
+    given = {**request.flags, **entry.point.settings}
+    settings = as_arguments({name: value for name, value in given.items() if name not in idle})
+    return ["run", *config, *settings, "--out", str(folder), "--name", entry.point.name]
+
+
+def run_points(sweep: SweepFolder, say: Say, *, quiet: bool) -> bool:
+    """Run what is missing; return False where the user interrupted it.
+
+    `say` gets the progress, a line at a time, and what the runs write to standard error; `quiet` runs write no progress. A point that
+    fails is recorded, and the next one runs. Raises UsageError where a run of the sweep is still at work.
+    """
+    for entry in sweep.entries:
+        _as_found(sweep, entry)
+    sweep.write("running")
+    began, total = time.monotonic(), len(sweep.entries)
+    if not quiet:
+        say(f"{total} points, {sum(entry.state != 'succeeded' for entry in sweep.entries)} to run, in {sweep.path}")
+    with _Signals() as signals:
+        for number, entry in enumerate(sweep.entries, start=1):
+            if entry.state == "succeeded":
+                continue
+            if signals.received:
+                break
+            if not quiet:
+                say(f"point {number} of {total}: {entry.point.text}{_stands(sweep, time.monotonic() - began)}")
+            _run_point(sweep, entry, signals, say, quiet=quiet)
+            if not quiet:
+                say(f"point {number} of {total} {_outcome(sweep, entry)}")
+        interrupted = signals.received and any(entry.state != "succeeded" for entry in sweep.entries)
+        done = all(entry.state == "succeeded" for entry in sweep.entries)
+        sweep.write("interrupted" if interrupted else "succeeded" if done else "failed")
+    return not interrupted
+
+
+def _as_found(sweep: SweepFolder, entry: Entry) -> None:
+    """Take a point's state from its run directory: the sweep may have been killed, and the run ended without it."""
+    path = sweep.run_path(entry)
+    if not path.exists():
+        entry.state, entry.cause = "waiting", None
+        return
+    state = _state(path)
+    if state in ("starting", "running"):
+        raise UsageError(f"sweep: the run of the point {entry.point.name} is still at work; wait until it has ended")
+    entry.state = "succeeded" if state == "succeeded" else "interrupted" if state == "interrupted" else "failed"
+
+
+def _state(path: Path) -> str:
+    """Return the state of a run directory; ``damaged`` for one that does not even tell that."""
+    try:
+        return RunReader(path).state()
+    except (UsageError, DamagedRunError):
+        return "damaged"
+
+
+def _run_point(sweep: SweepFolder, entry: Entry, signals: _Signals, say: Say, *, quiet: bool) -> None:
+    """Run a point, or go on with it where it has a checkpoint; record the outcome."""
+    path = sweep.run_path(entry)
+    own = ["--quiet"] if quiet else []
+    code, error = USAGE, None
+    entry.state, entry.cause, entry.exit_code = "running", None, None
+    began = time.monotonic()
+    if path.exists() and _state(path) != "damaged" and list_checkpoints(path):
+        code, error = _start(sweep, entry, ["run", "--resume", str(path), *_typed(entry.point.job), *own], signals, say)
+        if code == USAGE and not signals.received:
+            say(f"{entry.point.name} cannot go on from its checkpoint; it begins anew")
+    if code == USAGE and not signals.received:
+        if path.exists():
+            say(f"the earlier attempt is kept in {_set_aside(path)}")
+        code, error = _start(sweep, entry, [*point_arguments(entry, sweep.request, sweep.path), *own], signals, say)
+    entry.seconds = time.monotonic() - began
+    entry.exit_code = code
+    entry.state = "succeeded" if code == 0 else "interrupted" if signals.received else "failed"
+    entry.cause = None if code == 0 else _cause(path, code, error)
+    sweep.write("running")
+
+
+def _typed(job: Job) -> list[str]:
+    """Return what a point's run does not take from its own files when it goes on, as it was typed for the sweep.
+
+    What a variable says the command reads there: it may hold a password.
+    """
+    settings = foreign_settings(job.model_dump(mode="json"))
+    return as_arguments({name: value for name, value in settings.items() if os.environ.get(environment_name(name)) != value})
+
+
+def _set_aside(path: Path) -> Path:
+    """Move a run directory out of the way; return where it is now."""
+    folder = path.parent / EARLIER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    number = 1
+    while (target := folder / f"{path.name}-{number}").exists():
+        number += 1
+    return path.rename(target)
+
+
+def _start(sweep: SweepFolder, entry: Entry, arguments: Sequence[str], signals: _Signals, say: Say) -> tuple[int, str | None]:
+    """Run one ``trainer`` to its end; return its exit code and the last error that it wrote.
+
+    It is the leader of a process group, so that Ctrl-C reaches it through this process alone and once.
+    """
+    entry.attempts += 1
+    sweep.write("running")
+    command = tethered(python("crosstrain.cli.main", *arguments))
+    error: str | None = None
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        process_group=0,
+    ) as child:
+        signals.watch(child)
+        assert child.stderr is not None
+        for line in child.stderr:
+            say(line.rstrip("\n"))
+            if line.startswith("error: "):
+                error = line.removeprefix("error: ").strip()
+        child.wait()
+        signals.watch(None)
+    code = child.returncode
+    return (code if code >= 0 else 128 - code), error
+
+
+def _cause(path: Path, code: int, error: str | None) -> str:
+    """Say why a run did not succeed: in the words of its status, else the last error that it wrote."""
+    try:
+        reader = RunReader(path)
+        cause = reader.status()["cause"] if reader.state() != "died" else None
+    except (UsageError, DamagedRunError):
+        cause = None
+    if cause or error:
+        return str(cause or error)
+    return f"it was killed by {signal.Signals(code - 128).name}" if code > 128 else f"it ended with exit code {code}"
+
+
+def _done(sweep: SweepFolder) -> list[Finished]:
+    found = []
+    for entry in sweep.entries:
+        if entry.state == "succeeded":
+            summary = RunReader(sweep.run_path(entry)).summary()
+            if summary is not None:
+                found.append(finished(entry.point.job, summary))
+    return found
+
+
+def _stands(sweep: SweepFolder, spent_seconds: float) -> str:
+    """Say how the whole stands: what is done, since when, and how long the rest takes if it goes on like that."""
+    done = _done(sweep)
+    if not done:
+        return ""
+    left = seconds_left(done, [entry.point.job for entry in sweep.entries if entry.state != "succeeded"])
+    return f"  ({len(done)} of {len(sweep.entries)} done, {duration_text(spent_seconds)} so far, about {duration_text(left)} left)"
+
+
+def _outcome(sweep: SweepFolder, entry: Entry) -> str:
+    took = duration_text(entry.seconds)
+    if entry.state != "succeeded":
+        return f"{entry.state} after {took}: {entry.cause}"
+    summary = RunReader(sweep.run_path(entry)).summary() or {}
+    accuracy = (summary.get("eval") or {}).get("accuracy")
+    learned = "" if accuracy is None else f", accuracy {number_text(accuracy)}"
+    return f"succeeded in {took}: {rate_text(summary.get('examples_per_second')).removesuffix('/s')} examples/s{learned}"

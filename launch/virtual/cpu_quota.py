@@ -1,0 +1,210 @@
+"""A CPU limit for each virtual node: one group a node in the kernel's CPU controller, version 1 or 2.
+
+A group is called ``crosstrain-<pid namespace>-<owner>-<owner's start>-<holder>-node<n>``, so that a later run can tell whose it was
+and remove what a killed run and its killed holder left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ...core.process import pid_namespace, start_of
+from .errors import LackingError
+
+__all__ = ["CpuGroup", "CpuGroups", "Hierarchy", "hands_cpu_down", "sweep"]
+
+_REMEDY = (
+    "Leave --cores-per-node out, run as root, or get a delegated group: systemd-run --user --scope -p Delegate=yes trainer …; "
+    "in a container mount /sys/fs/cgroup writable."
+)
+# The kernel's default period of 100 ms would stop a node for tens of milliseconds at a time, longer than a step; shorter periods
+# come nearer to a slower processor. The kernel accepts quotas from 1 ms on.
+_PERIOD_MICROSECONDS = 20_000
+_LONG_PERIOD_MICROSECONDS = 1_000_000
+_SMALLEST_QUOTA_MICROSECONDS = 1_000
+_NAME = re.compile(r"crosstrain-(\d+)-(\d+)-(\d+)-\d+-node\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Where groups of the CPU controller can be made: the controller's version and the folder to make them in."""
+
+    version: Literal[1, 2]
+    base: Path
+
+    @classmethod
+    def find(cls) -> Hierarchy:
+        """Return the nearest place to this process where it may make groups. Raises LackingError where there is none."""
+        found = _version_1() or _version_2()
+        if found is None:
+            raise LackingError("cpu_quota", "Limiting a node's cores needs a writable CPU cgroup, and this user has none", _REMEDY)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class CpuGroup:
+    """The group of one node."""
+
+    folder: Path
+
+    @property
+    def processes_file(self) -> Path:
+        """The file to which a process writes 0 to enter."""
+        return self.folder / "cgroup.procs"
+
+    def processes(self) -> list[int]:
+        """Return the ids of the processes in the group."""
+        try:
+            return [int(line) for line in self.processes_file.read_text().split()]
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):
+                return []
+            raise
+
+    def remove(self, patience_seconds: float) -> bool:
+        """Remove the group, which must have no process; the kernel may need a moment after the last one. Return whether it is gone."""
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            try:
+                self.folder.rmdir()
+            except FileNotFoundError:
+                return True
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(0.02)
+            else:
+                return True
+
+
+class CpuGroups:
+    """Makes the groups of one run; `owner` is the process whose death ends the run, the calling process holds the groups."""
+
+    def __init__(self, hierarchy: Hierarchy, owner: int) -> None:
+        self._hierarchy = hierarchy
+        self._prefix = f"crosstrain-{pid_namespace()}-{owner}-{start_of(owner)}-{os.getpid()}"
+
+    def make(self, node: int, cores: float) -> CpuGroup:
+        """Make the group of a node and limit it to `cores` (such as 0.5). Raises LackingError where that is not allowed."""
+        group = CpuGroup(self._hierarchy.base / f"{self._prefix}-node{node}")
+        try:
+            group.folder.mkdir()
+            _limit(self._hierarchy.version, group.folder, cores)
+            _try_to_enter(group)
+        except OSError as error:
+            if group.folder.exists():
+                group.remove(1.0)
+            reason = f"cores_per_node: got {cores:g} for node {node}, and the kernel refuses it in {group.folder.parent} ({error.strerror})"
+            smaller = "Ask for fewer cores: the group of this session has a lower limit." if error.errno == errno.EINVAL else _REMEDY
+            raise LackingError("cpu_quota", reason, smaller) from error
+        return group
+
+
+def sweep(hierarchy: Hierarchy) -> list[Path]:
+    """Remove the empty groups of runs whose owner is dead; return what was removed. Groups with processes are left alone."""
+    removed = []
+    for folder in hierarchy.base.glob("crosstrain-*-node*"):
+        name = _NAME.fullmatch(folder.name)
+        if name is None or int(name[1]) != pid_namespace() or start_of(int(name[2])) == int(name[3]):
+            continue
+        group = CpuGroup(folder)
+        if not group.processes() and group.remove(0.0):
+            removed.append(folder)
+    return removed
+
+
+def _limit(version: Literal[1, 2], folder: Path, cores: float) -> None:
+    period = _PERIOD_MICROSECONDS
+    if cores * period < _SMALLEST_QUOTA_MICROSECONDS:
+        period = _LONG_PERIOD_MICROSECONDS
+    quota = max(_SMALLEST_QUOTA_MICROSECONDS, round(cores * period))
+    if version == 2:
+        (folder / "cpu.max").write_text(f"{quota} {period}")
+    else:
+        (folder / "cpu.cfs_period_us").write_text(str(period))
+        (folder / "cpu.cfs_quota_us").write_text(str(quota))
+
+
+def _try_to_enter(group: CpuGroup) -> None:
+    """Let a child enter the group and end, since only the attempt shows whether a move is allowed. Raises OSError."""
+    child = os.fork()
+    if child == 0:
+        try:
+            group.processes_file.write_text("0")
+        except OSError as error:
+            os._exit(error.errno or 1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code != 0:
+        raise OSError(code, os.strerror(code))
+
+
+def _version_1() -> Hierarchy | None:
+    """Return this process's own group in a version 1 hierarchy with the CPU controller, where it may make groups below."""
+    for root, mount, kind, options in _mounts():
+        if kind != "cgroup" or "cpu" not in options.split(","):
+            continue
+        base = _own_folder(root, mount, "cpu")
+        if (base / "cpu.cfs_quota_us").exists() and os.access(base, os.W_OK | os.X_OK):
+            return Hierarchy(1, base)
+    return None
+
+
+def _version_2() -> Hierarchy | None:
+    """Return the nearest group above this process, or its own, that hands the CPU controller down, or can be told to.
+
+    A group of version 2 that holds processes cannot hand controllers down (only the root can), so it is usually an ancestor.
+    """
+    for root, mount, kind, _ in _mounts():
+        if kind != "cgroup2":
+            continue
+        own = _own_folder(root, mount, "")
+        for base in (own, *own.parents):
+            if hands_cpu_down(base):
+                return Hierarchy(2, base)
+            if base == Path(mount):
+                break
+    return None
+
+
+def hands_cpu_down(base: Path) -> bool:
+    """Return whether groups made in this folder of a version 2 hierarchy have the CPU controller; asks for it where they do not."""
+    controllers, handed_down = base / "cgroup.controllers", base / "cgroup.subtree_control"
+    if not controllers.exists() or "cpu" not in controllers.read_text().split():
+        return False
+    if not (os.access(base, os.W_OK | os.X_OK) and os.access(base / "cgroup.procs", os.W_OK)):
+        return False
+    if "cpu" in handed_down.read_text().split():
+        return True
+    try:
+        handed_down.write_text("+cpu")
+    except OSError:  # it holds processes, or is not ours: the next one up may do
+        return False
+    return True
+
+
+def _mounts() -> Iterator[tuple[str, str, str, str]]:
+    """Yield (root within the file system, mount point, type, options of the file system) as in proc_pid_mountinfo(5)."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kinds = left.split(), right.split()
+        yield fields[3], fields[4], kinds[0], kinds[2]
+
+
+def _own_folder(root: str, mount: str, controller: str) -> Path:
+    """Return the folder of this process's group (cgroups(7)); `controller` is empty for version 2."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, own = line.split(":", 2)
+        if controller in controllers.split(","):
+            inside = os.path.relpath(own, root)
+            return Path(mount) if inside.startswith("..") else Path(mount, inside)
+    return Path(mount)

@@ -1,0 +1,177 @@
+"""Holds a virtual network: ``python -m crosstrain.launch.virtual.namespace_holder DESCRIPTOR``, a process that `VirtualNetwork` starts.
+
+It makes the namespaces, cables and CPU groups, hands descriptors of the namespaces to its owner, answers questions about counters,
+and ends when told to or when the owner is gone, however it went: then it waits for the processes in the nodes to end, kills what
+does not, and removes the CPU groups. Namespaces have no names: they go when the last process in them has gone.
+
+Messages are JSON over a socket that keeps their borders. The owner sends ``{"bits_per_second": …, "cores": […]}`` first, then
+``{"do": "counters"}`` or ``{"do": "close"}``. The holder answers ``{"ready": …}`` with the descriptors (of the bridge's namespace, the
+nodes' and, without root, the user namespace), then ``{"counters": …}``; or ``{"lacking": …}`` or ``{"failed": …}``, and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .addressing import MESSAGE_BYTES
+from .bridge import Switchboard
+from .cpu_quota import CpuGroup, CpuGroups, Hierarchy, sweep
+from .errors import LackingError
+from .namespaces import identity, open_user_namespace, processes_in
+
+__all__ = ["main"]
+
+# The owner's processes end by their own means within this time after it; after a proper end there should be none left.
+_PATIENCE_AFTER_DEATH_SECONDS = 5.0
+_PATIENCE_AFTER_CLOSE_SECONDS = 0.5
+_PATIENCE_AFTER_KILL_SECONDS = 3.0
+_OWNER_CHECK_SECONDS = 0.5
+
+
+@dataclass
+class _Held:
+    rootless: bool
+    switchboard: Switchboard
+    descriptors: list[int]
+    groups: Sequence[CpuGroup | None]
+
+    def processes(self) -> set[int]:
+        """Return the ids of the processes in the nodes: all of them descend from the owner."""
+        networks = frozenset(identity(descriptor) for descriptor in self.switchboard.nodes)
+        return set(processes_in(networks)).union(*(group.processes() for group in self.groups if group is not None))
+
+
+def main() -> None:
+    """Serve the owner at the other end of the socket whose descriptor is the only argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    owner = os.getppid()
+    groups: list[CpuGroup | None] = []
+    try:
+        request = json.loads(control.recv(MESSAGE_BYTES) or b"null")
+        if request is None:
+            return
+        _make_groups(groups, request["cores"], owner)
+        held = _build(request["bits_per_second"], groups)
+    except LackingError as error:
+        _remove(groups)
+        _send(control, {"lacking": [error.part, error.reason, error.remedy]})
+        return
+    except Exception:  # noqa: BLE001  (whatever it was, the owner raises it)
+        _remove(groups)
+        _send(control, {"failed": traceback.format_exc()})
+        return
+    _serve(control, owner, held)
+
+
+def _make_groups(groups: list[CpuGroup | None], cores: Sequence[float | None], owner: int) -> None:
+    """Append one group a node, None where the node is not limited."""
+    if all(limit is None for limit in cores):
+        groups.extend(None for _ in cores)
+        return
+    hierarchy = Hierarchy.find()
+    sweep(hierarchy)
+    maker = CpuGroups(hierarchy, owner)
+    for node, limit in enumerate(cores):
+        groups.append(None if limit is None else maker.make(node, limit))
+
+
+def _build(bits_per_second: float | None, groups: Sequence[CpuGroup | None]) -> _Held:
+    user = open_user_namespace()
+    switchboard = Switchboard(bits_per_second)
+    for _ in groups:
+        switchboard.add_node()
+    descriptors = [switchboard.namespace, *switchboard.nodes] + ([] if user is None else [user])
+    return _Held(user is not None, switchboard, descriptors, groups)
+
+
+def _serve(control: socket.socket, owner: int, held: _Held) -> None:
+    files = [None if group is None else str(group.processes_file) for group in held.groups]
+    asked_to_close = False
+    try:
+        message = json.dumps({"ready": {"rootless": held.rootless, "processes_files": files}})
+        socket.send_fds(control, [message.encode()], held.descriptors)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        asked_to_close = _answer(control, owner, held)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the owner died in mid-message: tidy up as for any other death
+    finally:
+        _end(held, _PATIENCE_AFTER_CLOSE_SECONDS if asked_to_close else _PATIENCE_AFTER_DEATH_SECONDS)
+
+
+def _answer(control: socket.socket, owner: int, held: _Held) -> bool:
+    """Answer until told to close (True) or the owner is gone (False).
+
+    The socket's end tells of the owner's death at once, unless a forked child of the owner still holds the other side.
+    """
+    waiter = select.poll()
+    waiter.register(control, select.POLLIN)
+    while True:
+        if not waiter.poll(_OWNER_CHECK_SECONDS * 1000):
+            if os.getppid() != owner:
+                return False
+            continue
+        message = control.recv(MESSAGE_BYTES)
+        if not message:
+            return False
+        if json.loads(message)["do"] == "close":
+            return True
+        _send(control, {"counters": held.switchboard.counters()})
+
+
+def _end(held: _Held, patience_seconds: float) -> None:
+    if not _await_none(held, patience_seconds, kill=False):
+        _await_none(held, _PATIENCE_AFTER_KILL_SECONDS, kill=True)
+    _remove(held.groups)
+
+
+def _await_none(held: _Held, seconds: float, *, kill: bool) -> bool:
+    """Wait until no process is left in the nodes, killing what is there if so asked; return whether none is left."""
+    deadline = time.monotonic() + seconds
+    while processes := held.processes():
+        if kill:
+            for process in processes:
+                _kill(process, held)
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _kill(process: int, held: _Held) -> None:
+    """Kill a process of the nodes; its id is pinned first and looked up again, since ids are used again."""
+    try:
+        pinned = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    try:
+        if process in held.processes():
+            signal.pidfd_send_signal(pinned, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it ended by itself
+    finally:
+        os.close(pinned)
+
+
+def _remove(groups: Sequence[CpuGroup | None]) -> None:
+    for group in groups:
+        if group is not None:
+            group.remove(1.0)
+
+
+def _send(control: socket.socket, value: object) -> None:
+    control.send(json.dumps(value).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What follows a run's records to tell them to another program: TensorBoard, MLPerf's log, MLflow. Never the source of a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..schema import EvalRecord, EventRecord, StepRecord, SystemRecord
+from ..store.run_directory import RunReader
+from ..summary.attempts import in_parts, resumed_seconds
+
+__all__ = ["Follower", "replay"]
+
+
+class Follower:
+    """Hears each record as it is made, from any thread; it must not hold up whoever tells it. What it has no use for it passes over."""
+
+    def step(self, record: StepRecord) -> None:
+        """A group of updates has been reported."""
+
+    def evaluation(self, record: EvalRecord) -> None:
+        """An evaluation has ended."""
+
+    def event(self, record: EventRecord) -> None:
+        """Something has happened."""
+
+    def system(self, record: SystemRecord) -> None:
+        """A node has been sampled."""
+
+    def replayed(self) -> None:
+        """What was heard so far was told again, of a run that goes on; what follows happens when it is heard."""
+
+    def ended(self, state: str, summary: Mapping[str, Any] | None) -> None:
+        """The run is over, in this state; `summary` is None where it never trained."""
+
+    def close(self) -> None:
+        """Nothing follows; a second call does nothing."""
+
+
+def replay(reader: RunReader, follower: Follower) -> None:
+    """Tell a follower of curves the records that a run has so far; for one that goes on."""
+    for group in reader.steps():
+        follower.step(group)
+    for evaluation in reader.evals():
+        follower.evaluation(evaluation)
+    for sample in in_parts(reader.system(), resumed_seconds(reader.job())):
+        follower.system(sample)
+    follower.replayed()

@@ -1,0 +1,308 @@
+"""JSON lines, the canonical store of a run: one record a line, each with its ``schema``, valid JSON whatever the figures are.
+
+JSON knows no NaN and no infinity: they are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, so that a loss that
+blew up stays apart from a figure that was not observed (null).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from ...core.errors import TrainerError, writing
+from ...core.untrusted.bounded_json import NotJsonError, UnreadableError, parse_json, read_lines
+from ..schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+
+__all__ = [
+    "NON_FINITE",
+    "DamagedRunError",
+    "LineFile",
+    "append_whole",
+    "decode",
+    "encode",
+    "finite_json",
+    "overwrite_document",
+    "read_records",
+    "write_document",
+]
+
+Record = StepRecord | EvalRecord | EventRecord | SystemRecord
+R = TypeVar("R", StepRecord, EvalRecord, EventRecord, SystemRecord)
+T = TypeVar("T")
+
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""What the records' names of numbers that are not finite mean."""
+
+
+class DamagedRunError(TrainerError):
+    """A file of a run directory cannot be read; the message names the file and the line."""
+
+    exit_code = 2
+
+
+def finite_json(value: Any) -> Any:
+    """Return a copy of a JSON value in which every float that is not finite is one of the three strings."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _name(value)
+    if isinstance(value, Mapping):
+        return {key: finite_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return finite_json(value.tolist())
+    return value
+
+
+def _name(value: float) -> str:
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def _plain(value: object) -> object:
+    """Help the encoder with what is no JSON type but means one."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, np.generic | np.ndarray):
+        return finite_json(value)
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be stored as JSON: {value!r}")
+
+
+_encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain)
+
+
+def _dumps(value: Any) -> str:
+    try:
+        return _encoder.encode(value)
+    except ValueError:  # a float that is not finite
+        return _encoder.encode(finite_json(value))
+
+
+def encode(record: Record) -> bytes:
+    """Return the record as one line, with its newline."""
+    if isinstance(record, StepRecord):
+        return _encode_step(record)
+    value: dict[str, Any] = {"schema": SCHEMA, **_shallow(record)}
+    if isinstance(record, SystemRecord):
+        value["tasks"] = [_shallow(task) for task in record.tasks]
+    return f"{_dumps(value)}\n".encode()
+
+
+def _shallow(record: Record | TaskSample) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _encode_step(record: StepRecord) -> bytes:
+    """Format a step line by hand: thousands of losses a second pass here.
+
+    Nine significant digits identify every float32, and formatting a whole group at once costs a third of ``json.dumps``.
+    """
+    staleness = "null" if record.staleness is None else f"[{('%d,' * len(record.staleness) % tuple(record.staleness))[:-1]}]"
+    return (
+        f'{{"schema":{SCHEMA},"step":{record.step:d},"count":{record.count:d},"epoch":{record.epoch:d}'
+        f',"time_seconds":{_float(record.time_seconds)},"seconds":{_float(record.seconds)},"examples":{record.examples:d}'
+        f',"losses":[{_float32s(record.losses)}],"learning_rates":[{",".join(map(_float, record.learning_rates))}]'
+        f',"data_wait_seconds":{_float(record.data_wait_seconds)},"network_wait_seconds":{_float(record.network_wait_seconds)}'
+        f',"worker":{"null" if record.worker is None else int(record.worker)},"staleness":{staleness}}}\n'
+    ).encode()
+
+
+def _float32s(values: tuple[float, ...]) -> str:
+    if math.isfinite(sum(values)):
+        return ("%.9g," * len(values) % tuple(values))[:-1]
+    return ",".join(f"{value:.9g}" if math.isfinite(value) else f'"{_name(value)}"' for value in values)
+
+
+def _float(value: float | None) -> str:
+    if value is None:
+        return "null"
+    return repr(float(value)) if math.isfinite(value) else f'"{_name(value)}"'
+
+
+def _number(value: Any) -> float:
+    return NON_FINITE[value] if isinstance(value, str) else float(value)
+
+
+def _losses(values: list[Any]) -> tuple[float, ...]:
+    """Return float32 values as Python floats, exactly as they were before they were written."""
+    try:
+        return tuple(array("f", values))
+    except TypeError:
+        return tuple(array("f", [_number(value) for value in values]))
+
+
+def _step_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    rates, staleness = value["learning_rates"], value.get("staleness")
+    return {
+        **_known(StepRecord, value),
+        "losses": _losses(value["losses"]),
+        "learning_rates": tuple(map(_number, rates)),
+        "staleness": None if staleness is None else tuple(staleness),
+    }
+
+
+def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep the fields that this release knows: a line may have more, written by a later release of the same schema."""
+    return {field.name: _figure(str(field.type), value[field.name]) for field in fields(kind) if field.name in value}
+
+
+def _figure(declared: str, item: Any) -> Any:
+    return NON_FINITE.get(item, item) if isinstance(item, str) and declared.startswith("float") else item
+
+
+def _system_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_known(SystemRecord, value), "tasks": [_known(TaskSample, task) for task in value.get("tasks", ())]}
+
+
+_FIELDS: Mapping[type, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    StepRecord: _step_fields,
+    SystemRecord: _system_fields,
+    EvalRecord: lambda value: _known(EvalRecord, value),
+    EventRecord: lambda value: _known(EventRecord, value),
+}
+
+
+def decode(kind: type[R], value: dict[str, Any]) -> R:
+    """Return the record that a line's JSON object stands for, every field of its type and within its bounds.
+
+    Raises ValueError where the schema is not this release's or a field is none that a record has; KeyError or TypeError where one is
+    missing or of another kind.
+    """
+    if value["schema"] != SCHEMA:
+        raise ValueError(f"schema {value['schema']!r}, and this release reads schema {SCHEMA}")
+    try:
+        record: R = msgspec.convert(_FIELDS[kind](value), kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    if isinstance(record, StepRecord):
+        _expect_agreement(record)
+    return record
+
+
+def _expect_agreement(record: StepRecord) -> None:
+    """Raise ValueError where the lists of a group are not of its size; of learning rates there may be one, or none."""
+    for name, values, sizes in (
+        ("losses", record.losses, (record.count,)),
+        ("learning_rates", record.learning_rates, (record.count, 1, 0)),
+        ("staleness", record.staleness, (record.count,)),
+    ):
+        if values is not None and len(values) not in sizes:
+            raise ValueError(f"{record.count} updates with {len(values)} {name}")
+
+
+def _objects(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object); the last line may be torn, as a crash leaves it, any other may not."""
+    torn: int | None = None
+    for number, line in enumerate(lines, 1):
+        if torn is not None:
+            raise DamagedRunError(
+                f"{path}, line {torn}: not a whole JSON record, and more lines follow it. The file was damaged after it was written."
+            )
+        try:
+            value = parse_json(line)
+        except NotJsonError:
+            torn = number
+            continue
+        except UnreadableError as error:
+            raise DamagedRunError(f"{path}, line {number}: {error}.") from error
+        if isinstance(value, dict):
+            yield number, value
+        else:
+            torn = number
+
+
+def read_records(path: Path, kind: type[R]) -> Iterator[R]:
+    """Yield a file's records in order; none where there is no such file. A torn last line is skipped.
+
+    Raises DamagedRunError, naming the file and the line, where anything else is not a record.
+    """
+    try:
+        for number, value in _objects(path, read_lines(path)):
+            try:
+                record = decode(kind, value)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise DamagedRunError(
+                    f"{path}, line {number}: not a {kind.__name__} that this release reads ({type(error).__name__}: {error})."
+                ) from error
+            yield record
+    except FileNotFoundError:
+        return
+    except UnreadableError as error:
+        raise DamagedRunError(f"{path}: {error}.") from error
+
+
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Append to a file, whose descriptor is open for that, by one write where the disk takes all at once.
+
+    Raises OSError; what the disk took of it is taken back then, as half a record in the middle would spoil the file.
+    """
+    written = os.write(descriptor, data)
+    if written == len(data):
+        return
+    start = os.fstat(descriptor).st_size - written
+    try:
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+    except OSError:
+        os.ftruncate(descriptor, start)
+        raise
+
+
+class LineFile:
+    """Appends records to a file, each by one write, so that a crash loses at most the line being written. Safe between threads."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it. Raises DiskError."""
+        self.path = path
+        with writing(path):
+            self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = threading.Lock()
+
+    def write(self, record: Record) -> None:
+        """Append one record. Raises DiskError (with no half line left behind, where the file allows it) or ValueError once closed."""
+        line = encode(record)
+        with self._lock:
+            if self._descriptor is None:
+                raise ValueError(f"{self.path} is closed")
+            with writing(self.path):
+                append_whole(self._descriptor, line)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+
+def write_document(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a JSON file in one move: a reader sees the old one or the new one. Adds ``schema``. Raises DiskError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    with writing(path):
+        try:
+            partial.write_text(_document_text(value), encoding="utf-8")
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def overwrite_document(path: Path, value: Mapping[str, Any]) -> None:
+    """Overwrite a short JSON file where it lies, for which a full disk has room; a reader may see half of it. Raises DiskError."""
+    text = _document_text(value).encode()
+    with writing(path), path.open("r+b") as file:  # not "wb", which would first give back the room that it has
+        file.write(text)
+        file.truncate()
+
+
+def _document_text(value: Mapping[str, Any]) -> str:
+    return json.dumps(finite_json({"schema": SCHEMA, **value}), indent=1, allow_nan=False, default=_plain) + "\n"

@@ -1,0 +1,189 @@
+"""The schema of ``summary.json``; every release has written what has to be there, of the rest only the types are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Self, get_args
+
+from pydantic import Field, model_validator
+
+from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Figure, Loss, Name, Node, Part, Seconds, State, Worker
+
+__all__ = ["Summary", "summary_type"]
+
+
+class _StepSeconds(Part):
+    p50: Duration | None = None
+    p95: Duration | None = None
+    max: Duration | None = None
+    group_size: Figure | None = None
+
+
+class _Evaluation(Part):
+    split: Name | None = None
+    step: Count | None = None
+    epoch: Figure | None = None
+    time_seconds: Seconds | None = None
+    examples: Count | None = None
+    loss: Loss | None = None
+    accuracy: Loss | None = None
+
+
+class _Staleness(Part):
+    mean: Figure | None = None
+    p95: Figure | None = None
+    max: Figure | None = None
+
+
+class _RunShares(Part):
+    train_seconds: Duration = 0.0
+    eval_seconds: Duration = 0.0
+    checkpoint_seconds: Duration = 0.0
+    other_seconds: Duration = 0.0
+
+
+class _StepShares(Part):
+    node: Node
+    step_seconds: Duration | None = None
+    data_seconds: Duration | None = None
+    compute_seconds: Duration | None = None
+    peers_seconds: Duration | None = None
+    communicate_seconds: Duration | None = None
+    spread: Figure | None = None
+
+
+class _WorkerShares(_StepShares):
+    worker: Worker
+    updates: Count | None = None
+
+
+class _TimeShares(Part):
+    method: Name | None = None
+    part_began_seconds: Duration | None = None
+    overlap_fraction: Figure | None = None
+    run: _RunShares = Field(default_factory=_RunShares)
+    workers: Annotated[list[_WorkerShares], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
+    nodes: Annotated[list[_StepShares], Field(max_length=MOST_NODES)] = Field(default_factory=list)
+    native: dict[Name, Figure | None] = Field(default_factory=dict)
+
+
+class _MeanMax(Part):
+    mean: Figure | None = None
+    max: Figure | None = None
+
+
+class _Gpu(Part):
+    name: Name | None = None
+    utilization: _MeanMax | None = None
+    memory_bytes: _MeanMax | None = None
+    power_watts: _MeanMax | None = None
+
+
+class _Node(Part):
+    node: Node | None = None
+    train_seconds: Duration | None = None
+    samples: Count | None = None
+    cores_available: Figure | None = None
+    cpu_seconds: Duration | None = None
+    cpu_cores_used: _MeanMax | None = None
+    cpu_fraction: _MeanMax | None = None
+    memory_rss_bytes: _MeanMax | None = None
+    memory_pss_bytes: _MeanMax | None = None
+    network_source: Name | list[Name] | None = None
+    network_sent_bytes: Count | None = None
+    network_received_bytes: Count | None = None
+    network_sent_bytes_per_second: Figure | None = None
+    network_received_bytes_per_second: Figure | None = None
+    disk_read_bytes: Count | None = None
+    disk_written_bytes: Count | None = None
+    gpus: Annotated[list[_Gpu], Field(max_length=MOST_NODES)] | None = None
+    monitor_cpu_seconds: Duration | None = None
+    monitor_cpu_cores_used: Figure | None = None
+    cpu_wait_seconds: Seconds | None = None
+    cpu_pressure_fraction: Figure | None = None
+    foreign_cpu_cores_used: Figure | None = None
+    cpu_cores_lost: Figure | None = None
+    starved_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class _Checkpoints(Part):
+    saved: Count = 0
+    failed: Count = 0
+    stall_seconds: _MeanMax | None = None
+    bytes: Count | None = None
+
+
+class Summary(Part):
+    """The whole document."""
+
+    state: State
+    run: Name
+    backend: Name
+    mode: Name
+    model: Name
+    data: Name
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)]
+    workers: Annotated[int, Field(ge=1, le=MOST_TASKS)]
+    parameter_servers: Worker | None = None
+    batch_size: Annotated[int, Field(ge=1, le=2**53)]
+    global_batch_size: Annotated[int, Field(ge=1, le=2**53)]
+    optimizer: Name | None = None
+    learning_rate: float | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    precision: Name | None = None
+    precision_used: Name | None = None
+    synthetic: bool | None = None
+    resumed: Count | None = None
+    network_source: Name | list[Name] | None = None
+    nodes_sharing_cores: Node | None = None
+    steps: Count
+    updates_scheduled: Count | None = None
+    updates_applied: Count | None = None
+    examples: Count
+    epochs: Figure | None = None
+    init_seconds: Duration
+    train_seconds: Duration
+    eval_seconds: Duration = 0.0
+    checkpoint_seconds: Duration = 0.0
+    run_seconds: Duration
+    total_seconds: Duration
+    steps_per_second: Figure | None = None
+    examples_per_second: Figure | None = None
+    step_seconds: _StepSeconds | None = None
+    data_wait_seconds: Duration | None = None
+    network_wait_seconds: Duration | None = None
+    final_train_loss: Loss | None = None
+    non_finite_losses: Count | None = None
+    non_finite_from_step: Count | None = None
+    eval: _Evaluation | None = None
+    best_eval: _Evaluation | None = None
+    target: Name | None = None
+    target_reached: bool | None = None
+    time_to_target_seconds: Annotated[Duration, Field(gt=0)] | None = None
+    staleness: _Staleness | None = None
+    updates_by_worker: Annotated[list[Count], Field(max_length=MOST_TASKS)] | None = None
+    checkpoints: _Checkpoints | None = None
+    time_shares: _TimeShares | None = None
+    per_node: Annotated[list[_Node], Field(max_length=MOST_NODES)]
+
+    @model_validator(mode="after")
+    def _numbered(self) -> Self:
+        for number, node in enumerate(self.per_node):  # they are in node order
+            node.node = number
+        return self
+
+
+def summary_type(path: Sequence[str]) -> Any:
+    """Return the type of a figure of ``summary.json``, which lies at `path`, or None in its place."""
+    declared: Any = Summary
+    for name in path:
+        info = next(kind for kind in _parts(declared) if isinstance(kind, type) and issubclass(kind, Part)).model_fields[name]
+        declared = Annotated[(info.annotation, *info.metadata, Field())]
+    return declared | None
+
+
+def _parts(declared: Any) -> Iterator[Any]:
+    """Yield what a type consists of: itself, the types of a union or list, and so on."""
+    yield declared
+    for part in get_args(declared):
+        yield from _parts(part)

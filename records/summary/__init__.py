@@ -1,0 +1,1 @@
+"""Which figures follow from the records? What `summary.json` holds."""

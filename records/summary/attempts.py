@@ -1,0 +1,63 @@
+"""In which part of a run was a resource sample taken? A run has a part for its start, and one for each time that it was resumed.
+
+Samples of a part's initialisation are stamped when its clock starts. Where a part goes on from a checkpoint, that is mostly within the time
+that the parts before it trained, and their monitors counted by themselves. Records say when their part's clock started
+(`SystemRecord.part_began_seconds`), and with that what was initialisation; of runs from before they did so their order tells it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..schema import SystemRecord
+
+__all__ = ["Parts", "in_parts", "last_part", "resumed_seconds"]
+
+
+def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
+    """Return the times on the run clock from which the run of a ``job.json`` went on, as far as it was not taken back further later."""
+    found: list[float] = []
+    for segment in described.get("segments", ())[1:]:
+        found = [*(seconds for seconds in found if seconds < segment["run_seconds"]), segment["run_seconds"]]
+    return found
+
+
+def last_part(described: Mapping[str, Any]) -> tuple[float, int]:
+    """Return where the last part of a ``job.json``'s run begins, on the run clock and in steps; 0 of both where it was never resumed."""
+    segments = described.get("segments", ())
+    return (segments[-1]["run_seconds"], segments[-1].get("step", 0)) if len(segments) > 1 else (0.0, 0)
+
+
+class Parts:
+    """Tells the part of each sample of a run; ask for all samples of all nodes, in the order of the records.
+
+    The driver alone stamps samples, each as it arrives, so within a part their times never fall, whichever nodes they are of. Where records
+    do not say their part, the next one has begun for all nodes where time falls after the present part's beginning, or passes the next's.
+    """
+
+    def __init__(self, resumed_seconds: Sequence[float]) -> None:
+        """`resumed_seconds` are the times on the run clock from which the run went on, rising."""
+        self._next = [*resumed_seconds]
+        self._began_seconds = 0.0
+        self._last_seconds = -math.inf
+
+    def began_seconds(self, time_seconds: float, said: float | None) -> float:
+        """Return when the clock of the sample's part started, on the run clock; `said` is what the record says of it."""
+        if said is not None:
+            self._began_seconds = said
+            self._next = [seconds for seconds in self._next if seconds > said]
+        elif self._next and (time_seconds < self._last_seconds > self._began_seconds or time_seconds > self._next[0]):
+            self._began_seconds = self._next.pop(0)
+        self._last_seconds = time_seconds
+        return self._began_seconds
+
+
+def in_parts(samples: Iterable[SystemRecord], resumed_seconds: Sequence[float]) -> Iterator[SystemRecord]:
+    """Yield the samples of a run with their parts, also where they do not say them themselves (`Parts`)."""
+    parts = Parts(resumed_seconds)
+    for record in samples:
+        began = parts.began_seconds(record.time_seconds, record.part_began_seconds)
+        yield record if record.part_began_seconds is not None else replace(record, part_began_seconds=began)

@@ -1,0 +1,1 @@
+"""How is a figure written for people?"""

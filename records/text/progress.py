@@ -1,0 +1,80 @@
+"""How a run stands, in words: the same on a terminal and in plain lines, from the run itself and from whoever watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...core.job import Job
+from ..schema import EvalRecord, SystemRecord
+from ..summary.node_usage import rise_per_second
+from .numbers import UNKNOWN, bytes_text, duration_text, number_text, rate_text
+
+__all__ = ["NodeSamples", "TrainingState", "evaluation_text"]
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """The last that is known of the training."""
+
+    title: str = ""
+    total_steps: int | None = None
+    step: int = 0
+    loss: float | None = None
+    steps_per_second: float | None = None
+    time_left_seconds: float | None = None
+    epoch: float = 0
+
+    def begin(self, job: Job, total_steps: int | None) -> None:
+        """A run begins."""
+        nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''}"
+        self.title = f"{job.model} on {job.data}, {job.backend} {job.mode}, {nodes}, {job.workers} worker{'s' if job.workers > 1 else ''}"
+        self.total_steps = total_steps
+
+    def update(self, step: int, loss: float, steps_per_second: float | None, time_left_seconds: float | None, epoch: float) -> None:
+        """Take note of an update, as `Progress.update` describes it."""
+        self.step, self.loss, self.epoch = step, loss, epoch
+        self.steps_per_second, self.time_left_seconds = steps_per_second, time_left_seconds
+
+    def line(self) -> str:
+        """Return the state in one line."""
+        total = f"/{self.total_steps:,}" if self.total_steps is not None else ""
+        left = f"  {duration_text(self.time_left_seconds)} left" if self.time_left_seconds is not None else ""
+        speed = f"  {_steps(self.steps_per_second)}" if self.steps_per_second is not None else ""
+        return f"step {self.step:,}{total}  epoch {int(self.epoch) + 1}  loss {number_text(self.loss)}{speed}{left}"
+
+
+def _steps(per_second: float | None) -> str:
+    return UNKNOWN if per_second is None else rate_text(per_second).replace("/s", " steps/s")
+
+
+def evaluation_text(record: EvalRecord) -> str:
+    """Return an evaluation in one line."""
+    figures = f"{record.split} loss {number_text(record.loss)}  accuracy {number_text(record.accuracy)}"
+    return f"evaluated after step {record.step:,}  epoch {record.epoch:.4g}  {figures}"
+
+
+class NodeSamples:
+    """The last sample of each node, and its traffic since the one before."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, tuple[SystemRecord | None, SystemRecord]] = {}
+
+    def add(self, record: SystemRecord) -> None:
+        """Take note of a sample."""
+        before = self._samples.get(record.node)
+        self._samples = {**self._samples, record.node: (before[1] if before else None, record)}
+
+    def rows(self) -> list[Mapping[str, str]]:
+        """Return what to show of each node, in node order; a dash stands for what was not observed."""
+        return [self._row(*self._samples[node]) for node in sorted(self._samples)]
+
+    def _row(self, before: SystemRecord | None, record: SystemRecord) -> Mapping[str, str]:
+        cores, available = record.cpu_cores_used, record.cores_available
+        return {
+            "node": str(record.node),
+            "CPU": UNKNOWN if cores is None else f"{cores:.2f}" + (f" of {available:g} cores" if available else " cores"),
+            "memory": bytes_text(record.memory_rss_bytes),
+            "sent": bytes_text(rise_per_second(before, record, "network_sent_bytes"), per_second=True),
+            "received": bytes_text(rise_per_second(before, record, "network_received_bytes"), per_second=True),
+        }

@@ -1,0 +1,1 @@
+"""Which runs are there, and what is each called?"""

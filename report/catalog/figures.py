@@ -1,0 +1,112 @@
+"""Finished runs as comparable rows. Reads files only; no framework is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...records.store.summary_schema import summary_type
+from .run import describe, labelled
+
+__all__ = ["FIGURES", "load", "row", "rows"]
+
+_PLAIN = (
+    "run",
+    "state",
+    "backend",
+    "mode",
+    "model",
+    "data",
+    "synthetic",
+    "nodes",
+    "workers",
+    "parameter_servers",
+    "batch_size",
+    "global_batch_size",
+    "optimizer",
+    "learning_rate",
+    "seed",
+    "resumed",
+    "precision",
+    "precision_used",
+    "network_source",
+    "nodes_sharing_cores",
+    "updates_by_worker",
+    "steps",
+    "updates_applied",
+    "examples",
+    "epochs",
+    "examples_per_second",
+    "steps_per_second",
+    "init_seconds",
+    "train_seconds",
+    "run_seconds",
+    "total_seconds",
+    "final_train_loss",
+    "target",
+    "target_reached",
+    "time_to_target_seconds",
+)
+
+_NESTED = {
+    "eval_loss": ("eval", "loss"),
+    "eval_accuracy": ("eval", "accuracy"),
+    "best_eval_accuracy": ("best_eval", "accuracy"),
+    "step_seconds_p50": ("step_seconds", "p50"),
+    "step_seconds_p95": ("step_seconds", "p95"),
+    "group_size": ("step_seconds", "group_size"),
+    "staleness_mean": ("staleness", "mean"),
+    "staleness_p95": ("staleness", "p95"),
+    "staleness_max": ("staleness", "max"),
+}
+
+_PER_NODE = {
+    "node_cpu_cores_used_mean": ("cpu_cores_used", "mean"),
+    "node_cpu_fraction_mean": ("cpu_fraction", "mean"),
+    "node_memory_rss_bytes_max": ("memory_rss_bytes", "max"),
+    "node_network_sent_bytes_per_second": ("network_sent_bytes_per_second",),
+    "node_network_received_bytes_per_second": ("network_received_bytes_per_second",),
+}
+
+
+FIGURES: tuple[str, ...] = (*_PLAIN, *_NESTED, "eval_error", *_PER_NODE)
+"""What a row has, in its order."""
+
+
+def figure_type(name: str) -> Any:
+    """Return the type of a figure of a row, as pydantic takes it; each may be None."""
+    if name in _PER_NODE:
+        return list[summary_type(("per_node", *_PER_NODE[name]))]  # type: ignore[misc]
+    return summary_type(_NESTED.get(name, (name,)))
+
+
+def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
+    """Return the summaries of the runs. Raises UsageError for one that does not exist or has no summary (yet)."""
+    return [{**run.summary, "run": run.name} for run in labelled([describe(path) for path in paths])]
+
+
+def row(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a summary as one flat row: a figure a key, units in the names, a list in node order for the ``node_`` figures.
+
+    None stands for what was not observed. ``eval_error`` is 1 − ``eval_accuracy``.
+    """
+    flat: dict[str, Any] = {name: summary.get(name) for name in _PLAIN}
+    flat.update({name: _reach(summary, path) for name, path in _NESTED.items()})
+    accuracy = flat["eval_accuracy"]
+    flat["eval_error"] = 1 - accuracy if isinstance(accuracy, int | float) else accuracy  # null, or the string for a figure that is none
+    flat.update({name: [_reach(node, path) for node in summary["per_node"]] for name, path in _PER_NODE.items()})
+    return flat
+
+
+def _reach(value: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        if value is None:
+            return None
+        value = value.get(name)
+    return value
+
+
+def rows(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
+    """Return a flat row for each run, in the order given. Raises what `load` raises."""
+    return [row(summary) for summary in load(paths)]

@@ -1,0 +1,262 @@
+"""All runs of a folder as flat rows, kept in a SQLite file so that thousands of them are listed at once.
+
+The run directories stay the truth. The index has a row a run, made from its files, and the numbers that tell whether a file was replaced:
+what changed, came or went since is read anew at each use. An index that is missing, damaged or of another release is made again.
+
+A folder of runs from elsewhere may bring an index along: links in the place of its files, a view without an end in that of its table. It
+is looked at before SQLite follows any of that, and then made again too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import sqlite3
+import stat
+import zlib
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, ValidationError, create_model
+
+from ...core.errors import TrainerError
+from ...core.untrusted.bounded_json import UnreadableError, parse_json
+from ...core.untrusted.console import note
+from ...records.store.jsonl import finite_json
+from ...records.store.run_directory import RunReader
+from ...records.store.summary_schema import summary_type
+from ...records.summary.summary import asked, read_job
+from .figures import figure_type, row
+from .locate import check_readable, is_run, run_names
+
+__all__ = ["DAMAGED", "FIGURES", "STATES", "list_runs", "run_row"]
+
+DAMAGED = "damaged"
+"""Stands for the state of a run whose files cannot be read; `problem` says which and why."""
+
+_LIVE = ("starting", "running")
+STATES = (*_LIVE, "succeeded", "failed", "interrupted", "died", DAMAGED)
+
+FIGURES = ("path", "folder", "created_at", "problem", *row({"per_node": []}))
+"""The keys of a row: the figures of `compare.row`, and where the run is, since when (ISO 8601), and what is wrong with it.
+
+``folder`` is the folder of runs that it lies in below the one that is listed, such as a sweep's; else None.
+"""
+
+_FILES = ("status.json", "summary.json", "job.json")
+_BUSY_SECONDS = 30.0  # far longer than a write of thousands of rows takes
+_TABLE = "CREATE TABLE runs (name BLOB PRIMARY KEY, stamp TEXT NOT NULL, state TEXT NOT NULL, row TEXT NOT NULL, digest INTEGER NOT NULL)"
+_SCHEMA = [("table", "runs", _TABLE), ("index", "sqlite_autoindex_runs_1", None)]
+_VERSION = zlib.crc32(repr((1, _TABLE, FIGURES)).encode()) >> 1  # user_version is signed; rows of other figures are another release's
+
+_TYPES: Mapping[str, Any] = {"created_at": str | None, "problem": str | None, "eval_error": summary_type(("eval", "loss"))}
+_FIELDS: Any = {name: (_TYPES.get(name) or figure_type(name), ...) for name in FIGURES if name not in ("path", "folder")}
+_BESIDE = ("", "-wal", "-shm", "-journal")
+"""What SQLite may take up together with an index. An index that writes ahead, as here, has no journal, and one from elsewhere is an order
+to write, or to remove the file that it names.
+"""
+
+_Row = create_model("_Row", __config__=ConfigDict(strict=True, extra="forbid"), **_FIELDS)
+
+Entry = tuple[str, str, str]
+"""What the index keeps of a run: the stamp of its files, its state, and its row as JSON."""
+
+
+class _UnusableIndexError(Exception):
+    """The index file is missing, damaged, another release's, or something else than what is made here."""
+
+
+def list_runs(out: Path) -> list[dict[str, Any]]:
+    """Return a row for each run below `out`, in the order of their names; keys are `FIGURES`, None stands for what is not known.
+
+    Runs without a summary have what their job says; those that cannot be read have the state `DAMAGED`. The index lies in `out`, or in
+    the user's cache where `out` cannot be written; where neither can be, it is made for this call alone, and a note says so. Another one
+    names the folders in `out` that cannot be read. Raises UnreadableFolderError where `out` itself cannot be.
+    """
+    check_readable(out)
+    problems = []
+    for place in (out / ".index.sqlite", _cache(out)):
+        try:
+            return _shown(_kept(place, out), out)
+        except (OSError, sqlite3.OperationalError) as error:
+            problems.append(f"{place}: {error}")
+    note(f"runs: the index cannot be kept ({'; '.join(problems)}); all runs are read anew")
+    return _shown(_refreshed({}, out), out)
+
+
+def _cache(out: Path) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # the XDG base directory specification: a relative path is to be ignored
+        base = Path(os.path.expanduser("~")) / ".cache"
+    return base / "crosstrain" / "runs" / f"{hashlib.sha256(os.fsencode(out.resolve())).hexdigest()[:16]}.sqlite"
+
+
+def _shown(entries: Mapping[str, Entry], out: Path) -> list[dict[str, Any]]:
+    return [
+        {"path": str(out / name), "folder": name.rpartition("/")[0] or None, **parse_json(entries[name][2].encode())}
+        for name in sorted(entries)
+    ]
+
+
+# The file ------------------------------------------------------------------------------------------------------------
+
+
+def _kept(place: Path, out: Path) -> dict[str, Entry]:
+    """Bring the index at `place` up to date and return its entries by name; commands that do so at the same time do not disturb each other.
+
+    A file is removed under an exclusive lock alone: SQLite's log must never meet another file than its own.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            return _updated(place, out)
+        except _UnusableIndexError:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _make(place)
+            return _updated(place, out)
+
+
+def _make(place: Path) -> None:
+    for suffix in _BESIDE:
+        Path(f"{place}{suffix}").unlink(missing_ok=True)
+    os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's own would be readable by others
+    with closing(sqlite3.connect(place, timeout=_BUSY_SECONDS, isolation_level=None)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute(_TABLE)
+        database.execute(f"PRAGMA user_version = {_VERSION}")  # last: what a killed process leaves is unusable until here
+
+
+def _updated(place: Path, out: Path) -> dict[str, Entry]:
+    if not _are_own_files(place):
+        raise _UnusableIndexError
+    try:
+        with closing(sqlite3.connect(place, timeout=_BUSY_SECONDS, isolation_level=None)) as database:
+            before = _entries(database)
+            now = _refreshed(before, out)
+            _write(database, before, now)
+            return now
+    except sqlite3.DatabaseError as error:
+        # A full disk or another user's file: making the index anew would not cure it. SQLITE_ERROR is a table that is not there.
+        if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        raise _UnusableIndexError from error
+
+
+def _are_own_files(place: Path) -> bool:
+    """Return whether an index is there and lies in files, with what SQLite keeps beside one, if anything."""
+    kinds = {}
+    for suffix in _BESIDE:
+        with suppress(FileNotFoundError):
+            kinds[suffix] = stat.S_IFMT(os.lstat(f"{place}{suffix}").st_mode)
+    return "" in kinds and "-journal" not in kinds and set(kinds.values()) == {stat.S_IFREG}
+
+
+def _entries(database: sqlite3.Connection) -> dict[str, Entry]:
+    if database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 3").fetchall() != _SCHEMA:
+        raise _UnusableIndexError
+    if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+        raise _UnusableIndexError
+    found = {}
+    for name, *entry, digest in database.execute("SELECT name, stamp, state, row, digest FROM runs"):
+        stamp, state, text = entry
+        if not _is_sound(name, stamp, state, text, digest):
+            raise _UnusableIndexError
+        found[os.fsdecode(name)] = (stamp, state, text)
+    return found
+
+
+def _write(database: sqlite3.Connection, before: Mapping[str, Entry], now: Mapping[str, Entry]) -> None:
+    """Store what differs, in one transaction."""
+    named = ((os.fsencode(name), entry) for name, entry in now.items() if before.get(name) != entry)
+    changed = [(name, *entry, _digest(name, entry)) for name, entry in named]
+    gone = [(os.fsencode(name),) for name in before if name not in now]
+    if not changed and not gone:
+        return
+    database.execute("BEGIN IMMEDIATE")
+    database.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?)", changed)
+    database.executemany("DELETE FROM runs WHERE name = ?", gone)
+    database.execute("COMMIT")
+
+
+def _digest(name: bytes, entry: Entry) -> int:
+    """Return the digest of a row; names of folders are bytes, which need not be text."""
+    return zlib.crc32(b"\0".join((name, *(part.encode() for part in entry))))
+
+
+def _is_sound(name: Any, stamp: Any, state: Any, text: Any, digest: Any) -> bool:
+    """Return whether a row is one that was written here: a flipped bit is no error to SQLite, and a folder may bring an index along."""
+    if not isinstance(name, bytes) or not all(isinstance(part, str) for part in (stamp, state, text)):
+        return False
+    try:
+        if digest != _digest(name, (stamp, state, text)):
+            return False
+        _Row.model_validate(parse_json(text.encode()))
+    except (UnreadableError, UnicodeEncodeError, ValidationError):
+        return False
+    return True
+
+
+# The rows ------------------------------------------------------------------------------------------------------------
+
+
+def _refreshed(before: Mapping[str, Entry], out: Path) -> dict[str, Entry]:
+    """Return the entries of all runs below `out`; those in `before` whose files are as they were are taken over.
+
+    A live run is looked at each time, as its process may be gone without a word. A stamp is older than what was read under it, so that a
+    file that changes meanwhile is read again by the next. A note names the folders that cannot be read.
+    """
+    now = {}
+    passed_over: list[Path] = []
+    for name in run_names(out, passed_over):
+        stamp = _stamp(out / name)
+        known = before.get(name)
+        if known is None or known[0] != stamp or known[1] in _LIVE:
+            if not is_run(out / name):
+                continue  # removed meanwhile
+            read = _read(out / name)
+            known = (stamp, read["state"], json.dumps(finite_json(read), separators=(",", ":")))
+        now[name] = known
+    if passed_over:
+        note(f"passed over, as they cannot be read: {', '.join(sorted(map(str, passed_over)))}")
+    return now
+
+
+def _stamp(path: Path) -> str:
+    """Return what changes whenever one of the run's documents is replaced: their inodes, times and sizes."""
+    parts = []
+    for name in _FILES:
+        try:
+            status = os.stat(path / name)
+        except OSError:
+            parts.append("-")
+        else:
+            parts.append(f"{status.st_ino}.{status.st_mtime_ns}.{status.st_size}")
+    return " ".join(parts)
+
+
+def run_row(path: Path) -> dict[str, Any]:
+    """Return the row of one run, as `list_runs` has it, from its files."""
+    return {"path": str(path), **_read(path)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    created = None
+    try:
+        reader = RunReader(path)
+        created = str(reader.status()["created_at"])
+        summary = reader.summary()
+        figures = _without_summary(reader) if summary is None else row(summary)
+        return {"created_at": created, "problem": None, **figures, "run": reader.name, "state": reader.state()}
+    except (TrainerError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = str(error) if isinstance(error, TrainerError) else f"{path}: {type(error).__name__}: {error}"
+        return {"created_at": created, "problem": problem, **row({"per_node": []}), "run": path.name, "state": DAMAGED}
+
+
+def _without_summary(reader: RunReader) -> dict[str, Any]:
+    job = read_job(reader.job())
+    return row({**asked(job, reader.name), "target": job.until, "per_node": []})

@@ -1,0 +1,39 @@
+"""What runs are called side by side, in every table, page, picture and curve: as their directories are called now."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...core.untrusted.console import one_line
+
+__all__ = ["labels"]
+
+
+def labels(paths: Sequence[Path]) -> list[str]:
+    """Return a label for each run directory, no two alike.
+
+    It is the directory's name; of those that would be called alike, with as many of the folders above before it as tell them apart. A
+    directory that is there twice has a number behind it from the second time on.
+    """
+    parts = [path.resolve().parts for path in paths]
+    depths = [1] * len(parts)
+    while True:
+        found = [one_line("/".join(part[-depth:])) for part, depth in zip(parts, depths, strict=True)]
+        counts = Counter(label for label, _ in set(zip(found, parts, strict=True)))
+        if all(count == 1 for count in counts.values()):
+            return _numbered(found)
+        depths = [depth + (counts[label] > 1) for label, depth in zip(found, depths, strict=True)]
+
+
+def _numbered(found: Sequence[str]) -> list[str]:
+    taken, numbered = set(found), []
+    seen: set[str] = set()
+    for label in found:
+        names = itertools.chain([label], (f"{label} #{number}" for number in itertools.count(2)))
+        numbered.append(next(name for name in names if name not in (seen if name == label else taken)))
+        seen.add(label)
+        taken.add(numbered[-1])
+    return numbered

@@ -1,0 +1,38 @@
+"""Are the updates that a run made still all in its records? A file that was cut or removed since would shorten curves in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...records.store.jsonl import DamagedRunError
+from ..series.fast_jsonl import read_pieces
+
+__all__ = ["lost_updates"]
+
+
+class _Line(msgspec.Struct, gc=False):
+    """What counting needs of a line of ``steps.jsonl``."""
+
+    count: int
+
+
+def lost_updates(run: Path, summary: Mapping[str, Any] | None) -> str | None:
+    """Say what is wrong with the records of a run that succeeded, in a sentence without its stop; None where nothing is, or it did not.
+
+    `summary` is its ``summary.json``.
+    """
+    if summary is None or summary.get("state") != "succeeded":
+        return None
+    path, made = run / "steps.jsonl", int(summary["steps"])
+    try:
+        found = sum(line.count for lines in read_pieces(path, _Line, "StepRecord") for line in lines)
+    except DamagedRunError as error:
+        return str(error).removesuffix(".")
+    if found == made:
+        return None
+    what = f"holds {found:,} of the {made:,} updates" if path.exists() else f"is missing, with the {made:,} updates"
+    return f"{path} {what} that the run made: it was changed after the run; tables have the run's own figures, curves what is left"

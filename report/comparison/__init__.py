@@ -1,0 +1,1 @@
+"""Which figures of which runs compare, and which run is ahead?"""

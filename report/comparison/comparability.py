@@ -1,0 +1,171 @@
+"""Which figures of several runs can be compared, and why the others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ..catalog.run import DescribedRun
+from .factors import FAULTS, GROUPS, RULES, Rule
+
+__all__ = ["Comparability", "Difference", "alike", "compare_settings", "setting_key"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting in which runs differ, or what is wrong with some of them.
+
+    `values` has one text a run, None where it was not recorded or does not apply. `spoils` are the kinds of figures (`rules.GROUPS`)
+    that it makes not comparable, in their order; `why` is the reason.
+    """
+
+    key: str
+    label: str
+    values: tuple[str | None, ...]
+    spoils: tuple[str, ...]
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "setting": self.key,
+            "label": self.label,
+            "values": list(self.values),
+            "makes_not_comparable": list(self.spoils),
+            "reason": self.why,
+        }
+
+
+class Comparability:
+    """What several runs differ in. The first is the one that marks refer to."""
+
+    def __init__(self, runs: Sequence[DescribedRun], values: Sequence[Mapping[str, Any]], rules: Sequence[Rule]) -> None:
+        """`values` has a mapping a run, from the key of a rule to its value."""
+        self.names = [run.name for run in runs]
+        self._runs = runs
+        self._values = values
+        self._rules = rules
+
+    @cached_property
+    def subject(self) -> list[Difference]:
+        """What is compared: differences that are wanted."""
+        return [self._difference(rule) for rule in self._rules if rule.subject and self._differs_anywhere(rule)]
+
+    @cached_property
+    def faults(self) -> list[Difference]:
+        """Other differences, and what is wrong with single runs."""
+        judged = [rule for rule in self._rules if rule.matters and not rule.subject]
+        found = [self._difference(rule) for rule in judged if self._differs_anywhere(rule)]
+        for fault in FAULTS:
+            texts = tuple(fault.text(run) for run in self._runs)
+            if any(texts):
+                found.append(Difference(fault.key, fault.label, texts, _ordered(fault.spoils), fault.why))
+        return found
+
+    @cached_property
+    def beside(self) -> list[Difference]:
+        """Differences that do not matter: they keep runs apart, and no figure depends on them."""
+        idle = [rule for rule in self._rules if not rule.matters and not rule.subject]
+        return [self._difference(rule) for rule in idle if self._differs_anywhere(rule)]
+
+    @cached_property
+    def unrecorded(self) -> dict[str, list[str]]:
+        """What should be known of every run, and the runs that it is not known of."""
+        lacking = {
+            rule.label: [name for name, known in zip(self.names, self._values, strict=True) if known[rule.key] is None]
+            for rule in self._rules
+            if rule.expected
+        }
+        return {label: names for label, names in lacking.items() if names}
+
+    def spoiled(self, one: int, other: int) -> frozenset[str]:
+        """Return the kinds of figures in which two runs cannot be compared."""
+        pair = {group for rule in self._rules if self._differ(rule, one, other) for group in rule.spoils}
+        own = (fault.spoils for fault in FAULTS for run in (self._runs[one], self._runs[other]) if fault.found(run))
+        return frozenset(pair).union(*own)
+
+    def marks(self, run: int) -> frozenset[str]:
+        """Return the kinds of figures of a run that cannot be compared with the first one's: of the first, those that are its own fault."""
+        return self.spoiled(0, run)
+
+    def comparable(self, group: str, among: Collection[int]) -> list[int]:
+        """Return runs that can all be compared with each other in a kind of figures: with the first where any can, else the most."""
+        classes: dict[tuple[Any, ...], list[int]] = {}
+        rules = [rule for rule in self._rules if group in rule.spoils]
+        for run in sorted(among):
+            if group not in self.spoiled(run, run):
+                classes.setdefault(tuple(self._values[run][rule.key] for rule in rules), []).append(run)
+        circles = [sorted(run for one in circle for run in classes[one]) for circle in self._circles(group, classes)]
+        return max(circles, key=lambda circle: (0 in circle and len(circle) > 1, len(circle)), default=[])
+
+    def _circles(self, group: str, classes: Mapping[tuple[Any, ...], list[int]]) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield round each class of like runs those classes that fit all before them."""
+        for centre in classes:
+            circle = [centre]
+            for other in classes:
+                if other != centre and all(group not in self.spoiled(classes[one][0], classes[other][0]) for one in circle):
+                    circle.append(other)
+            yield circle
+
+    def _differs_anywhere(self, rule: Rule) -> bool:
+        found: dict[Any, set[Any]] = {}
+        for known in self._values:
+            if known[rule.key] is not None:
+                found.setdefault(rule.within and known[rule.within], set()).add(known[rule.key])
+        return any(len(values) > 1 for values in found.values())
+
+    def _differ(self, rule: Rule, one: int, other: int) -> bool:
+        mine, theirs = self._values[one], self._values[other]
+        if mine[rule.key] is None or theirs[rule.key] is None or mine[rule.key] == theirs[rule.key]:
+            return False
+        return rule.within is None or mine[rule.within] == theirs[rule.within]
+
+    def _difference(self, rule: Rule) -> Difference:
+        values = (known[rule.key] for known in self._values)
+        shown = tuple(None if value is None else rule.show(value) for value in values)
+        return Difference(rule.key, rule.label, shown, _ordered(rule.spoils), rule.why)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as a JSON object; each difference has a value a run, in the order of ``runs``."""
+        return {
+            "runs": self.names,
+            "compared": [difference.to_json() for difference in self.subject],
+            "differences": [difference.to_json() for difference in self.faults],
+            "not_recorded": self.unrecorded,
+            "not_comparable_with_the_first": [list(_ordered(self.marks(run))) for run in range(len(self.names))],
+        }
+
+
+def _ordered(groups: Collection[str]) -> tuple[str, ...]:
+    return tuple(group for group in GROUPS if group in groups)
+
+
+def compare_settings(
+    runs: Sequence[DescribedRun], *, seeds: Sequence[tuple[int, ...]] | None = None, subject: Collection[str] = ()
+) -> Comparability:
+    """Return what runs differ in.
+
+    `seeds` are those that a run stands for, where it stands for several that differ in nothing else. `subject` names further settings
+    (keys of `RULES`) whose difference is wanted: they make nothing incomparable that they do not for every subject.
+    """
+    rules = [replace(rule, subject=True, spoils=frozenset()) if rule.key in subject and not rule.subject else rule for rule in RULES]
+    values = [{rule.key: rule.value(run) for rule in RULES} for run in runs]
+    for known, own in zip(values, seeds or (), strict=bool(seeds)):
+        known["seed"] = own
+    return Comparability(runs, values, rules)
+
+
+def setting_key(run: DescribedRun, *, without: Collection[str] = ()) -> tuple[Any, ...]:
+    """Return what makes a run alike to another, save the settings `without` (keys of `RULES`): equal keys, equal circumstances."""
+    faults = tuple(fault.found(run) for fault in FAULTS)
+    return (*(rule.value(run) for rule in RULES if rule.key not in without), *faults)
+
+
+def alike(runs: Sequence[DescribedRun], *, without: Collection[str] = (), by: Sequence[Rule] = ()) -> list[list[DescribedRun]]:
+    """Return the runs in groups of equal `setting_key` and equal values of the rules in `by`, both in the order of first appearance."""
+    groups: dict[tuple[Any, ...], list[DescribedRun]] = {}
+    for run in runs:
+        groups.setdefault((*setting_key(run, without=without), *(rule.value(run) for rule in by)), []).append(run)
+    return list(groups.values())

@@ -1,0 +1,222 @@
+"""Runs held against each other: the rows, what can be compared, who is fastest; what ``trainer compare`` prints in one form or another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UsageError
+from ...records.store.jsonl import finite_json
+from ..catalog.copies import measurements
+from ..catalog.figures import row
+from ..catalog.run import DescribedRun, describe, labelled
+from ..tables.columns import relative_speed, relative_target
+from .comparability import Comparability, compare_settings
+from .factors import RULES, SPEED, Rule
+from .ranking import verdicts
+from .rows import Entry, make_entries
+from .scaling import ScalingSeries, families, scaling
+
+__all__ = ["Comparison", "compare_paths", "compare_runs", "setting_name"]
+
+_RULES: Mapping[str, Rule] = {rule.key: rule for rule in RULES}
+
+_MEANT = {
+    "checkpoint_every": "checkpoints",
+    "epochs": "budget",
+    "network_source": "network",
+    "parameter_servers": "ps",
+    "procs_per_node": "workers",
+    "steps": "budget",
+    "target": "until",
+}
+"""Other names of settings."""
+
+_SWITCHES = frozenset({"on", "off", "true", "false", "none"})
+_CONTEXT = ("backend", "mode", "nodes", "workers", "ps", "global_batch_size", "batch_size")
+_GROW_WITH_NODES = frozenset({"workers", "global_batch_size", "batch_size"})
+_FOLLOW_NODES = frozenset({"threads", "sharing", "network", "bandwidth", "link", "distributed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What there is to say about some runs.
+
+    `marks` are the kinds of figures (`rules.GROUPS`) of each entry that cannot be compared with the first one's.
+    `settings` has for each entry what it is called by: its run's name, or with ``--by`` the settings that tell it apart, label → value.
+    `judged` are the jobs that the verdicts are on: the entries, or where these are repeats that stand apart, one for all repeats.
+    `copies` are the names of runs that are copies of one, in groups: they are one measurement.
+    `scaling` is there where it is grouped by nodes; `fits_neither` are the entries (by index) that are in no series then.
+    """
+
+    runs: tuple[DescribedRun, ...]
+    entries: tuple[Entry, ...]
+    comparability: Comparability
+    marks: tuple[frozenset[str], ...]
+    settings: tuple[Mapping[str, str], ...]
+    judged: tuple[Entry, ...]
+    verdicts: tuple[str, ...]
+    copies: tuple[tuple[str, ...], ...] = ()
+    scaling: tuple[ScalingSeries, ...] | None = None
+    fits_neither: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as one JSON document: ``runs`` has a flat row a run, ``rows`` a flat row of means for each row of the table."""
+        rows = zip(self.entries, self.settings, relative_speed(self.entries), relative_target(self.entries), strict=True)
+        document: dict[str, Any] = {
+            "runs": [{**row(run.summary), "run": run.name} for run in self.runs],
+            "rows": [
+                {
+                    "label": entry.label,
+                    "settings": dict(settings),
+                    "runs": [run.name for run in entry.runs],
+                    "seeds": list(entry.seeds),
+                    "left_out": list(entry.left_out),
+                    "reached_target": entry.converged,
+                    "relative_examples_per_second": speed,
+                    "relative_time_to_target": target,
+                    "figures": dict(entry.figures),
+                    "sigma": dict(entry.sigmas),
+                }
+                for entry, settings, speed, target in rows
+            ],
+            "comparability": self.comparability.to_json(),
+            "verdicts": list(self.verdicts),
+            "copies": [list(names) for names in self.copies],
+        }
+        if self.scaling is not None:
+            document["scaling"] = [series.to_json() for series in self.scaling]
+            document["in_no_scaling_series"] = list(self.fits_neither)
+        found: dict[str, Any] = finite_json(document)
+        return found
+
+
+def compare_paths(paths: Sequence[Path | str], *, fold: bool = True, by: Sequence[str | Rule] = (), by_spoils: bool = False) -> Comparison:
+    """Compare the runs in some directories; raises what `describe` and `compare_runs` raise."""
+    return compare_runs([describe(path) for path in paths], fold=fold, by=by, by_spoils=by_spoils)
+
+
+def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[str | Rule] = (), by_spoils: bool = False) -> Comparison:
+    """Compare runs, at least one.
+
+    With `fold`, runs of one job are one row, whatever their seeds. `by` names settings, or has rules that read their values in another way:
+    there is a row for each of their values then, in order, and repeats are folded. That they differ is what is compared then, and makes no
+    figures incomparable, save `by_spoils`. Raises UsageError for a setting that there is not.
+    """
+    runs = labelled(runs)
+    rules = [_setting(one) if isinstance(one, str) else one for one in by]
+    entries = make_entries(runs, fold=fold, by=rules)
+    settings: list[dict[str, str]] = [{"run": entry.label} for entry in entries]
+    if rules:
+        entries, settings = _grouped(entries, rules)
+    subject = set() if by_spoils else {rule.key for rule in rules}
+    comparability = _comparability(entries, subject)
+    jobs = _jobs(runs, entries, rules)
+    series, neither = scaling(entries, _series_key) if "nodes" in {rule.key for rule in rules} else (None, [])
+    return Comparison(
+        tuple(runs),
+        tuple(entries),
+        comparability,
+        tuple(comparability.marks(index) for index in range(len(entries))),
+        tuple(settings),
+        tuple(jobs),
+        tuple(verdicts(jobs, comparability if jobs is entries else _comparability(jobs, subject))),
+        tuple(tuple(run.name for run in copies) for copies in measurements(runs) if len(copies) > 1),
+        None if series is None else tuple(series),
+        tuple(neither),
+    )
+
+
+def _comparability(entries: Sequence[Entry], subject: Collection[str]) -> Comparability:
+    found = compare_settings([entry.runs[0] for entry in entries], seeds=[entry.seeds for entry in entries], subject=subject)
+    found.names = [entry.label for entry in entries]
+    return found
+
+
+def _jobs(runs: Sequence[DescribedRun], entries: list[Entry], by: Sequence[Rule]) -> list[Entry]:
+    """Return the rows in which all repeats of a job are one, whatever the table has: the entries themselves where they are such rows."""
+    others = [rule for rule in by if rule.key != "seed"]
+    jobs = make_entries(runs, by=others)
+    if len(jobs) == len(entries):
+        return entries
+    return _grouped(jobs, others)[0] if others else jobs
+
+
+def setting_name(text: str) -> str:
+    """Return the key of the rule for the setting that `text` names; its own name where there is none."""
+    name = text.strip().lower().replace("-", "_")
+    return _MEANT.get(name, name)
+
+
+def _setting(text: str) -> Rule:
+    key = setting_name(text)
+    if key not in _RULES:
+        raise UsageError.of("--by", text, f"a setting, such as {', '.join(_CONTEXT)}, lr or precision", [*_RULES, *_MEANT])
+    return _RULES[key]
+
+
+def _grouped(entries: Sequence[Entry], by: Sequence[Rule]) -> tuple[list[Entry], list[dict[str, str]]]:
+    """Return the entries by the values of some settings, named by them, and by what else tells them apart."""
+    columns = [*by]
+    for rule in RULES:
+        if rule in columns or rule.key == "seed":
+            continue
+        if _tells_apart(entries, columns, rule):
+            columns.append(rule)
+    order = _in_order(entries, by, columns[len(by) :])
+    settings = [{rule.label: _shown(rule, entry) for rule in columns} for entry in order]
+    if any(len(entry.runs) > 1 for entry in order):
+        settings = [{**one, "runs": str(len(entry.runs))} for one, entry in zip(settings, order, strict=True)]
+    labels = [", ".join(_named(label, text) for label, text in one.items() if label != "runs") for one in settings]
+    unique = len(set(labels)) == len(labels)
+    named = [entry.called(label if unique else f"{label} ({entry.label})") for entry, label in zip(order, labels, strict=True)]
+    if not unique:
+        settings = [{**one, "run": entry.label} for one, entry in zip(settings, order, strict=True)]
+    return named, settings
+
+
+def _tells_apart(entries: Sequence[Entry], columns: Sequence[Rule], rule: Rule) -> bool:
+    """Return whether rows that are alike in some settings differ in another one."""
+    found: dict[tuple[Any, ...], set[Any]] = {}
+    for entry in entries:
+        run = entry.runs[0]
+        found.setdefault(tuple(one.value(run) for one in columns), set()).add(rule.value(run))
+    return any(len(values) > 1 for values in found.values())
+
+
+def _in_order(entries: Sequence[Entry], by: Sequence[Rule], others: Sequence[Rule]) -> list[Entry]:
+    """Return the entries by what else tells them apart, then by the settings asked for; rows of one series of nodes stand together."""
+    grows = [rule for rule in others if rule.key in _GROW_WITH_NODES] if any(rule.key == "nodes" for rule in by) else []
+    apart = [rule for rule in others if rule not in grows]
+    series = families(entries, _series_key) if grows else [()] * len(entries)
+    keys = [
+        (_places(entry, apart), family, _places(entry, by), _places(entry, grows)) for entry, family in zip(entries, series, strict=True)
+    ]
+    return [entries[index] for index in sorted(range(len(entries)), key=keys.__getitem__)]
+
+
+def _places(entry: Entry, rules: Sequence[Rule]) -> list[tuple[Any, ...]]:
+    """Return what puts rows in the order of some settings; one that was not recorded or does not apply comes first."""
+    values = [(rule, rule.value(entry.runs[0])) for rule in rules]
+    return [() if value is None else (rule.order(value),) for rule, value in values]
+
+
+def _shown(rule: Rule, entry: Entry) -> str:
+    value = rule.value(entry.runs[0])
+    return "-" if value is None else rule.show(value)
+
+
+def _named(label: str, text: str) -> str:
+    """Return a setting in a name: words speak for themselves, numbers and switches need their label."""
+    speaks = text.replace("-", "").isalpha() and text not in _SWITCHES
+    return text if speaks else f"{label} {text}"
+
+
+def _series_key(entry: Entry) -> tuple[Any, ...]:
+    """Return what rows have in common that differ by their number of nodes and their batch: what else there is that sets the speed."""
+    run = entry.runs[0]
+    rules = [rule for rule in RULES if SPEED in rule.spoils and rule.key not in _FOLLOW_NODES]
+    asked = (run.summary["backend"], run.summary["mode"], run.summary["parameter_servers"], run.job.get("bandwidth"))
+    return (*asked, run.summary["workers"] / run.summary["nodes"], *(rule.value(run) for rule in rules))

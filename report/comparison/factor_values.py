@@ -1,0 +1,252 @@
+"""What a run was asked for and where it ran, as values that can be held against each other.
+
+Each is hashable; None where it was not recorded or does not apply.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ...core.job import DEFAULT_EPOCHS, Job
+from ...core.plugins import BUILT_IN
+from ...core.units import parse_bandwidth
+from ...records.text.numbers import bytes_text
+from ..catalog.run import DescribedRun
+
+__all__ = [
+    "asked",
+    "asked_or",
+    "bandwidth",
+    "budget",
+    "by_adam",
+    "by_sgd",
+    "cores",
+    "dataset",
+    "evaluated",
+    "framework",
+    "gpus",
+    "host",
+    "link",
+    "memory",
+    "network",
+    "on_its_own",
+    "package",
+    "precision",
+    "saving",
+    "shape",
+    "shown",
+    "shown_bandwidth",
+    "shown_budget",
+    "shown_bytes",
+    "shown_saving",
+    "shown_seeds",
+    "summed",
+    "threads",
+    "when",
+]
+
+Value = Callable[[DescribedRun], Any]
+
+_PACKAGES: Mapping[str, str] = {plugin.name: plugin.requires for plugin in BUILT_IN["backend"]}
+
+
+def shown(value: Any) -> str:
+    """Return a value as text; of several nodes, all that occur."""
+    if isinstance(value, tuple):
+        return " and ".join(map(shown, value)) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def shown_bytes(value: tuple[int, ...]) -> str:
+    """Return amounts of bytes as text."""
+    return " and ".join(map(bytes_text, value))
+
+
+def shown_seeds(value: int | tuple[int, ...]) -> str:
+    """Return one seed or several as text."""
+    seeds = value if isinstance(value, tuple) else (value,)
+    if len(seeds) > 1 and seeds == tuple(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return "+".join(map(str, seeds))
+
+
+def shown_bandwidth(bits_per_second: float) -> str:
+    """Return the limit of a link as text."""
+    return "no limit" if math.isinf(bits_per_second) else f"{bits_per_second / 1e6:g} Mbit/s"
+
+
+def shown_budget(value: tuple[str, int]) -> str:
+    """Return a budget as text."""
+    unit, amount = value
+    return f"{amount:,} {unit.removesuffix('s') if amount == 1 else unit}"
+
+
+def shown_saving(value: tuple[str, bool]) -> str:
+    """Return as text when checkpoints are saved."""
+    every, at_end = value
+    if every == "end":
+        return "at the end" if at_end else "none"
+    return f"every {every}{'' if at_end else ', none at the end'}"
+
+
+def asked(key: str) -> Value:
+    """Read a field of the job: what it was, or its default in a run that is older than the field."""
+    default = Job.model_fields[key].default
+
+    def value(run: DescribedRun) -> Any:
+        found = run.job.get(key, default)
+        return tuple(found) if isinstance(found, list) else found
+
+    return value
+
+
+def asked_or(key: str, otherwise: str) -> Value:
+    """Read a field of the job; `otherwise` is what it means where it was left open."""
+    field = asked(key)
+
+    def value(run: DescribedRun) -> Any:
+        found = field(run)
+        return otherwise if found is None else found
+
+    return value
+
+
+def when(key: str, applies: Callable[[DescribedRun], bool]) -> Value:
+    """Read a field of the job where it does something."""
+    field = asked(key)
+    return lambda run: field(run) if applies(run) else None
+
+
+def summed(key: str) -> Value:
+    """Read a field of the summary."""
+    return lambda run: run.summary.get(key)
+
+
+def _occurring(values: Iterable[Any]) -> tuple[Any, ...] | None:
+    """Return the different values in order; None where there is none."""
+    known = {value for value in values if value is not None}
+    return tuple(sorted(known)) if known else None
+
+
+def host(key: str) -> Value:
+    """Read what the nodes are, from ``env.json``."""
+    return lambda run: _occurring(node.get(key) for node in run.nodes)
+
+
+def package(name: str) -> Value:
+    """Read the release of a package on the nodes."""
+    return lambda run: _occurring((node.get("packages") or {}).get(name) for node in run.nodes)
+
+
+def framework(run: DescribedRun) -> Any:
+    """Read the release of the framework that trained; None for a backend that is not ours."""
+    name = _PACKAGES.get(str(run.summary["backend"]))
+    return None if name is None else package(name)(run)
+
+
+def cores(run: DescribedRun) -> Any:
+    """Read the cores that the nodes may use, apart from a limit that the job itself sets."""
+    return host("cores_available" if run.job.get("cores_per_node") is None else "cores_affinity")(run)
+
+
+def gpus(run: DescribedRun) -> Any:
+    """Read the names of all nodes' GPUs."""
+    listed = [node["gpus"] for node in run.nodes if node.get("gpus") is not None]
+    return tuple(sorted(str(gpu["name"]) for node in listed for gpu in node)) if listed else None
+
+
+def memory(run: DescribedRun) -> Any:
+    """Read the bytes of memory that the nodes may use."""
+    return _occurring(node.get("memory_limit_bytes") or node.get("memory_total_bytes") for node in run.nodes)
+
+
+def link(run: DescribedRun) -> Any:
+    """Read the speed of each node's fastest interface, in bits per second; that of a virtual one is not recorded."""
+    speeds = ([one.get("speed_bits_per_second") or 0 for one in (node.get("interfaces") or {}).values()] for node in run.nodes)
+    return _occurring(max(found) or None for found in speeds if found)
+
+
+def dataset(*path: str) -> Value:
+    """Read what the job says of its data."""
+
+    def value(run: DescribedRun) -> Any:
+        found: Any = run.job.get("dataset")
+        for key in path:
+            found = found.get(key) if found else None
+        return found
+
+    return value
+
+
+def shape(run: DescribedRun) -> Any:
+    """Read channels, height and width of an image, and the number of classes."""
+    described = run.job.get("dataset")
+    if not described:
+        return None
+    return f"{'×'.join(map(str, described['input_shape']))} in {described['classes']} classes"
+
+
+def evaluated(run: DescribedRun) -> Any:
+    """Read how many examples the last evaluation was over."""
+    return (run.summary.get("eval") or {}).get("examples")
+
+
+def precision(run: DescribedRun) -> Any:
+    """Read the number format that was computed in."""
+    return run.summary.get("precision_used") or run.summary["precision"]
+
+
+def threads(run: DescribedRun) -> Any:
+    """Read the threads of a task, on the nodes."""
+    return _occurring(run.job.get("threads_per_task") or ())
+
+
+def budget(run: DescribedRun) -> tuple[str, int]:
+    """Read how far the run was to train at most, unit and amount: epochs, or examples where updates were counted."""
+    steps = run.job.get("steps")
+    if steps is None:
+        return "epochs", run.job.get("epochs") or DEFAULT_EPOCHS
+    batch = run.summary["global_batch_size"] if run.summary["mode"] == "sync" else run.summary["batch_size"]
+    return "examples", steps * batch
+
+
+def on_its_own(run: DescribedRun) -> bool:
+    """Return whether a single process did it all."""
+    return bool(run.summary["workers"] == 1 and run.summary["mode"] == "sync")
+
+
+def network(run: DescribedRun) -> str | None:
+    """Read what joined the nodes."""
+    source = run.summary.get("network_source")
+    if on_its_own(run) or source is None:
+        return None
+    names = {"interface": "an interface for each node", "sockets": "the host's, shared"}
+    return names.get(source, "several kinds") if isinstance(source, str) else "several kinds"
+
+
+def bandwidth(run: DescribedRun) -> float | None:
+    """Read the limit of the nodes' links in bits per second; infinity where there is none."""
+    limit = run.job.get("bandwidth")
+    if run.summary["nodes"] == 1:
+        return None
+    return math.inf if limit is None else parse_bandwidth(limit)
+
+
+def saving(run: DescribedRun) -> tuple[str, bool]:
+    """Read when checkpoints were saved: how often, and whether at the end."""
+    every = run.job.get("checkpoint_every")
+    return every or "end", bool(asked("save_final")(run)) or every == "end"
+
+
+def by_adam(run: DescribedRun) -> bool:
+    """Return whether the optimiser is Adam or AdamW."""
+    return str(run.job.get("optimizer")).startswith("adam")
+
+
+def by_sgd(run: DescribedRun) -> bool:
+    """Return whether the optimiser is SGD."""
+    return run.job.get("optimizer") == "sgd"

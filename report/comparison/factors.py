@@ -1,0 +1,281 @@
+"""What runs can differ in, and which figures such a difference makes not comparable, each with its reason. A table, and little else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..catalog.cpu_contention import starved
+from ..catalog.divergence import diverged
+from ..catalog.run import DescribedRun
+from . import factor_values as read
+from .ordering import BY_FIELD, by_saving, natural
+
+__all__ = ["CHANGED", "CHANGED_MEANS", "FAULTS", "GROUPS", "RULES", "Fault", "Rule", "changed_on_resume", "changed_text"]
+
+SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS = (
+    "speed",
+    "steps/s",
+    "run time",
+    "loss",
+    "accuracy",
+    "time to target",
+    "resources",
+)
+"""Kinds of figures that become incomparable together. ``speed`` is examples/s."""
+
+ALL = frozenset(GROUPS)
+WORK = frozenset({SPEED, STEPS, TIME, TARGET, RESOURCES})
+CLOCK = WORK - {RESOURCES}
+LEARNT = frozenset({LOSS, ACCURACY, TARGET})
+NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A setting or circumstance in which two runs may differ.
+
+    `value` is hashable; None where it was not recorded or does not apply, and then it counts as alike. `spoils` are the `GROUPS` that a
+    difference makes not comparable, `why` says so in a few words. A `subject` is what runs are usually compared for: its difference is
+    no fault. Values are compared only among runs alike in the rule called `within`. `expected` ones should be there for every run, so
+    that a lack has to be told. `order` gives what puts values in order. No figure depends on a setting that does not matter (`matters`):
+    its difference is no fault, and only keeps runs apart.
+    """
+
+    key: str
+    label: str
+    value: Callable[[DescribedRun], Any]
+    spoils: frozenset[str]
+    why: str
+    subject: bool = False
+    within: str | None = None
+    show: Callable[[Any], str] = read.shown
+    expected: bool = False
+    order: Callable[[Any], Any] = natural
+    matters: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something about a single run that makes figures of it not comparable with any other's.
+
+    `found` says what, or None; runs of which it says the same are alike. `told` says more of it, where there is more to say.
+    """
+
+    key: str
+    label: str
+    found: Callable[[DescribedRun], str | None]
+    spoils: frozenset[str]
+    why: str
+    told: Callable[[DescribedRun], str | None] | None = None
+
+    def text(self, run: DescribedRun) -> str | None:
+        """Return what is to be said of a run, None where nothing is wrong with it."""
+        return (self.told or self.found)(run)
+
+
+def _subject(key: str, label: str, why: str, *, summary: str = "", spoils: frozenset[str] = NOTHING) -> Rule:
+    return Rule(key, label, read.summed(summary or key), spoils, why, subject=True)
+
+
+def _learning(key: str, label: str, applies: Callable[[DescribedRun], bool] | None = None) -> Rule:
+    value = read.asked(key) if applies is None else read.when(key, applies)
+    return Rule(key, label, value, LEARNT, "the parameters take another course")
+
+
+def _beside(key: str, label: str, otherwise: str | None = None) -> Rule:
+    value = read.asked(key) if otherwise is None else read.asked_or(key, otherwise)
+    return Rule(key, label, value, NOTHING, "no figure depends on it", matters=False)
+
+
+def _by_step(run: DescribedRun) -> bool:
+    return run.job.get("schedule") == "step"
+
+
+_AN_UPDATE = frozenset({STEPS})
+_PAUSES = frozenset({TIME, TARGET})
+_CORES = "more cores or fewer to compute on"
+_GIVES_UP = "it only decides when a run is given up"
+
+_SUBJECTS = (
+    _subject("backend", "backend", "data order, initial values and formulas are the same on both"),
+    _subject("mode", "mode", "an update is of the global batch in sync, of one worker's batch in async", spoils=_AN_UPDATE),
+    _subject("nodes", "nodes", "--by nodes gives speed-up and efficiency"),
+    _subject("workers", "workers", "they share the global batch, or make it larger"),
+    _subject("ps", "parameter servers", "they share the parameters", summary="parameter_servers"),
+    _subject(
+        "global_batch_size",
+        "global batch",
+        "an update is of another number of examples; loss and accuracy after as many epochs differ by design",
+        spoils=_AN_UPDATE,
+    ),
+    _subject("batch_size", "batch per worker", "larger batches keep a worker busier"),
+)
+
+_LEARNING = (
+    Rule("model", "model", read.summed("model"), ALL, "another network computes and learns something else"),
+    Rule("data", "data", read.summed("data"), LEARNT, "other examples are learnt and evaluated"),
+    Rule("digest", "contents of the data", read.dataset("digest"), LEARNT, "other examples under one name", within="data", expected=True),
+    Rule("shape", "shape of the data", read.shape, WORK, "an example of another shape is another amount of work"),
+    Rule("train_size", "training split", read.dataset("sizes", "train"), frozenset({RESOURCES}), "it is held in memory"),
+    Rule("test_size", "evaluation split", read.evaluated, LEARNT, "the evaluations are over other examples"),
+    Rule(
+        "seed",
+        "seed",
+        read.summed("seed"),
+        LEARNT,
+        "they differ by chance too, so compare means over several seeds (--repeats)",
+        show=read.shown_seeds,
+    ),
+    Rule("optimizer", "optimizer", read.asked("optimizer"), ALL, "another rule costs and learns something else"),
+    _learning("lr", "learning rate"),
+    _learning("momentum", "momentum", read.by_sgd),
+    _learning("nesterov", "Nesterov momentum", read.by_sgd),
+    _learning("weight_decay", "weight decay"),
+    _learning("beta1", "beta1", read.by_adam),
+    _learning("beta2", "beta2", read.by_adam),
+    _learning("epsilon", "epsilon", read.by_adam),
+    _learning("schedule", "schedule"),
+    _learning("schedule_step_epochs", "epochs between decays", _by_step),
+    _learning("schedule_gamma", "decay", _by_step),
+    _learning("warmup_steps", "warm-up"),
+    _learning("scale_lr", "scaling of the learning rate"),
+    _learning("base_batch_size", "batch of the learning rate", lambda run: run.job.get("scale_lr") != "none"),
+    Rule("augment", "augmentation", read.asked("augment"), ALL, "changing images takes time, and other images are learnt"),
+    Rule("precision", "precision", read.precision, ALL, "other arithmetic is faster or slower, and rounds in another way"),
+    Rule(
+        "budget",
+        "budget",
+        read.budget,
+        frozenset({TIME, LOSS, ACCURACY}),
+        "one was to train longer than the other",
+        show=read.shown_budget,
+    ),
+    Rule("until", "target", read.asked_or("until", "none"), LEARNT | {TIME}, "a run stops at its target", order=BY_FIELD["until"]),
+    Rule(
+        "eval_every",
+        "evaluations",
+        read.asked("eval_every"),
+        _PAUSES,
+        "they take time, and only they notice a target",
+        order=BY_FIELD["eval_every"],
+    ),
+    Rule(
+        "checkpoints",
+        "checkpoints",
+        read.saving,
+        _PAUSES | {RESOURCES},
+        "training stands still for them, and they take memory",
+        show=read.shown_saving,
+        order=by_saving,
+    ),
+)
+
+_MACHINE = (
+    Rule("threads", "threads per task", read.threads, WORK, "a task computes on more threads or fewer"),
+    Rule("cpu", "processor", read.host("cpu_model"), WORK, "another processor", expected=True),
+    Rule("cores", "cores available", read.cores, WORK, _CORES, expected=True),
+    Rule("cores_per_node", "limit of cores", read.asked_or("cores_per_node", "none"), WORK, _CORES),
+    Rule(
+        "sharing",
+        "nodes sharing cores",
+        read.summed("nodes_sharing_cores"),
+        WORK,
+        "nodes that fight for cores are slower than as many machines (--cores-per-node)",
+    ),
+    Rule("memory", "memory", read.memory, frozenset({RESOURCES}), "nodes with other memory", show=read.shown_bytes, expected=True),
+    Rule("gpus", "GPUs", read.gpus, WORK, "other processors"),
+    Rule("device", "device", read.asked("device"), WORK, "asked to compute elsewhere"),
+    Rule("kernel", "kernel", read.host("kernel"), WORK, "another kernel schedules and sends in another way", expected=True),
+    Rule("network", "network", read.network, WORK, "other links, and counted at another place"),
+    Rule("bandwidth", "bandwidth", read.bandwidth, WORK, "faster or slower links", show=read.shown_bandwidth),
+    Rule("link", "link speed in bit/s", read.link, WORK, "faster or slower links"),
+    Rule("framework", "framework's release", read.framework, WORK, "it may be faster or slower", within="backend", expected=True),
+    Rule("trainer", "trainer's release", read.package("crosstrain"), ALL, "it may train and count in another way", expected=True),
+    Rule("python", "Python's release", read.host("python"), CLOCK, "it may be faster or slower", expected=True),
+    Rule("distributed", "distributed wrapper", read.when("distributed", read.on_its_own), WORK, "the framework's wrapper costs time"),
+    Rule("steps_per_call", "steps per call", read.asked_or("steps_per_call", "the backend's choice"), WORK, "fused steps cost less"),
+    Rule("deterministic", "deterministic kernels", read.asked("deterministic"), WORK, "kernels that repeat to the bit are slower"),
+    Rule("profile", "profiled steps", read.asked("profile"), WORK, "tracing takes time and memory"),
+    Rule("sample_interval", "sampling interval", read.asked("sample_interval"), frozenset({RESOURCES}), "more samples find higher peaks"),
+    Rule("start_timeout", "time limit of the start", read.asked("start_timeout"), NOTHING, _GIVES_UP),
+    Rule("stall_timeout", "time limit of a stall", read.asked("stall_timeout"), NOTHING, _GIVES_UP),
+    Rule("on_nan", "what becomes of a loss that is not finite", read.asked("on_nan"), NOTHING, _GIVES_UP),
+)
+
+_BESIDE = (
+    _beside("calibrate", "calibration"),
+    _beside("keep", "checkpoints kept"),
+    _beside("keep_best", "best checkpoint kept by", "none"),
+    _beside("launcher", "launcher"),
+    _beside("mllog", "MLPerf's log"),
+    _beside("monitor", "samples of resources"),
+    _beside("tensorboard", "TensorBoard's files"),
+)
+
+RULES: tuple[Rule, ...] = (*_SUBJECTS, *_LEARNING, *_MACHINE, *_BESIDE)
+"""In the order in which differences are told: first what is usually the subject, last what does not matter."""
+
+CHANGED = "changed when it was resumed"
+CHANGED_MEANS = "the figures add up parts under different settings"
+"""What is said of a run with `changed_on_resume`, and what it means."""
+
+_HARMLESS = {"epochs", "steps", "until"} | {rule.key for rule in RULES if not (rule.spoils or rule.subject)}
+"""Settings that may be others in each part of a run: how far it is to go, and those on which no figure depends."""
+
+
+def changed_on_resume(run: DescribedRun) -> list[str]:
+    """Return which settings that matter were others in an earlier part of a run that went on."""
+    parts = run.job.get("segments", ())[1:]
+    return sorted({field for part in parts for field in part.get("changed") or ()} - _HARMLESS)
+
+
+def changed_text(run: DescribedRun, means: str = f"{CHANGED_MEANS}; the settings are those of the last") -> str | None:
+    """Return the sentence about a run that went on with other settings, and what that `means` for the figures; None of any other run."""
+    changed = changed_on_resume(run)
+    return f"The run {CHANGED} ({', '.join(changed)}): {means}." if changed else None
+
+
+def _ended(run: DescribedRun) -> str | None:
+    return None if run.summary["state"] == "succeeded" else str(run.summary["state"])
+
+
+def _diverged(run: DescribedRun) -> str | None:
+    return None if diverged(run.summary) is None else "yes"
+
+
+def _diverged_since(run: DescribedRun) -> str | None:
+    return diverged(run.summary)
+
+
+def _synthetic(run: DescribedRun) -> str | None:
+    return "yes" if run.summary.get("synthetic") else None
+
+
+def _resumed(run: DescribedRun) -> str | None:
+    return "yes" if run.summary.get("resumed") and not changed_on_resume(run) else None
+
+
+def _changed(run: DescribedRun) -> str | None:
+    return ", ".join(changed_on_resume(run)) or None
+
+
+def _starved(run: DescribedRun) -> str | None:
+    return None if starved(run.summary) is None else "yes"
+
+
+def _starved_by(run: DescribedRun) -> str | None:
+    found = starved(run.summary)
+    return None if found is None else f"{found.fraction:.0%}"
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
+    Fault("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
+    Fault("synthetic", "synthetic data", _synthetic, LEARNT, "images and labels are random, so there is nothing to learn"),
+    Fault("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
+    Fault("starved", "starved of CPU", _starved, WORK, "other programs took so much of the CPU time that its tasks asked for", _starved_by),
+    Fault("changed", CHANGED, _changed, ALL, CHANGED_MEANS),
+)
+"""What is wrong with one run whatever it is compared with."""

@@ -1,0 +1,96 @@
+"""What more nodes bring: speed-up and parallel efficiency, at a fixed global batch and at a fixed batch per worker apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .rows import Entry
+
+__all__ = ["ScalingPoint", "ScalingSeries", "families", "scaling"]
+
+Kind = Literal["strong", "weak"]
+
+_BATCH: dict[Kind, str] = {"strong": "global_batch_size", "weak": "batch_size"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPoint:
+    """A row of the comparison, by its index, on `nodes` nodes.
+
+    `speedup` is its examples/s over those of the series' first point, `efficiency` that over the ratio of the nodes; None where the speed
+    of either is not known.
+    """
+
+    entry: int
+    nodes: int
+    speedup: float | None
+    efficiency: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSeries:
+    """Rows on different numbers of nodes at one batch: ``strong`` scaling keeps the global batch, ``weak`` the batch per worker.
+
+    `points` are in the order of their nodes; the first is what the others are relative to.
+    """
+
+    kind: Kind
+    batch: int
+    points: tuple[ScalingPoint, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object; ``row`` counts the rows of the comparison from 0."""
+        points = [
+            {"row": point.entry, "nodes": point.nodes, "speedup": point.speedup, "parallel_efficiency": point.efficiency}
+            for point in self.points
+        ]
+        return {"scaling": self.kind, _BATCH[self.kind]: self.batch, "points": points}
+
+
+def scaling(entries: Sequence[Entry], series: Callable[[Entry], Any]) -> tuple[list[ScalingSeries], list[int]]:
+    """Return the series among some rows, and the rows (by index) that are in none.
+
+    `series` tells apart rows that differ by more than their nodes and batch. A row may be in a series of each kind; a series has rows on at
+    least two different numbers of nodes.
+    """
+    found: list[ScalingSeries] = []
+    for kind, batch in _BATCH.items():
+        groups: dict[Any, list[int]] = {}
+        for index, entry in enumerate(entries):
+            groups.setdefault((series(entry), entry.figures[batch]), []).append(index)
+        found += [_series(kind, key[1], entries, members) for key, members in groups.items() if _nodes_differ(entries, members)]
+    inside = {point.entry for one in found for point in one.points}
+    return found, [index for index in range(len(entries)) if index not in inside]
+
+
+def families(entries: Sequence[Entry], series: Callable[[Entry], Any]) -> list[tuple[int, int, int]]:
+    """Return for each row what brings the rows of one series together, in the order of their batches; rows in none come last.
+
+    A row that is in a series of each kind belongs to the kind that has more rows, to strong scaling where both have as many.
+    """
+    found, _ = scaling(entries, series)
+    kinds = sorted(_BATCH, key=lambda kind: -sum(len(one.points) for one in found if one.kind == kind))
+    places: dict[int, tuple[int, int, int]] = {}
+    for number, one in sorted(enumerate(found), key=lambda pair: kinds.index(pair[1].kind)):
+        for point in one.points:
+            places.setdefault(point.entry, (kinds.index(one.kind), one.batch, number))
+    return [places.get(index, (len(kinds), entry.figures["global_batch_size"], 0)) for index, entry in enumerate(entries)]
+
+
+def _nodes_differ(entries: Sequence[Entry], members: Sequence[int]) -> bool:
+    return len({entries[index].figures["nodes"] for index in members}) > 1
+
+
+def _series(kind: Kind, batch: int, entries: Sequence[Entry], members: Sequence[int]) -> ScalingSeries:
+    ordered = sorted(members, key=lambda index: entries[index].figures["nodes"])
+    first = entries[ordered[0]].figures
+    return ScalingSeries(kind, batch, tuple(_point(index, entries[index].figures, first) for index in ordered))
+
+
+def _point(index: int, own: Any, first: Any) -> ScalingPoint:
+    mine, base = own["examples_per_second"], first["examples_per_second"]
+    speedup = mine / base if mine is not None and base else None
+    efficiency = None if speedup is None else speedup / (own["nodes"] / first["nodes"])
+    return ScalingPoint(index, own["nodes"], speedup, efficiency)

@@ -1,0 +1,127 @@
+"""What would help? Settings that the product has, each with the effect that this run's figures lead to expect.
+
+Every estimate changes one thing and keeps the rest as it was measured. A figure is called ``about`` where all that it rests on was
+measured, and ``at most`` or ``at least`` where something was not and could only lessen or add to the effect. Where the run does not tell
+the other end of a change, there is no figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from ...core.units import Cadence
+from ..catalog.divergence import diverged
+from .batch_effect import Advice, larger_batch
+from .cluster_advice import network, peers
+from .verdict import NEARLY_ALL, Explanation
+
+__all__ = ["advise"]
+
+WORTH_SAYING = 1.1
+"""Least speed-up for which a setting is named."""
+
+
+def advise(explanation: Explanation) -> list[Advice]:
+    """Return what would help against each candidate of the verdict, the largest certain effect first; empty where nothing is known to.
+
+    Of a run that ended without training nothing is advised: a setting that makes it quicker would make nothing better.
+    """
+    found: dict[str, Advice] = {}
+    if diverged(explanation.facts.summary) is not None:
+        return []
+    for part in explanation.candidates:
+        for advice in _BY_PART[part](explanation):
+            if advice.speedup is None or advice.speedup >= WORTH_SAYING:
+                found.setdefault(advice.option, advice)
+    return sorted(found.values(), key=lambda advice: (advice.speedup is None, advice.bound == "at most", -(advice.speedup or 0.0)))
+
+
+# Computing and data ---------------------------------------------------------------------------------------------------
+
+
+def _compute(explanation: Explanation) -> Iterator[Advice]:
+    yield from larger_batch(explanation)
+    yield from _more_cores(explanation)
+    facts = explanation.facts
+    if facts.summary["precision"] == "fp32":
+        share = facts.shares.step["compute"] if facts.shares else 0.0
+        reason = f"touches computing alone, {share:.0%} of each step; by how much, depends on the processor"
+        yield Advice("--precision bf16", reason, None, None, "convolutions and products are then rounded to 8 bits")
+
+
+def _data(explanation: Explanation) -> Iterator[Advice]:
+    facts = explanation.facts
+    if facts.shares is not None and facts.job.get("augment", "none") != "none":
+        speedup = 1.0 / max(0.01, 1.0 - facts.shares.step["data"])
+        reason = "images are then used as they are, and normalised once where they fit into memory"
+        yield Advice("--augment none", reason, speedup, "at most", "the model then learns from fewer images")
+    yield from _more_cores(explanation)
+
+
+def _more_cores(explanation: Explanation) -> Iterator[Advice]:
+    """Cores that the machine has and the nodes may not use, or that a task may use and was told not to.
+
+    What threads the product chose by itself stands: for small steps one is quicker than several.
+    """
+    facts, shares = explanation.facts, explanation.facts.shares
+    if shares is None:
+        return
+    work = shares.step["compute"] + shares.step["data"] + shares.step["peers"]
+    cores = facts.job.get("cores_per_node")
+    busiest_cpu = max((view.cpu_fraction or 0.0 for view in explanation.nodes), default=0.0)
+    if cores and len(set(cores)) == 1 and busiest_cpu > NEARLY_ALL and facts.env:
+        spare = (facts.env[0]["cores_logical"] or 0) / facts.summary["nodes"] / cores[0]
+        if spare > 1:
+            yield Advice(f"--cores-per-node {cores[0] * spare:g}", f"each node uses {busiest_cpu:.0%} of what it may", spare, "at most")
+    threads, first = facts.job.get("threads"), explanation.nodes[0]
+    free = int((first.cores_available or 0.0) * facts.summary["nodes"] / facts.summary["workers"])
+    if threads is not None and (facts.summary["nodes_sharing_cores"] or 1) == 1 and first.limit == "CPU" and free > threads:
+        speedup = 1.0 / (1.0 - work * (1.0 - threads / free))
+        yield Advice(f"--threads {free}", f"each task computes with {threads} of the {free} cores it has", speedup, "at most")
+
+
+# Beside training ------------------------------------------------------------------------------------------------------
+
+
+def _evaluating(explanation: Explanation) -> Iterator[Advice]:
+    facts = explanation.facts
+    yield from _less_often("--eval-every", facts.job["eval_every"], facts.evaluations, facts.summary["eval_seconds"], explanation)
+
+
+def _saving(explanation: Explanation) -> Iterator[Advice]:
+    facts = explanation.facts
+    cadence, saved = facts.job["checkpoint_every"], facts.summary["checkpoints"]["saved"]
+    if cadence is not None:
+        yield from _less_often("--checkpoint-every", cadence, saved, facts.summary["checkpoint_seconds"], explanation)
+
+
+def _less_often(option: str, cadence: str, times: int, seconds: float, explanation: Explanation) -> Iterator[Advice]:
+    """Twice the distance: of what took place so many `times`, half would not; the one at the end stays."""
+    run_seconds = explanation.facts.summary["run_seconds"]
+    every = Cadence.parse(cadence)
+    saved = seconds * (times // 2 / times) if times else 0.0
+    if every.unit == "end" or not saved or run_seconds <= saved:
+        return
+    unit = {"epochs": "epochs", "steps": "steps", "seconds": "s"}[every.unit]
+    doubled = f"{option} {2 * every.amount:g}{unit}"
+    reason = f"{times // 2} of the {times} times, {saved:.2f} s in all, would not take place"
+    yield Advice(doubled, reason, run_seconds / (run_seconds - saved), "about")
+
+
+def _other(explanation: Explanation) -> Iterator[Advice]:
+    facts = explanation.facts
+    given = facts.job.get("steps_per_call")
+    if given is not None and facts.summary["run_seconds"]:
+        reason = f"with {given} steps a call, much of the time passes between calls"
+        yield Advice("leave --steps-per-call out", reason, 1.0 / max(0.01, 1.0 - explanation.run_fractions["other"]), "at most")
+
+
+_BY_PART: Mapping[str, Callable[[Explanation], Iterator[Advice]]] = {
+    "network": network,
+    "peers": peers,
+    "compute": _compute,
+    "data": _data,
+    "evaluating": _evaluating,
+    "saving": _saving,
+    "other": _other,
+}

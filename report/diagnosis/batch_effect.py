@@ -1,0 +1,71 @@
+"""What `explain` recommends, and what several recommendations rest on: a worker's step with another batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .time_shares import Worker, idle_fraction
+from .verdict import Explanation
+
+__all__ = ["Advice", "growing", "larger_batch"]
+
+_LEARNS_OTHERWISE = "each update then sees twice the examples, so that learning rate and accuracy need another look (--scale-lr)"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One setting: the option as it would be typed, and why.
+
+    `speedup`: examples per second over those of this run (for evaluating and saving: this run's time over that with the setting); None
+    where the run's figures cannot tell. `caution`: what else it changes.
+    """
+
+    option: str
+    reason: str
+    speedup: float | None
+    bound: Literal["about", "at least", "at most"] | None
+    caution: str | None = None
+
+
+def _step_seconds(explanation: Explanation) -> float:
+    """Return the mean time of a step over the workers: in sync mode that of each of them."""
+    workers = explanation.facts.workers
+    return sum(worker.step_seconds for worker in workers) / len(workers)
+
+
+def growing(explanation: Explanation, worker: Worker) -> float | None:
+    """Return the part of a worker's own seconds that grows with its batch: data, and of computing what half a batch saves, twice.
+
+    None where half a batch was not measured.
+    """
+    entries = (explanation.facts.calibration or {}).get("workers", ())
+    entry = next((entry for entry in entries if entry["worker"] == worker.worker), None)
+    if entry is None or not entry["half_compute_seconds"] or not entry["compute_seconds"]:
+        return None
+    calibration: Mapping[str, Any] = explanation.facts.calibration or {}
+    left_out = 1.0 - float(calibration["half_batch_size"]) / float(calibration["batch_size"])
+    saved = 1.0 - float(entry["half_compute_seconds"]) / float(entry["compute_seconds"])
+    return worker.data_seconds + worker.compute_seconds * min(1.0, max(0.0, saved / left_out))
+
+
+def larger_batch(explanation: Explanation) -> Iterator[Advice]:
+    """Twice the batch: what does not grow with it is paid half as often; for an example the time between commands stays what it was."""
+    facts = explanation.facts
+    if facts.shares is None:
+        return
+    slowest = facts.shares.slowest
+    sync = facts.summary["mode"] == "sync"
+    grown = [growing(explanation, worker) for worker in ([slowest] if sync else facts.workers)]
+    known = [value for value in grown if value is not None]
+    if len(known) < len(grown) or not known:
+        return
+    before, idle = _step_seconds(explanation), idle_fraction(facts.summary)
+    steps = 2 * before / (before + sum(known) / len(known))
+    speedup = 1.0 / (idle + (1.0 - idle) / steps)
+    option = "--batch-size" if facts.job.get("global_batch_size") is None else "--global-batch-size"
+    now = facts.summary["batch_size"] if option == "--batch-size" else facts.summary["global_batch_size"]
+    exchanging = facts.shares.step["network"] > 0
+    once = "the exchange is" if exchanging else "what a step costs besides its examples is"
+    yield Advice(f"{option} {2 * now}", f"{once} paid once for twice the examples", speedup, "about", _LEARNS_OTHERWISE)

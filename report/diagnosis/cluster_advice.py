@@ -1,0 +1,161 @@
+"""What would help against exchanging and waiting: other nodes, links, cores, servers, the other mode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from .batch_effect import Advice, growing, larger_batch
+from .links import busiest
+from .verdict import NEARLY_ALL, NOTABLE, Explanation
+
+__all__ = ["network", "peers"]
+
+_UPDATES_TOGETHER = "updates are then made together, so that learning rate and accuracy need another look"
+
+
+# Network --------------------------------------------------------------------------------------------------------------
+
+
+def network(explanation: Explanation) -> Iterator[Advice]:
+    """Recommend against an exchange that takes long."""
+    yield from larger_batch(explanation)
+    yield from _one_worker(explanation)
+    if len(set(explanation.facts.job.get("cores_per_node") or ())) > 1:
+        yield from _slow_node(explanation)  # an exchange takes as long as its slowest node
+    if explanation.network_cause == "link":
+        yield from _wider_link(explanation)
+        if explanation.facts.summary["mode"] == "async":
+            yield from _spread_servers(explanation)
+
+
+def _one_worker(explanation: Explanation) -> Iterator[Advice]:
+    """The quickest worker by itself, without any exchange; its computing was measured without one.
+
+    It was measured while the others computed too: where they shared its cores, it is quicker alone. So it is where it fetched and sent
+    for each step, of which a process alone makes many in one go. A batch that was given for all workers is then its own, and computing
+    grows as from half a batch to a whole one.
+    """
+    facts = explanation.facts
+    summary, workers = facts.summary, facts.workers
+    count = summary["workers"]
+    if count == 1 or summary["nodes"] not in (1, count):
+        return
+    quickest = min(workers, key=lambda worker: worker.own_seconds)
+    together = sum(1.0 / worker.step_seconds for worker in workers)
+    if facts.job.get("global_batch_size") is None:
+        alone, caution = 1.0 / quickest.own_seconds, None if summary["mode"] == "async" else "the global batch is then that of one task"
+    else:
+        more, caution = growing(explanation, quickest), None
+        if more is None:
+            return
+        alone = count / (quickest.own_seconds + (count - 1) * more)
+    shared = summary["nodes"] == 1 or (summary["nodes_sharing_cores"] or 1) > 1
+    one = "one task" if summary["nodes"] == 1 else "one node"
+    reason = f"{one} computes by itself faster than all of these with their exchange{', and has the cores to itself' if shared else ''}"
+    option = "--procs-per-node 1" if summary["nodes"] == 1 else _only_nodes(explanation, [quickest.node])
+    mode = " --mode sync" if summary["mode"] == "async" else ""
+    yield Advice(f"{option}{mode}", reason, alone / together, "at least" if shared or mode else "about", caution)
+
+
+def _only_nodes(explanation: Explanation, kept: Sequence[int]) -> str:
+    """Return the options for a run on some of its nodes, with the CPU limits that these have."""
+    limits = explanation.facts.job.get("cores_per_node") or []
+    option = f"--nodes {len(kept)}"
+    return option if len(limits) <= 1 else f"{option} --cores-per-node {','.join(f'{limits[node]:g}' for node in kept)}"
+
+
+def _wider_link(explanation: Explanation) -> Iterator[Advice]:
+    link, facts = busiest(explanation.facts.links), explanation.facts
+    if link is None or link.limit_source != "bandwidth" or facts.shares is None:
+        return
+    saved = facts.shares.step["network"] / 2
+    yield Advice(f"--bandwidth {_doubled(facts.job['bandwidth'])}", "the bytes pass in half the time", 1.0 / (1.0 - saved), "at most")
+
+
+def _doubled(bandwidth: str) -> str:
+    number = re.match(r"[\d.]+", bandwidth.strip())
+    return f"{_plain(2 * float(number[0]))}{bandwidth.strip()[number.end() :].strip()}" if number else bandwidth
+
+
+def _plain(value: float) -> str:
+    """Write a number without an exponent, which no unit may follow."""
+    return f"{value:f}".rstrip("0").rstrip(".")
+
+
+def _spread_servers(explanation: Explanation) -> Iterator[Advice]:
+    """Async: as many updates as the links would carry with one parameter server more, and with all-reduce instead.
+
+    With n nodes of as many workers and p servers on p of them, a server's node carries (n − 1) / p of the parameters for its clients and
+    (p − 1) / p for its own worker, in each direction, while every node's worker makes an update; a ring of w workers carries 2 (w − 1) / w
+    of them. What the workers do by themselves bounds both.
+    """
+    facts, link = explanation.facts, busiest(explanation.facts.links)
+    if facts.calibration is None or link is None or link.limit_bytes_per_second is None:
+        return
+    nodes, workers, servers = (facts.summary[name] for name in ("nodes", "workers", "parameter_servers"))
+    whole = link.limit_bytes_per_second / facts.calibration["payload_bytes"]
+    now = sum(1.0 / worker.step_seconds for worker in facts.workers)
+    alone = sum(1.0 / worker.own_seconds for worker in facts.workers)
+    if servers < nodes:
+        updates = min(alone, whole * nodes / ((nodes - 1) / (servers + 1) + servers / (servers + 1)))
+        yield Advice(f"--ps {servers + 1}", "the parameters' way is then shared by more links", updates / now, "at most")
+    if workers > 1:
+        updates = min(alone, whole * workers / (2 * (workers - 1) / workers))
+        yield Advice("--mode sync", "a ring of all-reduce burdens all links alike", updates / now, "at most", _UPDATES_TOGETHER)
+
+
+# A slow node ----------------------------------------------------------------------------------------------------------
+
+
+def peers(explanation: Explanation) -> Iterator[Advice]:
+    """Recommend against a slow node, and in sync mode against an exchange in which others wait for it."""
+    yield from _slow_node(explanation)
+    if explanation.facts.summary["mode"] == "sync" and explanation.step_fractions["network"] >= NOTABLE:
+        yield from larger_batch(explanation)
+        yield from _one_worker(explanation)
+
+
+def _slow_node(explanation: Explanation) -> Iterator[Advice]:
+    yield from _even_cores(explanation)
+    facts = explanation.facts
+    if facts.shares is None or facts.summary["mode"] == "async":
+        return
+    nodes, step = facts.summary["nodes"], facts.shares.step
+    if nodes > 1 and explanation.slow_node is not None and facts.job.get("global_batch_size") is None:
+        speedup = (nodes - 1) / nodes / (1.0 - step["peers"])
+        what = f"without node {explanation.slow_node}, the others wait for nobody"
+        option = _only_nodes(explanation, [node for node in range(nodes) if node != explanation.slow_node])
+        yield Advice(option, what, speedup, "at least", "the global batch is then smaller")
+    reason, caution = "each node goes on at its own pace", "updates are then made one by one on parameters that others change meanwhile"
+    if step["network"] < NOTABLE:
+        alone = sum(worker.step_seconds / worker.own_seconds for worker in facts.workers) / len(facts.workers)
+        yield Advice("--mode async", reason, alone, "at most", caution)
+    else:
+        unknown = f"{reason}; what an exchange with a parameter server takes, this run does not tell"
+        yield Advice("--mode async", unknown, None, None, caution)
+
+
+def _even_cores(explanation: Explanation) -> Iterator[Advice]:
+    """The same cores, evenly shared among the nodes: what the cores computed takes inversely as long, and waiting stays what it was.
+
+    How much of its time a node computed, own work and exchange alike, is the part that it used of the cores it may use; all of it, where it
+    had none to spare. In sync mode the node with the fewest cores decides; in async mode each worker's own work goes with its node, and its
+    exchange with that of the servers.
+    """
+    facts = explanation.facts
+    cores, used = facts.job.get("cores_per_node"), [view.cpu_fraction for view in explanation.nodes]
+    if not cores or len(set(cores)) == 1 or None in used:
+        return
+    even = sum(cores) / len(cores)
+    computing = [1.0 if (part or 0.0) > NEARLY_ALL else part or 0.0 for part in used]
+    longer = [1.0 + part * (mine / even - 1.0) for mine, part in zip(cores, computing, strict=True)]
+    now = [worker.step_seconds for worker in facts.workers]
+    if facts.summary["mode"] == "sync":
+        own = max(worker.own_seconds * cores[worker.node] / even for worker in facts.workers)
+        speedup = max(now) / max(own, max(now) * longer[cores.index(min(cores))])
+    else:
+        serving = max(longer[: facts.summary["parameter_servers"]])
+        then = [worker.own_seconds * longer[worker.node] + worker.communicate_seconds * serving for worker in facts.workers]
+        speedup = sum(1.0 / seconds for seconds in then) / sum(1.0 / seconds for seconds in now)
+    yield Advice(f"--cores-per-node {even:g}", "the same cores, shared evenly", speedup, "about")

@@ -1,0 +1,198 @@
+"""Where a run's time went, as fractions: from the workers' time shares in a summary to parts of the run that can be ranked.
+
+Everything here is in the words of docs/where-the-time-goes.md. A worker's own time is its data and computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...records.summary.time_shares import PARTS
+
+__all__ = ["STEP_PARTS", "Shares", "Worker", "around_training", "calibrated_part", "node_fractions", "read_shares", "read_workers"]
+
+STEP_PARTS = ("compute", "data", "peers", "network")
+"""What a step consists of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker's step: seconds per update, and how far the calibrated part of them varied (relative)."""
+
+    worker: int
+    node: int
+    step_seconds: float
+    data_seconds: float
+    compute_seconds: float
+    peers_seconds: float
+    communicate_seconds: float
+    spread: float
+    updates: int | None = None
+
+    @property
+    def own_seconds(self) -> float:
+        """What the worker does by itself in a step."""
+        return self.data_seconds + self.compute_seconds
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """The parts of its step as fractions of it."""
+        seconds = (self.compute_seconds, self.data_seconds, self.peers_seconds, self.communicate_seconds)
+        return {part: value / self.step_seconds for part, value in zip(STEP_PARTS, seconds, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Where the time went, as fractions.
+
+    - `step`: of the training time, by `STEP_PARTS`; in sync mode of the step as the slowest worker makes it: what a worker of ordinary
+      speed does itself, what it waits for the slowest, and what the exchange adds to that. In async mode of the workers' time together.
+    - `run`: of the run clock: those, and `evaluating`, `saving` and `other`; they add up to 1
+    - `uncertainty`: of each part of `run`, how far it may be off because what was calibrated varied
+    - `slowest`: the worker with the most own time; `slowness`: that time over that of a worker of ordinary speed
+    """
+
+    step: Mapping[str, float]
+    run: Mapping[str, float]
+    uncertainty: Mapping[str, float]
+    slowest: Worker
+    slowness: float
+    slowness_uncertainty: float
+
+
+def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
+    """Return the workers of a summary that has ``time_shares``, without those that made no update; only async counts updates.
+
+    One of whose step a part is not known is left out as well.
+    """
+    counts = summary.get("updates_by_worker") or []
+    found = []
+    for entry in summary["time_shares"]["workers"]:
+        if not entry["step_seconds"] or None in [entry[name] for name in PARTS]:
+            continue
+        known = {name: entry[name] for name in ("worker", "node", "step_seconds", "data_seconds", "compute_seconds", "peers_seconds")}
+        updates = counts[entry["worker"]] if entry["worker"] < len(counts) else None
+        found.append(Worker(**known, communicate_seconds=entry["communicate_seconds"], spread=entry["spread"] or 0.0, updates=updates))
+    return found
+
+
+def calibrated_part(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a summary with the clock and the workers' updates of the part of the run that its ``time_shares`` are of: the last.
+
+    It is the summary itself where the run has one part, or was not calibrated.
+    """
+    shares = summary.get("time_shares")
+    if not shares or not shares.get("part_began_seconds"):
+        return summary
+    clock = {name: seconds for name, seconds in shares["run"].items() if name != "other_seconds"}
+    updates = {worker["worker"]: worker["updates"] for worker in shares["workers"]}
+    by_worker = [updates.get(worker) or 0 for worker in range(summary["workers"])] if summary["mode"] == "async" else None
+    return {**summary, **clock, "run_seconds": sum(shares["run"].values()), "updates_by_worker": by_worker}
+
+
+def ordinary(workers: Sequence[Worker]) -> Worker:
+    """Return the worker of ordinary speed: the median by own time, of two in the middle the quicker one.
+
+    So one slow worker of two is slow, and not the other one quick; where most are slow, that is the ordinary speed.
+    """
+    return sorted(workers, key=lambda worker: worker.own_seconds)[(len(workers) - 1) // 2]
+
+
+def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return what part of the run clock was spent training, evaluating, saving and otherwise; known without calibration too."""
+    seconds = {"training": summary["train_seconds"], "evaluating": summary["eval_seconds"], "saving": summary["checkpoint_seconds"]}
+    whole = max(summary["run_seconds"], sum(seconds.values()))
+    fractions = {part: value / whole if whole else 0.0 for part, value in seconds.items()}
+    return {**fractions, "other": max(0.0, 1.0 - sum(fractions.values()))}
+
+
+def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares:
+    """Return the shares of a run from its summary and `read_workers` of it (at least one)."""
+    slowest = max(workers, key=lambda worker: worker.own_seconds)
+    usual = ordinary(workers)
+    if summary["mode"] == "sync":
+        step, idle = _of_a_common_step(workers, usual, slowest), 0.0
+    else:
+        step, idle = _of_all_workers(summary, workers)
+    around = around_training(summary)
+    training = around["training"] * (1.0 - idle)
+    run = {part: fraction * training for part, fraction in step.items()}
+    run |= {part: around[part] for part in ("evaluating", "saving")}
+    run["other"] = max(0.0, 1.0 - sum(run.values()))
+    uncertain = _uncertainty(step, usual, slowest, mode=summary["mode"], alone=len(workers) == 1)
+    uncertainty = {part: uncertain.get(part, 0.0) * training for part in run}
+    slowness = slowest.own_seconds / usual.own_seconds if usual.own_seconds else 1.0
+    doubt = slowness * (slowest.spread + usual.spread) if len(workers) > 1 else 0.0
+    return Shares(step, run, uncertainty, slowest, slowness, doubt)
+
+
+def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, mode: str, alone: bool) -> dict[str, float]:
+    """Return how far each part may be off, as a fraction of the step: calibrated figures by their spread, and what is left by theirs.
+
+    Of a single sync process computing is what is left beside data; elsewhere the exchange is what is left beside own work (in sync mode
+    that of the slowest). In async mode nobody waits, for certain.
+    """
+    if alone and mode == "sync":
+        return dict.fromkeys(("compute", "data"), usual.spread * step["data"])
+    own = step["compute"] + step["data"]
+    calibrated = {part: usual.spread * step[part] for part in ("compute", "data")}
+    if mode == "async":
+        return {**calibrated, "network": usual.spread * own}
+    left = slowest.spread * (own + step["peers"])
+    return {**calibrated, "peers": usual.spread * own + left, "network": left}
+
+
+def _of_a_common_step(workers: Sequence[Worker], usual: Worker, slowest: Worker) -> dict[str, float]:
+    """Sync: every worker takes the same time for a step, and what the exchange adds is the same for all."""
+    seconds = {
+        "compute": usual.compute_seconds,
+        "data": usual.data_seconds,
+        "peers": slowest.own_seconds - usual.own_seconds,
+        "network": sum(worker.communicate_seconds for worker in workers) / len(workers),
+    }
+    return _normalised(seconds)
+
+
+def _of_all_workers(summary: Mapping[str, Any], workers: Sequence[Worker]) -> tuple[dict[str, float], float]:
+    """Async: sums over all workers' updates; and the part of their time in training during which they had nothing to do."""
+    seconds = dict.fromkeys(STEP_PARTS, 0.0)
+    busy = 0.0
+    for worker in workers:
+        updates = 1 if worker.updates is None else worker.updates
+        busy += updates * worker.step_seconds
+        for part, fraction in worker.fractions.items():
+            seconds[part] += updates * worker.step_seconds * fraction
+    whole = len(workers) * summary["train_seconds"]
+    known = all(worker.updates is not None for worker in workers) and whole > 0
+    return _normalised(seconds), max(0.0, 1.0 - busy / whole) if known else 0.0
+
+
+def idle_fraction(summary: Mapping[str, Any]) -> float:
+    """Return the part of its training during which an async run's workers had nothing to do, between two commands of the driver.
+
+    Of a run that was resumed it is that of the last part. 0 in sync mode, where every step is one of all workers, and where a run was not
+    calibrated.
+    """
+    if summary["mode"] == "sync" or not summary.get("time_shares"):
+        return 0.0
+    part = calibrated_part(summary)
+    workers = read_workers(part)
+    return _of_all_workers(part, workers)[1] if workers else 0.0
+
+
+def _normalised(seconds: Mapping[str, float]) -> dict[str, float]:
+    whole = sum(seconds.values())
+    return {part: value / whole if whole else 0.0 for part, value in seconds.items()}
+
+
+def node_fractions(workers: Sequence[Worker], node: int) -> dict[str, float] | None:
+    """Return the parts of a node's steps as fractions, over all its workers; None where none made an update."""
+    own = [worker for worker in workers if worker.node == node]
+    if not own:
+        return None
+    names = ("compute_seconds", "data_seconds", "peers_seconds", "communicate_seconds")
+    weights = [1 if worker.updates is None else worker.updates for worker in own]
+    sums = [sum(weight * getattr(worker, name) for weight, worker in zip(weights, own, strict=True)) for name in names]
+    return _normalised(dict(zip(STEP_PARTS, sums, strict=True)))

@@ -1,0 +1,267 @@
+"""What holds a run back? A verdict with the figures behind it, from the run directory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..catalog.cpu_contention import Starved, starved
+from .evidence import Facts, read_facts
+from .links import Link, NetworkCause, message_fraction, network_cause
+from .time_shares import Shares, Worker, around_training, node_fractions
+
+__all__ = ["Explanation", "Facts", "NodeView", "explain", "read_facts"]
+
+Verdict = Literal["starved", "compute", "network", "data", "peers", "evaluating", "saving", "other", "mixed", "unclear", "unknown"]
+
+SLOW = 1.5
+"""From this on a worker counts as slow: its own work takes so many times that of a worker of ordinary speed."""
+
+DOMINANT = 0.4
+"""Below this nothing dominates: with seven parts, what is less has another of nearly its size beside it or is spread over many."""
+
+LEAST_DIFFERENCE = 0.05
+"""Shares of two runs of one job differ by so much on a machine that does other things too; a smaller lead decides nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node: what limits it, and the figures. Fractions of its own steps by part; None for what was not observed.
+
+    - `limit`: ``CPU``, ``GPU``, ``data``, ``link``, ``exchange`` (messages or copies at a link that is not full), ``peer``, or ``nothing``
+      where none dominates; None without a calibration
+    - `slowness`: its slowest worker's own time over that of a worker of ordinary speed
+    - `updates_fraction`: async: its part of all updates
+    - `cpu_cores_used`, `cpu_fraction`, `sent_bytes_per_second`, `received_bytes_per_second`: means over the whole run, or the part of it
+      that `Facts` are of, evaluations and pauses included; those of `link` are over the training alone
+    """
+
+    node: int
+    limit: str | None
+    step_fractions: Mapping[str, float] | None
+    slowness: float | None
+    updates_fraction: float | None
+    cpu_cores_used: float | None
+    cores_available: float | None
+    cpu_fraction: float | None
+    gpu_utilization: float | None
+    sent_bytes_per_second: float | None
+    received_bytes_per_second: float | None
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The verdict on a run.
+
+    - `verdict`: the part of the run that holds it back; ``starved``, without candidates, where other programs had the cores;
+      ``unclear`` between `candidates` that differ by less than the figures are known;
+      ``mixed`` where none of several dominates; ``unknown`` where the run has no calibration and the rest says nothing either
+    - `network_cause`: why the exchange takes long, where it does
+    - `slow_node`: the node that is slow, if one is
+    - `run_fractions`, `run_uncertainty`, `step_fractions`: those of `Shares`; without calibration only what the clock tells
+    """
+
+    verdict: Verdict
+    candidates: tuple[str, ...]
+    network_cause: NetworkCause | None
+    message_fraction: float | None
+    slow_node: int | None
+    slowness: float | None
+    run_fractions: Mapping[str, float]
+    run_uncertainty: Mapping[str, float]
+    step_fractions: Mapping[str, float]
+    nodes: tuple[NodeView, ...]
+    facts: Facts = field(repr=False)
+
+    @property
+    def starved(self) -> Starved | None:
+        """What other programs did to the run, where that is the verdict."""
+        return starved(self.facts.summary)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the run's calibration stands behind the verdict."""
+        return self.facts.shares is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures, without the documents that they were read from."""
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("facts", "nodes")}
+        nodes = [{**asdict(node), "link": _link_json(node.link)} for node in self.nodes]
+        by = None if self.starved is None else asdict(self.starved)
+        began = self.facts.part_began_seconds
+        return {"run": self.facts.name, "calibrated": self.calibrated, "part_began_seconds": began, "starved": by, **own, "nodes": nodes}
+
+
+def _link_json(link: Link) -> dict[str, Any]:
+    return {**asdict(link), "sent_fraction": link.sent_fraction, "received_fraction": link.received_fraction}
+
+
+def explain(path: Path) -> Explanation:
+    """Return what holds back the run in this directory. Raises UsageError where it has no summary (yet)."""
+    return judge(read_facts(path))
+
+
+# The verdict --------------------------------------------------------------------------------------------------------------
+
+
+def judge(facts: Facts) -> Explanation:
+    """Return the verdict that the facts allow: none on the run itself where other programs had its cores."""
+    found = _judged(facts)
+    return found if found.starved is None else replace(found, verdict="starved", candidates=(), slow_node=None)
+
+
+def _judged(facts: Facts) -> Explanation:
+    shares = facts.shares
+    if shares is None:
+        around = around_training(facts.summary)
+        long = [part for part in ("evaluating", "saving", "other") if around[part] > LARGEST_UNSEEN]
+        verdict: Verdict = long[0] if long else "unknown"  # type: ignore[assignment]
+        views = tuple(_view(facts, node, None, None) for node in range(len(facts.summary["per_node"])))
+        return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, facts)
+    exchange = shares.step["network"]
+    cause = network_cause(exchange, facts.links, facts.calibration) if exchange >= NOTABLE else None
+    short = _short_of_cores(facts) if cause != "link" else None
+    verdict, candidates = _ranked(shares, short is not None)
+    slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
+    views = tuple(_view(facts, node, cause, short) for node in range(len(facts.summary["per_node"])))
+    message = message_fraction(facts.calibration)
+    figures = (shares.run, shares.uncertainty, shares.step)
+    return Explanation(verdict, candidates, cause, message, slow, shares.slowness, *figures, views, facts)
+
+
+LARGEST_UNSEEN = 0.5
+"""Without a calibration a part beside training is the verdict if it is more than training and all else together."""
+
+NOTABLE = 0.2
+"""A cause is looked for where the exchange takes at least so much of the training."""
+
+_WORK = ("compute", "data", "peers")
+
+
+def _short_of_cores(facts: Facts) -> int | None:
+    """Sync: return the node that has no core to spare where each other one may use more and does not; None where there is none.
+
+    What a node computes for an exchange takes it as much longer as its own work, and all wait for it.
+    """
+    nodes = facts.summary["per_node"]
+    known = [(node["cores_available"], _mean(node["cpu_fraction"])) for node in nodes]
+    if facts.summary["mode"] == "async" or len(nodes) < 2 or any(None in pair for pair in known):
+        return None
+    least, *others = sorted(range(len(nodes)), key=lambda node: known[node][0])
+    spare = all(known[node][0] >= SLOW * known[least][0] and (known[node][1] or 0.0) < NEARLY_ALL for node in others)
+    return least if spare and (known[least][1] or 0.0) > NEARLY_ALL else None
+
+
+NEARLY_ALL = 0.85
+"""A node that uses this much of its cores has none to spare: the rest is waiting between threads and tasks."""
+
+
+def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict and the parts that may be the largest.
+
+    Where a worker is slow, its work stands for waiting: not computing as such holds the run back but that one node computes slowly. So
+    does the exchange where a node is short of cores for it.
+    """
+    order = sorted(shares.run, key=lambda part: -shares.run[part])
+    largest = order[0]
+    if _strength(shares, largest, short_of_cores) < DOMINANT:
+        return "mixed", tuple(part for part in order if shares.run[part] >= shares.run[largest] / 2)
+    near = [part for part in order if _lead(shares, largest, part) <= LEAST_DIFFERENCE]
+    candidates = list(dict.fromkeys(name for part in near for name in _named(part, shares, short_of_cores)))
+    if len(candidates) > 1:
+        return "unclear", tuple(candidates)
+    verdict: Verdict = candidates[0]  # type: ignore[assignment]
+    return verdict, (verdict,)
+
+
+def _strength(shares: Shares, largest: str, short_of_cores: bool) -> float:
+    """Return what the largest part stands for: all work, where that of a slow worker is meant, and the exchange that it holds up."""
+    if short_of_cores and largest in (*_WORK, "network"):
+        return sum(shares.run[part] for part in (*_WORK, "network"))
+    slow = largest in _WORK and shares.slowness >= SLOW
+    return sum(shares.run[part] for part in _WORK) if slow else shares.run[largest]
+
+
+def _lead(shares: Shares, largest: str, part: str) -> float:
+    """Return by how much of the run one part is certainly larger than another."""
+    if part == largest:
+        return 0.0
+    return shares.run[largest] - shares.run[part] - shares.uncertainty[largest] - shares.uncertainty[part]
+
+
+def _named(part: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
+    """Return what a part of the run means: work is that of a slow node where there is one; both where that is not certain."""
+    if part == "network" and short_of_cores:
+        return ("peers",)
+    if part not in _WORK:
+        return (part,)
+    if shares.slowness >= SLOW + shares.slowness_uncertainty:
+        return ("peers",)
+    ordinary = part if part != "peers" else "compute"
+    return (ordinary,) if shares.slowness < SLOW - shares.slowness_uncertainty else (ordinary, "peers")
+
+
+# The nodes ----------------------------------------------------------------------------------------------------------------
+
+
+def _view(facts: Facts, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
+    figures = facts.summary["per_node"][node]
+    own = [worker for worker in facts.workers if worker.node == node]
+    step = node_fractions(facts.workers, node)
+    utilizations = [gpu["utilization"]["mean"] for gpu in figures["gpus"] or () if gpu.get("utilization")]
+    gpu = max(utilizations, default=None)
+    return NodeView(
+        node,
+        None if step is None or facts.shares is None else _limit(facts, node, step, cause, gpu, short),
+        step,
+        _slowness(facts, own),
+        _updates_fraction(facts, own),
+        _mean(figures["cpu_cores_used"]),
+        figures["cores_available"],
+        _mean(figures["cpu_fraction"]),
+        gpu,
+        figures["network_sent_bytes_per_second"],
+        figures["network_received_bytes_per_second"],
+        facts.links[node],
+    )
+
+
+def _mean(figure: Mapping[str, float] | None) -> float | None:
+    return None if figure is None else figure["mean"]
+
+
+def _slowness(facts: Facts, own: Sequence[Worker]) -> float | None:
+    if facts.shares is None or not own or not facts.shares.slowest.own_seconds:
+        return None
+    usual = facts.shares.slowest.own_seconds / facts.shares.slowness
+    return max(worker.own_seconds for worker in own) / usual if usual else None
+
+
+def _updates_fraction(facts: Facts, own: Sequence[Worker]) -> float | None:
+    counts = facts.summary["updates_by_worker"]
+    return None if not counts or not sum(counts) else sum(worker.updates or 0 for worker in own) / sum(counts)
+
+
+USED_GPU = 0.05
+"""A GPU that was busy for less than this did not compute the steps."""
+
+
+def _limit(facts: Facts, node: int, step: Mapping[str, float], cause: NetworkCause | None, gpu: float | None, short: int | None) -> str:
+    largest = max(step, key=lambda part: step[part])
+    if step[largest] < DOMINANT:
+        return "nothing"
+    if largest == "compute":
+        return "GPU" if (gpu or 0.0) > USED_GPU else "CPU"
+    if largest == "network" and short is not None:
+        return "CPU" if node == short else "peer"
+    if largest == "network":
+        return "link" if cause == "link" and not _serves_itself(facts, node) else "exchange"
+    return {"data": "data", "peers": "peer"}[largest]
+
+
+def _serves_itself(facts: Facts, node: int) -> bool:
+    """Async: whether the only parameter server is on this node, so that its workers' exchanges cross no link."""
+    return facts.summary["mode"] == "async" and facts.summary["parameter_servers"] == 1 and node == 0

@@ -1,0 +1,1 @@
+"""How do records become tables for other programs?"""

@@ -1,0 +1,179 @@
+"""The records of runs as long tables for other programs: CSV or Parquet, with units in the names of the columns.
+
+A row of ``steps`` is an update, of ``evals`` an evaluation, of ``system`` a node's sample, of ``summary`` a run; the first column names the
+run. Rows are written a batch at a time, so that a run of any length needs little memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ...records.schema import EvalRecord, SystemRecord
+from ...records.store.jsonl import finite_json
+from ...records.store.run_directory import RunReader
+from ...records.summary.node_usage import rise_per_second
+from ..catalog.index import FIGURES, run_row
+from ..catalog.labels import labels
+
+__all__ = ["TABLES", "Column", "Table", "table_of"]
+
+Kind = Literal["text", "integer", "number", "truth"]
+Cells = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's name and what its cells hold, or None."""
+
+    name: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table's columns and its rows, which may be taken once; their first cell is the run."""
+
+    columns: Sequence[Column]
+    rows: Iterator[Cells]
+
+
+TABLES = ("steps", "evals", "system", "summary")
+
+_STEP_COLUMNS: Mapping[str, Kind] = {
+    "run": "text",
+    "step": "integer",
+    "epoch": "integer",
+    "worker": "integer",
+    "time_seconds": "number",
+    "loss": "number",
+    "learning_rate": "number",
+    "staleness": "integer",
+    "group_first_step": "integer",
+    "group_updates": "integer",
+    "group_time_seconds": "number",
+    "group_seconds": "number",
+    "group_examples": "integer",
+    "group_data_wait_seconds": "number",
+    "group_network_wait_seconds": "number",
+}
+
+_RATES = ("network_sent_bytes", "network_received_bytes")
+
+
+def table_of(what: str, runs: Sequence[Path]) -> Table:
+    """Return a table, one of `TABLES`, over the rows of all `runs` in their order. Its rows raise DamagedRunError as they are read."""
+    names = labels(runs)
+    if what == "summary":
+        return _summary(runs, names)
+    columns, rows = _RECORDS[what]
+    return Table(columns, ((name, *cells) for path, name in zip(runs, names, strict=True) for cells in rows(RunReader(path))))
+
+
+# Records --------------------------------------------------------------------------------------------------------------
+
+
+def _steps(reader: RunReader) -> Iterator[Cells]:
+    """Yield the updates; within a group, whose end alone was measured, their times are spread evenly."""
+    for record in reader.steps():
+        count, rates = record.count, record.learning_rates
+        each = record.seconds / count if count else 0.0
+        group = (
+            record.step,
+            count,
+            record.time_seconds,
+            record.seconds,
+            record.examples,
+            record.data_wait_seconds,
+            record.network_wait_seconds,
+        )
+        for index, loss in enumerate(record.losses):
+            yield (
+                record.step + index,
+                record.epoch,
+                record.worker,
+                record.time_seconds - each * (count - 1 - index),
+                loss,
+                None if not rates else rates[0] if len(rates) == 1 else rates[index],
+                None if record.staleness is None else record.staleness[index],
+                *group,
+            )
+
+
+def _evals(reader: RunReader) -> Iterator[Cells]:
+    for record in reader.evals():
+        yield tuple(getattr(record, field.name) for field in fields(EvalRecord))
+
+
+def _system(reader: RunReader) -> Iterator[Cells]:
+    """Yield the samples, and the rates of the network's counters since the node's sample before."""
+    before: dict[int, SystemRecord] = {}
+    nested = {column.name for column in _of_record(SystemRecord) if column.kind == "text"} - {"network_source"}
+    for record in reader.system():
+        cells = [_json(record, field.name) if field.name in nested else getattr(record, field.name) for field in fields(SystemRecord)]
+        yield (*cells, *(rise_per_second(before.get(record.node), record, counter) for counter in _RATES))
+        before[record.node] = record
+
+
+def _json(record: SystemRecord, name: str) -> str | None:
+    value = getattr(record, name)
+    if name == "tasks":
+        value = [{field.name: getattr(task, field.name) for field in fields(task)} for task in value]
+    return None if value is None else json.dumps(finite_json(value))
+
+
+def _of_record(record: type[Any]) -> list[Column]:
+    """Return a column for each field of a kind of record; what is no single figure becomes JSON text."""
+    types = get_type_hints(record)
+    return [Column(field.name, _kind_declared(types[field.name])) for field in fields(record)]
+
+
+def _kind_declared(declared: Any) -> Kind:
+    of = set(get_args(declared)) - {type(None)} if get_origin(declared) in (Union, UnionType) else {declared}
+    return "integer" if of == {int} else "number" if of == {float} else "text"
+
+
+_RUN = Column("run", "text")
+_RECORDS: Mapping[str, tuple[Sequence[Column], Callable[[RunReader], Iterator[Cells]]]] = {
+    "steps": ([Column(name, kind) for name, kind in _STEP_COLUMNS.items()], _steps),
+    "evals": ([_RUN, *_of_record(EvalRecord)], _evals),
+    "system": ([_RUN, *_of_record(SystemRecord), *(Column(f"{name}_per_second", "number") for name in _RATES)], _system),
+}
+
+
+# Summaries ------------------------------------------------------------------------------------------------------------
+
+
+def _summary(runs: Sequence[Path], names: Sequence[str]) -> Table:
+    """Return a row a run, also of runs that ended without a summary. A column's kind is what its cells are; lists become JSON text."""
+    rows = [{**run_row(path), "run": name} for path, name in zip(runs, names, strict=True)]
+    order = ["run", *(name for name in FIGURES if name not in ("run", "folder"))]
+    columns = [Column(name, _kind([row[name] for row in rows])) for name in order]
+    return Table(columns, (tuple(_cell(row[column.name], column.kind) for column in columns) for row in rows))
+
+
+def _kind(values: Sequence[Any]) -> Kind:
+    kinds = {_kind_of(value) for value in values if value is not None}
+    if kinds == {"integer", "number"}:
+        return "number"
+    return kinds.pop() if len(kinds) == 1 else "text"
+
+
+def _kind_of(value: Any) -> Kind:
+    if isinstance(value, bool):
+        return "truth"
+    if isinstance(value, int):
+        return "integer"
+    return "number" if isinstance(value, float) or value in ("NaN", "Infinity", "-Infinity") else "text"
+
+
+def _cell(value: Any, kind: Kind) -> Any:
+    if value is None or kind in ("truth", "integer"):
+        return value
+    if kind == "number":
+        return float(value)
+    return value if isinstance(value, str) else json.dumps(finite_json(value))

@@ -1,0 +1,131 @@
+"""Tables as CSV or Parquet files. A file gets its name when it is whole, and nothing is overwritten unless it is asked for."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import itertools
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TextIO, cast
+
+from ...core.errors import MissingPackageError, TrainerError, UsageError
+from ...core.untrusted.console import ShownStream
+from .records_table import Cells, Table
+
+__all__ = ["FORMATS", "check_format", "check_new", "write_csv", "write_file"]
+
+FORMATS = ("csv", "parquet")
+
+_BATCH_ROWS = 50_000  # some 20 MB of rows
+
+
+def check_format(name: str) -> None:
+    """Raise MissingPackageError where a format needs a package that is not here."""
+    if name == "parquet":
+        try:
+            importlib.import_module("pyarrow")
+        except ModuleNotFoundError as error:
+            raise MissingPackageError("format parquet needs the package pyarrow. Install it: pip install 'crosstrain[parquet]'") from error
+
+
+def check_new(path: Path, *, overwrite: bool) -> None:
+    """Raise UsageError where `path` cannot become a new file: it exists and is not to be overwritten, or no file can be made there."""
+    if path.is_dir():
+        raise UsageError(f"--output: {str(path)!r} is a folder, and a file is to be written. Give another name.")
+    if path.exists() and not path.is_file():  # it would be replaced by a file
+        raise UsageError(f"--output: {str(path)!r} is a device or a pipe, and a file is to be written. Give another name.")
+    if path.exists() and not overwrite:
+        raise UsageError(f"--output: {str(path)!r} exists. Give another name, or --overwrite.")
+    if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"--output: {str(path.absolute().parent)!r} is no folder that can be written. Give another.")
+
+
+def write_file(table: Table, path: Path, file_format: str, *, overwrite: bool) -> int:
+    """Write a table into the file `path` and return how many rows it has. Raises UsageError as `check_new`, before anything is read."""
+    check_new(path, overwrite=overwrite)
+    with _whole(path) as partial:
+        if file_format == "parquet":
+            return _write_parquet(table, partial)
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            return write_csv(table, file)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Yield a file beside `path`, readable as the user's files are, that takes its place at the end; what fails leaves nothing.
+
+    Raises TrainerError where the file cannot be written, such as on a full disk.
+    """
+    partial: Path | None = None
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(descriptor)
+        partial = Path(name)
+        yield partial
+        partial.chmod(0o666 & ~_umask())
+        os.replace(partial, path)
+    except OSError as error:
+        raise TrainerError(f"{path}: cannot be written ({error.strerror}).") from error
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _batches(table: Table) -> Iterator[list[Cells]]:
+    while batch := list(itertools.islice(table.rows, _BATCH_ROWS)):
+        yield batch
+
+
+# CSV ------------------------------------------------------------------------------------------------------------------
+
+
+def write_csv(table: Table, file: IO[str] | None = None) -> int:
+    """Write a table with a line of names to `file` (default: standard output) and return how many rows it has.
+
+    An empty cell stands for what was not observed; NaN and Infinity are spelled so, as in the records.
+    """
+    writer = csv.writer(ShownStream(cast(TextIO, file or sys.stdout)), lineterminator="\n")
+    writer.writerow([column.name for column in table.columns])
+    numbers = [index for index, column in enumerate(table.columns) if column.kind == "number"]
+    rows = 0
+    for batch in _batches(table):
+        writer.writerows(_spelled(cells, numbers) for cells in batch)
+        rows += len(batch)
+    return rows
+
+
+def _spelled(cells: Cells, numbers: Sequence[int]) -> Cells:
+    if all(cells[index] is None or math.isfinite(cells[index]) for index in numbers):
+        return cells
+    names = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+    return [names.get(str(cell), cell) if index in numbers else cell for index, cell in enumerate(cells)]
+
+
+# Parquet --------------------------------------------------------------------------------------------------------------
+
+
+def _write_parquet(table: Table, path: Path) -> int:
+    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    types: Mapping[str, Any] = {"text": arrow.string(), "integer": arrow.int64(), "number": arrow.float64(), "truth": arrow.bool_()}
+    schema = arrow.schema([(column.name, types[column.kind]) for column in table.columns])
+    rows = 0
+    with parquet.ParquetWriter(path, schema) as writer:
+        for batch in _batches(table):
+            columns = zip(schema, zip(*batch, strict=True), strict=True)
+            arrays = [arrow.array(values, type=field.type) for field, values in columns]
+            writer.write_batch(arrow.record_batch(arrays, schema=schema))
+            rows += len(batch)
+    return rows

@@ -1,0 +1,1 @@
+"""How does a run stand right now?"""

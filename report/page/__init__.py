@@ -1,0 +1,1 @@
+"""How do runs become one page that opens in a browser?"""

@@ -1,0 +1,165 @@
+"""Runs as one page that opens anywhere: tables, plots and words in a single HTML file, which loads nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ...core.errors import UsageError
+from ...core.untrusted.console import shown
+from ..catalog.run import DescribedRun
+from ..catalog.shown import ShownRun
+from ..comparison.comparison import compare_runs
+from ..plots.figure import Bars, Panel, Picture, colour, dash, kinds
+from ..plots.plotly_renderer import plots
+from ..plots.training_charts import pictures
+from ..tables.alignment import holds_figures
+from ..tables.comparison_tables import Block, standard
+from ..tables.footnotes import above, below
+from ..tables.run_tables import SYNTHETIC
+from .run_section import ENVIRONMENT, SETTINGS, described
+
+__all__ = ["MADE_BY", "render", "write_page"]
+
+MADE_BY = "crosstrain: trainer report"
+"""Stands at the top of every page, and tells a report of ours from another file."""
+
+_MARK_WITHIN = 2000  # characters from the beginning
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write_page(runs: Sequence[ShownRun], path: Path) -> Path:
+    """Write the report of the runs to `path`, in one move; an earlier report is replaced. Returns the path.
+
+    Raises UsageError, before anything is read, where another file has that name or the folder does not exist.
+    """
+    _check(path)
+    text = render(runs)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise UsageError(f"--output: {str(path)!r} cannot be written ({error.strerror}). Give another place.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _check(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(f"--output: there is no folder {str(path.parent)!r}. Make it, or give another place.")
+    if path.is_dir():
+        raise UsageError(f"--output: {str(path)!r} is a folder; give the name of a file, such as {str(path / 'report.html')!r}.")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--output: {str(path)!r} is a device or a pipe, and a file is to be written. Give another name.")
+    if path.exists():
+        with path.open("rb") as file:
+            if MADE_BY.encode() not in file.read(_MARK_WITHIN):
+                raise UsageError(f"--output: {str(path)!r} was not written by `trainer report` and stays as it is. Give another name.")
+
+
+def render(runs: Sequence[ShownRun]) -> str:
+    """Return the page. Raises DamagedRunError where a run's records cannot be read."""
+    drawn = pictures(runs)
+    shown = [_picture(picture) for picture in drawn]
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(colour=colour, dash=dash)
+    told = [described(run) for run in runs]
+    return environment.get_template("report.html").render(
+        title=f"Run {runs[0].label}" if len(runs) == 1 else f"{len(runs)} runs side by side",
+        made_by=MADE_BY,
+        version=version("crosstrain"),
+        sections=[("runs", "Runs"), ("comparison", "Figures"), ("plots-heading", "Plots"), ("each", "Each run")],
+        settings=SETTINGS,
+        settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in told]),
+        environment=ENVIRONMENT,
+        environment_right=_right([row for run in told for row in run["environment"]] or [ENVIRONMENT]),
+        synthetic=SYNTHETIC,
+        runs=told,
+        **_compared(runs),
+        pictures=shown,
+        has_raw=any(_has_raw(picture) for picture in drawn),
+        plots=[plot for picture in shown for plot in picture["plots"]],
+        style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
+        script=Markup((_TEMPLATES / "report.js").read_text(encoding="utf-8")),
+        plotly=Markup(files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")),
+    )
+
+
+def _shown(value: Any) -> Any:
+    """Return what the page has of a value: of a text that is no part of the page itself, what is to be seen."""
+    return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _right(rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Return which columns of a table hold figures; the first one says what a row is called."""
+    return [index > 0 and holds_figures(column, False) for index, column in enumerate(zip(*rows, strict=True))]
+
+
+def _compared(runs: Sequence[ShownRun]) -> dict[str, Any]:
+    """Return the tables of the runs that have figures, and what has to be said about them."""
+    ended = [DescribedRun(run.path, run.summary, run.job, run.env, run.label) for run in runs if run.summary is not None]
+    if not ended:
+        return {"above": [], "blocks": [], "below": []}
+    comparison = compare_runs(ended, fold=False)
+    blocks = [_labelled(block) for block in standard(comparison)]
+    return {"above": _nested(above(comparison)), "blocks": blocks, "below": below(comparison)}
+
+
+def _nested(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return each line with those that are indented below it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if line.startswith(" ") and found:
+            found[-1][1].append(line.strip())
+        else:
+            found.append((line.strip(), []))
+    return found
+
+
+def _labelled(block: Block) -> Block:
+    """Return a table in which every row says what it is about, as a reader aloud needs it."""
+    rows: list[tuple[str, ...]] = []
+    for row in block.rows:
+        rows.append((row[0] or rows[-1][0], *row[1:]) if rows else row)
+    return replace(block, rows=tuple(rows))
+
+
+def _has_raw(picture: Picture) -> bool:
+    return any(drawn.kind == "faint" for panel in picture.panels if isinstance(panel, Panel) for drawn in panel.curves)
+
+
+def _picture(picture: Picture) -> dict[str, Any]:
+    found = plots(picture)
+    bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
+    for plot, panel in zip(found, bars, strict=False):
+        plot["segments"] = [{"name": segment.name, "colour": segment.colour} for segment in panel.segments]
+    lines = {drawn.name: drawn.number for panel in picture.panels if isinstance(panel, Panel) for drawn in panel.curves}
+    return {
+        "run": picture.run,
+        "title": picture.title,
+        "note": picture.note,
+        "words": picture.words,
+        "stacked": picture.stacked,
+        "whole": picture.stacked or bool(bars),
+        "lines": list(lines.items()),
+        "marks": kinds(picture.marks),
+        "plots": [{"segments": None, **plot} for plot in found],
+    }

@@ -1,0 +1,111 @@
+"""What the report's page says about one run alone: settings, verdict, environment, and how to do it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from ...core.job import Job
+from ...records.text.numbers import UNKNOWN, bytes_text, count_text, number_text
+from ..catalog.lost_updates import lost_updates
+from ..catalog.rerun_command import repeat_command
+from ..catalog.shown import ShownRun
+from ..diagnosis.advice import advise
+from ..diagnosis.batch_effect import Advice
+from ..diagnosis.text import headline, notes
+from ..diagnosis.verdict import explain
+
+__all__ = ["ENVIRONMENT", "SETTINGS", "config_text", "described"]
+
+SETTINGS = ("run", "state", "backend", "mode", "model", "data", "precision", "nodes", "workers", "parameter servers", "global batch")
+ENVIRONMENT = ("node", "host", "processor", "cores available", "memory", "kernel", "Python", "packages", "GPUs")
+
+_PLACE = ("out", "name")
+
+
+def described(run: ShownRun) -> dict[str, Any]:
+    """Return what the page's template shows of a run."""
+    segments = run.job.get("segments") or [{"command": run.job.get("command") or ()}]
+    return {
+        "number": run.number,
+        "label": run.label,
+        "state": run.state,
+        "cause": run.cause,
+        "synthetic": _synthetic(run),
+        "lost": lost_updates(run.path, run.summary),
+        "settings": _settings(run),
+        "started": _when(segments[0].get("started_at")),
+        "path": str(run.path.resolve()),
+        "verdict": _verdict(run),
+        "environment": [_node(number, node) for number, node in enumerate(run.env)],
+        "segments": [shlex.join(map(str, segment.get("command") or ())) for segment in segments],
+        "repeat": repeat_command(run.job, {}),
+        "config": config_text(run.job),
+    }
+
+
+def _when(text: str | None) -> str:
+    """Return an ISO time as people write it, to the second."""
+    return UNKNOWN if text is None else datetime.fromisoformat(text).isoformat(sep=" ", timespec="seconds")
+
+
+def _synthetic(run: ShownRun) -> bool:
+    return bool(run.summary and run.summary.get("synthetic"))
+
+
+def _settings(run: ShownRun) -> list[str]:
+    """Return the settings, in the order of `SETTINGS` without the first two."""
+    job = run.job
+    nodes, per_node = int(job["nodes"]), int(job.get("procs_per_node") or 1)
+    data = f"{job['data']} (synthetic)" if _synthetic(run) else str(job["data"])
+    precision = (run.summary or {}).get("precision_used") or job["precision"]
+    servers = count_text(job["ps"]) if job["mode"] == "async" else UNKNOWN
+    batch = count_text(job.get("global_batch_size_resolved"))
+    return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(nodes * per_node), servers, batch]
+
+
+def _verdict(run: ShownRun) -> dict[str, Any] | None:
+    if run.summary is None:
+        return None
+    explanation = explain(run.path)
+    return {"text": headline(explanation), "notes": notes(explanation), "advice": [_advice(entry) for entry in advise(explanation)]}
+
+
+def _advice(entry: Advice) -> str:
+    effect = "" if entry.speedup is None else f" ({entry.bound} {entry.speedup:.2f}x)"
+    return f"{entry.option}: {entry.reason}{effect}{f'; {entry.caution}' if entry.caution else ''}"
+
+
+def _node(number: int, node: Mapping[str, Any]) -> list[str]:
+    limit = node.get("memory_limit_bytes")
+    memory = bytes_text(node.get("memory_total_bytes")) + (f", limit {bytes_text(limit)}" if limit else "")
+    packages = ", ".join(f"{name} {version}" for name, version in (node.get("packages") or {}).items() if version)
+    return [
+        str(number),
+        str(node.get("hostname") or UNKNOWN),
+        str(node.get("cpu_model") or UNKNOWN),
+        number_text(node.get("cores_available"), 2),
+        memory,
+        f"{node.get('operating_system') or ''} {node.get('kernel') or UNKNOWN}".strip(),
+        str(node.get("python") or UNKNOWN),
+        packages or UNKNOWN,
+        _gpus(node.get("gpus")),
+    ]
+
+
+def _gpus(gpus: Sequence[Mapping[str, Any]] | None) -> str:
+    return ", ".join(f"{gpu['name']} ({bytes_text(gpu['memory_total_bytes'])})" for gpu in gpus or ()) or "none"
+
+
+def config_text(job: Mapping[str, Any]) -> str:
+    """Return the job as a TOML file that `--config` takes: every setting that has a value, save where the run is written."""
+    lines = [f"{field} = {_toml(job[field])}" for field in Job.model_fields if field not in _PLACE and job.get(field) is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """Write a JSON value as TOML: strings, numbers, booleans and lists of them look the same in both, but for one character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,1 @@
+"""How are curves drawn?"""

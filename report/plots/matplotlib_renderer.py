@@ -1,0 +1,226 @@
+"""Pictures as files, for papers and slides: drawn with matplotlib, without a display, and the same bytes for the same runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from ...core.errors import UsageError
+from ...core.untrusted.console import note, shown
+from .figure import INK, Bars, Curve, Mark, Panel, Picture, colour, dash, kinds
+from .fonts import families_for, lacking, lacking_text, usual_families
+
+__all__ = ["FORMATS", "Format", "write_figures"]
+
+Format = Literal["png", "svg", "pdf"]
+FORMATS: tuple[str, ...] = get_args(Format)
+
+_MADE_BY = "crosstrain: trainer plot"
+# Without a date, and with the tool's name, by which a picture of ours is known.
+_METADATA: Mapping[str, Mapping[str, Any]] = {
+    "png": {"Software": _MADE_BY},
+    "svg": {"Creator": _MADE_BY, "Date": None},
+    "pdf": {"Creator": _MADE_BY, "CreationDate": None},
+}
+_STYLE = {
+    "svg.hashsalt": "crosstrain",
+    "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3, and its text cannot be edited
+    "ps.fonttype": 42,
+    "font.size": 9.0,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_PANEL_INCHES, _STRIP_INCHES, _BAR_INCHES, _WIDTH_INCHES = 3.0, 1.4, 0.3, 9.0
+_LABEL_CHARACTERS, _LINE_INCHES = 36, 0.16  # a run's usual name and its node take two lines beside a bar
+_CHARACTER_INCHES, _HANDLE_INCHES = 0.075, 0.7  # of an entry in a key: a wide character, and line and gaps
+_LONGEST_LINE = int((_WIDTH_INCHES - _HANDLE_INCHES) / _CHARACTER_INCHES)
+_HATCHES = ("", "//", "..", "xx")
+_LONGEST_NAME = 100
+
+
+def write_figures(pictures: Sequence[Picture], folder: Path, image: Format) -> list[Path]:
+    """Write each picture to `folder` (made where missing) as ``NAME.FORMAT``; return the paths.
+
+    A figure of ours is replaced; characters that no installed font has are named in a note. Raises UsageError, before anything is
+    written, where the folder cannot be made or a file of one of these names is not ours.
+    """
+    paths = [folder / f"{name}.{image}" for name in _file_names(pictures)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            if path.exists() and not (path.is_file() and _MADE_BY.encode() in path.read_bytes()):
+                raise UsageError(f"--output: {str(path)!r} was not written by `trainer plot` and stays as it is. Give another folder.")
+        drawn = [_write(picture, path, image) for picture, path in zip(pictures, paths, strict=True)]
+    except OSError as error:
+        raise UsageError(f"--output: {str(folder)!r} cannot hold figures ({error.strerror}). Give another folder.") from error
+    if missing := frozenset[str]().union(*drawn):
+        note(lacking_text(missing))
+    return paths
+
+
+def _file_names(pictures: Sequence[Picture]) -> list[str]:
+    """Return names that any file system takes; of pictures that would be called alike, the later ones have a number."""
+    found: list[str] = []
+    for picture in pictures:
+        name = numbered = re.sub(r"[^\w.-]+", "_", picture.name)[:_LONGEST_NAME]
+        number = 1
+        while numbered in found:
+            number += 1
+            numbered = f"{name}-{number}"
+        found.append(numbered)
+    return found
+
+
+def _write(picture: Picture, path: Path, image: Format) -> frozenset[str]:
+    """Write one picture and return the characters for which there is no font."""
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # told once for all figures, by who called
+        figure = _draw(picture)
+        families = usual_families()
+        missing = lacking(figure, families)
+        if missing and (others := families_for(missing)):
+            families += others
+            missing = lacking(figure, families)
+            matplotlib.rcParams["font.family"] = families
+            figure = _draw(picture)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            figure.savefig(partial, format=image, dpi=150, metadata=dict(_METADATA[image]))
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    return missing
+
+
+def _draw(picture: Picture) -> Figure:
+    bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
+    if bars:
+        return _bars(picture, bars)
+    rows, columns = (len(picture.panels), 1) if picture.stacked else (1, len(picture.panels))
+    height = rows * _STRIP_INCHES + 0.8 if picture.stacked else _PANEL_INCHES
+    handles = _key(picture)
+    abreast = _abreast([str(handle.get_label()) for handle in handles])
+    figure = Figure(figsize=(_WIDTH_INCHES, height + 0.2 * -(-len(handles) // abreast)), layout="constrained")
+    figure.suptitle(_plain(picture.title))
+    axes = figure.subplots(rows, columns, sharex=picture.stacked, squeeze=False).ravel()
+    for place, (axis, panel) in enumerate(zip(axes, picture.panels, strict=True)):
+        if isinstance(panel, Panel):
+            _panel(axis, panel, picture, last=not picture.stacked or place == len(axes) - 1)
+    figure.legend(handles=handles, loc="outside lower center", ncols=abreast, frameon=False)
+    return figure
+
+
+def _abreast(labels: Sequence[str]) -> int:
+    """Return how many entries of a key stand side by side within the figure, three at most."""
+    widest = max((_CHARACTER_INCHES * len(line) for label in labels for line in label.splitlines()), default=0.0)
+    return max(1, min(3, int(_WIDTH_INCHES / (widest + _HANDLE_INCHES))))
+
+
+def _panel(axis: Axes, panel: Panel, picture: Picture, *, last: bool) -> None:
+    for drawn in panel.curves:
+        axis.plot(drawn.x, drawn.y, **_look(drawn))
+    for mark in picture.marks:
+        axis.axvline(mark.x, color=mark.colour, linestyle=_pattern(mark.dash), linewidth=0.8, zorder=1)
+    if panel.level:
+        axis.axhline(panel.level[0], color=INK, linestyle="--", linewidth=1.0)
+        axis.annotate(panel.level[1], (1, panel.level[0]), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=INK)
+    axis.set_ylabel(f"{panel.title}\n{panel.y_title}" if picture.stacked else panel.y_title)
+    if last:
+        axis.set_xlabel(panel.x_title)
+    if panel.unit in ("B", "B/s"):
+        axis.yaxis.set_major_formatter(EngFormatter(unit=panel.unit))
+    if panel.from_zero:
+        axis.set_ylim(bottom=0, top=panel.top)
+    if picture.x_range:
+        axis.set_xlim(*picture.x_range)
+
+
+def _look(drawn: Curve) -> dict[str, Any]:
+    paint = colour(drawn.number)
+    if drawn.kind == "faint":
+        return {"color": paint, "linewidth": 0.7, "alpha": 0.25, "zorder": 1.5}
+    if drawn.kind == "crosses":
+        return {"color": paint, "linestyle": "none", "marker": "x", "markersize": 5}
+    marker = {"marker": "o", "markersize": 3} if drawn.kind == "points" else {}
+    return {"color": paint, "linewidth": 1.6, "linestyle": _pattern(dash(drawn.number)), **marker}
+
+
+def _pattern(lengths: Sequence[float]) -> Any:
+    return (0, tuple(lengths)) if lengths else "-"
+
+
+def _key(picture: Picture) -> list[Line2D]:
+    named = {drawn.name: drawn.number for panel in picture.panels if isinstance(panel, Panel) for drawn in panel.curves}
+    curves = [
+        Line2D(
+            [], [], color=colour(number), linestyle=_pattern(dash(number)), linewidth=1.6, label=_plain(textwrap.fill(name, _LONGEST_LINE))
+        )
+        for name, number in named.items()
+    ]
+    return curves + [_mark_handle(mark) for mark in kinds(picture.marks)]
+
+
+def _mark_handle(mark: Mark) -> Line2D:
+    return Line2D([], [], color=mark.colour, linestyle=_pattern(mark.dash), linewidth=0.8, label=mark.kind)
+
+
+def _plain(name: str) -> str:
+    """Return a name as it stands: matplotlib leaves out what begins with an underscore, and takes $ for mathematics."""
+    escaped = shown(name).replace("$", r"\$")
+    return f"\u200b{escaped}" if escaped.startswith("_") else escaped
+
+
+def _bars(picture: Picture, panels: Sequence[Bars]) -> Figure:
+    labels = [[_wrapped(row) for row in panel.rows] for panel in panels]
+    lines = [max((label.count("\n") for label in each), default=0) for each in labels]
+    heights = [1.2 + len(each) * (_BAR_INCHES + _LINE_INCHES * more) for each, more in zip(labels, lines, strict=True)]
+    figure = Figure(figsize=(_WIDTH_INCHES, sum(heights) + 0.4), layout="constrained")
+    figure.suptitle(_plain(picture.title))
+    parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights).ravel()
+    for part, panel, each in zip(parts, panels, labels, strict=True):
+        _bar_panel(part, panel, each)
+    return figure
+
+
+def _wrapped(label: str) -> str:
+    """Return a label in lines that leave room for its bar; what stands in parentheses stays together."""
+    return textwrap.fill(re.sub(r" (?=[^()]*\))", "\u00a0", label), _LABEL_CHARACTERS)
+
+
+def _bar_panel(part: SubFigure, panel: Bars, labels: Sequence[str]) -> None:
+    axis = part.subplots()
+    places = np.arange(len(panel.rows))
+    left = np.zeros(len(panel.rows))
+    for number, segment in enumerate(panel.segments):
+        widths = np.nan_to_num(segment.values)
+        axis.barh(places, widths, left=left, color=segment.colour, hatch=_HATCHES[number % len(_HATCHES)], edgecolor="white", height=0.7)
+        left += widths
+    for place in np.flatnonzero(np.isnan(np.array([segment.values for segment in panel.segments])).all(axis=0)):
+        axis.annotate(panel.missing[place], (0, place), xytext=(4, 0), textcoords="offset points", va="center", color=INK)
+    axis.set_yticks(places, [_plain(label) for label in labels])
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    axis.set_title(_plain(panel.title), loc="left", fontsize=9)
+    axis.set_xlabel(panel.x_title)
+    axis.set_xlim(0, 100 if panel.unit == "%" else None)
+    axis.xaxis.set_major_locator(MaxNLocator(8))
+    handles = [
+        Patch(facecolor=segment.colour, hatch=_HATCHES[number % len(_HATCHES)], edgecolor="white", label=segment.name)
+        for number, segment in enumerate(panel.segments)
+    ]
+    part.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)

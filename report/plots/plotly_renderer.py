@@ -1,0 +1,187 @@
+"""Pictures as Plotly takes them in a page: traces and layouts as JSON, arrays as packed float32."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.untrusted.console import shown
+from ..series.arrays import Floats
+from .figure import INK, Bars, Curve, Panel, Picture, colour, dash
+
+__all__ = ["plots"]
+
+_GRID = "rgba(128,128,128,0.25)"
+_PANEL_PIXELS, _STRIP_PIXELS, _BAR_PIXELS, _FRAME_PIXELS = 300, 150, 46, 70
+_GAP = 0.09  # of the height, between the strips of a stack
+_PATTERNS = ("", "/", ".", "x")
+_EXACT = 1 << 24  # whole numbers up to here are exact in float32
+_UNITS = {
+    "": {},
+    "s": {},
+    "%": {"ticksuffix": " %"},
+    "B": {"tickformat": "~s", "ticksuffix": "B"},
+    "B/s": {"tickformat": "~s", "ticksuffix": "B/s"},
+}
+
+
+def plots(picture: Picture) -> list[dict[str, Any]]:
+    """Return the plots of a picture: ``id``, ``title``, ``data``, ``layout``; a stack of panels is one plot."""
+    if picture.stacked:
+        found = [_stack(picture, [panel for panel in picture.panels if isinstance(panel, Panel)])]
+    else:
+        found = [_bars(panel) if isinstance(panel, Bars) else _panel(panel) for panel in picture.panels]
+    return [{"id": f"plot-{picture.name}-{number}", **plot} for number, plot in enumerate(found)]
+
+
+def packed(values: Floats) -> dict[str, str]:
+    """Return an array as Plotly reads it: base64 of little-endian float32, float64 where float32 would move a step to its neighbour."""
+    wide = bool(len(values)) and bool(np.nanmax(np.abs(values), initial=0.0) > _EXACT)
+    data = values.astype("<f8" if wide else "<f4").tobytes()
+    return {"dtype": "f8" if wide else "f4", "bdata": base64.b64encode(data).decode()}
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    layout = {
+        "height": _PANEL_PIXELS,
+        "margin": {"l": 60, "r": 10, "t": 10, "b": 45},
+        "xaxis": _axis(panel.x_title),
+        "yaxis": _height(panel),
+        **_level(panel),
+    }
+    return {"title": panel.title, "data": [_trace(drawn, panel) for drawn in panel.curves], "layout": layout}
+
+
+def _stack(picture: Picture, panels: Sequence[Panel]) -> dict[str, Any]:
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {
+        "height": _STRIP_PIXELS * len(panels) + _FRAME_PIXELS,
+        "margin": {"l": 75, "r": 10, "t": 25, "b": 45},
+        "annotations": [],
+    }
+    share = (1 + _GAP) / len(panels)
+    for number, panel in enumerate(panels):
+        name = "" if number == 0 else str(number + 1)
+        top = 1 - share * number
+        layout[f"yaxis{name}"] = {**_height(panel), "domain": [max(0.0, top - share + _GAP), top], "nticks": 4}
+        title = {"text": _text(f"{panel.title}, {panel.y_title}"), "x": 0, "y": top, "xref": "paper", "yref": "paper"}
+        layout["annotations"].append({**title, "xanchor": "left", "yanchor": "bottom", "showarrow": False})
+        layout[f"yaxis{name}"].pop("title")
+        data += [{**_trace(drawn, panel), "yaxis": f"y{name}"} for drawn in panel.curves]
+    last = "" if len(panels) == 1 else str(len(panels))
+    layout["xaxis"] = {**_axis(panels[-1].x_title), "anchor": f"y{last}", "range": list(picture.x_range or ()) or None}
+    layout["shapes"] = [
+        {
+            "type": "line",
+            "xref": "x",
+            "yref": "paper",
+            "x0": mark.x,
+            "x1": mark.x,
+            "y0": 0,
+            "y1": 1,
+            "layer": "below",
+            "line": {"color": mark.colour, "width": 1, "dash": _dashed(mark.dash)},
+        }
+        for mark in picture.marks
+    ]
+    return {"title": picture.title, "data": data, "layout": layout}
+
+
+def _bars(panel: Bars) -> dict[str, Any]:
+    """Return bars with their names above them, where a narrow screen has room."""
+    places = list(range(len(panel.rows)))
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": segment.name,
+            "x": packed(segment.values),
+            "y": places,
+            "width": 0.45,
+            "marker": {
+                "color": segment.colour,
+                "line": {"width": 0},
+                "pattern": {"shape": _PATTERNS[number % len(_PATTERNS)], "fillmode": "overlay", "fgcolor": "#ffffff", "size": 7},
+            },
+            "hovertemplate": f"%{{x:.3~g}}{'' if panel.unit == '%' else ' '}{panel.unit}<extra>{segment.name}</extra>",
+        }
+        for number, segment in enumerate(panel.segments)
+    ]
+    missing = np.isnan(np.array([segment.values for segment in panel.segments])).all(axis=0)
+    label = {"x": 0, "xref": "paper", "yref": "y", "xanchor": "left", "showarrow": False}
+    notes = [{**label, "y": place - 0.22, "text": _text(row), "yanchor": "bottom"} for place, row in enumerate(panel.rows)]
+    notes += [{**label, "y": place, "text": _text(panel.missing[place]), "yanchor": "middle"} for place in np.flatnonzero(missing).tolist()]
+    layout = {
+        "height": _BAR_PIXELS * len(panel.rows) + _FRAME_PIXELS,
+        "margin": {"l": 10, "r": 15, "t": 5, "b": 45},
+        "barmode": "stack",
+        "xaxis": {**_axis(panel.x_title), "rangemode": "tozero", **({"range": [0, 100]} if panel.unit == "%" else {})},
+        "yaxis": {"visible": False, "range": [len(panel.rows) - 0.5, -0.8], "fixedrange": True},
+        "annotations": notes,
+    }
+    return {"title": panel.title, "data": data, "layout": layout}
+
+
+def _axis(title: str) -> dict[str, Any]:
+    return {"title": {"text": title, "standoff": 8}, "gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": INK, "automargin": True}
+
+
+def _height(panel: Panel) -> dict[str, Any]:
+    axis = {**_axis(panel.y_title), **_UNITS[panel.unit]}
+    if panel.top is not None:
+        axis["range"] = [0, panel.top]
+    elif panel.from_zero:
+        axis["rangemode"] = "tozero"
+    return axis
+
+
+def _level(panel: Panel) -> dict[str, Any]:
+    if panel.level is None:
+        return {}
+    height, name = panel.level
+    line = {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": height,
+        "y1": height,
+        "line": {"color": INK, "width": 1, "dash": "dash"},
+    }
+    text = {"text": _text(name), "xref": "paper", "x": 1, "y": height, "xanchor": "right", "yanchor": "bottom", "showarrow": False}
+    return {"shapes": [line], "annotations": [text]}
+
+
+def _trace(drawn: Curve, panel: Panel) -> dict[str, Any]:
+    paint = colour(drawn.number)
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": {"points": "lines+markers", "crosses": "markers"}.get(drawn.kind, "lines"),
+        "name": _text(drawn.name),
+        "x": packed(drawn.x),
+        "y": packed(drawn.y),
+        "meta": {"run": drawn.run, "kind": drawn.kind},
+        "line": {"color": paint, "width": 2, "dash": _dashed(dash(drawn.number))},
+        "hovertemplate": f"{_text(panel.y_title)} %{{y}}<br>{_text(panel.x_title)} %{{x:,~r}}<extra>{_text(drawn.name)}</extra>",
+    }
+    if drawn.kind == "faint":
+        trace |= {"line": {"color": paint, "width": 1}, "opacity": 0.3, "hoverinfo": "skip", "hovertemplate": None}
+    if drawn.kind in ("points", "crosses"):
+        trace["marker"] = {
+            "color": paint,
+            "size": 5 if drawn.kind == "points" else 8,
+            "symbol": "x" if drawn.kind == "crosses" else "circle",
+        }
+    return trace
+
+
+def _dashed(lengths: Sequence[float]) -> str:
+    return ",".join(f"{length:g}px" for length in lengths) or "solid"
+
+
+def _text(text: str) -> str:
+    """Return what Plotly shows as `text`: it takes a few HTML tags, entities and ``%{…}`` for its own."""
+    return shown(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "%\u200b{")

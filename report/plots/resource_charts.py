@@ -1,0 +1,154 @@
+"""What each node used in the course of a run: CPU, memory and network on one axis of time, with what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ...records.text.numbers import bytes_text, number_text
+from ..catalog.shown import ShownRun
+from ..series.arrays import Floats, NodeSeries
+from .figure import COLOURS, INK, Curve, Kind, Mark, Panel, Picture, Unit, curve
+
+__all__ = ["resources"]
+
+_POINTS = 800
+_MOST_MARKS = 40
+_FEW_SAMPLES = 40  # of so few each is shown as a point: a line through a single one is not to be seen
+_MARGIN = 0.02
+_NOTE = "All panels share the axis of time; their heights are the same for every run. {source}{thinned}"
+_SOURCES = {
+    "interface": "Network: whole frames at the node's own interface.",
+    "sockets": "Network: TCP payload of the node's tasks, as all nodes share one host.",
+}
+
+_Figure = Callable[[NodeSeries], Floats]
+_MEASURES: tuple[tuple[str, str, Unit, _Figure], ...] = (
+    ("CPU", "cores used", "", lambda node: node.cpu_cores_used),
+    ("Memory", "resident", "B", lambda node: node.memory_rss_bytes),
+    ("Sent", "per second", "B/s", lambda node: node.sent_bytes_per_second),
+    ("Received", "per second", "B/s", lambda node: node.received_bytes_per_second),
+    ("GPU", "utilization", "%", lambda node: 100 * node.gpu_utilization),
+)
+
+_LOOKS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "run start and end": (INK, ()),
+    "epoch end": (INK, (1, 3)),
+    "evaluation": (COLOURS[5], (4, 2)),
+    "checkpoint": (COLOURS[4], (6, 2, 1, 2)),
+    "resumed": (COLOURS[3], (8, 2)),
+    "goal reached": (COLOURS[2], ()),
+    "failure": (COLOURS[1], ()),
+}
+_KINDS = {
+    "run_started": "run start and end",
+    "run_ended": "run start and end",
+    "epoch_ended": "epoch end",
+    "checkpoint_saved": "checkpoint",
+    "run_resumed": "resumed",
+    "target_reached": "goal reached",
+    "checkpoint_failed": "failure",
+    "run_failed": "failure",
+    "run_interrupted": "failure",
+}
+
+
+def resources(runs: Sequence[ShownRun], nodes: Sequence[Sequence[NodeSeries]]) -> list[Picture]:
+    """Return a picture a run; `nodes` has the samples of each run's nodes. Runs without samples are left out."""
+    tops = [_top(figure, runs, nodes) for _, _, _, figure in _MEASURES]
+    return [_picture(run, own, tops, alone=len(runs) == 1) for run, own in zip(runs, nodes, strict=True) if own]
+
+
+def _top(figure: _Figure, runs: Sequence[ShownRun], nodes: Sequence[Sequence[NodeSeries]]) -> float | None:
+    """Return where all pictures of a figure end: above the highest value that one of them shows."""
+    highest = []
+    for run, own in zip(runs, nodes, strict=True):
+        first, last = _range(run, own) if own else (0.0, 0.0)
+        for node in own:
+            values = figure(node)[(first <= node.time_seconds) & (node.time_seconds <= last)]
+            if np.isfinite(values).any():
+                highest.append(float(np.nanmax(values)))
+    return 1.05 * max(highest) if highest and max(highest) > 0 else None
+
+
+def _range(run: ShownRun, nodes: Sequence[NodeSeries]) -> tuple[float, float]:
+    """Return the part of the run clock that is shown: the whole run, and a little beside it."""
+    end = run.run_seconds or max(float(node.time_seconds[-1]) for node in nodes)
+    margin = max(_MARGIN * end, 0.1)
+    return -margin, end + margin
+
+
+def _picture(run: ShownRun, nodes: Sequence[NodeSeries], tops: Sequence[float | None], *, alone: bool) -> Picture:
+    first, last = _range(run, nodes)
+    panels = tuple(
+        Panel(title, "run clock in seconds", y_title, curves, unit, from_zero=True, top=top)
+        for (title, y_title, unit, figure), top in zip(_MEASURES, tops, strict=True)
+        if (curves := _curves(run, nodes, figure, first))
+    )
+    marks, thinned = _marks(run)
+    sources = sorted({_SOURCES[node.network_source] for node in nodes if node.network_source in _SOURCES})
+    return Picture(
+        "resources" if alone else f"resources-{run.label}",
+        f"What each node used: {run.label}",
+        _NOTE.format(source=" ".join(sources), thinned=thinned).strip(),
+        "; ".join(_said(run, nodes)),
+        panels,
+        stacked=True,
+        marks=tuple(mark for mark in marks if first <= mark.x <= last),
+        x_range=(first, last),
+        run=run.number,
+    )
+
+
+def _curves(run: ShownRun, nodes: Sequence[NodeSeries], figure: _Figure, start: float) -> tuple[Curve, ...]:
+    found = []
+    for node in nodes:
+        shown = node.time_seconds >= start
+        values = figure(node)[shown]
+        if np.isfinite(values).any():
+            kind: Kind = "points" if len(values) <= _FEW_SAMPLES else "line"
+            found.append(curve(f"node {node.node}", node.node, node.time_seconds[shown], values, run.number, kind, points=_POINTS))
+    return tuple(found)
+
+
+def _marks(run: ShownRun) -> tuple[list[Mark], str]:
+    """Return the marks, few enough of a kind to be told apart, and what has to be said about those left out."""
+    times: dict[str, list[float]] = {}
+    for event in run.events:
+        if event.event in _KINDS:
+            times.setdefault(_KINDS[event.event], []).append(event.time_seconds)
+    times["evaluation"] = [record.time_seconds for record in run.evals]
+    marks: list[Mark] = []
+    said = []
+    for kind, (colour, dash) in _LOOKS.items():
+        found = times.get(kind, [])
+        every = max(1, -(-len(found) // _MOST_MARKS))
+        marks += [Mark(kind, seconds, colour, dash) for seconds in found[every - 1 :: every]]
+        if every > 1:
+            said.append(f" Of kind “{kind}”, each {every}th of {len(found):,} is marked.")
+    return marks, "".join(said)
+
+
+def _said(run: ShownRun, nodes: Sequence[NodeSeries]) -> Iterator[str]:
+    """Say each node's figures in words: those of the summary, else those of the samples."""
+    for node in nodes:
+        cores, peak = _mean(node.cpu_cores_used), _highest(node.memory_rss_bytes)
+        sent, received = _mean(node.sent_bytes_per_second), _mean(node.received_bytes_per_second)
+        if run.summary is not None and node.node < len(run.summary["per_node"]):
+            figures = run.summary["per_node"][node.node]
+            cores = figures["cpu_cores_used"] and figures["cpu_cores_used"]["mean"]
+            peak = figures["memory_rss_bytes"] and figures["memory_rss_bytes"]["max"]
+            sent, received = figures["network_sent_bytes_per_second"], figures["network_received_bytes_per_second"]
+        yield (
+            f"node {node.node}: {number_text(cores, 2)} cores, at most {bytes_text(peak)} of memory, "
+            f"sent {bytes_text(sent, per_second=True)}, received {bytes_text(received, per_second=True)}"
+        )
+
+
+def _mean(values: Floats) -> float | None:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else None
+
+
+def _highest(values: Floats) -> float | None:
+    return float(np.nanmax(values)) if np.isfinite(values).any() else None

@@ -1,0 +1,1 @@
+"""How would a job scale to other nodes and links?"""

@@ -1,0 +1,244 @@
+"""A fitted model at other numbers of nodes: a row for each, and what has to be said about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ...core.errors import UsageError
+from .cost_model import Link, Step, Topology, ring_step, server_step
+from .error_band import Judged, Validation, band_factor
+from .fit import Fitted
+from .observations import Observed
+
+__all__ = ["Question", "Row", "Scaling", "judged_for", "predict", "remarks"]
+
+Scaling = Literal["weak", "strong"]
+
+POOR_FIT = 0.15
+"""A model that misses a run that it was fitted to by more than this is not to be relied on."""
+
+WORTH_SAYING = 0.05
+"""A share of a run's time between its steps from which on it is mentioned."""
+
+SHORT_SECONDS = 0.1
+"""Five of the periods in which the kernel limits a virtual node's processor time: shorter steps are distorted by more than a tenth."""
+
+MODES: dict[Topology, str] = {"ring": "sync", "ps": "async"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to predict. `ps` counts parameter servers; `scalings`: weak keeps each worker's batch, strong that of all workers together."""
+
+    nodes: tuple[int, ...]
+    link: Link
+    topology: Topology
+    ps: int
+    scalings: tuple[Scaling, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A prediction; `step` is None where the global batch has fewer examples than there are workers.
+
+    `speedup` is examples per second over those predicted for one node, `efficiency` its share of the number of nodes. Times are expected
+    between `step.seconds` ÷ `factor` and × `factor`; None where nothing like it was ever judged. `doublings` is how far the row lies
+    beyond what was; `delayed`, whether latency that was asked for is too much of the step for a band.
+    """
+
+    scaling: Scaling
+    nodes: int
+    workers: int
+    batch_size: float
+    global_batch_size: float
+    step: Step | None
+    examples_per_second: float | None
+    speedup: float | None
+    factor: float | None
+    doublings: float | None
+    delayed: bool = False
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed-up per node."""
+        return None if self.speedup is None else self.speedup / self.nodes
+
+
+def predict(fitted: Fitted, question: Question, validation: Validation) -> list[Row]:
+    """Return a row for each scaling and number of nodes. Raises UsageError where there are more parameter servers than nodes."""
+    if question.topology == "ps" and question.ps > min(question.nodes):
+        raise UsageError(f"ps: got {question.ps}; allowed: at most one on each node, and {min(question.nodes)} of --nodes is fewer.")
+    judged = judged_for(fitted, question.topology, validation)
+    return [_row(fitted, question, scaling, nodes, judged) for scaling in question.scalings for nodes in question.nodes]
+
+
+def judged_for(fitted: Fitted, topology: Topology, validation: Validation) -> Judged | None:
+    """Return what was judged that is most like this fit; None where there is nothing like it: all nodes had equal cores of their own."""
+    if topology not in fitted.measured or any(run.nodes_sharing_cores > 1 for run in fitted.runs) or _unlike(fitted):
+        return None
+    mode = MODES[topology]
+    runs = [run for run in fitted.runs if run.mode == mode and run.communicates]
+    different = len({run.bytes_per_second for run in runs if run.bytes_per_second is not None}) > 1
+    return validation.of(str(fitted.first.same["backend"]), mode, 2 if different else 1)
+
+
+MOST_LATENCY = 0.1
+"""Where latency, on which the model was never judged, is more of a step than this, there is no band."""
+
+
+def _unlike(fitted: Fitted) -> bool:
+    """Return whether the nodes of the fitted runs may use different numbers of cores."""
+    return len(fitted.first.same["cores_per_node"]) > 1
+
+
+def _row(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judged: Judged | None) -> Row:
+    first = fitted.first
+    workers = nodes * first.procs_per_node
+    in_all = first.batch_size * workers if scaling == "weak" else first.global_batch_size
+    step, rate = _step(fitted, question, nodes, in_all)
+    _, alone = _step(fitted, question, 1, first.batch_size * first.procs_per_node if scaling == "weak" else in_all)
+    speedup = None if rate is None or alone is None else rate / alone
+    bits = None if question.link.bytes_per_second is None else 8 * question.link.bytes_per_second
+    at_once, _ = _step(fitted, replace(question, link=replace(question.link, latency_seconds=0.0)), nodes, in_all)
+    delayed = step is not None and at_once is not None and step.seconds - at_once.seconds > MOST_LATENCY * step.seconds
+    factor, doublings = (None, None) if judged is None or delayed else band_factor(judged, nodes, bits)
+    return Row(scaling, nodes, workers, in_all / workers, in_all, step, rate, speedup, factor, doublings, delayed)
+
+
+def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tuple[Step | None, float | None]:
+    """Return the step and the examples per second of a global batch on some nodes; Nones where a worker would have no example."""
+    first = fitted.first
+    workers = nodes * first.procs_per_node
+    if in_all < workers:
+        return None, None
+    compute = fitted.compute.seconds(math.ceil(in_all / workers))  # sync: the worker with the largest slice is the one that is waited for
+    if question.topology == "ring":
+        step = ring_step(compute, first.payload_bytes, workers, nodes, fitted.ring, question.link)
+        return step, in_all * step.updates_per_second
+    ps = min(question.ps, nodes)
+    step = server_step(compute, first.payload_bytes, first.procs_per_node, nodes, ps, fitted.server, question.link)
+    return step, in_all / workers * step.updates_per_second
+
+
+def remarks(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    """Return what a reader has to know about these predictions, most important first."""
+    return [text for check in (_costs, _misfit, _extrapolation, _cores, _batches, _unvalidated) for text in check(fitted, question, rows)]
+
+
+def _costs(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    if question.topology in fitted.measured:
+        return []
+    if not fitted.measured:
+        return [
+            "No run had two workers, so that software is assumed to exchange for nothing: times are lower bounds. "
+            "Add a run of two nodes for more than that."
+        ]
+    wanted, found = ("sync", "async") if question.topology == "ring" else ("async", "sync")
+    return [f"No run was {wanted}: what messages cost is taken from the {found} runs. That was never judged, so there is no band."]
+
+
+def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    """Hold the fitted model against the runs that it was fitted to."""
+    texts = []
+    for run in fitted.runs:
+        if run.mode != MODES[question.topology] or not run.communicates:
+            continue
+        own = replace(question, link=Link(run.bytes_per_second), ps=run.ps)
+        _, rate = _step(replace(fitted, runs=(run,)), own, run.nodes, run.global_batch_size)
+        assert rate is not None, "a run has an example for each worker"
+        error = rate / run.examples_per_second - 1
+        poor = " It does not describe this run well, so do not rely on it." if abs(error) > POOR_FIT else ""
+        texts.append(
+            f"For {run.name} itself the model gives {rate:,.0f} examples/s while it trains; {run.examples_per_second:,.0f} were measured "
+            f"({error:+.0%}).{poor}{_between(run)}"
+        )
+    return texts
+
+
+def _between(run: Observed) -> str:
+    """Say how much slower the run was in all than while it trained."""
+    if run.reported_examples_per_second is None:
+        return ""
+    lost = 1 - run.reported_examples_per_second / run.examples_per_second
+    if lost < WORTH_SAYING:
+        return ""
+    return (
+        f" In all it made {run.reported_examples_per_second:,.0f}: {lost:.0%} of its time lay between steps, and the model leaves that out."
+    )
+
+
+def _extrapolation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    most = max(run.nodes for run in fitted.runs)
+    beyond = [row.nodes for row in rows if row.step is not None and row.nodes > 2 * most]
+    texts = []
+    if beyond:
+        texts.append(
+            f"{_many(beyond)} are an extrapolation from {most}: the model knows no stragglers, no switches that are shared and no "
+            "failures, all of which grow with the number of nodes."
+        )
+    wide = [row.nodes for row in rows if row.doublings]
+    if wide:
+        texts.append(
+            f"The band of {_many(wide)} is widened, since nothing was judged there; the rule for that is caution, not measurement."
+        )
+    return texts
+
+
+def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    texts = []
+    sharing = max(run.nodes_sharing_cores for run in fitted.runs)
+    if sharing > 1:
+        texts.append(
+            f"{sharing} nodes of a fitted run shared cores, so that their steps were slower than those of nodes with their own cores: the "
+            "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share with --cores-per-node."
+        )
+    if _unlike(fitted):
+        limits = ", ".join(f"{cores:g}" for cores in fitted.first.same["cores_per_node"])
+        texts.append(
+            f"The nodes of the fitted runs may use different numbers of cores ({limits}). Every node that is predicted computes as the "
+            "slowest of them does, one alone too; that was never judged, so there is no band."
+        )
+    shortest = min(run.slowest for run in fitted.runs)
+    if fitted.first.same["cores_per_node"] and shortest < SHORT_SECONDS:
+        texts.append(
+            f"The kernel hands out a limited node's processor time every 20 ms, and a worker of a fitted run computes for only "
+            f"{shortest * 1e3:.3g} ms a step: while it waits for messages it saves up time that it lacks when it only computes. The fit is "
+            "doubtful; larger batches help."
+        )
+    return texts
+
+
+def _batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    smallest, largest = min(run.half_batch_size for run in fitted.runs), max(run.batch_size for run in fitted.runs)
+    texts = []
+    outside = [row.nodes for row in rows if row.step is not None and not smallest <= math.ceil(row.batch_size) <= largest]
+    if outside:
+        texts.append(
+            f"Batches of {_many(outside)} lie outside the {smallest} to {largest} examples a worker that computing was measured for."
+        )
+    empty = [row.nodes for row in rows if row.step is None]
+    if empty:
+        texts.append(f"{_many(empty)} would leave workers without an example of the global batch of {fitted.first.global_batch_size}.")
+    return texts
+
+
+def _unvalidated(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
+    texts = ["Latency is unvalidated: not every kernel can delay packets, so no judged run had any but the machine's own."]
+    late = [row.nodes for row in rows if row.delayed]
+    if late:
+        texts[0] += f" {_many(late)} {'has' if set(late) == {1} else 'have'} no band, since it is more than a tenth of their step."
+    if question.topology == "ps" and question.ps > 1:
+        texts.append("Several parameter servers are unvalidated: every judged run had one.")
+    return texts
+
+
+def _many(nodes: Sequence[int]) -> str:
+    return f"{_list(nodes)} node{'' if set(nodes) == {1} else 's'}"
+
+
+def _list(nodes: Sequence[int]) -> str:
+    names = [str(count) for count in sorted(set(nodes))]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,216 @@
+"""The model's figures, fitted to one or two finished runs.
+
+The runs' calibrated parts give most of them directly; the step that was measured in training says how much of the communication is
+hidden behind computing, or comes on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls
+
+from ...core.errors import UsageError
+from .cost_model import BACKWARD_SHARE, WIRE_BYTES, Compute, Link, Ring, Server, Topology, ring_step, server_rounds
+from .observations import SAME, Observed
+
+__all__ = ["Fitted", "describe", "fit", "fit_compute", "fit_ring", "fit_server"]
+
+SMALLER_WINDOW_COST = 1e-3
+"""Added to the sum of squared relative errors: an error of 3%, about what a calibration repeats itself with."""
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The model of a job: what a step costs, by its runs.
+
+    `measured` says which of ring and server rest on exchanges that were calibrated; the other is derived from it (`carried_over`), or
+    is all zero where no run had two workers.
+    """
+
+    runs: tuple[Observed, ...]
+    compute: Compute
+    ring: Ring
+    server: Server
+    measured: frozenset[Topology]
+
+    @property
+    def first(self) -> Observed:
+        """The run whose batch, payload and workers a node are predicted for."""
+        return self.runs[0]
+
+
+def fit(runs: Sequence[Observed]) -> Fitted:
+    """Fit the model to one run or more. Raises UsageError where they are not the same work."""
+    first = runs[0]
+    for other in runs[1:]:
+        for name in SAME:
+            if first.same[name] != other.same[name]:
+                raise UsageError(
+                    f"run: {first.name!r} and {other.name!r} are not the same work: {name} is {first.same[name]} and {other.same[name]}. "
+                    "Runs of one prediction may differ in mode, nodes, batch size and bandwidth."
+                )
+        if first.payload_bytes != other.payload_bytes:
+            raise UsageError(
+                f"run: {first.name!r} and {other.name!r} send different amounts: {first.payload_bytes} and {other.payload_bytes} bytes."
+            )
+    sync = [run for run in runs if run.mode == "sync" and run.communicates]
+    by_ps = [run for run in runs if run.mode == "async" and run.communicates]
+    compute = fit_compute(runs)
+    ring, server = fit_ring(sync, compute) if sync else None, fit_server(by_ps) if by_ps else None
+    measured: frozenset[Topology] = frozenset((*(("ring",) if ring else ()), *(("ps",) if server else ())))
+    shared = any(run.shared_cores for run in runs)
+    return Fitted(
+        runs=tuple(runs),
+        compute=compute,
+        ring=ring or (_ring_like(server) if server else Ring()),
+        server=server or _server_like(ring or Ring(), shared),
+        measured=measured,
+    )
+
+
+def fit_compute(runs: Sequence[Observed]) -> Compute:
+    """Fit own time = fixed + per example × batch to whole and half batches, each point weighted by its own size, neither part negative.
+
+    Sync runs count with their slowest kind of node, async ones with the mean of all. A batch of one example has no half: then all of it is
+    fixed.
+    """
+    points: list[tuple[float, float]] = []
+    for run in runs:
+        whole = run.slowest if run.mode == "sync" else run.mean("own")
+        points.append((run.batch_size, whole))
+        if all(worker.half_own is not None for worker in run.workers):
+            points.append((run.half_batch_size, whole * run.mean("half_own") / run.mean("own")))
+    if len({batch for batch, _ in points}) == 1:
+        return Compute(fmean(seconds for _, seconds in points), 0.0)
+    matrix = np.array([[1 / seconds, batch / seconds] for batch, seconds in points])
+    fixed, slope = nnls(matrix, np.ones(len(points)))[0]
+    return Compute(float(fixed), float(slope))
+
+
+def fit_ring(runs: Sequence[Observed], compute: Compute) -> Ring:
+    """Fit an all-reduce to sync runs of several workers.
+
+    What the exchange alone takes beyond its bytes' time on the link is software: at most what messages of a few bytes take goes to the
+    hops, the rest to the bytes. The steps in training then tell how much of the exchange is seen.
+    """
+    workers = np.array([len(run.workers) for run in runs])
+    sent = 2 * (workers - 1) / workers * np.array([run.payload_bytes for run in runs])
+    beyond = [max(0.0, run.mean("communicate") - _on_link(run, bytes_sent)) for run, bytes_sent in zip(runs, sent, strict=True)]
+    hops = [min(run.mean("message"), rest) for run, rest in zip(runs, beyond, strict=True)]
+    hop = float(np.mean(np.array(hops) / (2 * (workers - 1))))
+    plain = Ring(hop, float(np.mean((np.array(beyond) - np.array(hops)) / sent)))
+    own = np.array([compute.seconds(run.batch_size) for run in runs])
+    exchange = np.array([ring_step(0.0, run.payload_bytes, len(run.workers), run.nodes, plain, _link(run)).seconds for run in runs])
+    return _overlapping(plain, own, exchange, np.array([run.mean("step") for run in runs]))
+
+
+def _overlapping(plain: Ring, own: Vector, exchange: Vector, steps: Vector) -> Ring:
+    """Return the ring with the fraction that is hidden and its window, such that own work and exchange make up the steps as well as can be.
+
+    Where steps take longer than both together, nothing is hidden, and the rest comes besides. A window that is smaller than the backward
+    pass has to explain clearly more than one that is as large.
+    """
+    hidden = own + exchange - steps
+    if float(np.sum(hidden / steps)) <= 0:
+        return replace(plain, other_seconds=float(np.mean(-hidden)))
+    fractions = np.clip([*(hidden / exchange), hidden @ exchange / (exchange @ exchange)], 0.0, 1.0)
+    windows = [BACKWARD_SHARE, *np.clip(hidden / own, 0.0, BACKWARD_SHARE)]
+
+    def cost(fraction: float, window: float) -> float:
+        errors = (np.minimum(fraction * exchange, window * own) - hidden) / steps
+        return float(errors @ errors) + (SMALLER_WINDOW_COST if window < BACKWARD_SHARE else 0.0)
+
+    _, fraction, window = min((cost(float(one), float(other)), float(one), float(other)) for one in fractions for other in windows)
+    return replace(plain, hidden_fraction=fraction, window_fraction=window)
+
+
+def fit_server(runs: Sequence[Observed]) -> Server:
+    """Fit the exchange with the parameter servers to async runs: least squares of the logarithms, over all that was measured.
+
+    Measured are, of the workers beside a parameter server and of those elsewhere, the exchange with its payload and with a few bytes
+    while all exchange at once, and the update in training, which counts twice since it was measured for longest. How often workers pull
+    follows from the bytes that the parameter servers' nodes sent and received.
+    """
+    payload, shared = runs[0].payload_bytes, any(run.shared_cores for run in runs)
+    slowdown = max(1.0, 1 / min(run.server_cores for run in runs))
+    pulls = _pulls_per_update(runs)
+    unit = fmean(run.mean("message") for run in runs)
+    full = fmean(run.mean("communicate") for run in runs)
+    scale = np.array([unit, full / payload, unit, full / payload])
+
+    def server(x: Vector) -> Server:
+        service, service_byte, worker, worker_byte = (float(value) for value in x[:4] * scale)
+        return Server(service, service_byte, worker, worker_byte, pulls_per_update=pulls, shared_cores=shared, slowdown=slowdown)
+
+    def residuals(x: Vector) -> Vector:
+        found = server(x)
+        return np.array([weight * math.log(predicted / seen) for run in runs for predicted, seen, weight in _against(run, found)])
+
+    return server(least_squares(residuals, [0.25] * 4, bounds=(1e-6, np.inf)).x)
+
+
+def _against(run: Observed, server: Server) -> list[tuple[float, float, float]]:
+    """Return (predicted, measured, weight) of everything that a run says about its parameter servers."""
+    link, once = _link(run), replace(server, pulls_per_update=1.0)
+
+    def cycles(own: float, payload: float, server: Server) -> tuple[float, float]:
+        near, far = server_rounds(own, payload, run.procs_per_node, run.nodes, run.ps, server, link)
+        return sum(near.values()), sum(far.values())
+
+    measured: list[tuple[str, tuple[float, float], float]] = [
+        ("message", cycles(0.0, 0.0, once), 1.0),
+        ("communicate", cycles(0.0, run.payload_bytes, once), 1.0),
+        ("step", cycles(run.mean("own"), run.payload_bytes, server), math.sqrt(2)),
+    ]
+    groups = (run.beside_server, run.elsewhere)
+    return [
+        (predicted[place], run.mean(figure, group), weight)
+        for figure, predicted, weight in measured
+        for place, group in enumerate(groups)
+        if group
+    ]
+
+
+def _pulls_per_update(runs: Sequence[Observed]) -> float:
+    """Return the bytes that parameter servers sent over those that they received; 1 where none were counted. Never below 1."""
+    counted = [run for run in runs if run.served_bytes is not None]
+    sent, received = (sum(run.served_bytes[way] for run in counted if run.served_bytes is not None) for way in (0, 1))
+    return max(1.0, sent / received) if received else 1.0
+
+
+def _link(run: Observed) -> Link:
+    return Link(run.bytes_per_second)
+
+
+def _on_link(run: Observed, payload_bytes: float) -> float:
+    """Return the time of some payload on a node's link."""
+    return payload_bytes * WIRE_BYTES * _link(run).seconds_per_byte if run.nodes > 1 else 0.0
+
+
+def _ring_like(server: Server) -> Ring:
+    """Return a ring whose messages cost what those to a parameter server cost: of the two of an exchange, a hop is one."""
+    return Ring(
+        hop_seconds=(server.service_seconds + server.worker_seconds) / 2,
+        seconds_per_byte=server.service_seconds_per_byte + server.worker_seconds_per_byte,
+    )
+
+
+def _server_like(ring: Ring, shared: bool) -> Server:
+    """Return parameter servers whose messages cost what the hops of a ring cost, on either side."""
+    per_byte = ring.seconds_per_byte
+    return Server(ring.hop_seconds, per_byte, ring.hop_seconds, per_byte, WIRE_BYTES, shared_cores=shared)
+
+
+def describe(fitted: Fitted, topology: Topology) -> dict[str, Any]:
+    """Return the fitted figures by name, for JSON."""
+    cost = fitted.ring if topology == "ring" else fitted.server
+    return {"compute": asdict(fitted.compute), topology: asdict(cost)}

@@ -1,0 +1,211 @@
+"""What a finished run says about the cost of its steps: the calibrated parts, and the step itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ...core.errors import UsageError
+from ...core.units import parse_bandwidth
+from ...records.store.jsonl import DamagedRunError
+from ...records.store.run_directory import RunReader
+from ..catalog.labels import labels
+from ..catalog.run import DescribedRun, describe
+
+__all__ = ["SAME", "Observed", "Worker", "observe", "observe_all"]
+
+SAME = ("backend", "model", "data", "precision", "optimizer", "procs_per_node", "cores_per_node", "threads_per_task")
+"""What runs that one model is fitted to have in common: a step of theirs is the same work on the same processors."""
+
+
+_SHORTEST_SECONDS = 1e-12  # of a step; less is no step
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Seconds of a worker's step.
+
+    `own` is its work on a whole batch, `half_own` on half of it (None where a batch is one example). `communicate` is the exchange alone
+    with its payload, `message` with a few bytes (None for a worker alone). `step` is what a step took in training. `kind` names the
+    node's processor and its share of it.
+    """
+
+    node: int
+    kind: str
+    own: float
+    half_own: float | None
+    communicate: float | None
+    message: float | None
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A run as the model sees it.
+
+    `bytes_per_second` is the limit of each node's link, None without one. `served_bytes` is what the nodes with a parameter server sent
+    and received over theirs; None where that was not counted, or is not theirs alone. `server_cores` are those of node 0, which has one.
+    `reported_examples_per_second` is the summary's, with the time between steps.
+    """
+
+    name: str
+    mode: str
+    same: Mapping[str, Any]
+    nodes: int
+    procs_per_node: int
+    ps: int
+    batch_size: int
+    half_batch_size: int
+    global_batch_size: int
+    payload_bytes: int
+    bytes_per_second: float | None
+    shared_cores: bool
+    server_cores: float
+    nodes_sharing_cores: int
+    served_bytes: tuple[int, int] | None
+    workers: tuple[Worker, ...]
+    reported_examples_per_second: float | None = None
+
+    @property
+    def communicates(self) -> bool:
+        """Whether messages were exchanged and calibrated."""
+        return all(worker.communicate is not None and worker.message is not None for worker in self.workers)
+
+    @property
+    def slowest(self) -> float:
+        """Seconds of own work on the slowest kind of node: others wait for it in sync mode.
+
+        Workers on nodes of one kind do the same on the same; what differs between their calibrations is chance.
+        """
+        kinds = {worker.kind for worker in self.workers}
+        return max(self.mean("own", [worker for worker in self.workers if worker.kind == kind]) for kind in kinds)
+
+    def mean(self, figure: str, workers: Sequence[Worker] | None = None) -> float:
+        """Return the mean of a figure that all of the workers have."""
+        return fmean(getattr(worker, figure) for worker in (self.workers if workers is None else workers))
+
+    @property
+    def beside_server(self) -> list[Worker]:
+        """Async: the workers on a node with a parameter server."""
+        return [worker for worker in self.workers if worker.node < self.ps]
+
+    @property
+    def elsewhere(self) -> list[Worker]:
+        """Async: the other workers."""
+        return [worker for worker in self.workers if worker.node >= self.ps]
+
+    @property
+    def examples_per_second(self) -> float:
+        """Of all workers together, while they train."""
+        if self.mode == "sync":
+            return self.global_batch_size / self.mean("step")
+        return sum(self.batch_size / worker.step for worker in self.workers)
+
+
+def observe_all(paths: Sequence[Path]) -> list[Observed]:
+    """Read runs, each called so that it is told from the others; raises what `observe` raises."""
+    return [replace(observe(path), name=name) for path, name in zip(paths, labels(paths), strict=True)]
+
+
+def observe(path: Path) -> Observed:
+    """Read a run. Raises UsageError where it lacks its calibration or went on with other settings."""
+    run, calibration = describe(path), RunReader(path).calibration()
+    job, summary = run.job, run.summary
+    if calibration is None or summary.get("time_shares") is None:
+        raise UsageError(
+            f"run: {str(path)!r} is not calibrated, and a prediction rests on that (it is {summary['state']}). A run is calibrated when it "
+            "comes to its end, unless it was started with --no-calibrate: train a short one again."
+        )
+    if not run.nodes:
+        raise UsageError(f"run: {str(path)!r} has no env.json, which says what its nodes are. Take another run.")
+    if summary["resumed"] and any(segment.get("changed") for segment in job.get("segments", ())[1:]):
+        raise UsageError(f"run: {str(path)!r} was resumed with other settings, so that its steps are not alike. Take another run.")
+    _expect_agreement(path, run, calibration)
+    steps = {worker["worker"]: worker["step_seconds"] for worker in summary["time_shares"]["workers"]}
+    if (
+        len(steps) != summary["workers"]
+        or min((seconds or 0.0) for seconds in steps.values()) < _SHORTEST_SECONDS
+        or {one["worker"] for one in calibration["workers"]} != set(steps)
+    ):
+        raise UsageError(f"run: {str(path)!r} is too short: a worker in it made no update, or was not there at its end. Train for longer.")
+    server_cores = _cores(job, run.nodes[0], 0)
+    return Observed(
+        name=run.name,
+        mode=job["mode"],
+        same={name: job.get(name) for name in SAME} | _processors(job),
+        nodes=job["nodes"],
+        procs_per_node=job["procs_per_node"],
+        ps=job["ps"],
+        batch_size=calibration["batch_size"],
+        half_batch_size=calibration["half_batch_size"] or calibration["batch_size"],
+        global_batch_size=summary["global_batch_size"],
+        payload_bytes=calibration["payload_bytes"],
+        bytes_per_second=None if job["bandwidth"] is None else parse_bandwidth(job["bandwidth"]) / 8,
+        shared_cores=server_cores < job["procs_per_node"] * job["threads_per_task"][0] + 1,
+        server_cores=server_cores,
+        nodes_sharing_cores=summary["nodes_sharing_cores"] or 1,
+        served_bytes=_served_bytes(job, summary["per_node"]),
+        workers=tuple(
+            _worker(figures, steps[figures["worker"]], calibration, _kind(job, run.nodes[figures["node"]], figures["node"]))
+            for figures in calibration["workers"]
+        ),
+        reported_examples_per_second=summary["examples_per_second"],
+    )
+
+
+def _expect_agreement(path: Path, run: DescribedRun, calibration: Mapping[str, Any]) -> None:
+    """Raise DamagedRunError where the documents of a run tell of different numbers of nodes or workers."""
+    nodes, workers = run.job["nodes"], run.job["nodes"] * run.job["procs_per_node"]
+    counts = {"summary.json": run.summary["nodes"], "env.json": len(run.nodes), "summary.json's per_node": len(run.summary["per_node"])}
+    wrong = {name: f"{count} nodes" for name, count in counts.items() if count != nodes}
+    numbers = {one["worker"]: one["node"] for one in calibration["workers"]}
+    if len(numbers) < len(calibration["workers"]) or any(
+        worker >= workers or node != worker // run.job["procs_per_node"] for worker, node in numbers.items()
+    ):
+        wrong["calibration.json"] = "other workers, or other nodes for them"
+    if len(run.job.get("threads_per_task", ())) != nodes:
+        wrong["its threads_per_task"] = "another number of nodes"
+    if wrong:
+        found = ", ".join(f"{name} has {text}" for name, text in wrong.items())
+        raise DamagedRunError(f"{path}: job.json has {nodes} nodes with {workers} workers, but {found}; they do not belong together.")
+
+
+def _processors(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cores of the nodes, each once, and the threads of a task on the last node, which has workers alone."""
+    return {"cores_per_node": sorted(set(job["cores_per_node"] or ())), "threads_per_task": job["threads_per_task"][-1]}
+
+
+def _cores(job: Mapping[str, Any], host: Mapping[str, Any], node: int) -> float:
+    """Return the cores of a node."""
+    limits = job["cores_per_node"]
+    return float(host["cores_available"] if limits is None else limits[node if len(limits) > 1 else 0])
+
+
+def _kind(job: Mapping[str, Any], host: Mapping[str, Any], node: int) -> str:
+    """Return what a node computes with, in words that are equal for nodes that are alike."""
+    return f"{_cores(job, host, node):g} cores of {host['cpu_model']}"
+
+
+def _worker(figures: Mapping[str, Any], step: float, calibration: Mapping[str, Any], kind: str) -> Worker:
+    half = figures["half_compute_seconds"]
+    share = calibration["half_batch_size"] / calibration["batch_size"] if half is not None else 0.0
+    return Worker(
+        node=figures["node"],
+        kind=kind,
+        own=figures["data_seconds"] + figures["compute_seconds"],
+        half_own=None if half is None else figures["data_seconds"] * share + half,
+        communicate=figures["communicate_seconds"],
+        message=figures["message_seconds"],
+        step=step,
+    )
+
+
+def _served_bytes(job: Mapping[str, Any], per_node: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+    """Return (sent, received). With several parameter servers their nodes' links also carry what the workers beside them exchange."""
+    counts = [per_node[0][f"network_{way}_bytes"] for way in ("sent", "received")]
+    if job["mode"] == "sync" or job["nodes"] == 1 or job["ps"] > 1 or None in counts:
+        return None
+    return counts[0], counts[1]

@@ -1,0 +1,176 @@
+"""Predictions for people, and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from ...core.units import bandwidth_text
+from ...core.untrusted.console import one_line
+from ...records.schema import SCHEMA
+from ...records.text.numbers import UNKNOWN, bytes_text, count_text, number_text, seconds_text
+from .error_band import Judged, Validation
+from .extrapolation import Question, Row, judged_for, remarks
+from .fit import Fitted, describe
+from .observations import Observed
+
+__all__ = ["document", "prediction_table"]
+
+_TOPOLOGIES = {"ring": "all-reduce round a ring (sync)", "ps": "parameter servers (async)"}
+_TITLES = {"weak": "Batch of a worker stays {batch} (weak scaling)", "strong": "Global batch stays {whole} (strong scaling)"}
+_LIMITS = {
+    "compute": "computing",
+    "link": "the link",
+    "messages": "handling messages",
+    "copying": "copying bytes",
+    "latency": "messages' latency",
+    "server": "the parameter server",
+    "other": "other",
+}
+
+
+def prediction_table(fitted: Fitted, question: Question, rows: Sequence[Row], validation: Validation) -> RenderableType:
+    """Return the predictions with what they rest on and what has to be known about them."""
+    lines: list[RenderableType] = [*_basis(fitted, question)]
+    for scaling in question.scalings:
+        title = _TITLES[scaling].format(batch=fitted.first.batch_size, whole=count_text(fitted.first.global_batch_size))
+        lines += ["", title, _table([row for row in rows if row.scaling == scaling])]
+    lines += ["", _band_text(judged_for(fitted, question.topology, validation), validation)]
+    return Group(*lines, *(f"- {text}" for text in remarks(fitted, question, rows)))
+
+
+def _basis(fitted: Fitted, question: Question) -> list[str]:
+    first, same = fitted.first, fitted.first.same
+    ps = f", {question.ps} of them" if question.topology == "ps" and question.ps > 1 else ""
+    ring, server = fitted.ring, fitted.server
+    if question.topology == "ring":
+        cost = (
+            f"{seconds_text(ring.hop_seconds)} a hop, {ring.seconds_per_byte * 1e9:.3g} ns a byte besides the link, "
+            f"{ring.hidden_fraction:.0%} hidden behind computing"
+        )
+    else:
+        service = server.service_seconds + server.service_seconds_per_byte * first.payload_bytes
+        worker = server.worker_seconds + server.worker_seconds_per_byte * first.payload_bytes
+        cost = f"{seconds_text(service)} an update on a parameter server, {seconds_text(worker)} on the worker"
+    return [
+        one_line(f"{same['model']} on {same['data']}, {same['backend']}, {_TOPOLOGIES[question.topology]}{ps}"),
+        f"Fitted to {' and '.join(_run_text(run) for run in fitted.runs)}",
+        f"Predicted for links of {_asked_speed(question)}, {seconds_text(question.link.latency_seconds)} of latency on top of the runs'",
+        f"Computing: {seconds_text(fitted.compute.fixed_seconds)} a step and {seconds_text(fitted.compute.seconds_per_example)} an example",
+        f"Exchange: {bytes_text(first.payload_bytes)} a step, {cost}",
+        "Speed-up: examples/s over those predicted for one node",
+    ]
+
+
+def _run_text(run: Observed) -> str:
+    limit = "unlimited links" if run.bytes_per_second is None else f"links of {bandwidth_text(8 * run.bytes_per_second)}"
+    return f"{run.name} ({run.mode}, {run.nodes} node{'s' if run.nodes != 1 else ''}, {limit})"
+
+
+def _asked_speed(question: Question) -> str:
+    rate = question.link.bytes_per_second
+    return "the same speed as the runs'" if rate is None else bandwidth_text(8 * rate)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("nodes", "batch", "step", "examples/s", "band", "speed-up", "efficiency"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("largest part", no_wrap=True)
+    for row in rows:
+        table.add_row(count_text(row.nodes), f"{row.batch_size:.4g}", *_cells(row))
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    if row.step is None or row.examples_per_second is None or row.speedup is None or row.efficiency is None:
+        return [UNKNOWN] * 6
+    low, high = _between(row.examples_per_second, row.factor)
+    band = UNKNOWN if low is None or high is None else f"{_rate(low)} – {_rate(high)}"
+    part = row.step.limited_by
+    share = f"{_LIMITS[part]} ({row.step.parts[part] / row.step.seconds:.0%})"
+    speeds = [_rate(row.examples_per_second), band, f"{number_text(row.speedup, 2)}x", f"{row.efficiency:.0%}"]
+    return [seconds_text(row.step.seconds), *speeds, share]
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _between(value: float, factor: float | None) -> tuple[float | None, float | None]:
+    return (None, None) if factor is None else (value / factor, value * factor)
+
+
+def _band_text(judged: Judged | None, validation: Validation) -> str:
+    if judged is None:
+        return "No band: the model was not judged on anything like this."
+    nodes = [point.nodes for point in judged.points]
+    bandwidths = sorted(point.bandwidth_bits_per_second for point in judged.points)
+    return (
+        f"Band: {len(judged.points)} runs of {judged.backend} in mode {judged.mode} ({min(nodes)} to {max(nodes)} nodes, "
+        f"{bandwidth_text(bandwidths[0])} to {bandwidth_text(bandwidths[-1])}; {validation.measured_on}) were predicted with a median "
+        f"error of {judged.median_error:.0%}, nine in ten within a factor of {judged.factor:.2f}. docs/scaling.md has them."
+    )
+
+
+def document(fitted: Fitted, question: Question, rows: Sequence[Row], validation: Validation) -> dict[str, Any]:
+    """Return the predictions as a JSON value."""
+    judged = judged_for(fitted, question.topology, validation)
+    rate = question.link.bytes_per_second
+    return {
+        "schema": SCHEMA,
+        "runs": [run.name for run in fitted.runs],
+        "topology": question.topology,
+        "parameter_servers": question.ps if question.topology == "ps" else None,
+        "bandwidth_bits_per_second": None if rate is None else 8 * rate,
+        "latency_seconds": question.link.latency_seconds,
+        "payload_bytes": fitted.first.payload_bytes,
+        "fitted": {**describe(fitted, question.topology), "exchange_measured": question.topology in fitted.measured},
+        "validation": None if judged is None else _judged(judged, validation),
+        "predictions": [_row(row) for row in rows],
+        "notes": remarks(fitted, question, rows),
+    }
+
+
+def _judged(judged: Judged, validation: Validation) -> dict[str, Any]:
+    return {
+        "measured_on": validation.measured_on,
+        "backend": judged.backend,
+        "mode": judged.mode,
+        "workload": judged.workload,
+        "fitted_on": list(judged.fitted_on),
+        "points": [asdict(point) for point in judged.points],
+        "median_error_fraction": judged.median_error,
+        "largest_error_fraction": judged.largest_error,
+        "band_factor": judged.factor,
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    seconds = None if row.step is None else row.step.seconds
+    times = (None, None) if seconds is None else _between(seconds, row.factor)
+    rates = (None, None) if row.examples_per_second is None else _between(row.examples_per_second, row.factor)
+    return {
+        "scaling": row.scaling,
+        "nodes": row.nodes,
+        "workers": row.workers,
+        "batch_size": row.batch_size,
+        "global_batch_size": row.global_batch_size,
+        "step_seconds": seconds,
+        "step_seconds_low": times[0],
+        "step_seconds_high": times[1],
+        "examples_per_second": row.examples_per_second,
+        "examples_per_second_low": rates[0],
+        "examples_per_second_high": rates[1],
+        "speedup": row.speedup,
+        "efficiency": row.efficiency,
+        "limited_by": None if row.step is None else row.step.limited_by,
+        "parts": None if row.step is None else {f"{name}_seconds": part for name, part in row.step.parts.items()},
+        "band_factor": row.factor,
+        "doublings_beyond_validation": row.doublings,
+    }

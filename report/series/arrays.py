@@ -1,0 +1,258 @@
+"""The curves of a run as arrays: a million updates in seconds, and in memory that holds figures alone.
+
+`RunReader` gives every record as an object; here a file is read in pieces, only the fields that curves need are decoded, and what is
+kept are columns.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...records.schema import Count, Index, Seconds
+from ...records.store.run_directory import RunReader
+from ...records.summary.attempts import Parts, resumed_seconds
+from .fast_jsonl import read_pieces
+
+__all__ = ["Floats", "Integers", "NodeSeries", "StepSeries", "read_steps", "read_system"]
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_HELD_UP = 0.5  # of the time between two samples where they were taken
+_NonFinite = Literal["NaN", "Infinity", "-Infinity"]
+_Number = float | _NonFinite
+
+
+class _StepLine(msgspec.Struct, gc=False):
+    """What curves need of a line of ``steps.jsonl``."""
+
+    schema: Literal[1]
+    step: Count
+    count: Count
+    epoch: Count
+    time_seconds: Seconds
+    seconds: Seconds
+    examples: Count
+    losses: list[_Number]
+    worker: Index | None = None
+
+
+class _Gpu(msgspec.Struct, gc=False):
+    utilization: float | None = None
+
+
+class _SystemLine(msgspec.Struct, gc=False):
+    """What curves need of a line of ``system.jsonl``."""
+
+    schema: Literal[1]
+    node: Index
+    time_seconds: Seconds
+    interval_seconds: Seconds
+    cpu_cores_used: _Number | None = None
+    cores_available: _Number | None = None
+    memory_rss_bytes: Count | None = None
+    network_source: str | None = None
+    network_sent_bytes: Count | None = None
+    network_received_bytes: Count | None = None
+    gpus: list[_Gpu] | None = None
+    part_began_seconds: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeries:
+    """The updates of a run. The first four arrays have an entry an update [n] and are in the order of the updates' numbers.
+
+    - ``step``: number of the update, from 0
+    - ``time_seconds``: run clock at its end; within a group, whose end alone was measured, spread evenly
+    - ``examples``: consumed by the updates up to and with this one
+    - ``loss``: mean over the examples of its batch, before the update; may be NaN or infinite
+
+    The others have an entry a group [groups] and are in the order in which the groups ended: ``first`` (number of its first update),
+    ``count``, ``group_time_seconds`` (its end), ``seconds`` (its duration), ``group_examples``, ``worker`` (−1 in sync mode), ``epoch``.
+    """
+
+    step: Integers
+    time_seconds: Floats
+    examples: Integers
+    loss: NDArray[np.float32]
+    first: Integers
+    count: Integers
+    group_time_seconds: Floats
+    seconds: Floats
+    group_examples: Integers
+    worker: Integers
+    epoch: Integers
+
+    def __len__(self) -> int:
+        """Return the number of updates."""
+        return len(self.step)
+
+    def in_time(self) -> Integers:
+        """Return the order [n] of the updates by their time; in async mode it differs from that of their numbers."""
+        return np.argsort(self.time_seconds, kind="stable")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeries:
+    """The resource samples of one node [samples], in their order. NaN stands for what was not observed.
+
+    Rates are rises of a counter since the sample before, over the time between (`_rises`); NaN for a node's first sample, and where a
+    counter fell because it began anew. ``gpu_utilization`` (0 to 1) is the mean over its GPUs. ``cores_available`` is the last sample's.
+    Of a run that was resumed, samples of the later parts' initialisation are left out: their times are those of the parts before.
+    """
+
+    node: int
+    time_seconds: Floats
+    cpu_cores_used: Floats
+    memory_rss_bytes: Floats
+    sent_bytes_per_second: Floats
+    received_bytes_per_second: Floats
+    gpu_utilization: Floats
+    cores_available: float | None
+    network_source: str | None
+
+
+@dataclass(slots=True)
+class _Columns:
+    """The columns of ``steps.jsonl`` as they are read."""
+
+    first: array[int] = field(default_factory=lambda: array("q"))
+    count: array[int] = field(default_factory=lambda: array("q"))
+    epoch: array[int] = field(default_factory=lambda: array("q"))
+    time_seconds: array[float] = field(default_factory=lambda: array("d"))
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    examples: array[int] = field(default_factory=lambda: array("q"))
+    worker: array[int] = field(default_factory=lambda: array("q"))
+    losses: array[float] = field(default_factory=lambda: array("f"))
+
+    def add(self, lines: Sequence[_StepLine]) -> None:
+        self.first.extend([line.step for line in lines])
+        self.count.extend([line.count for line in lines])
+        self.epoch.extend([line.epoch for line in lines])
+        self.time_seconds.extend([line.time_seconds for line in lines])
+        self.seconds.extend([line.seconds for line in lines])
+        self.examples.extend([line.examples for line in lines])
+        self.worker.extend([-1 if line.worker is None else line.worker for line in lines])
+        for line in lines:
+            self._losses(line.losses)
+
+    def _losses(self, losses: list[_Number]) -> None:
+        try:
+            values = array("f", cast("list[float]", losses))
+        except TypeError:  # one of them is a string
+            values = array("f", map(float, losses))
+        self.losses.extend(values)
+
+
+def read_steps(run: Path) -> StepSeries:
+    """Return the updates of the run directory `run`; none where it has no ``steps.jsonl``. A torn last line is skipped.
+
+    Raises DamagedRunError, naming the file and the line, where anything else is not a step record.
+    """
+    columns = _Columns()
+    for lines in read_pieces(run / "steps.jsonl", _StepLine, "StepRecord", _sizes_agree):
+        columns.add(lines)
+    return _series(columns)
+
+
+def _sizes_agree(line: _StepLine) -> None:
+    if line.count < 1 or len(line.losses) != line.count:
+        raise ValueError(f"{line.count} updates with {len(line.losses)} losses")
+
+
+def _series(columns: _Columns) -> StepSeries:
+    """Spread the groups over their updates and put both in order."""
+    first, count = np.array(columns.first, np.int64), np.array(columns.count, np.int64)
+    ends, seconds = np.array(columns.time_seconds, np.float64), np.array(columns.seconds, np.float64)
+    group_examples = np.array(columns.examples, np.int64)
+    group = np.repeat(np.arange(len(count)), count)
+    within = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count) + 1  # 1 for a group's first update
+    step = first[group] + within - 1
+    shares = within / count[group]
+    time_seconds = ends[group] - seconds[group] * (1 - shares)
+    until = group_examples[group] * within // count[group]
+    examples = until - np.where(within > 1, group_examples[group] * (within - 1) // count[group], 0)
+    by_number = np.argsort(step, kind="stable")
+    by_end = np.argsort(ends, kind="stable")
+    return StepSeries(
+        step[by_number],
+        time_seconds[by_number],
+        np.cumsum(examples[by_number]),
+        np.array(columns.losses, np.float32)[by_number],
+        first[by_end],
+        count[by_end],
+        ends[by_end],
+        seconds[by_end],
+        group_examples[by_end],
+        np.array(columns.worker, np.int64)[by_end],
+        np.array(columns.epoch, np.int64)[by_end],
+    )
+
+
+def read_system(run: Path) -> list[NodeSeries]:
+    """Return the resource samples of each node of the run directory `run`, in node order; empty where there are none.
+
+    Raises what `read_steps` raises.
+    """
+    by_node: dict[int, list[_SystemLine]] = {}
+    parts = Parts(resumed_seconds(RunReader(run).job()))
+    for lines in read_pieces(run / "system.jsonl", _SystemLine, "SystemRecord"):
+        for line in lines:
+            line.part_began_seconds = parts.began_seconds(line.time_seconds, line.part_began_seconds)
+            by_node.setdefault(line.node, []).append(line)
+    found = [_node(node, by_node[node]) for node in sorted(by_node)]
+    return [node for node in found if len(node.time_seconds)]
+
+
+def _node(node: int, lines: Sequence[_SystemLine]) -> NodeSeries:
+    time_seconds = _column([line.time_seconds for line in lines])
+    intervals = _column([line.interval_seconds for line in lines])
+    began = _column([line.part_began_seconds for line in lines])
+    goes_on = np.diff(began, prepend=0.0) != 0
+    sent, received = _column([line.network_sent_bytes for line in lines]), _column([line.network_received_bytes for line in lines])
+    kept = (time_seconds > began) | (began == 0)
+    return NodeSeries(
+        node,
+        time_seconds[kept],
+        _column([line.cpu_cores_used for line in lines])[kept],
+        _column([line.memory_rss_bytes for line in lines])[kept],
+        _rises(sent, time_seconds, intervals, goes_on)[kept],
+        _rises(received, time_seconds, intervals, goes_on)[kept],
+        _column([_mean([gpu.utilization for gpu in line.gpus or ()]) for line in lines])[kept],
+        next((float(line.cores_available) for line in reversed(lines) if line.cores_available is not None), None),
+        next((line.network_source for line in reversed(lines) if line.network_source is not None), None),
+    )
+
+
+def _column(values: Sequence[float | str | None]) -> Floats:
+    return np.array([np.nan if value is None else float(value) for value in values], np.float64)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _rises(counter: Floats, time_seconds: Floats, intervals: Floats, goes_on: NDArray[np.bool_]) -> Floats:
+    """Return the rise per second since the sample before, by the rule of `rise_per_second`; `goes_on` marks where a later part begins.
+
+    Samples are stamped where they arrive. One that was held up on its way arrives with the next at its heels, and a rise over the moment
+    between the two would be a peak that never was: the later one's is then over the time of both.
+    """
+    rise = np.where(goes_on, np.nan, np.diff(counter, prepend=np.nan))
+    seconds = np.diff(time_seconds, prepend=np.nan)
+    at_its_heels = (seconds[1:] < _HELD_UP * intervals[1:]) & (seconds[1:] >= 0)
+    known = (seconds > 0) & (rise >= 0)
+    rates = np.where(known, rise / np.where(known, seconds, 1.0), np.nan)
+    for late in np.flatnonzero(at_its_heels) + 1:
+        if late >= 2 and known[late - 1] and rise[late] >= 0:
+            rates[late] = (rise[late] + rise[late - 1]) / (seconds[late] + seconds[late - 1])
+    return rates

@@ -1,0 +1,76 @@
+"""How fast was a run in the course of it? Updates and examples per second of training, window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...records.schema import EvalRecord, EventRecord
+from .arrays import Floats, Integers, StepSeries
+
+__all__ = ["WINDOWS", "Pace", "pace", "pauses", "training_clock"]
+
+WINDOWS = 200
+"""Most windows that a run is cut into: enough to see a dip at the end of each of a hundred epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Speed in windows of a run [windows]. `steps` and `seconds` are updates done and run clock at a window's end.
+
+    Rates are over the time in training, as those of a summary: evaluations and pauses for checkpoints are left out.
+    """
+
+    steps: Floats
+    seconds: Floats
+    steps_per_second: Floats
+    examples_per_second: Floats
+
+
+def pauses(evals: Iterable[EvalRecord], events: Iterable[EventRecord]) -> list[tuple[float, float]]:
+    """Return when (from, to, on the run clock) training stood still for an evaluation or for the copy that a checkpoint is written from."""
+    found = [(record.time_seconds - record.seconds, record.time_seconds) for record in evals]
+    for event in events:
+        if event.event == "checkpoint_saved":
+            copied = event.time_seconds - event.detail["seconds"]
+            found.append((copied - event.detail["stall_seconds"], copied))
+    return sorted(found)
+
+
+def training_clock(seconds: Floats, stops: Sequence[tuple[float, float]]) -> Floats:
+    """Return how much of the run clock up to each of `seconds` was training: without `stops` (sorted; they may overlap)."""
+    trained = seconds.copy()
+    until = -np.inf
+    for start, end in stops:
+        start = max(start, until)
+        if end > start:
+            trained -= np.clip(seconds, start, end) - start
+            until = end
+    return trained
+
+
+def pace(series: StepSeries, stops: Sequence[tuple[float, float]], windows: int = WINDOWS) -> Pace:
+    """Return the speed in at most `windows` windows of equal training time; there are no more than groups of updates.
+
+    The updates of a group are spread over the time that it took: of async workers' groups, which overlap, each window gets its share.
+    """
+    n = len(series)
+    if not n:
+        nothing = np.zeros(0)
+        return Pace(nothing, nothing, nothing, nothing)
+    in_time = series.in_time()
+    seconds = series.time_seconds[in_time]
+    trained = np.maximum.accumulate(training_clock(seconds, stops))
+    each = np.diff(series.examples, prepend=0)[in_time]
+    edges = np.linspace(0.0, trained[-1], min(windows, len(series.count)) + 1)
+    steps = _until(edges, trained, np.arange(1, n + 1))
+    examples = _until(edges, trained, np.cumsum(each))
+    spent = np.diff(edges) if trained[-1] > 0 else np.full(len(edges) - 1, np.nan)
+    return Pace(steps[1:], np.interp(edges[1:], trained, seconds), np.diff(steps) / spent, np.diff(examples) / spent)
+
+
+def _until(edges: Floats, trained: Floats, done: Integers) -> Floats:
+    """Return how much was `done` [n] at each of the `edges`; between two updates it grows evenly."""
+    return np.interp(edges, np.concatenate([[0.0], trained]), np.concatenate([[0], done]).astype(np.float64))

@@ -1,0 +1,1 @@
+"""How are runs laid out in rows and columns of text?"""

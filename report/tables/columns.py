@@ -1,0 +1,179 @@
+"""How the figures of a comparison look in a table: label, unit, digits, and the mark of what cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import UsageError
+from ...core.suggestions import nearest
+from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
+from ..catalog.figures import FIGURES
+from ..comparison.factors import ACCURACY, LOSS, RESOURCES, SPEED, STEPS, TARGET, TIME
+from ..comparison.rows import Entry
+
+__all__ = ["DONE", "MARK", "NODE", "Column", "cell", "column", "node_cell", "relative", "relative_speed", "relative_target"]
+
+MARK = "†"
+"""Stands behind a figure that cannot be compared with the first row's."""
+
+Show = Callable[[Any], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure in a table: its key in a flat row, what it is called, how it is written, and the kind (`rules.GROUPS`) it belongs to."""
+
+    key: str
+    label: str
+    show: Show
+    group: str | None = None
+    short: str = ""
+
+    @property
+    def header(self) -> str:
+        """What it is called at the head of a column, where there is little room."""
+        return self.short or self.label
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " + ".join(map(_text, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return UNKNOWN if value is None else str(value)
+
+
+def _decimal(value: float | None) -> str:
+    return number_text(value, 2)
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{100 * value:.0f}%"
+
+
+def _rate(value: float | None) -> str:
+    """Write a rate whose label already says per what."""
+    return rate_text(value).removesuffix("/s")
+
+
+def _bytes_rate(value: float | None) -> str:
+    return bytes_text(value, per_second=True)
+
+
+DONE: tuple[Column, ...] = (
+    Column("steps", "steps", count_text),
+    Column("examples", "examples", count_text),
+    Column("examples_per_second", "examples/s", _rate, SPEED),
+    Column("steps_per_second", "steps/s", _rate, STEPS),
+    Column("run_seconds", "run time", duration_text, TIME),
+    Column("init_seconds", "init time", duration_text, SPEED),
+    Column("train_seconds", "train time", duration_text, TIME),
+    Column("final_train_loss", "final train loss", number_text, LOSS, "train loss"),
+    Column("eval_loss", "test loss", number_text, LOSS),
+    Column("eval_accuracy", "test accuracy", number_text, ACCURACY, "accuracy"),
+    Column("eval_error", "test error", number_text, ACCURACY, "error"),
+    Column("time_to_target_seconds", "time to target", duration_text, TARGET),
+    Column("staleness_mean", "staleness mean", _decimal, None, "staleness"),
+)
+"""What runs did, in the order in which it is told."""
+
+NODE: tuple[Column, ...] = (
+    Column("node_cpu_cores_used_mean", "CPU cores used", _decimal, RESOURCES, "CPU cores"),
+    Column("node_cpu_fraction_mean", "CPU share", _percent, RESOURCES, "CPU"),
+    Column("node_memory_rss_bytes_max", "peak memory", bytes_text, RESOURCES),
+    Column("node_network_sent_bytes_per_second", "sent", _bytes_rate, RESOURCES),
+    Column("node_network_received_bytes_per_second", "received", _bytes_rate, RESOURCES),
+)
+"""What each of their nodes used."""
+
+_KNOWN = {one.key: one for one in (*DONE, *NODE)}
+
+_OTHERS: dict[str, Column] = {
+    "best_eval_accuracy": Column("best_eval_accuracy", "best accuracy", number_text, ACCURACY),
+    "step_seconds_p50": Column("step_seconds_p50", "median step", seconds_text, STEPS),
+    "step_seconds_p95": Column("step_seconds_p95", "step, 95th percentile", seconds_text, STEPS),
+    "total_seconds": Column("total_seconds", "total time", duration_text, TIME),
+    "epochs": Column("epochs", "epochs", _decimal),
+    "learning_rate": Column("learning_rate", "learning rate", number_text),
+    "staleness_p95": Column("staleness_p95", "staleness p95", _decimal),
+    "staleness_max": Column("staleness_max", "staleness max", _decimal),
+}
+
+_SHORT = {
+    "accuracy": "eval_accuracy",
+    "loss": "eval_loss",
+    "error": "eval_error",
+    "train_loss": "final_train_loss",
+    "time": "run_seconds",
+    "time_to_target": "time_to_target_seconds",
+    "staleness": "staleness_mean",
+    "batch": "global_batch_size",
+    "cpu": "node_cpu_cores_used_mean",
+    "memory": "node_memory_rss_bytes_max",
+    "sent": "node_network_sent_bytes_per_second",
+    "received": "node_network_received_bytes_per_second",
+}
+
+
+def column(text: str) -> Column:
+    """Return the column for the name of a figure, its key in a flat row or a short name. Raises UsageError, naming those that are near."""
+    name = text.strip().lower().replace("-", "_")
+    key = _SHORT.get(name, name)
+    if key not in FIGURES:
+        parts = [figure for figure in FIGURES if name and name in figure]
+        close = nearest(name, [*FIGURES, *_SHORT])
+        near = list(dict.fromkeys([*([close] if close else []), *parts]))[:4]
+        hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Some are: {', '.join(_SHORT)}."
+        raise UsageError(f"--metric: got {text!r}; allowed: figures of the rows that --json prints. {hint}")
+    return _KNOWN.get(key) or _OTHERS.get(key) or Column(key, key.replace("_", " "), _plain)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _text(value)
+    return count_text(value) if isinstance(value, int) else number_text(value)
+
+
+def cell(entry: Entry, one: Column, marks: Collection[str] = ()) -> str:
+    """Return a figure of a row as text: with ± its standard deviation where it is a mean, and the mark where its kind is among `marks`."""
+    value, sigma = entry.figures[one.key], entry.sigmas.get(one.key)
+    if one.key == "time_to_target_seconds" and entry.converged == 0:
+        return "not reached"
+    text = _spread(one.show, value, sigma)
+    if one.key == "time_to_target_seconds" and entry.converged is not None and not entry.all_converged:
+        text += f" ({entry.converged} of {len(entry.runs)})"
+    return text + (MARK if value is not None and one.group in marks else "")
+
+
+def node_cell(entry: Entry, one: Column, node: int, marks: Collection[str] = ()) -> str:
+    """Return a figure of one node as text; empty where the row has no such node."""
+    values, sigmas = entry.figures[one.key], entry.sigmas.get(one.key)
+    if values is None or node >= len(values):
+        return "" if node >= (entry.figures["nodes"] or 0) else UNKNOWN
+    text = _spread(one.show, values[node], None if sigmas is None else sigmas[node])
+    return text + (MARK if values[node] is not None and one.group in marks else "")
+
+
+def _spread(show: Show, value: Any, sigma: float | None) -> str:
+    if not sigma or show in (count_text, _plain, _text):
+        return show(value)
+    return f"{show(value)} ± {f'{sigma:.2f}' if show is _decimal else show(sigma)}"
+
+
+def relative_speed(entries: Sequence[Entry]) -> list[float | None]:
+    """Return the examples/s of each row over those of the first."""
+    speeds = [entry.figures["examples_per_second"] for entry in entries]
+    return [None if speed is None or not speeds[0] else speed / speeds[0] for speed in speeds]
+
+
+def relative_target(entries: Sequence[Entry]) -> list[float | None]:
+    """Return how many times as fast as the first row each reached the target; None where one of the two did not, or not in every run."""
+    times = [entry.figures["time_to_target_seconds"] if entry.all_converged else None for entry in entries]
+    return [None if not seconds or not times[0] else times[0] / seconds for seconds in times]
+
+
+def relative(value: float | None, *, marked: bool = False) -> str:
+    """Return a ratio as text."""
+    return UNKNOWN if value is None else f"{value:.2f}x{MARK if marked else ''}"

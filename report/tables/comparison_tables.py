@@ -1,0 +1,157 @@
+"""A comparison as tables of text with a row a run: speed, learning, resources of each node, scaling. Any form is made from these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...records.text.numbers import count_text
+from ..comparison.comparison import Comparison
+from ..comparison.factors import SPEED, TARGET
+from .alignment import holds_figures
+from .columns import DONE, MARK, NODE, Column, cell, node_cell, relative, relative_speed, relative_target
+
+__all__ = ["RELATIVE", "Block", "chosen", "standard"]
+
+RELATIVE = "relative"
+
+_SPEED = ("examples_per_second", "steps_per_second", "run_seconds", "train_seconds", "init_seconds")
+_LEARNING = ("final_train_loss", "eval_loss", "eval_accuracy", "eval_error", "time_to_target_seconds", "staleness_mean")
+_CONTEXT = ("backend", "mode", "nodes", "workers", "parameter servers", "global batch", "batch per worker")
+_OF_SERIES = frozenset({"nodes", "workers", "global batch", "batch per worker", "global_batch_size", "batch_size", "runs"})
+"""Columns that say nothing about a whole series; those of a sweep are called as its fields are."""
+
+_CALLED = ("run", "node")
+
+Part = tuple[str, list[str]]
+"""A column: its header and its texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A table: its title, its header, and rows of as many texts.
+
+    The first `names` columns say what a row is; the first `words`, those among them, hold words, the others figures.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    names: int
+    words: int
+
+    @property
+    def right(self) -> tuple[bool, ...]:
+        """Which columns stand right: those of figures, also of a setting that is a number; what a run or node is called is none."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.header)
+        return tuple(
+            label not in _CALLED and holds_figures(texts, index >= self.words)
+            for index, (label, texts) in enumerate(zip(self.header, columns, strict=True))
+        )
+
+
+def standard(comparison: Comparison) -> list[Block]:
+    """Return the tables of a comparison; figures that no row has are left out."""
+    blocks = [_speed(comparison), _learning(comparison), _resources(comparison)]
+    if comparison.scaling is not None:
+        blocks.append(_scaling(comparison))
+    return [block for block in blocks if len(block.header) > block.words and block.rows]
+
+
+def chosen(comparison: Comparison, columns: Sequence[Column]) -> list[Block]:
+    """Return one table with the figures that were asked for; a figure of each node is a column a node."""
+    parts: list[Part] = []
+    for one in columns:
+        if one in NODE or one.key.startswith("node_"):
+            nodes = max(entry.node_count for entry in comparison.entries)
+            parts += [(f"node {node} {one.header}", _node_cells(comparison, one, node)) for node in range(nodes)]
+        else:
+            parts.append((one.header, _cells(comparison, one)))
+    return [_block("", comparison, parts)]
+
+
+def _speed(comparison: Comparison) -> Block:
+    parts = []
+    for key in _SPEED:
+        parts.append(_part(comparison, key))
+        if key == "examples_per_second":
+            parts.append((RELATIVE, _relative(comparison, relative_speed(comparison.entries), SPEED)))
+    return _block("Speed", comparison, [part for part in parts if _observed(part)], _context(comparison))
+
+
+def _learning(comparison: Comparison) -> Block:
+    parts = []
+    for key in _LEARNING:
+        part = _part(comparison, key)
+        parts.append(part)
+        if key == "time_to_target_seconds" and _observed(part):
+            parts.append((RELATIVE, _relative(comparison, relative_target(comparison.entries), TARGET)))
+    return _block("Learning", comparison, [part for part in parts if _observed(part)])
+
+
+def _resources(comparison: Comparison) -> Block:
+    names = tuple(next(iter(comparison.settings)))
+    rows = []
+    for entry, settings, marks in zip(comparison.entries, comparison.settings, comparison.marks, strict=True):
+        for node in range(entry.node_count):
+            label = tuple(settings.values()) if node == 0 else ("",) * len(names)
+            rows.append((*label, str(node), *(node_cell(entry, one, node, marks) for one in NODE)))
+    return Block("Resources of each node", (*names, "node", *(one.header for one in NODE)), tuple(rows), len(names) + 1, len(names) + 1)
+
+
+def _scaling(comparison: Comparison) -> Block:
+    """Return speed-up and efficiency of each series of rows."""
+    others = [{label: text for label, text in one.items() if label not in _OF_SERIES} for one in comparison.settings]
+    names = tuple(others[0])
+    rows = []
+    for series in comparison.scaling or ():
+        kind = f"{series.kind}, {'global batch' if series.kind == 'strong' else 'batch per worker'} {count_text(series.batch)}"
+        base = series.points[0].entry
+        for point in series.points:
+            mark = MARK if SPEED in comparison.comparability.spoiled(base, point.entry) else ""
+            efficiency = "-" if point.efficiency is None else f"{100 * point.efficiency:.0f}%{mark}"
+            label = (kind, *others[point.entry].values()) if point is series.points[0] else ("",) * (len(names) + 1)
+            rows.append((*label, str(point.nodes), relative(point.speedup, marked=bool(mark)), efficiency))
+    return Block("Scaling", ("scaling", *names, "nodes", "speed-up", "efficiency"), tuple(rows), len(names) + 1, len(names) + 1)
+
+
+def _part(comparison: Comparison, key: str) -> Part:
+    one = next(one for one in DONE if one.key == key)
+    return one.header, _cells(comparison, one)
+
+
+def _cells(comparison: Comparison, one: Column) -> list[str]:
+    return [cell(entry, one, marks) for entry, marks in zip(comparison.entries, comparison.marks, strict=True)]
+
+
+def _node_cells(comparison: Comparison, one: Column, node: int) -> list[str]:
+    return [node_cell(entry, one, node, marks) for entry, marks in zip(comparison.entries, comparison.marks, strict=True)]
+
+
+def _relative(comparison: Comparison, values: Sequence[float | None], group: str) -> list[str]:
+    return [relative(value, marked=group in marks) for value, marks in zip(values, comparison.marks, strict=True)]
+
+
+def _observed(part: Part) -> bool:
+    return any(text not in ("-", "") for text in part[1])
+
+
+def _names(comparison: Comparison) -> list[Part]:
+    """Return the columns that say what a row is."""
+    return [(label, [one[label] for one in comparison.settings]) for label in comparison.settings[0]]
+
+
+def _context(comparison: Comparison) -> list[Part]:
+    """Return columns for the settings that are compared, apart from those that name the rows."""
+    compared = [difference for difference in comparison.comparability.subject if difference.label in _CONTEXT]
+    workers_are_nodes = all(entry.figures["workers"] == entry.figures["nodes"] for entry in comparison.entries)
+    left_out = {*comparison.settings[0], *(["workers"] if workers_are_nodes else [])}
+    return [(one.label, [value or "-" for value in one.values]) for one in compared if one.label not in left_out]
+
+
+def _block(title: str, comparison: Comparison, figures: Sequence[Part], context: Sequence[Part] = ()) -> Block:
+    names = _names(comparison)
+    columns = [*names, *context, *figures]
+    header = tuple(label for label, _ in columns)
+    rows = tuple(zip(*(texts for _, texts in columns), strict=True))
+    return Block(title, header, rows, len(names), len(names) + len(context))

@@ -1,0 +1,128 @@
+"""What has to be said above and below a comparison, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ..comparison.comparability import Difference
+from ..comparison.comparison import Comparison
+from ..comparison.factors import ALL, GROUPS, RULES, STEPS
+from ..comparison.ranking import JUDGED
+from .columns import MARK, Column
+from .run_tables import ACROSS_MODES, SYNTHETIC
+
+__all__ = ["above", "below"]
+
+_MOST_VALUES = 5
+
+_USUAL = frozenset(rule.key for rule in RULES if rule.subject)
+
+_SAME = "data, seed, precision, threads, machine, releases, optimizer and schedule, augmentation, budget, evaluations and network"
+
+
+def above(comparison: Comparison) -> list[str]:
+    """Return what is compared and what else is not alike, a line each; of a single row what is wrong with it."""
+    copies = [f"Copies of one run, which count once: {', '.join(names)}." for names in comparison.copies]
+    if len(comparison.entries) < 2:
+        return [*copies, *(_fault(fault) for fault in comparison.comparability.faults)]
+    return [*copies, *_differences(comparison)]
+
+
+def _differences(comparison: Comparison) -> list[str]:
+    comparability = comparison.comparability
+    values = {one.key: one.values for one in comparability.subject}
+    subject = [one for one in comparability.subject if one.key != "workers" or one.values != values.get("nodes")]
+    lines = [f"Compared: {'; '.join(_named(one) for one in subject)}."] if subject else []
+    for one in comparability.subject:
+        if one.key in ("mode", "global_batch_size"):
+            lines.append(f"  {one.label}: {one.why}.")
+    if comparability.beside:
+        lines.append(f"Not alike, though no figure depends on it: {'; '.join(_named(one) for one in comparability.beside)}.")
+    faults = comparability.faults
+    if faults:
+        lines += ["Not alike:", *(f"  {_fault(fault)}" for fault in faults)]
+    elif not comparability.unrecorded:
+        told = "" if any(one.key not in _USUAL for one in comparability.subject) else f": {_SAME} are the same"
+        lines.append(f"{'Nothing else differs' if lines else 'Nothing differs'}{told}.")
+    else:
+        lines.append(f"No {'other ' if lines else ''}difference is known.")
+    if comparability.unrecorded:
+        lines.append(f"Not recorded, so perhaps not alike: {_unrecorded(comparison)}.")
+    return lines
+
+
+def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
+    """Return the explanations of what stands in the tables, then the verdicts; a paragraph each.
+
+    With `columns` (figures that were asked for) what concerns none of them is left out.
+    """
+    lines = []
+    shown = {one.group for one in columns} if columns else set(GROUPS)
+    asked = {one.key for one in columns} or set(JUDGED)
+    if any(shown & marks for marks in comparison.marks):
+        lines.append(f"{MARK} not to be compared with {comparison.entries[0].label}: {_reasons(comparison, shown)}.")
+    folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
+    if folded:
+        lines.append(
+            "Several runs of one job stand in one row (×N, or the column runs): mean ± standard deviation "
+            "(trainer compare --no-fold keeps them apart)."
+        )
+    for entry in folded:
+        if entry.left_out:
+            lines.append(f"{entry.label}: the fastest and the slowest are left out ({', '.join(entry.left_out)}).")
+    apart = any(len(job.runs) > 1 for job in comparison.judged) and len(comparison.judged) < len(comparison.entries)
+    if apart and (not columns or asked & set(JUDGED)):
+        lines.append("Verdicts are on jobs: runs of one job, of the same seed or others, count as one (×N), by their mean.")
+    if comparison.fits_neither and not columns:
+        names = "; ".join(comparison.entries[index].label for index in comparison.fits_neither)
+        lines.append(f"In no series of scaling, as no other number of nodes has the same global batch or batch per worker: {names}.")
+    modes = {run.summary["mode"] for run in comparison.runs}
+    if len(modes) > 1 and (STEPS in shown or any(one.key == "steps" for one in columns)):
+        lines.append(ACROSS_MODES)
+    if any(run.summary.get("synthetic") for run in comparison.runs):
+        lines.append(SYNTHETIC)
+    return [*lines, *(verdict for figure, verdict in zip(JUDGED, comparison.verdicts, strict=False) if figure in asked)]
+
+
+def _named(one: Difference) -> str:
+    return f"{one.label} {_values(one)}"
+
+
+def _values(one: Difference) -> str:
+    """Return the different values in the order of the rows; of many, the first and the last."""
+    found = list(dict.fromkeys(value for value in one.values if value is not None))
+    if len(found) > _MOST_VALUES:
+        found = [*found[: _MOST_VALUES - 1], "…", found[-1]]
+    return ", ".join(found)
+
+
+def _fault(one: Difference) -> str:
+    told = f"{one.label} ({_values(one)})"
+    if not one.spoils:
+        return f"{told}: {one.why}."
+    figures = "all figures" if set(one.spoils) == ALL else _enumerated(one.spoils)
+    return f"{told}: {figures} {'is' if len(one.spoils) == 1 and one.spoils[0] != 'resources' else 'are'} not comparable; {one.why}."
+
+
+def _enumerated(words: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def _reasons(comparison: Comparison, shown: Collection[str | None]) -> str:
+    """Return each kind of figures among those `shown` that carries a mark, with the settings that are to blame."""
+    marked = {group for marks in comparison.marks for group in marks if group in shown}
+    differences = [*comparison.comparability.subject, *comparison.comparability.faults]
+    reasons: dict[str, list[str]] = {}
+    for group in GROUPS:
+        if group in marked:
+            why = ", ".join(one.label for one in differences if group in one.spoils)
+            reasons.setdefault(why, []).append(group)
+    return "; ".join(f"{', '.join(groups)} ({why})" for why, groups in reasons.items())
+
+
+def _unrecorded(comparison: Comparison) -> str:
+    every = len(comparison.entries)
+    by_runs: dict[Sequence[str], list[str]] = {}
+    for label, names in comparison.comparability.unrecorded.items():
+        by_runs.setdefault(tuple(names), []).append(label)
+    return "; ".join(f"{', '.join(labels)} of {'all' if len(names) == every else ' and '.join(names)}" for names, labels in by_runs.items())

@@ -1,0 +1,232 @@
+"""A comparison written out: for a terminal, for Markdown, for LaTeX, as comma-separated values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ...records.store.jsonl import finite_json
+from ..comparison.comparison import Comparison
+from ..comparison.factors import GROUPS
+from .alignment import text_width
+from .columns import MARK, Column, relative_speed, relative_target
+from .comparison_tables import Block, chosen, standard
+from .footnotes import above, below
+from .run_tables import aligned, columns_of, plain_table, to_text
+
+__all__ = ["as_csv", "as_latex", "as_markdown", "as_text", "write_csv"]
+
+_MOST_COLUMNS = 4
+"""So many runs stand side by side, a column each, where nothing else is asked for; more have a row each."""
+
+_PROSE = 120
+"""Sentences are broken after so many characters where the terminal is not narrower; where there is none, a table that is wider has rows."""
+
+_GAP = 3  # between the columns of a table
+
+
+def as_text(comparison: Comparison, columns: Sequence[Column] = (), *, layout: str = "auto", width: int | None = None) -> str:
+    """Return what is compared, the tables, and what has to be said about them.
+
+    With `columns` (figures that were asked for) there is one table of those. `layout` is ``columns`` (a column a run), ``rows``, or
+    ``auto``: columns for a few runs where they fit. `width` is that of the terminal in characters; without it lines are as long as they
+    need to be.
+    """
+    prose = min(width or _PROSE, _PROSE)
+    blocks = chosen(comparison, columns) if columns else standard(comparison)
+    table = None if columns or comparison.scaling is not None else _side_by_side(comparison, layout, width)
+    parts: list[RenderableType] = [table] if table is not None else _fitting(blocks, width)
+    paragraphs = [
+        _wrapped(above(comparison), prose),
+        to_text(Group(*parts), width or 10_000),
+        *(_wrapped([text], prose) for text in below(comparison, columns)),
+    ]
+    return "\n".join(text for text in paragraphs if text)
+
+
+def _side_by_side(comparison: Comparison, layout: str, width: int | None) -> Table | None:
+    """Return the table with a column a run where that is wanted; None where there are too many or they do not fit."""
+    if layout == "rows":
+        return None
+    table = columns_of(comparison.entries, comparison.marks)
+    if layout == "columns":
+        return table
+    fits = max(map(text_width, to_text(table).splitlines())) <= (width or _PROSE)
+    return table if fits and len(comparison.entries) <= _MOST_COLUMNS else None
+
+
+def _wrapped(lines: Sequence[str], width: int) -> str:
+    """Break lines, which may begin with spaces, at `width`; each ends with a newline."""
+    broken = []
+    for line in "\n".join(lines).splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        hanging = f"{indent}  " if indent else ""
+        broken += textwrap.wrap(line, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+    return "".join(f"{line}\n" for line in broken)
+
+
+def _fitting(blocks: Sequence[Block], width: int | None) -> list[RenderableType]:
+    """Return the blocks as tables, an empty line between; one that is too wide is cut into several that repeat the names."""
+    parts: list[RenderableType] = []
+    for block in blocks:
+        for piece in _pieces(block, width):
+            table = plain_table()
+            for index, (label, right) in enumerate(zip(piece.header, piece.right, strict=True)):
+                table.add_column(Text(label), justify="right" if right else "left", no_wrap=index >= piece.names, overflow="fold")
+            for row in aligned(piece.rows):
+                table.add_row(*map(Text, row))
+            parts += ["", table] if parts else [table]
+    return parts
+
+
+def _pieces(block: Block, width: int | None) -> list[Block]:
+    """Cut a table between columns so that each piece fits; a single figure beside the names is never cut."""
+    widths = [max(map(text_width, column)) for column in zip(block.header, *aligned(block.rows), strict=True)]
+    names = sum(widths[: block.names]) + _GAP * (block.names - 1)
+    groups: list[list[int]] = []
+    used = 0
+    for index in range(block.names, len(block.header)):
+        if not groups or (width is not None and used + widths[index] + _GAP > width):
+            groups.append([])
+            used = names
+        groups[-1].append(index)
+        used += (_GAP if used else 0) + widths[index]
+    return [_only(block, group) for group in groups]
+
+
+def _only(block: Block, columns: Sequence[int]) -> Block:
+    kept = [*range(block.names), *columns]
+    rows = tuple(tuple(row[index] for index in kept) for row in block.rows)
+    words = sum(index < block.words for index in kept)
+    return Block(block.title, tuple(block.header[index] for index in kept), rows, block.names, words)
+
+
+def as_markdown(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
+    """Return the tables with a row a run as Markdown, what is compared above them and the explanations below."""
+    parts = ["\n".join(_markdown_text(line) for line in _items(above(comparison)))]
+    for block in chosen(comparison, columns) if columns else standard(comparison):
+        head = [
+            _markdown_row(block.header),
+            _markdown_row(["---:" if right else "---" for right in block.right], raw=True),
+        ]
+        parts.append("\n".join([*head, *map(_markdown_row, block.rows)]))
+    parts += [_markdown_text(text.replace("\n", " ")) for text in below(comparison, columns)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _items(lines: Sequence[str]) -> list[str]:
+    return [f"{line[: len(line) - len(line.lstrip())]}- {line.strip()}" for line in lines]
+
+
+def _markdown_row(cells: Sequence[str], raw: bool = False) -> str:
+    return f"| {' | '.join(cell if raw else _markdown_text(cell) for cell in cells)} |"
+
+
+def _markdown_text(text: str) -> str:
+    """Escape what Markdown would take for its own inside a line, apart from a list's dash at the beginning."""
+    return "".join(f"\\{character}" if character in "\\|*_`<>[]" else character for character in text)
+
+
+_LATEX: Mapping[str, str] = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    MARK: r"\textsuperscript{\textdagger}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "−": r"$-$",
+    "…": r"\ldots{}",
+}
+
+
+def as_latex(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
+    """Return the tables with a row a run as LaTeX (package booktabs): what is compared as comments, the explanations as text below."""
+    parts = ["\n".join(f"% {line}" for line in above(comparison))]
+    parts += [_tabular(block) for block in (chosen(comparison, columns) if columns else standard(comparison))]
+    parts += [rf"\noindent {_latex_text(text.replace(chr(10), ' '))}" for text in below(comparison, columns)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _tabular(block: Block) -> str:
+    alignment = "".join("r" if right else "l" for right in block.right)
+    rows = [f"{' & '.join(map(_latex_text, cells))} \\\\" for cells in (block.header, *block.rows)]
+    body = "\n".join(["\\toprule", rows[0], "\\midrule", *rows[1:], "\\bottomrule"])
+    title = [f"% {block.title}"] if block.title else []
+    return "\n".join([*title, f"\\begin{{tabular}}{{{alignment}}}", body, "\\end{tabular}"])
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
+    """Return a line for each row of the table: its settings, and its figures unrounded, of means also their standard deviation.
+
+    A figure of each node has a column a node, such as ``node_0_cpu_cores_used_mean``. `not_comparable` names the kinds of figures that
+    cannot be compared with the first row's.
+    """
+    speed, target = relative_speed(comparison.entries), relative_target(comparison.entries)
+    rows = []
+    for index, (entry, settings) in enumerate(zip(comparison.entries, comparison.settings, strict=True)):
+        own: dict[str, Any] = {label: text for label, text in settings.items() if label != "run"}
+        values: dict[str, Any] = {"run": entry.label, **own, "runs": len(entry.runs)}
+        values["not_comparable"] = "; ".join(group for group in GROUPS if group in comparison.marks[index])
+        for key in [one.key for one in columns] or entry.figures:
+            if key != "run":
+                values |= _flat(key, entry.figures[key], entry.sigmas.get(key))
+        if not columns:
+            values |= {"relative_examples_per_second": speed[index], "relative_time_to_target": target[index]}
+        rows.append(values)
+    return write_csv(rows)
+
+
+def _flat(key: str, value: Any, sigma: Any) -> dict[str, Any]:
+    if isinstance(value, list) and key.startswith("node_"):
+        found: dict[str, Any] = {}
+        for node, item in enumerate(value):
+            name = f"node_{node}_{key.removeprefix('node_')}"
+            found |= {name: item, f"{name}_sigma": None if sigma is None else sigma[node]}
+        return found
+    return {key: value, f"{key}_sigma": sigma}
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as comma-separated values, with the union of their columns; what was not observed is empty.
+
+    Columns of standard deviations (``…_sigma``) that no row has are left out.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    kept = [name for name in names if not name.endswith("_sigma") or any(row.get(name) is not None for row in rows)]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(kept)
+    for row in rows:
+        writer.writerow([_value(row.get(name)) for name in kept])
+    return stream.getvalue()
+
+
+def _value(value: Any) -> Any:
+    value = finite_json(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return repr(value) if isinstance(value, float) else value

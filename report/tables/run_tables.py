@@ -1,0 +1,200 @@
+"""Runs as tables for people: one run, or several side by side, a column each."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from ...core.untrusted.console import one_line
+from ...records.text.numbers import UNKNOWN, count_text
+from ..catalog.divergence import diverged_text
+from ..catalog.run import DescribedRun
+from ..comparison.factors import SPEED, TARGET, changed_text
+from ..comparison.rows import Entry, entry_of
+from .columns import DONE, MARK, NODE, cell, node_cell, relative, relative_speed, relative_target
+
+__all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "plain_table", "side_by_side", "to_text"]
+
+ACROSS_MODES = (
+    "A step is one update of the parameters: of the global batch in sync mode, of one worker's batch in async mode.\n"
+    "So steps/s of sync and async runs are different things; compare examples/s and time to target."
+)
+"""Stands under every table that has steps of runs of both modes."""
+
+SYNTHETIC = "Synthetic data: images and labels are random. Speed and resources mean something, loss and accuracy do not."
+"""Stands under every table that has a run on synthetic data."""
+
+Show = Callable[[Any], str]
+
+_RELATIVE = "  relative to the first"
+_ROOM = "\u2800"  # a blank that is no white space, which would be cut off at the end of a cell
+
+
+def _text(value: Any) -> str:
+    return UNKNOWN if value is None else one_line(str(value))
+
+
+def _source(value: Any) -> str:
+    return _text("+".join(value) if isinstance(value, list) else value)
+
+
+_ASKED: tuple[tuple[str, str, Show], ...] = (
+    ("state", "state", _text),
+    ("backend", "backend", _text),
+    ("mode", "mode", _text),
+    ("model", "model", _text),
+    ("data", "data", _text),
+    ("precision", "precision_used", _text),
+    ("nodes", "nodes", count_text),
+    ("workers", "workers", count_text),
+    ("parameter servers", "parameter_servers", count_text),
+    ("global batch", "global_batch_size", count_text),
+)
+
+_ONLY_SIDE_BY_SIDE = frozenset({"eval_error", "node_cpu_fraction_mean"})
+"""They follow from figures that the table of one run has."""
+
+
+def plain_table(**options: Any) -> Table:
+    """Return an empty table with a line under its header and no frame."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
+
+
+def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> RenderableType:
+    """Return the end-of-run table: the figures, then what each node used.
+
+    `job` is the run's ``job.json``, which knows of the parts of a run that was resumed.
+    """
+    entry = _as_shown(_entry(summary))
+    figures = entry.figures
+    main = plain_table(show_header=False)
+    main.add_column(no_wrap=True)
+    main.add_column(no_wrap=True)
+    for label, key, show in _ASKED:
+        if figures[key] is not None:
+            main.add_row(label, show(figures[key]))
+    for one in DONE:
+        if figures[one.key] is not None and one.key not in _ONLY_SIDE_BY_SIDE:
+            main.add_row(one.label, one.show(figures[one.key]))
+    if figures["target"] is not None:
+        main.add_row(
+            "target", f"{one_line(figures['target'])} {'reached' if figures['target_reached'] else 'NOT reached within the budget'}"
+        )
+    if (saving := summary.get("checkpoints") or {}).get("failed"):
+        main.add_row("checkpoints", f"{saving['saved']} saved, {saving['failed']} FAILED")
+    if figures["updates_by_worker"] is not None:
+        main.add_row("updates by worker", ", ".join(count_text(count) for count in figures["updates_by_worker"]))
+    if (figures["nodes_sharing_cores"] or 1) > 1:
+        main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (--cores-per-node)")
+    if figures["network_source"] is not None:
+        main.add_row("network counted at", _source(figures["network_source"]))
+    changed = changed_text(DescribedRun(Path(), summary, job or {}))
+    mixed = ["", changed] if changed else []
+    return Group(main, "", _nodes(entry), *_notes([summary]), *mixed)
+
+
+def _entry(summary: Mapping[str, Any]) -> Entry:
+    return entry_of([DescribedRun(Path(), summary, {})])
+
+
+def _as_shown(entry: Entry) -> Entry:
+    """Return a row as tables show it: what the run computed in where it is known, and data that is synthetic named so."""
+    figures = dict(entry.figures)
+    if figures["synthetic"]:
+        figures["data"] = f"{figures['data']} (synthetic)"
+    figures["precision_used"] = figures["precision_used"] or figures["precision"]
+    return Entry(entry.label, entry.runs, figures, entry.sigmas, entry.left_out, entry.converged)
+
+
+def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what has to be said under a table of these runs, an empty line before each."""
+    notes = []
+    if len({summary["mode"] for summary in summaries}) > 1:
+        notes += ["", ACROSS_MODES]
+    if any(summary.get("synthetic") for summary in summaries):
+        notes += ["", SYNTHETIC]
+    if len(summaries) == 1 and (diverged := diverged_text(summaries[0])) is not None:
+        notes += ["", diverged]
+    return notes
+
+
+def _nodes(entry: Entry) -> Table:
+    columns = [one for one in NODE if one.key not in _ONLY_SIDE_BY_SIDE]
+    table = plain_table()
+    table.add_column("node", no_wrap=True)
+    for one in columns:
+        table.add_column(one.label, justify="right", no_wrap=True)
+    for node in range(entry.node_count):
+        table.add_row(str(node), *(node_cell(entry, one, node) for one in columns))
+    return table
+
+
+def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Return a table with a line a figure and a column a run, and what has to be said under it."""
+    entries = [_entry(summary) for summary in summaries]
+    return Group(columns_of(entries, [frozenset()] * len(entries)), *_notes(summaries))
+
+
+def columns_of(entries: Sequence[Entry], marks: Sequence[Collection[str]]) -> Table:
+    """Return a table with a line a figure and a column a row of the comparison; a dash stands for what was not observed or does not apply.
+
+    `marks` are the kinds of figures of each that cannot be compared. Relative are examples/s over those of the first, and how many times
+    as fast it reached the target.
+    """
+    shown = [_as_shown(entry) for entry in entries]
+    main = _figure_lines(shown, marks)
+    nodes = [
+        (f"node {node} {one.label}", [node_cell(entry, one, node, own) for entry, own in zip(shown, marks, strict=True)])
+        for node in range(max(entry.node_count for entry in shown))
+        for one in NODE
+    ]
+    table = plain_table()
+    table.add_column("", no_wrap=True)
+    for entry in shown:
+        table.add_column(entry.label, justify="right", overflow="fold")
+    cells = aligned([texts for _, texts in (*main, *nodes)])
+    for index, ((label, _), texts) in enumerate(zip((*main, *nodes), cells, strict=True), 1):
+        table.add_row(label, *texts, end_section=index == len(main))
+    return table
+
+
+Line = tuple[str, list[str]]
+
+
+def _figure_lines(entries: Sequence[Entry], marks: Sequence[Collection[str]]) -> list[Line]:
+    lines: list[Line] = [(label, [show(entry.figures[key]) for entry in entries]) for label, key, show in _ASKED]
+    for one in DONE:
+        lines.append((one.label, [cell(entry, one, own) for entry, own in zip(entries, marks, strict=True)]))
+        if one.key == "examples_per_second":
+            lines.append((_RELATIVE, _relative(relative_speed(entries), SPEED, marks)))
+        if one.key == "time_to_target_seconds" and any(entry.converged is not None for entry in entries):
+            lines.append((_RELATIVE, _relative(relative_target(entries), TARGET, marks)))
+    if any((entry.figures["nodes_sharing_cores"] or 1) > 1 for entry in entries):
+        lines.append(("nodes sharing cores", [count_text(entry.figures["nodes_sharing_cores"]) for entry in entries]))
+    return lines
+
+
+def _relative(values: Sequence[float | None], group: str, marks: Sequence[Collection[str]]) -> list[str]:
+    return [relative(value, marked=group in own) for value, own in zip(values, marks, strict=True)]
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the lines of a table with room for a mark in every cell of a column that has one, so that figures stand below each other."""
+    marked = [any(text.endswith(MARK) for text in column) for column in zip(*lines, strict=True)]
+    return [
+        [f"{text}{_ROOM}" if room and not text.endswith(MARK) else text for text, room in zip(line, marked, strict=True)] for line in lines
+    ]
+
+
+def to_text(renderable: RenderableType, width: int = 10_000) -> str:
+    """Return plain text without colours; lines are as long as they need to be unless `width` (in characters) is given."""
+    stream = io.StringIO()
+    plain: dict[str, Any] = {"color_system": None, "force_terminal": False, "legacy_windows": False, "markup": False, "emoji": False}
+    Console(file=stream, width=width, **plain).print(renderable)
+    return "\n".join(line.replace(_ROOM, " ").rstrip() for line in stream.getvalue().splitlines()) + "\n"

@@ -1,0 +1,109 @@
+"""Many runs as a table for people, a line a run. Plain text: a table of rich takes over a second for 2,000 of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from ...core.untrusted.console import shown
+from ...records.text.numbers import UNKNOWN, count_text, duration_text, number_text, rate_text
+from .alignment import GAP, holds_figures, plain_lines, text_width
+from .run_tables import SYNTHETIC
+
+__all__ = ["runs_table"]
+
+Row = Mapping[str, Any]
+
+
+class _Column(NamedTuple):
+    title: str
+    figure: str
+    """The key of a row, as --where and --sort know it."""
+    right: bool
+    """Whether it is one of figures; one of any kind, that was asked for, may turn out to hold words."""
+    text: Callable[[Row], str]
+
+
+def _name(row: Row) -> str:
+    """Return what other commands take: the run's directory, below the folder that a sweep keeps it in."""
+    name = PurePath(row["path"]).name
+    return f"{row['folder']}/{name}" if row["folder"] else name
+
+
+def _text(key: str) -> Callable[[Row], str]:
+    return lambda row: UNKNOWN if row[key] is None else str(row[key])
+
+
+def _any(key: str) -> Callable[[Row], str]:
+    """Return what shows a figure of any kind, also a list of one a node."""
+
+    def text(row: Row) -> str:
+        entries = row[key] if isinstance(row[key], list) else [row[key]]
+        return ", ".join(number_text(entry) if isinstance(entry, float) else UNKNOWN if entry is None else str(entry) for entry in entries)
+
+    return text
+
+
+def _data(row: Row) -> str:
+    return f"{_text('data')(row)}{' (synthetic)' if row['synthetic'] else ''}"
+
+
+def _to_target(row: Row) -> str:
+    return "not reached" if row["target_reached"] is False else duration_text(row["time_to_target_seconds"])
+
+
+def _when(row: Row) -> str:
+    """Return the local time at which the run was made; a damaged run may not tell."""
+    try:
+        return f"{datetime.fromisoformat(row['created_at'] or '').astimezone():%Y-%m-%d %H:%M}"
+    except ValueError:
+        return UNKNOWN
+
+
+_COLUMNS = (
+    _Column("name", "run", False, _name),
+    _Column("state", "state", False, _text("state")),
+    _Column("backend", "backend", False, _text("backend")),
+    _Column("mode", "mode", False, _text("mode")),
+    _Column("model", "model", False, _text("model")),
+    _Column("data", "data", False, _data),
+    _Column("nodes", "nodes", True, lambda row: count_text(row["nodes"])),
+    _Column("batch", "global_batch_size", True, lambda row: count_text(row["global_batch_size"])),
+    _Column("examples/s", "examples_per_second", True, lambda row: rate_text(row["examples_per_second"]).removesuffix("/s")),
+    _Column("loss", "eval_loss", True, lambda row: number_text(row["eval_loss"])),
+    _Column("accuracy", "eval_accuracy", True, lambda row: number_text(row["eval_accuracy"])),
+    _Column("time to target", "time_to_target_seconds", True, _to_target),
+    _Column("when", "created_at", False, _when),
+)
+
+_DISPENSABLE = ("data", "model", "when", "nodes", "mode", "backend", "loss", "batch", "time to target", "accuracy", "examples/s")
+"""What is left out first where a terminal is narrow; `show` and --json have all of it."""
+
+
+def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """Return the lines of a table of `rows`, and the titles that were left out to fit `width` characters (None: as wide as need be).
+
+    Names are never shortened: they are what other commands take. Figures that were `asked` for (keys of a row) have a column in any case.
+    """
+    usual = {column.figure for column in _COLUMNS}
+    columns = [*_COLUMNS, *(_Column(figure, figure, True, _any(figure)) for figure in dict.fromkeys(asked) if figure not in usual)]
+    cells = {column: [column.title, *(_printable(column.text(row)) for row in rows)] for column in columns}
+    widths = {column: max(map(text_width, cells[column])) for column in columns}
+    left_out: list[str] = []
+    by_title = {column.title: column for column in columns if column.figure not in asked}
+    for column in (by_title[title] for title in _DISPENSABLE if title in by_title):
+        if width is None or sum(widths[kept] for kept in columns) + len(GAP) * (len(columns) - 1) <= width:
+            break
+        columns.remove(column)
+        left_out.append(column.title)
+    right = [column.right and holds_figures(cells[column][1:]) for column in columns]
+    lines = plain_lines([cells[column] for column in columns], right)
+    notes = ["", SYNTHETIC] if any(row["synthetic"] for row in rows) else []
+    return "\n".join([*lines, *notes]) + "\n", left_out
+
+
+def _printable(text: str) -> str:
+    """Return text in one line, without what a terminal would take for a command: names of folders may hold anything."""
+    return shown(text).replace("\n", r"\x0a").replace("\t", r"\x09")
