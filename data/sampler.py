@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.cluster import split_evenly
+from ..core.job import Job
 from .augment import Augmentation, Changes
 
-__all__ = ["Batches", "Sampler", "permutation", "stable_order"]
+__all__ = ["Batches", "Sampler", "permutation", "run_sampler", "stable_order"]
 
 Indices = NDArray[np.int32]
 Bounds = NDArray[np.int64]
@@ -157,3 +158,8 @@ class Sampler:
             starts = (starts[:, None] + within[None, :]).ravel()
             starts = starts[starts < self.size]
         return np.append(starts, self.size)
+
+
+def run_sampler(job: Job, size: int) -> Sampler:
+    """Return the order of `size` examples in a run, for counting; images are not changed by it."""
+    return Sampler(size, job.seed, job.global_batch, job.workers, job.mode)

@@ -8,6 +8,8 @@ import os
 import platform
 import socket
 import struct
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,22 @@ import psutil
 
 from .cpu_limits import cpu_quota_cores, memory_limit_bytes
 from .gpu import GpuProbe
-from .software import installed_versions
 
-__all__ = ["cores_available", "describe_host"]
+__all__ = ["PACKAGES", "cores_available", "describe_host", "installed_versions"]
 
 _SIOCETHTOOL = 0x8946
 _ETHTOOL_GDRVINFO = 3
 # Virtual interfaces name a speed that is a constant in their driver (veth: 10 Gbit/s), not a measure of anything.
 _DRIVERS_WITHOUT_SPEED = frozenset({"veth", "bridge", "tun", "dummy", "loopback"})
+
+
+PACKAGES: Mapping[str, Sequence[str]] = {
+    "crosstrain": ("crosstrain",),
+    "numpy": ("numpy",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly"),
+    "torch": ("torch",),
+}
+"""What is looked for, and the distributions it comes in."""
 
 
 def cores_available(pid: int | None = None) -> float | None:
@@ -113,3 +123,17 @@ def _driver(interface: str) -> str | None:
         except OSError:
             return None
     return answer.tobytes()[4:36].split(b"\0", 1)[0].decode()
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Return the release of each of `PACKAGES` as its metadata has it; None where none of its distributions is installed."""
+    return {name: _first(distributions) for name, distributions in PACKAGES.items()}
+
+
+def _first(distributions: Sequence[str]) -> str | None:
+    for name in distributions:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None

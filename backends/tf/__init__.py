@@ -12,11 +12,30 @@ from ...core.cluster import Placed, Task
 from ...core.job import Job
 from ...data.base import Dataset
 from ...models.base import ModelSpec
-from ..base import Availability, Mode, Server, Session, parameter_server_placement, ranks_placement
-from ..export import Export
-from .export_formats import EXPORT_FORMATS
+from ..base import Availability, Mode, Server, Session
+from ..export import Export, ExportFormat
+from ..placement import parameter_server_placement, ranks_placement
 
-__all__ = ["BACKEND", "TfBackend"]
+__all__ = ["BACKEND", "EXPORT_FORMATS", "TfBackend"]
+
+
+EXPORT_FORMATS: Mapping[str, ExportFormat] = {
+    "savedmodel": ExportFormat(
+        "a SavedModel with a signature for normalised images and one for raw pixels",
+        "import tensorflow as tf\n\n"
+        'model = tf.saved_model.load(".")\n'
+        'logits = model.signatures["serving_default"](images=tf.zeros(IMAGES))["logits"]  # normalised, float32\n'
+        'logits = model.signatures["pixels"](images=tf.zeros(IMAGES, tf.uint8))["logits"]  # pixels 0 … 255',
+    ),
+    "tf-checkpoint": ExportFormat(
+        "the weights as a checkpoint of tf.train.Checkpoint",
+        "import json\n\n"
+        "import tensorflow as tf\n\n"
+        'described = json.load(open("model.json"))\n'
+        'weights = {name: tf.Variable(tf.zeros(shape)) for name, shape in described["parameters"] + described["buffers"]}\n'
+        'tf.train.Checkpoint(**weights).read("weights").assert_consumed()',
+    ),
+}
 
 
 class TfBackend:

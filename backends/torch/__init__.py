@@ -6,19 +6,32 @@ Importing this package imports no torch: the driver asks it for `placement` and 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Literal
 
 from ...core.cluster import Placed, Task
 from ...core.job import Job
 from ...data.base import Dataset
 from ...models.base import ModelSpec
-from ..base import Availability, Server, Session, parameter_server_placement, ranks_placement
-from ..export import Export
-from .export_formats import EXPORT_FORMATS
+from ..base import Availability, Server, Session
+from ..export import Export, ExportFormat
+from ..placement import parameter_server_placement, ranks_placement
 
-__all__ = ["BACKEND", "TorchBackend"]
+__all__ = ["BACKEND", "EXPORT_FORMATS", "TorchBackend"]
 
 INSTALL = "pip install 'crosstrain[torch]'"
+
+
+EXPORT_FORMATS: Mapping[str, ExportFormat] = {
+    "torch": ExportFormat(
+        "a state_dict and a program of torch.export that plain torch runs with any batch size",
+        "import torch\n\n"
+        'program = torch.export.load("program.pt2").module()\n'
+        "logits = program(torch.zeros(IMAGES))  # normalised images, float32\n\n"
+        'weights = torch.load("state_dict.pt", weights_only=True)  # by canonical name: torchvision\'s for its models\n'
+        "# your_module.load_state_dict(weights)  # a module with these names",
+    )
+}
 
 
 class TorchBackend:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from ...data.sampler import Batches
 from ..base import Calibration
 from ..timing import repeat
 from .data import Batch, ResidentSplit, part
 
-__all__ = ["AllReduce", "Calibrator", "reducer_figures"]
+__all__ = ["Calibrator"]
 
 SMALL_ELEMENTS = 16
 """Of a small all-reduce, for each rank. gloo leaves messages out where a vector has too few elements to be cut for every rank: two
@@ -22,33 +21,6 @@ ranks reduce one element in 0.3 ms, and eight or a thousand in 1.2 ms."""
 Step = Callable[[], object]
 Compute = Callable[[torch.Tensor, torch.Tensor, Batches], object]
 """Computes on a batch that has been gathered: x_bchw, y_b, and the same as the only one of some batches."""
-
-
-class AllReduce:
-    """The exchange of a sync step: DDP's own buckets, which the gradients lie in, averaged over `world` ranks."""
-
-    def __init__(self, gradients: Sequence[torch.Tensor], world: int) -> None:
-        """Find the buckets: with ``gradient_as_bucket_view`` each gradient is a view of one, so that no memory is needed."""
-        storages = {gradient.untyped_storage().data_ptr(): gradient for gradient in gradients}
-        self._buckets = [torch.empty(0, device=one.device).set_(one.untyped_storage()) for one in storages.values()]
-        self._small = [torch.zeros(min(len(bucket), SMALL_ELEMENTS * world), device=bucket.device) for bucket in self._buckets]
-        self._world = world
-
-    def whole(self) -> None:
-        """Average every bucket, as DDP does: all of them are on their way at once."""
-        self._reduce(self._buckets)
-
-    def small(self) -> None:
-        """Average as many buckets of a few bytes."""
-        self._reduce(self._small)
-
-    def _reduce(self, tensors: Sequence[torch.Tensor]) -> None:
-        started = []
-        for tensor in tensors:
-            tensor.div_(self._world)
-            started.append(dist.all_reduce(tensor, async_op=True))
-        for work in started:
-            work.wait()
 
 
 class Exchange(Protocol):
@@ -123,17 +95,3 @@ class Calibrator:
     def _computing(self, batch: Batches) -> Step:
         ((x, y),) = next(iter(self._data.blocks(batch)))
         return lambda: self._compute(x, y, batch)
-
-
-def reducer_figures(distributed: torch.nn.Module | None) -> Mapping[str, float]:
-    """Return what DDP itself measured of the steps that it sampled, in seconds; nothing where it has measured nothing."""
-    if distributed is None:
-        return {}
-    logged = distributed._get_ddp_logging_data()
-    figures = {
-        "ddp_forward_seconds": "avg_forward_compute_time",
-        "ddp_backward_seconds": "avg_backward_compute_time",
-        "ddp_communicate_seconds": "avg_backward_comm_time",
-        "ddp_overlap_seconds": "avg_backward_compute_comm_overlap_time",
-    }
-    return {name: int(logged[key]) / 1e9 for name, key in figures.items() if int(logged.get(key, 0)) > 0}

@@ -21,7 +21,8 @@ from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.untrusted.console import note
 from ...launch.environments.detect import Place, find_place
 from ...launch.environments.slurm_step import refuse_step
-from ...launch.launchers.local import Launcher, LocalLauncher
+from ...launch.launchers.base import Launcher
+from ...launch.launchers.local import LocalLauncher
 from ...launch.resume.trust import TRUST_RUN
 from ..interrupts import DeferredInterrupts
 from ..options import GivenPath, given_options, job_options, name_settings, trust_option

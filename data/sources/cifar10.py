@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import UsageError
 from ..base import Block, PreparedBlocks, Split
-from .download import download
-from .originals import expect_md5
+from .download import download, expect_md5
 
 __all__ = ["DATASET", "MD5", "Cifar10Source"]
 

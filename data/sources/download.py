@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import subprocess
@@ -12,7 +13,7 @@ from ...core.errors import MissingPackageError, UsageError
 from ...core.process import python
 from ...core.untrusted.console import note
 
-__all__ = ["download"]
+__all__ = ["download", "expect_md5"]
 
 
 def download(name: str, folder: Path, seconds: float, files_hint: str, parts: tuple[str, ...] = ()) -> None:
@@ -44,3 +45,14 @@ def download(name: str, folder: Path, seconds: float, files_hint: str, parts: tu
     if code:
         cause = lines[-1] if lines else f"the download ended with exit code {code}"
         raise UsageError(f"data: {name!r} could not be downloaded: {cause}. Try again with a network, or {files_hint}.")
+
+
+def expect_md5(path: Path, expected: str) -> None:
+    """Compare a file with its published checksum. Raises UsageError naming the file and both checksums where they differ."""
+    with open(path, "rb") as handle:
+        found = hashlib.file_digest(handle, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if found != expected:
+        raise UsageError(
+            f"data_dir: {str(path)!r} is not the published file: its md5 is {found}, not {expected}. "
+            "It is damaged, not wholly downloaded, or another file of this name; get it again."
+        )

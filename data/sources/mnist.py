@@ -5,7 +5,11 @@ Once prepared, reading it needs no framework.
 
 from __future__ import annotations
 
+import gzip
+import math
+import struct
 import tempfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +20,8 @@ from ...core.errors import UsageError
 from ..base import PreparedArrays, Split
 from ..statistics import channel_statistics
 from .download import download
-from .idx import read_idx
 
-__all__ = ["DATASET", "MnistSource"]
+__all__ = ["DATASET", "MnistSource", "read_idx"]
 
 _STEMS: dict[Split, tuple[str, str]] = {"train": ("train-images", "train-labels"), "test": ("t10k-images", "t10k-labels")}
 _FOLDERS = ("", "raw", "MNIST/raw")  # torchvision keeps its files in MNIST/raw
@@ -26,6 +29,9 @@ _DOWNLOAD_SECONDS = 900  # 11 MB; only a connection that trickles takes longer
 _FILES_HINT = (
     "give --data-dir with the folder of the four idx files (train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-…, plain or .gz)"
 )
+
+
+_UNSIGNED_BYTE = 0x08
 
 
 class MnistSource:
@@ -92,3 +98,39 @@ def _labels(path: Path, images: int) -> NDArray[np.int64]:
 
 
 DATASET = MnistSource()
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """Read an idx file of unsigned bytes, gzip-compressed where its name ends in ``.gz``.
+
+    Raises UsageError, naming the file, where it has another type or number of dimensions, or is torn or too long.
+    """
+    content = _content(path)
+    header = 4 + 4 * dimensions
+    expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
+    if content[:4] != expected:
+        raise _wrong(
+            path,
+            f"it begins with 0x{content[:4].hex()}; unsigned bytes in {dimensions} dimensions begin with 0x{expected.hex()}",
+        )
+    if len(content) < header:
+        raise _wrong(path, f"it ends after {len(content)} bytes, within the header")
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    if len(content) - header != math.prod(shape):
+        raise _wrong(
+            path, f"its header promises {' × '.join(map(str, shape))} = {math.prod(shape)} bytes, but {len(content) - header} follow"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _wrong(path, f"it is not a whole gzip file ({error})") from error
+    except OSError as error:
+        raise _wrong(path, f"it cannot be read ({error.strerror})") from error
+
+
+def _wrong(path: Path, why: str) -> UsageError:
+    return UsageError(f"data_dir: {str(path)!r} is not a usable idx file: {why}. Get the original file again.")

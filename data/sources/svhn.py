@@ -19,8 +19,7 @@ import numpy as np
 
 from ...core.errors import UsageError
 from ..base import Block, PreparedBlocks, Split
-from .download import download
-from .originals import expect_md5
+from .download import download, expect_md5
 
 __all__ = ["DATASET", "MD5", "SvhnSource"]
 

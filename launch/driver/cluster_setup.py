@@ -11,7 +11,7 @@ from ...core.cluster import Cluster, Placed, Task
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...models.base import ModelSpec
-from ..launchers.local import NodeChannel
+from ..launchers.base import NodeChannel
 
 __all__ = [
     "described_cluster",

@@ -29,10 +29,9 @@ from ...models.base import ModelSpec
 from ...records.schema import Clock
 from ...records.store.run_directory import RunReader, RunState
 from ...records.summary.summary import summarise
-from ..launchers.local import Launcher, NodeChannel
+from ..launchers.base import Launcher, NodeChannel
 from ..resume.attempts import Segments, total_steps
 from ..resume.resumption import Resumption
-from .calibration import calibrate_run
 from .checkpoint_saver import CheckpointSaver, Subject
 from .cluster_setup import (
     Hosts,
@@ -46,9 +45,8 @@ from .cluster_setup import (
     threads_per_task,
 )
 from .outcome import Ending, explained, record_end, train_seconds_by_node, verdict, what_is_kept, with_what_is_kept
-from .recorder import PROFILE, Recording
-from .state_loading import load_state
-from .task_group import AddressInUseError, Control
+from .recorder import PROFILE, Recording, calibrate_run
+from .task_group import AddressInUseError, Control, load_state
 
 __all__ = ["Driver", "run"]
 

@@ -23,8 +23,7 @@ from ...engine.protocol.messages import Message
 from ...models.base import Array, ModelSpec
 from ..launchers.local import LocalLauncher
 from .cluster_setup import make_cluster, make_tasks, settle_isolation, threads_per_task
-from .state_loading import load_state
-from .task_group import Control
+from .task_group import Control, load_state
 
 __all__ = ["Evaluated", "Evaluator"]
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from ...engine.protocol.messages import Message, ProtocolError
-from ..launchers.local import NodeChannel
+from ..launchers.base import NodeChannel
 
 __all__ = ["DRIVER", "Members"]
 

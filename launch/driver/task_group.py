@@ -12,18 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ...backends.base import State
 from ...core.cluster import Task
 from ...core.errors import InterruptedRunError, RunFailedError, TrainerError, UsageError
 from ...core.startup import REPORT_SECONDS
 from ...engine.protocol.messages import PROTOCOL, Message
 from ...engine.protocol.node_messages import wrong_with
+from ...engine.protocol.state_transfer import load_messages
 from ...engine.task import task_to_fields
-from ..launchers.local import NodeChannel
+from ..launchers.base import NodeChannel
 from .first_failure import Fall, first_cause, is_victim
 from .node_channels import DRIVER, Members
 from .outstanding_requests import Asked
 
-__all__ = ["AddressInUseError", "ClusterState", "Control"]
+__all__ = ["AddressInUseError", "ClusterState", "Control", "load_state"]
 
 CAUSE_WINDOW_SECONDS = 1.0
 """How long after a death further deaths are awaited, so that the first cause is told from its victims."""
@@ -391,3 +393,21 @@ class Control:
 
     def _forward(self, task: str, message: Message) -> None:
         self._members.tell(self._node_of[task], Message(message.kind, {**message.fields, "to": task}, message.arrays))
+
+
+def load_state(control: Control, state: State, timeout_seconds: float) -> None:
+    """Have every leading task take over a state, which travels to the first of them.
+
+    Raises RunFailedError where a task dies of it, or after the time.
+    """
+    for message in load_messages(state):
+        control.send_to_first(message)
+    control.send(Message("load", {"sequence": 0}))
+    deadline = time.monotonic() + timeout_seconds
+    waiting = len(control)
+    while waiting:
+        if time.monotonic() > deadline:
+            raise RunFailedError(f"the tasks did not take over the checkpoint's state within {timeout_seconds:.0f} s")
+        answer = control.receive(1.0)
+        if answer is not None and answer[1].kind == "done":
+            waiting -= 1

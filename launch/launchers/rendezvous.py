@@ -22,8 +22,8 @@ from ...core.untrusted.listener import Door, Exchange
 from ...engine.protocol.messages import Message, Stream
 from ...engine.protocol.transport import accept, start_over_stdio
 from ..environments.detect import Place
+from .base import NodeChannel, close_input, send_prepare
 from .joining import difference
-from .local import NodeChannel, close_input, send_prepare
 
 __all__ = ["ExternalLauncher", "apply_contract"]
 

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from ...core.job import Job
+from ...data.sampler import run_sampler
 from ...engine.epochs import START, Calendar
 from ...engine.triggers import Budget
-from .differences import run_sampler
 from .resumption import Resumption
 
 __all__ = ["Segments", "total_steps"]

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from ...backends.base import State
 from ...checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, is_checkpoint, list_checkpoints
+from ...checkpoint.compatibility import data_problem, model_problem
 from ...checkpoint.draft_folders import remove
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.plugins import find, load
 from ...core.settings.sources import Resolved, Standing, resolve
 from ...core.units import Target
+from ...data.sampler import run_sampler
 from ...data.store.resolve import written_out
 from ...data.store.stored_dataset import open_dataset
 from ...engine.epochs import Calendar, Cursor
@@ -30,7 +32,6 @@ from ...models.base import ModelSpec
 from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
-from .differences import data_problem, model_problem, run_sampler
 from .trust import LINK, links_outside, refuse_foreign
 
 __all__ = ["Resumption", "prepare"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..comparison.seed_statistics import number
+from .figures import number
 
 __all__ = ["diverged", "diverged_text"]
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...records.store.jsonl import NON_FINITE
 from ...records.store.summary_schema import summary_type
 from .run import describe, labelled
 
-__all__ = ["FIGURES", "load", "row", "rows"]
+__all__ = ["FIGURES", "load", "number", "row", "rows"]
 
 _PLAIN = (
     "run",
@@ -110,3 +111,10 @@ def _reach(value: Any, path: Sequence[str]) -> Any:
 def rows(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
     """Return a flat row for each run, in the order given. Raises what `load` raises."""
     return [row(summary) for summary in load(paths)]
+
+
+def number(value: Any) -> float | None:
+    """Return a figure of a summary as a float, also where it is the name of one that is not finite; None for what is no number."""
+    if isinstance(value, str):
+        return NON_FINITE.get(value)
+    return float(value) if isinstance(value, int | float) else None

@@ -12,12 +12,11 @@ from ...records.store.jsonl import finite_json
 from ..catalog.copies import measurements
 from ..catalog.figures import row
 from ..catalog.run import DescribedRun, describe, labelled
-from ..tables.columns import relative_speed, relative_target
 from .comparability import Comparability, compare_settings
 from .factors import RULES, SPEED, Rule
 from .ranking import verdicts
 from .rows import Entry, make_entries
-from .scaling import ScalingSeries, families, scaling
+from .scaling import ScalingSeries, families, relative_speed, relative_target, scaling
 
 __all__ = ["Comparison", "compare_paths", "compare_runs", "setting_name"]
 

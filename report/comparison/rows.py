@@ -9,11 +9,11 @@ from typing import Any
 
 from ...records.store.jsonl import finite_json
 from ..catalog.copies import measurements
-from ..catalog.figures import row
+from ..catalog.figures import number, row
 from ..catalog.run import DescribedRun
 from .comparability import alike
 from .factors import Rule
-from .seed_statistics import common_name, kept, number, spread
+from .seed_statistics import common_name, kept, spread
 
 __all__ = ["Entry", "entry_of", "make_entries"]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .rows import Entry
 
-__all__ = ["ScalingPoint", "ScalingSeries", "families", "scaling"]
+__all__ = ["ScalingPoint", "ScalingSeries", "families", "relative_speed", "relative_target", "scaling"]
 
 Kind = Literal["strong", "weak"]
 
@@ -94,3 +94,15 @@ def _point(index: int, own: Any, first: Any) -> ScalingPoint:
     speedup = mine / base if mine is not None and base else None
     efficiency = None if speedup is None else speedup / (own["nodes"] / first["nodes"])
     return ScalingPoint(index, own["nodes"], speedup, efficiency)
+
+
+def relative_speed(entries: Sequence[Entry]) -> list[float | None]:
+    """Return the examples/s of each row over those of the first."""
+    speeds = [entry.figures["examples_per_second"] for entry in entries]
+    return [None if speed is None or not speeds[0] else speed / speeds[0] for speed in speeds]
+
+
+def relative_target(entries: Sequence[Entry]) -> list[float | None]:
+    """Return how many times as fast as the first row each reached the target; None where one of the two did not, or not in every run."""
+    times = [entry.figures["time_to_target_seconds"] if entry.all_converged else None for entry in entries]
+    return [None if not seconds or not times[0] else times[0] / seconds for seconds in times]

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...records.store.jsonl import NON_FINITE
+from ..catalog.figures import number
 
-__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "kept", "number", "spread"]
+__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "kept", "spread"]
 
 TRIMMED_FROM = 5
 """From this many runs on the fastest and the slowest are left out, as MLPerf training does; not where more than one missed the target."""
@@ -71,13 +71,6 @@ def _reach(summary: Mapping[str, Any], path: Sequence[str]) -> float | None:
     for name in path:
         value = None if value is None else value.get(name)
     return number(value)
-
-
-def number(value: Any) -> float | None:
-    """Return a figure of a summary as a float, also where it is the name of one that is not finite; None for what is no number."""
-    if isinstance(value, str):
-        return NON_FINITE.get(value)
-    return float(value) if isinstance(value, int | float) else None
 
 
 def spread(found: Sequence[float | None]) -> dict[str, Any] | None:

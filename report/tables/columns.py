@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..catalog.figures import FIGURES
 from ..comparison.factors import ACCURACY, LOSS, RESOURCES, SPEED, STEPS, TARGET, TIME
 from ..comparison.rows import Entry
 
-__all__ = ["DONE", "MARK", "NODE", "Column", "cell", "column", "node_cell", "relative", "relative_speed", "relative_target"]
+__all__ = ["DONE", "MARK", "NODE", "Column", "cell", "column", "node_cell", "relative"]
 
 MARK = "†"
 """Stands behind a figure that cannot be compared with the first row's."""
@@ -160,18 +160,6 @@ def _spread(show: Show, value: Any, sigma: float | None) -> str:
     if not sigma or show in (count_text, _plain, _text):
         return show(value)
     return f"{show(value)} ± {f'{sigma:.2f}' if show is _decimal else show(sigma)}"
-
-
-def relative_speed(entries: Sequence[Entry]) -> list[float | None]:
-    """Return the examples/s of each row over those of the first."""
-    speeds = [entry.figures["examples_per_second"] for entry in entries]
-    return [None if speed is None or not speeds[0] else speed / speeds[0] for speed in speeds]
-
-
-def relative_target(entries: Sequence[Entry]) -> list[float | None]:
-    """Return how many times as fast as the first row each reached the target; None where one of the two did not, or not in every run."""
-    times = [entry.figures["time_to_target_seconds"] if entry.all_converged else None for entry in entries]
-    return [None if not seconds or not times[0] else times[0] / seconds for seconds in times]
 
 
 def relative(value: float | None, *, marked: bool = False) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from ...records.text.numbers import count_text
 from ..comparison.comparison import Comparison
 from ..comparison.factors import SPEED, TARGET
+from ..comparison.scaling import relative_speed, relative_target
 from .alignment import holds_figures
-from .columns import DONE, MARK, NODE, Column, cell, node_cell, relative, relative_speed, relative_target
+from .columns import DONE, MARK, NODE, Column, cell, node_cell, relative
 
 __all__ = ["RELATIVE", "Block", "chosen", "standard"]
 

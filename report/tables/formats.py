@@ -15,8 +15,9 @@ from rich.text import Text
 from ...records.store.jsonl import finite_json
 from ..comparison.comparison import Comparison
 from ..comparison.factors import GROUPS
+from ..comparison.scaling import relative_speed, relative_target
 from .alignment import text_width
-from .columns import MARK, Column, relative_speed, relative_target
+from .columns import MARK, Column
 from .comparison_tables import Block, chosen, standard
 from .footnotes import above, below
 from .run_tables import aligned, columns_of, plain_table, to_text

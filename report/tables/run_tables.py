@@ -17,7 +17,8 @@ from ..catalog.divergence import diverged_text
 from ..catalog.run import DescribedRun
 from ..comparison.factors import SPEED, TARGET, changed_text
 from ..comparison.rows import Entry, entry_of
-from .columns import DONE, MARK, NODE, cell, node_cell, relative, relative_speed, relative_target
+from ..comparison.scaling import relative_speed, relative_target
+from .columns import DONE, MARK, NODE, cell, node_cell, relative
 
 __all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "plain_table", "side_by_side", "to_text"]
 

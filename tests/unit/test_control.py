@@ -13,7 +13,7 @@ from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledR
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.driver.outcome import explained
 from crosstrain.launch.driver.task_group import Control
-from crosstrain.launch.launchers.local import NodeChannel
+from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.monitor.host import describe_host
 
 

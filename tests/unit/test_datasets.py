@@ -19,8 +19,8 @@ from crosstrain.data.sources.digits import stratified_every
 from crosstrain.data.sources.glyphs.renderer import BLOCK, render_block, render_split
 from crosstrain.data.sources.glyphs.source import GLYPHS28
 from crosstrain.data.sources.glyphs.tiles import TILE, glyph_tiles
-from crosstrain.data.sources.idx import read_idx
 from crosstrain.data.sources.mnist import DATASET as MNIST
+from crosstrain.data.sources.mnist import read_idx
 from crosstrain.data.statistics import channel_statistics
 from crosstrain.data.store import stored_dataset
 

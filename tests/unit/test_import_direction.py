@@ -6,16 +6,22 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 
 import pytest
 
-ORDER = ["core", "metrics", "monitor", "data", "models", "checkpoint", "backends", "engine", "launch", "report", "conformance", "cli"]
+ORDER = ["core", "records", "monitor", "data", "models", "checkpoint", "backends", "engine", "launch", "report", "conformance", "cli"]
 """A folder imports only folders that stand before it. `configs` holds files alone."""
 
 FRAMEWORKS = {"tensorflow": "tf", "keras": "tf", "torch": "torch", "torchvision": "torch", "functorch": "torch"}
 
 OWN_PROCESS = {"data/sources/torchvision_download.py": {"torchvision"}}
 """Modules that run in a process of their own and may import a framework's package there."""
+
+MOST_FILES = 14
+"""In a room, beside its ``__init__.py``; a room with more of them answers more than one question."""
+
+ONE_A_SUBCOMMAND = "cli/commands"
 
 
 def packages(repository):
@@ -45,6 +51,47 @@ def imported(path, package):
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
+def files_imported(sources):
+    """Return for each file the other files that it imports: a room's ``__init__.py`` where that alone is named."""
+    modules = {"crosstrain." + path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
+    found = {}
+    for path, names in sources.items():
+        longest = {
+            name for name in names if name in modules and not any(other.startswith(f"{name}.") and other in modules for other in names)
+        }
+        found[path] = {modules[name] for name in longest} - {path}
+    return found
+
+
+def circles(arrows):
+    """Return every set of more than one node that all reach each other (Tarjan's strongly connected components)."""
+    numbers, lowest, stack, found = {}, {}, [], []
+
+    def visit(node):
+        numbers[node] = lowest[node] = len(numbers)
+        stack.append(node)
+        for other in sorted(arrows.get(node, ())):
+            if other not in numbers:
+                visit(other)
+            if other in stack:
+                lowest[node] = min(lowest[node], lowest[other])
+        if lowest[node] == numbers[node]:
+            at = stack.index(node)
+            component = stack[at:]
+            del stack[at:]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in sorted(arrows):
+        if node not in numbers:
+            visit(node)
+    return found
+
+
+def room_of(path):
+    return path.rpartition("/")[0]
+
+
 def test_a_folder_imports_only_those_before_it(sources):
     wrong = []
     for path, modules in sources.items():
@@ -58,8 +105,47 @@ def test_a_folder_imports_only_those_before_it(sources):
     assert wrong == []
 
 
+def test_no_circle_of_files_exists(sources):
+    assert circles(files_imported(sources)) == []
+
+
+def test_rooms_of_a_folder_import_one_way(sources):
+    """An ``__init__.py`` is the door of its room and may load the rooms behind it when it is asked for something."""
+    arrows = defaultdict(set)
+    for path, others in files_imported(sources).items():
+        if not path.endswith("/__init__.py"):
+            arrows[room_of(path)] |= {room_of(other) for other in others if not other.endswith("/__init__.py")} - {room_of(path)}
+    assert circles(arrows) == []
+
+
+def test_a_room_is_small_and_says_what_is_in_it(repository, sources):
+    rooms = defaultdict(set)
+    for path in sources:
+        rooms[room_of(path)].add(path)
+    crowded = {room: len(files) - 1 for room, files in rooms.items() if len(files) - 1 > MOST_FILES and room != ONE_A_SUBCOMMAND}
+    assert crowded == {}
+    for room, files in rooms.items():
+        assert f"{room}/__init__.py" in files
+        assert (repository / room / "py.typed").exists(), room
+
+
+def test_what_the_guides_import_can_be_imported(repository):
+    """The places that other people's models, datasets and backends import from."""
+    modules = ("data.statistics", "data.base", "models.base", "backends", "backends.base", "conformance.suite", "conformance.model_suite")
+    script = f"import importlib\nfor name in {modules}: importlib.import_module(f'crosstrain.{{name}}')\n"
+    framework = "from crosstrain.models.layers.{} import Layers\n"
+    for more in ("", framework.format("tf"), framework.format("torch")):
+        done = subprocess.run([sys.executable, "-c", script + more], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_circles_are_seen():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
 def test_reports_read_files_alone(sources):
-    allowed = {"core", "metrics", "report"}
+    allowed = {"core", "records", "report"}
     wrong = [
         f"{path} imports {module}"
         for path, modules in sources.items()

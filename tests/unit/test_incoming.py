@@ -26,7 +26,7 @@ from crosstrain.engine.protocol.state_transfer import StateSender
 from crosstrain.engine.task import _report_error
 from crosstrain.launch.driver.outstanding_requests import Asked
 from crosstrain.launch.driver.task_group import Control
-from crosstrain.launch.launchers.local import NodeChannel
+from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.launch.node.supervisor import Death, tail
 from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.host import describe_host

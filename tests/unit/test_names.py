@@ -23,7 +23,7 @@ from crosstrain.engine.progress.base import QuietProgress
 from crosstrain.engine.protocol.messages import Message, RawArray, Stream
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.launch.driver.task_group import Control
-from crosstrain.launch.launchers.local import NodeChannel
+from crosstrain.launch.launchers.base import NodeChannel
 
 ELSEWHERE = "ELSEWHERE"
 """Becomes the whole path of a folder outside the run."""

@@ -24,7 +24,7 @@ from crosstrain.core.untrusted.bounded_json import (
 )
 
 OTHER_TEXTS = {
-    "backends/tf/export_formats.py": "a program that is shown to the reader of an export",
+    "backends/tf/__init__.py": "a program that is shown to the reader of an export",
     "cli/commands/run_repeats.py": "what a trainer of its own printed",
     "conformance/runs.py": "what a trainer of its own printed",
     "core/untrusted/bounded_json.py": "the reader",

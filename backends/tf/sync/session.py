@@ -20,7 +20,6 @@ from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...allocator import keep_freed_memory
 from ...base import Calibrated, Calibration, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
-from ..calibration import Calibrator, RankParts
 from ..data import Resident, layout_for, resident
 from ..evaluation import summed
 from ..forward_context import Passes
@@ -28,6 +27,7 @@ from ..model import TfModel, build_model, evaluation_batch, parts_on
 from ..precision import precision_used
 from ..profiler import make_tracer
 from ..state import StateMemory, check_fits
+from .calibration import Calibrator, RankParts
 from .collectives import Ranks, form
 from .replica import Replica
 

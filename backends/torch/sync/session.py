@@ -23,7 +23,7 @@ from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import Calibrated, Calibration, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
-from ..calibration import AllReduce, Calibrator, reducer_figures
+from ..calibration import Calibrator
 from ..data import first_examples, part, resident_splits
 from ..model import Context, DistributedLoss, Model
 from ..optimizers import make_rule, slot_names
@@ -31,6 +31,7 @@ from ..precision import LossScale, precision_used
 from ..profiler import make_tracer
 from ..runtime import keep_steps_memory
 from ..state import StateMemory, each_value
+from .calibration import AllReduce, reducer_figures
 from .collectives import join_group, leave_group
 
 __all__ = ["SyncSession"]

@@ -7,16 +7,8 @@ import time
 
 import numpy as np
 
-from crosstrain.backends.base import (
-    Availability,
-    Calibrated,
-    EvalResult,
-    State,
-    StepResult,
-    calibration_batches,
-    make_sampler,
-    ranks_placement,
-)
+from crosstrain.backends.base import Availability, Calibrated, EvalResult, State, StepResult, calibration_batches, make_sampler
+from crosstrain.backends.placement import ranks_placement
 from crosstrain.backends.timing import repeat
 from crosstrain.core.cluster import split_evenly
 from crosstrain.core.plugins import forward_plugin, load

@@ -1,0 +1,127 @@
+"""The parts of a rank's step, each repeated by itself, for the calibration of a sync run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ....data.sampler import Batches
+from ...base import Calibration, CalibrationPart
+from ...timing import repeat
+from ..calibration import SMALL_ELEMENTS, State, Step, after, limits_of, limits_spec, repeated
+from ..data import Resident
+from .collectives import PACK_BYTES, Ranks, Traced
+from .replica import Replica
+
+__all__ = ["Calibrator", "RankParts"]
+
+Gradients = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
+
+
+class Calibrator:
+    """Carries out orders on a sync rank. `part` makes a part's first state and its step, in ops.
+
+    `deterministic`: TensorFlow has no clock for ops then, so that the host's is used, and a few calls instead of one.
+    """
+
+    def __init__(
+        self, traced: Callable[..., Traced], part: Callable[[CalibrationPart], tuple[State, Step]], *, deterministic: bool
+    ) -> None:
+        self._traced, self._part, self._deterministic = traced, part, deterministic
+        self._functions: dict[CalibrationPart, Traced] = {}
+
+    def run(self, order: Calibration) -> tuple[int, float]:
+        """Return how often the part was repeated and the seconds that it took."""
+        if order.part not in self._functions:
+            self._functions[order.part] = self._made(order.part)
+        function = self._functions[order.part]
+        if self._deterministic:
+            function(tf.zeros([2], tf.float64))
+            return repeat(order, lambda times: function(tf.constant([times, 0], tf.float64)).numpy())
+        count, seconds = function(tf.constant(limits_of(order))).numpy().tolist()
+        return int(count), seconds
+
+    def _made(self, part: CalibrationPart) -> Traced:
+        def run(limits: tf.Tensor) -> tf.Tensor:
+            state, step = self._part(part)
+            return repeated(step, state, limits, by_count=self._deterministic)
+
+        return self._traced(run, limits_spec())
+
+
+class RankParts:
+    """The parts of a sync rank's step. `batches` are those to gather, all of one size; the first is the one to compute on.
+
+    `gradients` is the session's, `scalars` float32 are the optimiser's for a learning rate of 0.
+    """
+
+    def __init__(
+        self,
+        data: Resident,
+        batches: Batches,
+        gradients: Gradients,
+        replica: Replica,
+        ranks: Ranks,
+        scalars: NDArray[np.float32],
+        *,
+        workers: int,
+        dropout: bool,
+    ) -> None:
+        self._data, self._gradients, self._replica, self._ranks = data, gradients, replica, ranks
+        self._scalars, self._workers, self._dropout = scalars, workers, dropout
+        self._count = len(batches)
+        self._weight = np.float32(1.0 / batches.global_sizes[0])
+        self._indices_kb = tf.constant(batches.indices.reshape(self._count, -1))  # outside every graph, which would fold a constant
+        self._changes_kb3 = None if batches.changes is None else tf.constant(batches.changes.reshape(self._count, -1, 3))
+
+    def make(self, part: CalibrationPart) -> tuple[State, Step]:
+        """Return a part's first state and its step, in ops."""
+        if part == "data":
+            return after([self._indices_kb]), self._gather
+        if part in ("compute", "half"):
+            size = self._indices_kb.shape[1]
+            return self._computing(size // 2 if part == "half" else size)
+        if part == "communicate":
+            return self._added(self._replica.zeros()), self._exchange
+        return self._exchange_apart(None, [tf.zeros([SMALL_ELEMENTS * self._workers]) for _ in range(self._packs())]), self._exchange_apart
+
+    def _packs(self) -> int:
+        """Return in how many packs the gradients travel."""
+        return max(1, math.ceil(4 * self._replica.size / PACK_BYTES))
+
+    def _batch(self, position: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return a batch with the images as they lie in memory."""
+        changes = None if self._changes_kb3 is None else tf.gather(self._changes_kb3, position)
+        return self._data.laid_batch(tf.gather(self._indices_kb, position), changes)
+
+    def _gather(self, done: tf.Tensor, state: State) -> State:
+        x, y_b = self._batch(tf.math.floormod(done, self._count))
+        return [tf.reduce_sum(tf.reshape(x, [-1])[:1], keepdims=True) + tf.cast(tf.reduce_sum(y_b[:1]), tf.float32)]
+
+    def _computing(self, size: int) -> tuple[State, Step]:
+        """Return what computes on the first `size` examples of the first batch and updates."""
+        x, y_b = self._batch(0)
+        x, y_b, indices = x[:size], y_b[:size], self._indices_kb[0][:size]
+        number = tf.constant(0, tf.int64) if self._dropout else None
+
+        def own(x: tf.Tensor, y_b: tf.Tensor) -> tf.Tensor:
+            loss_sum, gradients = self._gradients(x, y_b, indices, number, tf.constant(self._weight))
+            self._replica.apply(gradients, tf.unstack(tf.constant(self._scalars)))
+            return tf.reshape(loss_sum + self._replica.a_number(), [1])  # there once the update is complete
+
+        return after([x, y_b, indices]), lambda done, state: [self._ranks.on_replica(own, x, y_b)]
+
+    def _exchange(self, _done: tf.Tensor, state: State) -> State:
+        """Add up what is as large as the gradients, in one call, as a step does. Sums of zeros stay zero."""
+        return self._added(state)
+
+    def _exchange_apart(self, _done: tf.Tensor | None, state: State) -> State:
+        return [self._added([tensor])[0] for tensor in state]
+
+    def _added(self, tensors: State) -> State:
+        summed: State = self._ranks.on_replica(lambda *own: tuple(self._ranks.add_up(own)), *tensors)
+        return list(summed)

@@ -1,0 +1,83 @@
+"""What every launcher gives the driver: a channel to the agent of each node."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ...core.job import Job
+from ...engine.protocol.messages import Message, Stream
+
+__all__ = ["Launcher", "NodeChannel", "close_input", "send_prepare"]
+
+
+@dataclass(slots=True)
+class NodeChannel:
+    """The driver's end of one node: its channel, address, and what is known about its resources.
+
+    `isolated`: the node has interfaces of its own, so that their counters are the node's; None where the agent has to find out.
+    `cores` is the node's CPU limit, where it has one. `shares_files`: the agent sees the driver's files. `ports` are those that a
+    contract assigns to tasks. `scratch` is the folder of temporary files of an agent that is our child.
+    """
+
+    node: int
+    stream: Stream
+    address: str
+    isolated: bool | None
+    cores: float | None
+    shares_files: bool
+    process: subprocess.Popen[bytes] | None = None
+    ports: Mapping[str, int] = field(default_factory=dict)
+    scratch: Path | None = None
+
+
+class Launcher(Protocol):
+    """Brings the nodes' agents to life."""
+
+    def start(self) -> Sequence[NodeChannel]:
+        """Start or await one agent a node; return their channels in node order. A second call returns the same ones."""
+        ...
+
+    def close(self) -> None:
+        """End whatever `start` started; bounded in time; a second call does nothing."""
+        ...
+
+    def interrupt(self) -> None:
+        """Have a `start` that waits for others raise InterruptedRunError soon; safe in a signal handler."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, without waiting; safe in a signal handler."""
+        ...
+
+    def check(self) -> None:
+        """Raise RunFailedError where something that the nodes live in has gone."""
+        ...
+
+    def ended(self, exit_code: int) -> None:
+        """Hear what the run's exit code is, before `close`."""
+        ...
+
+
+def send_prepare(stream: Stream, job: Job) -> None:
+    """Have an agent start the tasks that are sure to be on its node, its workers; which task each of them is it hears later.
+
+    It is the first message to an agent, which answers with its greeting.
+    """
+    try:
+        stream.send(Message("prepare", {"job": job.model_dump(mode="json"), "tasks": job.procs_per_node}))
+    except OSError:
+        return  # the agent has gone; the end of its stream says so
+
+
+def close_input(agent: subprocess.Popen[bytes]) -> None:
+    """Close the agent's input, which ends it; one that is gone already is fine."""
+    if agent.stdin is None:
+        return
+    try:
+        agent.stdin.close()
+    except BrokenPipeError:
+        return
