@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.cluster import Placed, Task
+from ..core.cluster import Task, TaskSpec
 from ..core.job import Job
 from ..data.augment import augmentation
 from ..data.base import Dataset, Split
@@ -23,9 +23,9 @@ from ..models.base import Array, ModelSpec
 __all__ = [
     "Availability",
     "Backend",
-    "Calibrated",
-    "Calibration",
+    "CalibrationOrder",
     "CalibrationPart",
+    "CalibrationResult",
     "EvalResult",
     "Plan",
     "Server",
@@ -142,7 +142,7 @@ CalibrationPart = Literal["data", "compute", "half", "communicate", "message"]
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class CalibrationOrder:
     """An order to repeat a part of a step: `count` times, and then on until `seconds` have passed.
 
     The first order for a part has the count 0: time to trace. Parts in which sync ranks meet come with `seconds` 0, so that all ranks
@@ -155,7 +155,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
+class CalibrationResult:
     """What came of it on one worker: how many repetitions there were and what they took together.
 
     `native` has further figures of the framework's own about the run that has ended, by name; some answers carry them, most none.
@@ -205,7 +205,7 @@ class Session(Protocol):
         """
         ...
 
-    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Have every worker repeat a part of a step, all at once; sync: return this rank's figures, async: every worker's.
 
         Called when training is over, on every leading task alike. The state is worthless afterwards; only `close` may follow, or
@@ -236,7 +236,7 @@ class Backend(Protocol):
         """Import the framework and say what is found. Called in a process of its own."""
         ...
 
-    def placement(self, job: Job) -> list[Placed]:
+    def placement(self, job: Job) -> list[TaskSpec]:
         """Return every task of the job: role, index, node. Imports no framework."""
         ...
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from ..core.cluster import Placed
+from ..core.cluster import TaskSpec
 from ..core.job import Job
 
 __all__ = ["parameter_server_placement", "ranks_placement"]
 
 
-def ranks_placement(job: Job) -> list[Placed]:
+def ranks_placement(job: Job) -> list[TaskSpec]:
     """Place sync workers: `procs_per_node` consecutive ranks on each node, all leading."""
-    return [Placed("worker", rank, rank // job.procs_per_node, leading=True) for rank in range(job.workers)]
+    return [TaskSpec("worker", rank, rank // job.procs_per_node, leading=True) for rank in range(job.workers)]
 
 
-def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[Placed]:
+def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[TaskSpec]:
     """Place an async cluster: the chief and the first ps on node 0, further ps round the nodes, workers as the ranks of sync mode.
 
     With `chief_is_first_ps` the chief holds the first shard itself, and ps tasks are numbered from 1.
     """
-    chief = [Placed("chief", 0, 0, leading=True)]
+    chief = [TaskSpec("chief", 0, 0, leading=True)]
     first = 1 if chief_is_first_ps else 0
-    servers = [Placed("ps", index, index % job.nodes, leading=False) for index in range(first, job.ps)]
-    workers = [Placed("worker", index, index // job.procs_per_node, leading=False) for index in range(job.workers)]
+    servers = [TaskSpec("ps", index, index % job.nodes, leading=False) for index in range(first, job.ps)]
+    workers = [TaskSpec("worker", index, index // job.procs_per_node, leading=False) for index in range(job.workers)]
     return chief + servers + workers

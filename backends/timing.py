@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .base import Calibration
+from .base import CalibrationOrder
 
 __all__ = ["repeat"]
 
 
-def repeat(order: Calibration, carry_out: Callable[[int], object]) -> tuple[int, float]:
+def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple[int, float]:
     """Return how often a part was repeated, and the seconds that it took.
 
     `carry_out(n)` does it n times and returns when all of that is complete, on a device too. The first n is the order's count; then as

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from crosstrain.core.settings.sources import resolve
 from crosstrain.core.suggestions import nearest
-from crosstrain.launch.tethered import tethered
+from crosstrain.launch.tethered import command_ending_with_parent
 
 from .experiment_list import EXPERIMENTS, Experiment
 from .experiment_page import fill, machine_text, measured_text
@@ -126,7 +126,7 @@ def _plot(name: str, runs: Sequence[str], scratch: Path, form: str) -> Path:
 def _trainer(*arguments: str, quiet: bool = False) -> int:
     """Run the product as a user does, without settings from this environment; Ctrl-C reaches it from the terminal as well as us."""
     command = [str(Path(sys.executable).with_name("trainer")), *arguments]
-    with subprocess.Popen(tethered(command), env=environment({}), stdout=subprocess.DEVNULL if quiet else None) as child:
+    with subprocess.Popen(command_ending_with_parent(command), env=environment({}), stdout=subprocess.DEVNULL if quiet else None) as child:
         while True:
             try:
                 return child.wait()

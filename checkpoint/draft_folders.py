@@ -14,32 +14,32 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["final_name", "hide", "lock", "new_draft", "remove", "remove_leftovers", "sync_folder"]
+__all__ = ["create_draft", "lock", "published_name", "remove", "remove_leftovers", "rename_hidden", "sync_folder"]
 
 Kind = Literal["draft", "gone", "old"]
 _KINDS: tuple[Kind, ...] = ("draft", "gone", "old")
 
 
-def new_draft(parent: Path, name: str) -> Path:
+def create_draft(parent: Path, name: str) -> Path:
     """Make an empty folder for what will be called `name`, readable by its owner alone."""
     return Path(tempfile.mkdtemp(prefix=f".{name}.draft-", dir=parent))
 
 
-def hide(folder: Path, kind: Kind) -> Path:
+def rename_hidden(folder: Path, kind: Kind) -> Path:
     """Give a folder a hidden name that no other has, in one move; return where it is now."""
     target = Path(tempfile.mkdtemp(prefix=f".{folder.name}.{kind}-", dir=folder.parent))
     folder.rename(target)  # onto an empty folder, which a rename may replace
     return target
 
 
-def final_name(hidden: Path) -> str:
+def published_name(hidden: Path) -> str:
     """Return the name that a hidden folder had or was to have."""
     return hidden.name[1:].rpartition(".")[0]
 
 
 def remove(folder: Path) -> None:
     """Remove a checkpoint: it disappears in one move, whatever happens while its files are removed."""
-    shutil.rmtree(hide(folder, "gone"))
+    shutil.rmtree(rename_hidden(folder, "gone"))
 
 
 def lock(folder: Path) -> int | None:
@@ -60,7 +60,7 @@ def remove_leftovers(parent: Path) -> None:
             descriptor = lock(folder)
             if descriptor is None:
                 continue
-            final = parent / final_name(folder)
+            final = parent / published_name(folder)
             if kind == "old" and any(folder.iterdir()) and not final.exists():
                 folder.rename(final)
             else:

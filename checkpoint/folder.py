@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..core.errors import UsageError
-from .draft_folders import final_name, lock, remove
+from .draft_folders import lock, published_name, remove
 from .manifest import MANIFEST
 from .meta import META, peek_meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
@@ -39,7 +39,9 @@ def list_checkpoints(run_path: Path) -> list[Path]:
 
 def _listed(folder: Path) -> dict[str, Path]:
     """Return the checkpoints in a folder by final name, as one reading of it shows them."""
-    found = {final_name(path): path for path in folder.glob(".step-*.old-*") if _NAME.fullmatch(final_name(path)) and _holds_files(path)}
+    found = {
+        published_name(path): path for path in folder.glob(".step-*.old-*") if _NAME.fullmatch(published_name(path)) and _holds_files(path)
+    }
     return found | {path.name: path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()}
 
 

@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 
 from .array_index import PARAMETERS, ArrayEntry
-from .draft_folders import hide, lock, new_draft, remove_leftovers, sync_folder
+from .draft_folders import create_draft, lock, remove_leftovers, rename_hidden, sync_folder
 from .manifest import MANIFEST, FileDigest, digest_of, new_hasher, write_manifest
 from .meta import META, Meta, write_meta
 from .safetensors_file import header
@@ -49,7 +49,7 @@ class CheckpointWriter:
         self._files: dict[str, _HashedFile] = {}
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_leftovers(parent)
-        self._draft: Path | None = new_draft(parent, checkpoint_name(meta.step))
+        self._draft: Path | None = create_draft(parent, checkpoint_name(meta.step))
         self._lock = lock(self._draft)
         try:
             self._begin_files(self._draft)
@@ -109,7 +109,7 @@ class CheckpointWriter:
             _sync_file(draft / name)
         sync_folder(draft)
         final = self._parent / checkpoint_name(self._meta.step)
-        old = hide(final, "old") if final.exists() else None
+        old = rename_hidden(final, "old") if final.exists() else None
         draft.rename(final)
         sync_folder(self._parent)
         if old is not None:

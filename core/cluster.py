@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["Cluster", "Placed", "Role", "Task", "split_evenly"]
+__all__ = ["Cluster", "Role", "Task", "TaskSpec", "split_evenly"]
 
 Role = Literal["chief", "worker", "ps"]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class TaskSpec:
     """A task before it has an address: which role, the index within the role, and the node (from 0) it runs on.
 
     `leading` tasks receive the training loop's commands: every rank in sync mode, the chief alone in async mode.
@@ -37,16 +37,16 @@ class Cluster:
     `secret` is the run's own key for handshakes between tasks (hex, 32 bytes).
     """
 
-    tasks: tuple[Placed, ...]
+    tasks: tuple[TaskSpec, ...]
     addresses: tuple[str, ...]
     ports: Mapping[str, int]
     secret: str
 
-    def of_role(self, role: Role) -> tuple[Placed, ...]:
+    def of_role(self, role: Role) -> tuple[TaskSpec, ...]:
         """Return the tasks of one role in index order."""
         return tuple(sorted((task for task in self.tasks if task.role == role), key=lambda task: task.index))
 
-    def endpoint(self, placed: Placed) -> tuple[str, int]:
+    def endpoint(self, placed: TaskSpec) -> tuple[str, int]:
         """Return (host, port) on which this task may listen."""
         return self.addresses[placed.node], self.ports[placed.name]
 
@@ -63,7 +63,7 @@ class Cluster:
     def from_json(cls, value: Mapping[str, Any]) -> Cluster:
         """Read what `to_json` wrote."""
         return cls(
-            tasks=tuple(Placed(**task) for task in value["tasks"]),
+            tasks=tuple(TaskSpec(**task) for task in value["tasks"]),
             addresses=tuple(value["addresses"]),
             ports=dict(value["ports"]),
             secret=value["secret"],
@@ -77,14 +77,14 @@ class Task:
     `local_index` counts the tasks of the same role on the node (torch calls it the local rank); it picks a GPU.
     """
 
-    placed: Placed
+    placed: TaskSpec
     cluster: Cluster
     threads: int
     local_index: int = 0
 
     @property
     def name(self) -> str:
-        """The task's name, as in `Placed.name`."""
+        """The task's name, as in `TaskSpec.name`."""
         return self.placed.name
 
     @property

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..backends.base import Calibrated, Calibration, CalibrationPart
+from ..backends.base import CalibrationOrder, CalibrationPart, CalibrationResult
 from ..core.errors import RunFailedError
 from ..core.job import Job
 from ..models.base import ModelSpec
-from .interfaces import Leaders
+from .interfaces import TaskGroup
 from .protocol.codec import calibrated_from_message, calibration_to_message
 from .protocol.messages import Message
 
-__all__ = ["Conductor", "calibrate", "part_seconds", "spread"]
+__all__ = ["CalibrationRun", "calibrate", "part_seconds", "spread"]
 
 MOST_PART_SECONDS, LEAST_PART_SECONDS = 0.2, 0.06
 """How long a part is repeated: long enough for hundreds of a small model's steps, and not to be noticed behind a run."""
@@ -55,7 +55,7 @@ class Figures:
     tries: list[float] = field(default_factory=list)
 
     @property
-    def middle(self) -> tuple[float, float]:
+    def middle_pair(self) -> tuple[float, float]:
         """The two tries in the middle (of a single one that one twice)."""
         ordered = sorted(self.tries)
         return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
@@ -63,17 +63,17 @@ class Figures:
     @property
     def seconds(self) -> float:
         """Seconds of one repetition: the median of the tries."""
-        return sum(self.middle) / 2
+        return sum(self.middle_pair) / 2
 
 
 Part = Mapping[int, Figures]
 """A part's figures by worker."""
 
 
-class Conductor:
+class CalibrationRun:
     """Gives the orders and collects the answers of `workers` workers. `timeout_seconds` bounds the wait for an answer."""
 
-    def __init__(self, leaders: Leaders, seconds: float, timeout_seconds: float, workers: int) -> None:
+    def __init__(self, leaders: TaskGroup, seconds: float, timeout_seconds: float, workers: int) -> None:
         self._leaders = leaders
         self._seconds = seconds
         self._timeout_seconds = timeout_seconds
@@ -87,12 +87,12 @@ class Conductor:
         A first repetition only warms up; where it takes long it is a try. `lockstep`: workers meet in each repetition, and have to do it
         equally often; else each repeats for the same time.
         """
-        self._order(Calibration(part, 0))
-        first = self._order(Calibration(part, 1))
+        self._order(CalibrationOrder(part, 0))
+        first = self._order(CalibrationOrder(part, 1))
         longest = _longest(first)
         if longest > LONG_SECONDS:
-            return _figures([first, self._order(Calibration(part, 1))])
-        repeat = self._equally_often if lockstep else self._equally_long
+            return _figures([first, self._order(CalibrationOrder(part, 1))])
+        repeat = self._for_equal_count if lockstep else self._for_equal_time
         tries = repeat(part, longest)
         found = _figures(tries)
         while len(tries) < MOST_TRIES and any(spread(figures) > FAR_APART for figures in found.values()):
@@ -100,28 +100,28 @@ class Conductor:
             found = _figures(tries)
         return found
 
-    def _equally_long(self, part: CalibrationPart, _guess: float) -> list[Sequence[Calibrated]]:
-        once = self._order(Calibration(part, 1, self._seconds / 2))
+    def _for_equal_time(self, part: CalibrationPart, _guess: float) -> list[Sequence[CalibrationResult]]:
+        once = self._order(CalibrationOrder(part, 1, self._seconds / 2))
         count = 1 if min(found.count for found in once) > 1 else 2
-        return [once, self._order(Calibration(part, count, self._seconds / 2))]
+        return [once, self._order(CalibrationOrder(part, count, self._seconds / 2))]
 
-    def _equally_often(self, part: CalibrationPart, guess: float) -> list[Sequence[Calibrated]]:
+    def _for_equal_count(self, part: CalibrationPart, guess: float) -> list[Sequence[CalibrationResult]]:
         """The guess comes from a repetition that was perhaps not warm, so that the first try may turn out short; it is made again then."""
-        tries: list[Sequence[Calibrated]] = []
+        tries: list[Sequence[CalibrationResult]] = []
         while len(tries) < 2:
             count = max(2, min(MOST_REPETITIONS, round(self._seconds / 2 / max(guess, 1e-9))))
-            found = self._order(Calibration(part, count))
+            found = self._order(CalibrationOrder(part, count))
             guess = _longest(found)
             if tries or guess * count >= self._seconds / 8 or count == MOST_REPETITIONS:
                 tries.append(found)
         return tries
 
-    def _order(self, order: Calibration) -> Sequence[Calibrated]:
+    def _order(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Give an order to every leading task and return the answers of all. Raises RunFailedError where they do not come in time."""
         self._sequence += 1
         message = calibration_to_message(order)
         self._leaders.send(Message(message.kind, {**message.fields, "sequence": self._sequence}))
-        found: list[Calibrated] = []
+        found: list[CalibrationResult] = []
         waiting, deadline = len(self._leaders), time.monotonic() + self._timeout_seconds
         while waiting:
             answer = self._leaders.receive(1.0)
@@ -137,7 +137,7 @@ class Conductor:
             self.native.setdefault(name, []).append(value)
         return found
 
-    def _understood(self, leader: int, message: Message, before: Sequence[Calibrated]) -> Calibrated:
+    def _understood(self, leader: int, message: Message, before: Sequence[CalibrationResult]) -> CalibrationResult:
         """Return a worker's figures: its own where every worker leads. Raises RunFailedError where they are of none that is awaited."""
         one = calibrated_from_message(message)
         strange = one.worker >= self._workers or (len(self._leaders) > 1 and one.worker != leader)
@@ -148,15 +148,15 @@ class Conductor:
 
 def spread(*figures: Figures) -> float:
     """Return how far the middle tries of some parts' sum lie apart, relative to it."""
-    return sum(high - low for low, high in (each.middle for each in figures)) / sum(each.seconds for each in figures)
+    return sum(high - low for low, high in (each.middle_pair for each in figures)) / sum(each.seconds for each in figures)
 
 
-def _longest(found: Sequence[Calibrated]) -> float:
+def _longest(found: Sequence[CalibrationResult]) -> float:
     """Return the seconds of a repetition on the slowest worker."""
     return max(one.seconds / one.count for one in found)
 
 
-def _figures(tries: Sequence[Sequence[Calibrated]]) -> dict[int, Figures]:
+def _figures(tries: Sequence[Sequence[CalibrationResult]]) -> dict[int, Figures]:
     """Sort tries by worker; one that is missing in any (it was lost) is left out."""
     figures: dict[int, Figures] = {}
     for one in (one for found in tries for one in found):
@@ -164,13 +164,13 @@ def _figures(tries: Sequence[Sequence[Calibrated]]) -> dict[int, Figures]:
     return {worker: each for worker, each in figures.items() if len(each.tries) == len(tries)}
 
 
-def calibrate(job: Job, model: ModelSpec, leaders: Leaders, train_seconds: float) -> dict[str, Any]:
+def calibrate(job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: float) -> dict[str, Any]:
     """Conduct a calibration; return what ``calibration.json`` holds (docs/run-directory.md explains each field).
 
     Raises RunFailedError where a task dies or does not answer, InterruptedRunError where the user wants an end.
     """
     began = time.monotonic()
-    conductor = Conductor(leaders, part_seconds(train_seconds, limited=job.cores_per_node is not None), job.stall_timeout, job.workers)
+    conductor = CalibrationRun(leaders, part_seconds(train_seconds, limited=job.cores_per_node is not None), job.stall_timeout, job.workers)
     parts: dict[str, Part] = {part: conductor.measure(part, lockstep=False) for part in ("data", "compute")}
     if job.per_worker_batch > 1:
         parts["half"] = conductor.measure("half", lockstep=False)

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from ..core.job import Job
 from ..records.schema import EvalRecord
-from .epochs import Cursor
-from .interfaces import ImpossibleAnswerError, Save, Saver, Start
+from .epochs import DataCursor
+from .interfaces import CheckpointSink, ImpossibleAnswerError, PendingCheckpoint, ResumePoint
 from .protocol.messages import Message
-from .triggers import Budget
+from .triggers import Triggers
 
-__all__ = ["Checkpoints"]
+__all__ = ["CheckpointPolicy"]
 
 
-class Checkpoints:
+class CheckpointPolicy:
     """Decides when a checkpoint is due, and passes states on to `saver`. `clock` returns seconds on the run clock."""
 
-    def __init__(self, job: Job, budget: Budget, start: Start, saver: Saver, clock: Callable[[], float]) -> None:
+    def __init__(self, job: Job, budget: Triggers, start: ResumePoint, saver: CheckpointSink, clock: Callable[[], float]) -> None:
         self._budget = budget
         self._saver = saver
         self._clock = clock
@@ -27,9 +27,9 @@ class Checkpoints:
         self._improved = False
         self._last_step = start.cursor.step if start.resumed else 0
         self._last_seconds = 0.0
-        self._on_the_way: dict[int, Save] = {}
+        self._in_flight: dict[int, PendingCheckpoint] = {}
         self.final = job.save_final or job.checkpoint_every == "end"
-        self.on_the_way_out = job.checkpoint_every is not None and budget.checkpoints.unit != "end"
+        self.saves_on_interrupt = job.checkpoint_every is not None and budget.checkpoints.unit != "end"
 
     def start_clock(self) -> None:
         """Begin to count the seconds to the first checkpoint of a cadence by time."""
@@ -50,7 +50,7 @@ class Checkpoints:
             return self._clock() - self._last_seconds >= self._budget.checkpoints.amount
         return self._budget.checkpoint_due(step)
 
-    def missing(self, step: int) -> bool:
+    def unsaved(self, step: int) -> bool:
         """Return whether what `step` updates have made has not been saved."""
         return step != self._last_step
 
@@ -63,16 +63,16 @@ class Checkpoints:
         if better:
             self._best, self._improved = value, True
 
-    def requested(self, sequence: int, cursor: Cursor) -> None:
+    def on_requested(self, sequence: int, cursor: DataCursor) -> None:
         """A command ``state`` has been sent."""
         self._last_step, self._last_seconds, self._improved = cursor.step, self._clock(), False
-        self._on_the_way[sequence] = Save(cursor, 0.0, 0.0, None)
+        self._in_flight[sequence] = PendingCheckpoint(cursor, 0.0, 0.0, None)
 
-    def stalled(self, sequence: int, seconds: float, evaluation: EvalRecord | None) -> None:
+    def on_copied(self, sequence: int, seconds: float, evaluation: EvalRecord | None) -> None:
         """The task has copied its state, in so many seconds; `evaluation` is the last one."""
-        save = self._on_the_way[sequence]
+        save = self._in_flight[sequence]
         own = evaluation if evaluation is not None and evaluation.step == save.cursor.step else None
-        self._on_the_way[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=own)
+        self._in_flight[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=own)
 
     @property
     def active_at(self) -> float:
@@ -82,11 +82,11 @@ class Checkpoints:
     @property
     def outstanding(self) -> bool:
         """Whether states are still on their way."""
-        return bool(self._on_the_way)
+        return bool(self._in_flight)
 
-    def take(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """Pass a message of a state on. Raises ImpossibleAnswerError for one that cannot be."""
-        save = self._on_the_way.get(message["sequence"])
+        save = self._in_flight.get(message["sequence"])
         if save is None:
             raise ImpossibleAnswerError("a state that nobody asked for")
         if message.kind == "state_begin":
@@ -95,7 +95,7 @@ class Checkpoints:
             self._saver.part(message)
         else:
             self._saver.end()
-            del self._on_the_way[message["sequence"]]
+            del self._in_flight[message["sequence"]]
 
     def wait(self) -> None:
         """Wait until every state that arrived is on disk, or has failed."""

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from ..records.schema import EvalRecord, StepRecord
-from .epochs import START, Cursor
+from .epochs import START, DataCursor
 from .protocol.messages import Message
 
-__all__ = ["ImpossibleAnswerError", "Leaders", "Outcome", "Recorder", "Save", "Saver", "Start"]
+__all__ = ["CheckpointSink", "ImpossibleAnswerError", "PendingCheckpoint", "Recorder", "ResumePoint", "TaskGroup", "TrainingTotals"]
 
 
 class ImpossibleAnswerError(Exception):
     """A leading task has answered what cannot be; whoever knows its node turns this into the run's failure."""
 
 
-class Leaders(Protocol):
+class TaskGroup(Protocol):
     """The leading tasks as one: what is sent goes to each of them."""
 
     def send(self, message: Message) -> None:
@@ -59,22 +59,22 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class PendingCheckpoint:
     """A checkpoint in the making: where the run stood, when, what training paid for it, and the evaluation of these parameters."""
 
-    cursor: Cursor
+    cursor: DataCursor
     run_seconds: float
     stall_seconds: float
     evaluation: EvalRecord | None
 
 
-class Saver(Protocol):
+class CheckpointSink(Protocol):
     """Who writes checkpoints, off the loop's thread; a save that fails does not fail the run."""
 
     active_at: float
     """When, on the monotonic clock, bytes of a state were last dealt with."""
 
-    def begin(self, save: Save, message: Message) -> None:
+    def begin(self, save: PendingCheckpoint, message: Message) -> None:
         """A state is there to be taken: ``state_begin``; whoever writes it answers."""
         ...
 
@@ -92,10 +92,10 @@ class Saver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ResumePoint:
     """Where a run begins, or goes on: the seconds spent so far, the evaluations' last, and when its target was reached."""
 
-    cursor: Cursor = START
+    cursor: DataCursor = START
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
@@ -110,7 +110,7 @@ class Start:
 
 
 @dataclass
-class Outcome:
+class TrainingTotals:
     """What the run has done so far. Seconds are those spent inside commands on the first leading task."""
 
     updates_scheduled: int = 0
@@ -127,7 +127,7 @@ class Outcome:
     interrupted: bool = False
 
     @classmethod
-    def at(cls, start: Start, leaders: int) -> Outcome:
+    def at(cls, start: ResumePoint, leaders: int) -> TrainingTotals:
         """Return what was done before `start`; the seconds by leader and by worker are those of this part of the run alone."""
         step, evaluation = start.cursor.step, start.last_evaluation
         return cls(

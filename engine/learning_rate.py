@@ -43,7 +43,7 @@ def learning_rates(
     (t + 1) / warmup_steps.
 
     `positions` float64 [count] are the updates' places t in the training where those are not their numbers: in a run that was resumed
-    with another batch size (`Calendar.positions`). `total_steps` is counted as they are. The warm-up always counts updates.
+    with another batch size (`EpochIndex.positions`). `total_steps` is counted as they are. The warm-up always counts updates.
     """
     steps = np.arange(first_step, first_step + count, dtype=np.float64)
     places = steps if positions is None else positions

@@ -2,7 +2,7 @@
 
 It sends commands to the leading tasks, writes what comes back, and takes every decision: what to train next, when to evaluate, when to
 save, when to stop. It keeps about half a second of work queued so that no round trip is waited for; a plan never crosses the end of an
-epoch, an evaluation or a checkpoint. All of its knowledge of the cluster is the `Leaders` protocol.
+epoch, an evaluation or a checkpoint. All of its knowledge of the cluster is the `TaskGroup` protocol.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..core.units import Target
 from ..data.base import DataInfo
 from ..data.sampler import Sampler
 from ..records.schema import EvalRecord
-from .checkpoint_policy import Checkpoints
-from .epochs import Calendar
-from .interfaces import ImpossibleAnswerError, Leaders, Outcome, Recorder, Saver, Start
+from .checkpoint_policy import CheckpointPolicy
+from .epochs import EpochIndex
+from .interfaces import CheckpointSink, ImpossibleAnswerError, Recorder, ResumePoint, TaskGroup, TrainingTotals
 from .learning_rate import learning_rates
 from .non_finite_loss import LossGuard
 from .progress.base import Progress
 from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
 from .protocol.messages import Message
-from .triggers import Budget
+from .triggers import Triggers
 
-__all__ = ["Leaders", "Outcome", "Recorder", "TrainingLoop"]
+__all__ = ["Recorder", "TaskGroup", "TrainingLoop", "TrainingTotals"]
 
 PLAN_SECONDS = 0.5
 """How long a command should last: long enough to hide the round trip, short enough to react to a person."""
@@ -69,14 +69,14 @@ class TrainingLoop:
         self,
         job: Job,
         data: DataInfo,
-        leaders: Leaders,
+        leaders: TaskGroup,
         recorder: Recorder,
         progress: Progress,
         clock: Callable[[], float],
-        saver: Saver,
-        start: Start | None = None,
+        saver: CheckpointSink,
+        start: ResumePoint | None = None,
     ) -> None:
-        start = start or Start()
+        start = start or ResumePoint()
         sampler = Sampler(data.sizes["train"], job.seed, job.global_batch, job.workers, job.mode)
         self.job = job
         self.data = data
@@ -85,14 +85,14 @@ class TrainingLoop:
         self.recorder = recorder
         self.progress = progress
         self.clock = clock
-        self.calendar = Calendar(sampler, start.cursor)
-        self.stop = Budget(job, self.calendar)
-        self.checkpoints = Checkpoints(job, self.stop, start, saver, clock)
+        self.calendar = EpochIndex(sampler, start.cursor)
+        self.triggers = Triggers(job, self.calendar)
+        self.checkpoints = CheckpointPolicy(job, self.triggers, start, saver, clock)
         self.target = Target.parse(job.until) if job.until else None
-        self.outcome = Outcome.at(start, len(leaders))
+        self.outcome = TrainingTotals.at(start, len(leaders))
         self._queued: deque[_Command] = deque()
         self._plans: dict[int, _Pending] = {}
-        self._guess = FIRST_PLAN_STEPS
+        self._next_plan_steps = FIRST_PLAN_STEPS
         self._sequence = 0
         self._next_step = start.cursor.step
         self._evaluated_at = start.last_evaluation.step if start.last_evaluation else 0
@@ -100,28 +100,28 @@ class TrainingLoop:
         self._rate: float | None = None
         self._losses = LossGuard(job.on_nan, job.lr, progress.message)
         self._rate_since = (start.cursor.step, 0.0)
-        self._heard = time.monotonic()
-        self._stopping = self._asked_to_stop = False
+        self._last_message_at = time.monotonic()
+        self._stopping = self._stop_requested = False
         self._running = False
         self._epochs_ended = self.calendar.start.epoch
-        self._last_position = float(self.calendar.positions(self.stop.total, 1)[0])
+        self._last_position = float(self.calendar.epochs_at(self.triggers.total, 1)[0])
 
-    def run(self) -> Outcome:
-        """Train until the stopping rule holds, or until asked to stop (`Outcome.interrupted`); returns what was done.
+    def run(self) -> TrainingTotals:
+        """Train until the stopping rule holds, or until asked to stop (`TrainingTotals.interrupted`); returns what was done.
 
         Exceptions of `leaders` pass through, and `outcome` stays valid. Every checkpoint is on disk, or has failed, when this returns.
         """
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         self._rate_since = (self._next_step, self.clock())
         self._last_evaluation_seconds = self.clock()
         self.checkpoints.start_clock()
         self._running = True
-        self._work()
+        self._run_until_idle()
         self._running = False
-        self.outcome.interrupted = self._asked_to_stop and not self._complete
+        self.outcome.interrupted = self._stop_requested and not self._complete
         if self.target is not None and self.outcome.target_reached is None:
             self.outcome.target_reached = False
-        if (self.checkpoints.final or self.outcome.interrupted) and self.checkpoints.missing(self._next_step):
+        if (self.checkpoints.final or self.outcome.interrupted) and self.checkpoints.unsaved(self._next_step):
             self._save()
         while self._queued or self.checkpoints.outstanding:
             self._await()
@@ -133,28 +133,28 @@ class TrainingLoop:
 
         Safe in a signal handler of the loop's own thread.
         """
-        if not self._running or not self.checkpoints.on_the_way_out:
+        if not self._running or not self.checkpoints.saves_on_interrupt:
             return False
-        self._asked_to_stop = True
+        self._stop_requested = True
         return True
 
-    def _work(self) -> None:
+    def _run_until_idle(self) -> None:
         """Send commands and handle answers until nothing is left to do."""
         while True:
-            self._fill()
+            self._queue_commands()
             if not self._queued:
                 return
             self._await()
 
     @property
     def _complete(self) -> bool:
-        return self._stopping or (self._next_step >= self.stop.total and self._evaluated_at == self._next_step)
+        return self._stopping or (self._next_step >= self.triggers.total and self._evaluated_at == self._next_step)
 
     # What to do next ------------------------------------------------------------------------------------------------
 
-    def _fill(self) -> None:
+    def _queue_commands(self) -> None:
         """Queue commands until about half a second of work is waiting, or a decision has to be awaited."""
-        while not (self._stopping or self._asked_to_stop) and len(self._queued) < MOST_COMMANDS_QUEUED and not self._enough_queued():
+        while not (self._stopping or self._stop_requested) and len(self._queued) < MOST_COMMANDS_QUEUED and not self._enough_queued():
             if self._awaiting_decision():
                 return
             if self._evaluation_due():
@@ -163,7 +163,7 @@ class TrainingLoop:
                 self._send(Message("evaluate", {"split": "test"}), 0)
             elif self.checkpoints.due(self._next_step):
                 self._save()
-            elif self._next_step < self.stop.total:
+            elif self._next_step < self.triggers.total:
                 self._send_plan()
             else:
                 return
@@ -182,23 +182,23 @@ class TrainingLoop:
     def _evaluation_due(self) -> bool:
         if self._evaluated_at == self._next_step:
             return False
-        if self.stop.evaluation_due(self._next_step):
+        if self.triggers.evaluation_due(self._next_step):
             return True
-        if self.stop.evaluations.unit == "seconds":
-            return self.clock() - self._last_evaluation_seconds >= self.stop.evaluations.amount
+        if self.triggers.evaluations.unit == "seconds":
+            return self.clock() - self._last_evaluation_seconds >= self.triggers.evaluations.amount
         return False
 
     def _save(self) -> None:
-        self.checkpoints.requested(self._sequence + 1, self.calendar.cursor(self._next_step))
+        self.checkpoints.on_requested(self._sequence + 1, self.calendar.cursor(self._next_step))
         self._send(Message("state"), 0)
 
     def _send_plan(self) -> None:
         step = self._next_step
         place = self.calendar.place(step)
-        wanted = self._guess if self._rate is None else max(1, int(self._rate * PLAN_SECONDS))
-        self._guess *= 2
-        count = min(wanted, place.left, self.stop.next_stop(step) - step)
-        positions = self.calendar.positions(step, count)
+        wanted = self._next_plan_steps if self._rate is None else max(1, int(self._rate * PLAN_SECONDS))
+        self._next_plan_steps *= 2
+        count = min(wanted, place.left, self.triggers.next_stop(step) - step)
+        positions = self.calendar.epochs_at(step, count)
         rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions)
         plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip)
         self._plans[step] = _Pending(plan, np.ones(count, np.bool_))
@@ -223,7 +223,7 @@ class TrainingLoop:
             if silent > self.job.stall_timeout:
                 raise StalledRunError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {self.job.stall_timeout:g})")
             return
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         leader, message = answer
         try:
             self._on_answer(leader, message)
@@ -236,7 +236,7 @@ class TrainingLoop:
         elif message.kind == "evaluated":
             self._on_evaluation(eval_from_message(message))
         elif message.kind.startswith("state_"):
-            self.checkpoints.take(message)
+            self.checkpoints.on_message(message)
         elif message.kind == "done":
             self._on_done(leader, message)
         else:
@@ -244,7 +244,7 @@ class TrainingLoop:
 
     @property
     def _silent_seconds(self) -> float:
-        return time.monotonic() - max(self._heard, self.checkpoints.active_at)
+        return time.monotonic() - max(self._last_message_at, self.checkpoints.active_at)
 
     def _on_done(self, leader: int, message: Message) -> None:
         command = next(command for command in self._queued if command.sequence == message["sequence"])
@@ -261,7 +261,7 @@ class TrainingLoop:
                 self.outcome.eval_seconds += seconds - drained
             if command.message.kind == "state":
                 self.outcome.checkpoint_seconds += seconds - drained
-                self.checkpoints.stalled(command.sequence, seconds - drained, self.outcome.last_evaluation)
+                self.checkpoints.on_copied(command.sequence, seconds - drained, self.outcome.last_evaluation)
         if command.waiting == 0:
             self._queued.remove(command)
 
@@ -280,11 +280,11 @@ class TrainingLoop:
         if result.worker is not None:
             self.outcome.seconds_by_worker[result.worker] = self.outcome.seconds_by_worker.get(result.worker, 0.0) + result.seconds
         self.recorder.step(step_record(result, plan.epoch, now, rates))
-        while self.outcome.updates_reported >= self.calendar.begins(self._epochs_ended + 1):
+        while self.outcome.updates_reported >= self.calendar.first_step_of(self._epochs_ended + 1):
             self._epochs_ended += 1
             self.recorder.event("epoch_ended", epoch=self._epochs_ended)
         self._losses.trained(result.first_step, result.losses, rates)
-        left = (self.stop.total - self.outcome.updates_reported) / self._rate if self._rate else None
+        left = (self.triggers.total - self.outcome.updates_reported) / self._rate if self._rate else None
         step = self.outcome.updates_reported
         self.progress.update(step, float(result.losses[-1]), self._rate, left, plan.epoch)
 

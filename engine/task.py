@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend, Server, Session, State, StepResult
-from ..core.cluster import Cluster, Placed, Task
+from ..core.cluster import Cluster, Task, TaskSpec
 from ..core.errors import RunFailedError, TrainerError
 from ..core.job import Job
 from ..core.plugins import find, load
@@ -38,7 +38,7 @@ from .protocol.codec import (
     steps_to_message,
 )
 from .protocol.messages import Message, Stream
-from .protocol.state_transfer import StateAssembler, StateSender
+from .protocol.state_transfer import StateReceiver, StateSender
 
 __all__ = ["PROFILE_VARIABLE", "main", "task_from_message", "task_to_fields"]
 
@@ -54,11 +54,11 @@ def task_to_fields(task: Task) -> dict[str, Any]:
 def task_from_message(message: Message) -> Task:
     """Decode the task of an ``open`` message."""
     cluster = Cluster.from_json(message["cluster"])
-    placed: Placed = next(placed for placed in cluster.tasks if placed.name == message["task"])
+    placed: TaskSpec = next(placed for placed in cluster.tasks if placed.name == message["task"])
     return Task(placed, cluster, message["threads"], message["local_index"])
 
 
-class Commands:
+class Inbox:
     """The task's inbox: a thread reads messages, so that the end of the stream is seen while the task computes.
 
     Parts of a state are dealt with at once, in that thread: those that arrive are put together, those that leave are acknowledged.
@@ -67,7 +67,7 @@ class Commands:
     def __init__(self, stream: Stream, states: StateSender) -> None:
         self._stream = stream
         self._states = states
-        self._arriving: StateAssembler | None = None
+        self._arriving: StateReceiver | None = None
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.closing = threading.Event()
         threading.Thread(target=self._read, name="commands", daemon=True).start()
@@ -83,7 +83,7 @@ class Commands:
             if message.kind.startswith("state_"):
                 self._states.answer(message.kind)
             elif message.kind == "load_begin":
-                self._arriving = StateAssembler(message)
+                self._arriving = StateReceiver(message)
             elif message.kind == "load_part" and self._arriving is not None:
                 self._arriving.add(message)
             else:
@@ -102,10 +102,10 @@ class Commands:
         return None if arriving is None else arriving.state()
 
 
-class Leader:
+class CommandLoop:
     """Executes commands on a leading task's session, one after another."""
 
-    def __init__(self, session: Session, stream: Stream, commands: Commands, states: StateSender, *, reports: bool) -> None:
+    def __init__(self, session: Session, stream: Stream, commands: Inbox, states: StateSender, *, reports: bool) -> None:
         self._session = session
         self._stream = stream
         self._commands = commands
@@ -206,7 +206,7 @@ def take_log(opened: Message) -> None:
 def serve(stream: Stream, opened: Message) -> None:
     """Open the backend and work until told to stop."""
     states = StateSender(stream)
-    commands = Commands(stream, states)
+    commands = Inbox(stream, states)
     if opened.get("profile_folder") is not None:
         os.environ[PROFILE_VARIABLE] = opened["profile_folder"]
     task = task_from_message(opened)
@@ -216,7 +216,7 @@ def serve(stream: Stream, opened: Message) -> None:
     stream.send(Message("ready", {"precision_used": getattr(session, "precision_used", None)}))
     if task.placed.leading:
         first = next(placed for placed in task.cluster.tasks if placed.leading)
-        Leader(session, stream, commands, states, reports=task.placed == first).run()  # type: ignore[arg-type]
+        CommandLoop(session, stream, commands, states, reports=task.placed == first).run()  # type: ignore[arg-type]
     else:
         session.serve(commands.closing)  # type: ignore[union-attr]
 

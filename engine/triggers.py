@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from ..core.job import DEFAULT_EPOCHS, Job
 from ..core.units import Cadence
-from .epochs import Calendar
+from .epochs import EpochIndex
 
-__all__ = ["Budget"]
+__all__ = ["Triggers"]
 
 
-class Budget:
+class Triggers:
     """How many updates a run may take in all (those before it was resumed included), and when evaluations and checkpoints are due."""
 
-    def __init__(self, job: Job, calendar: Calendar) -> None:
+    def __init__(self, job: Job, calendar: EpochIndex) -> None:
         self.calendar = calendar
-        self.total = job.steps if job.steps is not None else calendar.begins(job.epochs or DEFAULT_EPOCHS)
+        self.total = job.steps if job.steps is not None else calendar.first_step_of(job.epochs or DEFAULT_EPOCHS)
         self.evaluations = Cadence.parse(job.eval_every)
         self.checkpoints = Cadence.parse(job.checkpoint_every or "end")
 
@@ -32,17 +32,17 @@ class Budget:
         return _due(self.checkpoints, self.calendar, step)
 
 
-def _next(cadence: Cadence, calendar: Calendar, step: int) -> int | None:
+def _next(cadence: Cadence, calendar: EpochIndex, step: int) -> int | None:
     """Return the first step after `step` that a cadence by epochs or steps names; None for cadences by time and ``end``."""
     every = int(cadence.amount)
     if cadence.unit == "steps":
         return (step // every + 1) * every
     if cadence.unit == "epochs":
-        return calendar.begins((calendar.place(step).epoch // every + 1) * every)
+        return calendar.first_step_of((calendar.place(step).epoch // every + 1) * every)
     return None
 
 
-def _due(cadence: Cadence, calendar: Calendar, step: int) -> bool:
+def _due(cadence: Cadence, calendar: EpochIndex, step: int) -> bool:
     if step == 0:
         return False
     if cadence.unit == "steps":

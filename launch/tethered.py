@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from ..core.process import die_with_parent, python
 
-__all__ = ["tethered"]
+__all__ = ["command_ending_with_parent"]
 
 
-def tethered(program: Sequence[str]) -> list[str]:
+def command_ending_with_parent(program: Sequence[str]) -> list[str]:
     """Return the command that runs `program` as a child of this process's main thread, and no longer than that lives."""
     return python(__name__, str(os.getpid()), *program)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...core.cluster import Placed, Task
+from ...core.cluster import Task, TaskSpec
 from ...core.job import Job
 from ...data.base import Dataset
 from ...models.base import ModelSpec
@@ -60,7 +60,7 @@ class TfBackend:
         names = [f"gpu:{index} {detail.get('device_name', 'unknown model')}" for index, detail in enumerate(details)]
         return Availability(self.name, tf.__version__, devices=("cpu", *names))
 
-    def placement(self, job: Job) -> list[Placed]:
+    def placement(self, job: Job) -> list[TaskSpec]:
         """Place ranks in sync mode; chief, parameter servers and workers in async mode (the chief holds no parameters)."""
         if job.mode == "sync":
             return ranks_placement(job)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ..base import Calibration
+from ..base import CalibrationOrder
 
 __all__ = ["SMALL_ELEMENTS", "State", "Step", "after", "limits_of", "limits_spec", "repeated"]
 
@@ -24,7 +24,7 @@ SMALL_ELEMENTS = 16
 """Of a small message, for each rank: as many as a ring of ranks needs to have something for everybody."""
 
 
-def limits_of(order: Calibration) -> NDArray[np.float64]:
+def limits_of(order: CalibrationOrder) -> NDArray[np.float64]:
     """Return an order's count and seconds, float64 [2]."""
     return np.array([order.count, order.seconds])
 

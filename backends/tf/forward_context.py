@@ -16,13 +16,13 @@ from ...models.base import ForwardContext, ModelSpec
 from ...models.dropout_masks import keep_mask
 from .precision import low_format
 
-__all__ = ["Buffers", "Context", "Passes"]
+__all__ = ["Buffers", "Context", "ForwardContexts"]
 
 Buffers = Mapping[str, tf.Tensor]
 Context = ForwardContext[tf.Tensor]
 
 
-class Passes:
+class ForwardContexts:
     """Makes the contexts of one worker. `rank` sets its draws apart from those of others at the same step."""
 
     def __init__(self, job: Job, spec: ModelSpec, rank: int) -> None:

@@ -15,7 +15,7 @@ from ...core import plugins
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...models.base import ModelSpec
-from ...models.layers.storage_layouts import HeldLayout
+from ...models.layers.storage_layouts import StorageLayout
 from ...models.layers.tf.image import HeldParameters
 from .data import Part
 from .forward_context import Context
@@ -47,7 +47,7 @@ class TfModel:
 
     spec: ModelSpec
     forward: Forward
-    layouts: Mapping[str, HeldLayout]
+    layouts: Mapping[str, StorageLayout]
 
     def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
         """Return tensors by canonical name, as they are held, as what a forward function takes."""

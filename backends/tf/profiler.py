@@ -10,18 +10,18 @@ import os
 
 import tensorflow as tf
 
-__all__ = ["Tracer", "make_tracer"]
+__all__ = ["StepProfiler", "make_tracer"]
 
 FOLDER_VARIABLE = "TRAINER_PROFILE_DIR"
 
 
-def make_tracer(updates: int, *, first: bool) -> Tracer | None:
+def make_tracer(updates: int, *, first: bool) -> StepProfiler | None:
     """Return what traces the first updates after warm-up, None where nothing is to be traced or this is not the `first` task."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    return Tracer(folder, updates) if updates and folder and first else None
+    return StepProfiler(folder, updates) if updates and folder and first else None
 
 
-class Tracer:
+class StepProfiler:
     """Traces from the first `begin` on, until as many updates are done."""
 
     def __init__(self, folder: str, updates: int) -> None:

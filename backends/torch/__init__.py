@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Literal
 
-from ...core.cluster import Placed, Task
+from ...core.cluster import Task, TaskSpec
 from ...core.job import Job
 from ...data.base import Dataset
 from ...models.base import ModelSpec
@@ -49,7 +49,7 @@ class TorchBackend:
 
         return availability(self.name, INSTALL)
 
-    def placement(self, job: Job) -> list[Placed]:
+    def placement(self, job: Job) -> list[TaskSpec]:
         """Sync: one rank a worker. Async: the chief is the first parameter server."""
         return ranks_placement(job) if job.mode == "sync" else parameter_server_placement(job, chief_is_first_ps=True)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ...data.sampler import Batches
-from ..base import Calibration
+from ..base import CalibrationOrder
 from ..timing import repeat
 from .data import Batch, ResidentSplit, part
 
@@ -45,7 +45,7 @@ class Calibrator:
         self._data, self._batches, self._compute, self._device = data, batches, compute, device
         self._exchanges: dict[str, Step] = {} if exchange is None else {"communicate": exchange.whole, "message": exchange.small}
 
-    def run(self, order: Calibration) -> tuple[int, float]:
+    def run(self, order: CalibrationOrder) -> tuple[int, float]:
         """Return how often the part was repeated and the seconds that it took. Raises ValueError for one that does not exist here."""
         step = self._step(order.part)
 

@@ -16,7 +16,7 @@ from ...data.sampler import Batches
 from ...models.base import ForwardContext, ModelSpec
 from ...models.dropout_masks import keep_mask
 
-__all__ = ["Dropout", "Passes"]
+__all__ = ["Dropout", "ForwardContexts"]
 
 Context = ForwardContext[torch.Tensor]
 
@@ -45,7 +45,7 @@ class Dropout:
         return x_bf * factors_bf.div_(1.0 - rate)
 
 
-class Passes:
+class ForwardContexts:
     """Makes the contexts of one worker. `buffers` are its values of the model's buffers, by canonical name."""
 
     def __init__(self, job: Job, spec: ModelSpec, rank: int, buffers: Mapping[str, torch.Tensor], low: torch.dtype | None) -> None:

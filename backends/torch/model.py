@@ -12,7 +12,7 @@ from ...core.job import Job
 from ...core.plugins import forward_plugin, load
 from ...models.base import Array, ForwardContext, ModelSpec
 from .data import ResidentSplit
-from .forward_context import Passes
+from .forward_context import ForwardContexts
 from .precision import low_format
 from .state import cut
 
@@ -48,7 +48,9 @@ class Model:
         self.values = [leaf.detach() for leaf in self.leaves]
         self._device = self.leaves[0].device
         self._low = low_format(job.precision, self._device)
-        self.passes = Passes(job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low)
+        self.passes = ForwardContexts(
+            job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low
+        )
         self._named = dict(zip((parameter.name for parameter in spec.parameters), self.leaves, strict=True))
         self._function: Forward = load(forward_plugin(job.model, "torch"), "forward").forward
         self._loss = LOSSES[spec.loss]

@@ -11,18 +11,18 @@ import torch
 from ...core.cluster import Task
 from ...core.job import Job
 
-__all__ = ["Tracer", "make_tracer"]
+__all__ = ["StepProfiler", "make_tracer"]
 
 FOLDER_VARIABLE = "TRAINER_PROFILE_DIR"
 
 
-def make_tracer(task: Task, job: Job, device: torch.device) -> Tracer | None:
+def make_tracer(task: Task, job: Job, device: torch.device) -> StepProfiler | None:
     """Return what traces this task's first updates after warm-up, None where nothing is to be traced here."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    return Tracer(task.name, job.profile, Path(folder), device) if job.profile and folder and task.rank == 0 else None
+    return StepProfiler(task.name, job.profile, Path(folder), device) if job.profile and folder and task.rank == 0 else None
 
 
-class Tracer:
+class StepProfiler:
     """Traces from the first `begin` on, until as many updates are done."""
 
     def __init__(self, task: str, updates: int, folder: Path, device: torch.device) -> None:

@@ -19,7 +19,7 @@ from ...core.job import Job
 from ...core.settings.sources import Resolved, given_anew, resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.untrusted.console import note
-from ...launch.environments.detect import Place, find_place
+from ...launch.environments.detect import Membership, detect
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.base import Launcher
 from ...launch.launchers.local import LocalLauncher
@@ -98,18 +98,18 @@ def run(
     if resume is None:
         resolved = resolve(given_options(ctx), os.environ, config)
         name_settings(resolved.sources)
-        resolved = _lasting(resolved)
+        resolved = _with_absolute_data(resolved)
     else:
         given = given_anew(given_options(ctx), os.environ, config)
         if not print_config and (place := _place(given, rendezvous, node_rank)) is not None and not place.is_driver:
             from ...engine.protocol.transport import read_secret
-            from ...launch.launchers.joining import asked_anew, join
+            from ...launch.launchers.joining import asked_anew, join_run
 
-            return join(asked_anew(resume, given, place), place, read_secret(secret_file), _start_timeout(resume, given))
-        from ...launch.resume.resumption import prepare
+            return join_run(asked_anew(resume, given, place), place, read_secret(secret_file), _start_timeout(resume, given))
+        from ...launch.resume.resumption import load_resumption
 
         name_settings(dict.fromkeys(given_options(ctx), "flag"))
-        resumption = prepare(find_target(resume), given_options(ctx), os.environ, config, force=force, trusted=trust_run)
+        resumption = load_resumption(find_target(resume), given_options(ctx), os.environ, config, force=force, trusted=trust_run)
         resolved = resumption.resolved
         name_settings(resolved.sources)
     resolved.refuse_idle_flags()
@@ -142,23 +142,23 @@ def run(
         return repeat(job, ctx.obj or (), repeats, as_json=as_json)
     if place is None:
         launcher: Launcher = LocalLauncher(job, note)
-        return _drive(job, resolved.sources, command, launcher, resumption, quiet=quiet, as_json=as_json)
+        return _run_with_launcher(job, resolved.sources, command, launcher, resumption, quiet=quiet, as_json=as_json)
     from ...engine.protocol.transport import read_secret
-    from ...launch.launchers.joining import asked_anew, asked_of, join
-    from ...launch.launchers.rendezvous import ExternalLauncher, apply_contract
+    from ...launch.launchers.joining import asked_anew, asked_of, join_run
+    from ...launch.launchers.rendezvous import ExternalLauncher, apply_membership
 
     secret = read_secret(secret_file)
-    job, sources = apply_contract(job, resolved.sources, place)
+    job, sources = apply_membership(job, resolved.sources, place)
     asked = asked_of(job) if resume is None else asked_anew(resume, given, place)
     if not place.is_driver:
-        return join(asked, place, secret, job.start_timeout)
-    return _drive(job, sources, command, ExternalLauncher(job, place, secret, asked), resumption, quiet=quiet, as_json=as_json)
+        return join_run(asked, place, secret, job.start_timeout)
+    return _run_with_launcher(job, sources, command, ExternalLauncher(job, place, secret, asked), resumption, quiet=quiet, as_json=as_json)
 
 
-def _place(settings: Mapping[str, Any], rendezvous: str | None, node_rank: int | None) -> Place | None:
+def _place(settings: Mapping[str, Any], rendezvous: str | None, node_rank: int | None) -> Membership | None:
     """Return where this process stands among those that something else started; None where it is alone. `settings`: as far as known."""
     if settings.get("launcher", "auto") == "auto":
-        return find_place(os.environ, rendezvous, node_rank, settings.get("nodes"), settings.get("procs_per_node", 1))
+        return detect(os.environ, rendezvous, node_rank, settings.get("nodes"), settings.get("procs_per_node", 1))
     if rendezvous is not None or node_rank is not None:
         raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")
     return None
@@ -181,7 +181,7 @@ def _tell_unused(ctx: click.Context, option: str, *, quiet: bool) -> None:
         note(f"TRAINER_{option.upper()}: {why}")
 
 
-def _lasting(resolved: Resolved) -> Resolved:
+def _with_absolute_data(resolved: Resolved) -> Resolved:
     """Name the data so that the run means the same from any directory."""
     if ":" not in resolved.job.data and resolved.job.data_dir is None:
         return resolved  # nothing to name, and no import before the nodes start
@@ -190,7 +190,7 @@ def _lasting(resolved: Resolved) -> Resolved:
     return replace(resolved, job=written_out(resolved.job))
 
 
-def _drive(
+def _run_with_launcher(
     job: Job,
     sources: Mapping[str, str],
     command: Sequence[str],

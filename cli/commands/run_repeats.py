@@ -18,7 +18,7 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.process import python
 from ...core.untrusted.console import note
-from ...launch.tethered import tethered
+from ...launch.tethered import command_ending_with_parent
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
 
@@ -88,7 +88,7 @@ def _child(arguments: Sequence[str]) -> tuple[int, str]:
 
     It ends with this process, also where this one is killed.
     """
-    command = tethered(python("crosstrain.cli.main", *arguments))
+    command = command_ending_with_parent(python("crosstrain.cli.main", *arguments))
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def pass_on(number: int, frame: FrameType | None) -> None:

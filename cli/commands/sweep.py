@@ -22,7 +22,7 @@ from ...core.settings.ineffective import With, idle_settings
 from ...core.settings.sources import resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid
 from ...core.untrusted.console import note
-from ...launch.environments.detect import find_place
+from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import step_tasks
 from ...launch.resume.trust import LINK, TRUST_RUN, links_outside, refuse_foreign, trust_flag
 from ...launch.sweeps.folder import Entry, Request, SweepFolder, check_free, read_request
@@ -176,7 +176,7 @@ def _refuse_elsewhere(points: Sequence[Point]) -> None:
     """A sweep starts its nodes itself; where torchrun, TF_CONFIG or a rendezvous decides about them, it cannot."""
     rendezvous, rank = os.environ.get("TRAINER_RENDEZVOUS"), os.environ.get("TRAINER_NODE_RANK")
     follows = any(point.job.launcher == "auto" for point in points)
-    if rendezvous or rank or (follows and find_place(os.environ, None, None, None)):
+    if rendezvous or rank or (follows and detect(os.environ, None, None, None)):
         raise UsageError("sweep: starts runs on nodes of its own; it goes neither with torchrun, TF_CONFIG nor a rendezvous")
     if follows and (tasks := step_tasks(os.environ)) > 1:
         raise UsageError(

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.settings.sweeps import value_text
 from ...report.catalog.run import DescribedRun
 from ...report.comparison.comparison import compare_paths, setting_name
-from ...report.comparison.factors import NOTHING, Rule
+from ...report.comparison.factors import NOTHING, Factor
 from ...report.comparison.ordering import BY_FIELD, natural
 from ...report.tables.formats import as_text
 
@@ -34,11 +34,11 @@ def _without_marks(spoiling: Sequence[str]) -> str:
     return f"`trainer compare --by {','.join(spoiling)}` takes that for what is compared, and marks nothing for it."
 
 
-def _swept(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Rule:
+def _swept(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Factor:
     """Return a setting as the points have it, whether or not it does something in each of their runs."""
 
     def value(run: DescribedRun) -> Any:
         found = settings[run.path].get(field)
         return tuple(found) if isinstance(found, list) else found
 
-    return Rule(setting_name(field), field, value, NOTHING, "", True, show=value_text, order=BY_FIELD.get(field, natural))
+    return Factor(setting_name(field), field, value, NOTHING, "", True, show=value_text, order=BY_FIELD.get(field, natural))

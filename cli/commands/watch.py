@@ -23,7 +23,7 @@ from ...records.schema import SCHEMA, EvalRecord
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader
 from ...report.catalog.locate import UnreadableFolderError, find_run
-from ...report.live.text import figures_line, last_evaluation, news_line, node_lines, picture, state_line, title, told_by_summary
+from ...report.live.text import figures_line, is_in_summary, last_evaluation, news_line, node_lines, picture, state_line, title
 from ...report.live.watched_run import News, WatchedRun
 from ...report.tables.run_tables import one_run, to_text
 from ..interrupts import INTERRUPTED, TerminationAsInterrupt
@@ -160,7 +160,7 @@ class _PlainLines:
             if isinstance(record, EvalRecord):
                 self._said["evaluation"] = last_evaluation(record)
         figures = figures_line(run)
-        if due and figures is not None and not told_by_summary(run):
+        if due and figures is not None and not is_in_summary(run):
             if run.evaluation is not None:
                 self._say("evaluation", last_evaluation(run.evaluation))
             if self._say("figures", figures):

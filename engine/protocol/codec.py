@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.base import Calibrated, Calibration, EvalResult, Plan, State, StepResult
+from ...backends.base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult
 from ...records.schema import StepRecord
 from .messages import Message
 
@@ -87,24 +87,24 @@ def eval_from_message(message: Message) -> EvalResult:
     return EvalResult(**{name: message[name] for name in EvalResult.__dataclass_fields__})
 
 
-def calibration_to_message(order: Calibration) -> Message:
+def calibration_to_message(order: CalibrationOrder) -> Message:
     """Encode an order to calibrate."""
-    return Message("calibrate", {name: getattr(order, name) for name in Calibration.__dataclass_fields__})
+    return Message("calibrate", {name: getattr(order, name) for name in CalibrationOrder.__dataclass_fields__})
 
 
-def calibration_from_message(message: Message) -> Calibration:
+def calibration_from_message(message: Message) -> CalibrationOrder:
     """Decode what `calibration_to_message` made."""
-    return Calibration(**{name: message[name] for name in Calibration.__dataclass_fields__})
+    return CalibrationOrder(**{name: message[name] for name in CalibrationOrder.__dataclass_fields__})
 
 
-def calibrated_to_message(found: Calibrated) -> Message:
+def calibrated_to_message(found: CalibrationResult) -> Message:
     """Encode a worker's figures."""
-    return Message("calibrated", {name: getattr(found, name) for name in Calibrated.__dataclass_fields__})
+    return Message("calibrated", {name: getattr(found, name) for name in CalibrationResult.__dataclass_fields__})
 
 
-def calibrated_from_message(message: Message) -> Calibrated:
+def calibrated_from_message(message: Message) -> CalibrationResult:
     """Decode what `calibrated_to_message` made."""
-    return Calibrated(**{name: message[name] for name in Calibrated.__dataclass_fields__})
+    return CalibrationResult(**{name: message[name] for name in CalibrationResult.__dataclass_fields__})
 
 
 def state_to_arrays(state: State) -> dict[str, NDArray[Any]]:

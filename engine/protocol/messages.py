@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PROTOCOL", "Message", "ProtocolError", "RawArray", "Room", "Stream"]
+__all__ = ["PROTOCOL", "Message", "ProtocolError", "RawArray", "ReusableBuffer", "Stream"]
 
 PROTOCOL = 3
 MAX_HEADER_BYTES = 16 * 2**20
@@ -69,7 +69,7 @@ class Message:
         return np.frombuffer(raw.data, dtype=dtype).reshape(raw.shape)
 
 
-class Room:
+class ReusableBuffer:
     """Memory for the arrays of one message after another, for whoever is done with each message before the next is received.
 
     Fresh memory for each part of a state would take longer than the part's way through a process that passes it on.
@@ -105,7 +105,7 @@ class Stream:
                 self._writer.write(array.data)
             self._writer.flush()
 
-    def receive(self, room: Room | None = None) -> Message | None:
+    def receive(self, room: ReusableBuffer | None = None) -> Message | None:
         """Read one message; None at the end of the stream. Its arrays lie in `room` if given, else in memory of their own.
 
         Raises ProtocolError for anything that is not a message, ConnectionError where the stream ends within one.

@@ -22,7 +22,7 @@ from ...core.peer_memory import PeerMemory
 from .codec import state_from_arrays, state_to_arrays
 from .messages import Message, RawArray, Stream
 
-__all__ = ["PART_BYTES", "WINDOW", "StateAssembler", "StateSender", "load_messages"]
+__all__ = ["PART_BYTES", "WINDOW", "StateReceiver", "StateSender", "load_messages"]
 
 PART_BYTES = 2**20
 
@@ -68,10 +68,10 @@ class StateSender:
         try:
             arrays = {key: np.ascontiguousarray(array) for key, array in state_to_arrays(state).items()}
             where = {"memory": PeerMemory.own().to_json(), "addresses": [array.ctypes.data for array in arrays.values()]}
-            self._stream.send(Message("state_begin", {"sequence": sequence, **_described(state, arrays), **where}))
+            self._stream.send(Message("state_begin", {"sequence": sequence, **_header(state, arrays), **where}))
             answer = self._awaited_answer()
             if answer == "state_send":
-                for part in _parts(arrays.values()):
+                for part in _chunks(arrays.values()):
                     while not self._free.acquire(timeout=PATIENCE_SECONDS):
                         if self._gone.is_set():
                             return
@@ -99,12 +99,12 @@ def load_messages(state: State) -> Iterator[Message]:
     They go to the first leading task alone; an agent passes each on before it reads the next.
     """
     arrays = state_to_arrays(state)
-    yield Message("load_begin", _described(state, arrays))
-    for part in _parts(arrays.values()):
+    yield Message("load_begin", _header(state, arrays))
+    for part in _chunks(arrays.values()):
         yield Message("load_part", {}, {"data": part})
 
 
-class StateAssembler:
+class StateReceiver:
     """Puts a state together from ``load_begin`` and its parts."""
 
     def __init__(self, begin: Message) -> None:
@@ -137,13 +137,13 @@ class StateAssembler:
         return state_from_arrays(self._arrays, self._updates, self._scalars)
 
 
-def _described(state: State, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def _header(state: State, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Return what a message says of a state whose bytes come by another way."""
     entries = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
     return {"entries": entries, "updates": state.updates, "scalars": dict(state.scalars)}
 
 
-def _parts(arrays: Iterable[NDArray[Any]]) -> Iterator[RawArray]:
+def _chunks(arrays: Iterable[NDArray[Any]]) -> Iterator[RawArray]:
     """Yield the bytes of all arrays, one array after another, in pieces of at most `PART_BYTES`, without a copy of any."""
     for array in arrays:
         view = _bytes_of(np.ascontiguousarray(array))

@@ -22,21 +22,21 @@ from ...checkpoint import CHECKPOINTS, ArrayEntry, CheckpointWriter, Meta, descr
 from ...core.job import Job
 from ...core.peer_memory import PeerMemory
 from ...data.store.stored_dataset import StoredDataset
-from ...engine.interfaces import ImpossibleAnswerError, Save
+from ...engine.interfaces import ImpossibleAnswerError, PendingCheckpoint
 from ...engine.protocol.messages import Message, RawArray
 from ...engine.protocol.state_transfer import WINDOW
 from ...models.base import ModelSpec
 from .recorder import Recording
 
-__all__ = ["CheckpointSaver", "Subject"]
+__all__ = ["CheckpointSaver", "CheckpointSource"]
 
-TAKEN_BYTES = 2**19
+READ_CHUNK_BYTES = 2**19
 """How much of a task's memory is read at a time: it is still in the processor's cache when it is hashed and written."""
 
 PEER_MEMORY_VARIABLE = "TRAINER_PEER_MEMORY"
 """``off`` keeps the driver from reading the memory of tasks, for systems that punish the attempt; states are sent then."""
 
-RESERVE_BYTES = 8 * 2**20
+FREE_SPACE_RESERVE_BYTES = 8 * 2**20
 """Room that a save leaves on the disk: the run's other records have to go on even where a checkpoint does not fit."""
 
 
@@ -45,7 +45,7 @@ MOST_SLOTS = 8
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckpointSource:
     """What the checkpoints of a run are of."""
 
     job: Job
@@ -54,7 +54,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class _Begin:
+class _SaveRequest:
     meta: Meta
     entries: tuple[ArrayEntry, ...]
     memory: PeerMemory
@@ -106,14 +106,14 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self, subject: Subject, recording: Recording, answer: Callable[[str], None], spent: Callable[[], Mapping[str, Any]]
+        self, subject: CheckpointSource, recording: Recording, answer: Callable[[str], None], spent: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._subject = subject
         self._recording = recording
         self._answer = answer
         self._spent = spent
         self.active_at = -math.inf
-        self._queue: queue.SimpleQueue[_Begin | memoryview | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_SaveRequest | memoryview | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._unfinished = 0
         self._abandoned = False
@@ -124,7 +124,7 @@ class CheckpointSaver:
 
     # What the loop says -----------------------------------------------------------------------------------------------
 
-    def begin(self, save: Save, message: Message) -> None:
+    def begin(self, save: PendingCheckpoint, message: Message) -> None:
         """A state is there to be taken. Raises ImpossibleAnswerError where it is none of the run's model."""
         entries = tuple(ArrayEntry(key, dtype, tuple(shape)) for key, dtype, shape in message["entries"])
         self._expect_state_of_model(entries)
@@ -132,7 +132,7 @@ class CheckpointSaver:
             self._unfinished += 1
         self._arriving = _Arriving(sum(entry.bytes for entry in entries))
         memory, addresses = PeerMemory.from_json(message["memory"]), tuple(message["addresses"])
-        self._queue.put(_Begin(self._meta(save, message), entries, memory, addresses, save.stall_seconds))
+        self._queue.put(_SaveRequest(self._meta(save, message), entries, memory, addresses, save.stall_seconds))
 
     def part(self, message: Message) -> None:
         """A part of it has arrived. Raises ImpossibleAnswerError where none was asked for, or more than was announced."""
@@ -178,7 +178,7 @@ class CheckpointSaver:
         if found != shapes or len(found) != len(entries) or len(slot_names) > MOST_SLOTS or any(entry.dtype != "<f4" for entry in entries):
             raise ImpossibleAnswerError("a state that is none of the run's model")
 
-    def _meta(self, save: Save, message: Message) -> Meta:
+    def _meta(self, save: PendingCheckpoint, message: Message) -> Meta:
         job, evaluation = self._subject.job, save.evaluation
         return Meta(
             step=save.cursor.step,
@@ -203,7 +203,7 @@ class CheckpointSaver:
     def _work(self) -> None:
         while True:
             item = self._queue.get()
-            if not isinstance(item, _Begin):
+            if not isinstance(item, _SaveRequest):
                 continue
             try:
                 self._save(item)
@@ -213,7 +213,7 @@ class CheckpointSaver:
                 self._unfinished -= 1
                 self._changed.notify_all()
 
-    def _save(self, begin: _Begin) -> None:
+    def _save(self, begin: _SaveRequest) -> None:
         """Write one checkpoint; after a failure of the disk the task is told all the same that it may go on.
 
         Raises DiskError where the run directory itself is gone or may only be read, which ends the run.
@@ -246,20 +246,20 @@ class CheckpointSaver:
         if failure is not None and not self._abandoned:
             self._failed(begin.meta.step, failure)
 
-    def _can_read(self, begin: _Begin) -> bool:
+    def _can_read(self, begin: _SaveRequest) -> bool:
         """Return whether the whole state can be read from the task's memory."""
         wanted = os.environ.get(PEER_MEMORY_VARIABLE) != "off"
         return wanted and begin.memory.readable(place for address, size in begin.places for place in (address, address + size - 1))
 
-    def _read(self, begin: _Begin) -> Iterator[memoryview]:
+    def _read(self, begin: _SaveRequest) -> Iterator[memoryview]:
         """Yield the state's bytes from the task's memory; each lie there until the next are asked for. Raises OSError where it has gone."""
-        room = memoryview(bytearray(TAKEN_BYTES))
+        room = memoryview(bytearray(READ_CHUNK_BYTES))
         try:
             for address, size in begin.places:
-                for first in range(0, size, TAKEN_BYTES):
+                for first in range(0, size, READ_CHUNK_BYTES):
                     if self._abandoned:
                         return
-                    taken = room[: min(TAKEN_BYTES, size - first)]
+                    taken = room[: min(READ_CHUNK_BYTES, size - first)]
                     begin.memory.read(address + first, taken)
                     yield taken
         finally:
@@ -273,13 +273,13 @@ class CheckpointSaver:
         self._arriving.sent = True
         self._answer("state_send")
         while (part := self._queue.get()) is not None:
-            if isinstance(part, _Begin):
+            if isinstance(part, _SaveRequest):
                 raise RuntimeError("a state began before the one before it had ended")
             yield part
             self._arriving.acknowledged()
             self._answer("state_ack")
 
-    def _finished(self, begin: _Begin, path: Path, seconds: float, *, read: bool) -> None:
+    def _finished(self, begin: _SaveRequest, path: Path, seconds: float, *, read: bool) -> None:
         job = self._subject.job
         size = sum(file.stat().st_size for file in path.iterdir())
         self.newest = path
@@ -303,7 +303,7 @@ class CheckpointSaver:
     def _room_for(self, size: int) -> None:
         """Raise OSError (no space left) where a checkpoint would take the room that the run's other records need."""
         free = shutil.disk_usage(self._recording.path).free
-        if free < size + RESERVE_BYTES:
+        if free < size + FREE_SPACE_RESERVE_BYTES:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes are free, {size:,} are needed and some to spare")
 
 

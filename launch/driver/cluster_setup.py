@@ -7,27 +7,27 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...core.cluster import Cluster, Placed, Task
+from ...core.cluster import Cluster, Task, TaskSpec
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...models.base import ModelSpec
 from ..launchers.base import NodeChannel
 
 __all__ = [
-    "described_cluster",
+    "cluster_document",
+    "infer_isolation",
     "machine_of",
     "make_cluster",
     "make_tasks",
     "nodes_sharing_cores",
     "refuse_empty_servers",
-    "settle_isolation",
     "threads_per_task",
 ]
 
 Hosts = Sequence[Mapping[str, Any]]
 
 
-def settle_isolation(channels: Sequence[NodeChannel], hosts: Hosts) -> None:
+def infer_isolation(channels: Sequence[NodeChannel], hosts: Hosts) -> None:
     """Decide for nodes started elsewhere whether their interfaces are theirs alone: not on loopback, and no other node beside them."""
     networks = [tuple(sorted(host["identity"].items())) for host in hosts]
     for channel, network in zip(channels, networks, strict=True):
@@ -41,7 +41,7 @@ one even on an idle machine, and tens of times slower beside another process, be
 they were faster in both cases."""
 
 
-def threads_per_task(job: Job, spec: ModelSpec, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> list[int]:
+def threads_per_task(job: Job, spec: ModelSpec, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[TaskSpec]) -> list[int]:
     """Return each node's threads per task: cores ÷ all tasks that share them, at least 1; one for tiny steps; or what the job says.
 
     Nodes on one machine share its cores, unless they are limited. The same number holds for every backend.
@@ -71,13 +71,13 @@ def _sharing(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts) ->
     return {channel.node for channel in channels if channel.cores is None and machine_of(hosts[channel.node]) == machine}
 
 
-def _threads(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[Placed]) -> int:
+def _threads(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[TaskSpec]) -> int:
     nodes = _sharing(own, channels, hosts)
     cores = own.cores or hosts[own.node]["cores_available"] or os.cpu_count() or 1
     return max(1, int(cores // max(1, sum(task.node in nodes for task in placed))))
 
 
-def make_cluster(placed: Sequence[Placed], channels: Sequence[NodeChannel], reserved: Mapping[int, Sequence[int]]) -> Cluster:
+def make_cluster(placed: Sequence[TaskSpec], channels: Sequence[NodeChannel], reserved: Mapping[int, Sequence[int]]) -> Cluster:
     """Give every task an address: a port that its node has reserved, or the one that a contract assigns to it; and a new secret."""
     ports: dict[str, int] = {}
     for channel in channels:
@@ -98,7 +98,7 @@ def make_tasks(cluster: Cluster, threads: Sequence[int]) -> list[Task]:
     return tasks
 
 
-def described_cluster(cluster: Cluster, threads: Sequence[int]) -> dict[str, Any]:
+def cluster_document(cluster: Cluster, threads: Sequence[int]) -> dict[str, Any]:
     """The cluster as ``job.json`` has it; the secret stays out of files."""
     public = {key: value for key, value in cluster.to_json().items() if key != "secret"}
     return {"cluster": public, "threads_per_task": list(threads)}

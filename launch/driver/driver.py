@@ -14,14 +14,14 @@ from typing import Any
 
 from ...backends.base import Backend
 from ...checkpoint import CHECKPOINTS, described_data
-from ...core.cluster import Placed
+from ...core.cluster import TaskSpec
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, UsageError
 from ...core.job import Job
 from ...core.plugins import find, forward_plugin, load
 from ...core.untrusted.console import note
 from ...data.augment import augmentation
 from ...data.store.stored_dataset import StoredDataset, open_dataset
-from ...engine.interfaces import Outcome
+from ...engine.interfaces import TrainingTotals
 from ...engine.loop import TrainingLoop
 from ...engine.progress.base import Progress
 from ...engine.protocol.messages import Message
@@ -30,23 +30,23 @@ from ...records.schema import Clock
 from ...records.store.run_directory import RunReader, RunState
 from ...records.summary.summary import summarise
 from ..launchers.base import Launcher, NodeChannel
-from ..resume.attempts import Segments, total_steps
+from ..resume.attempts import Attempts, total_steps
 from ..resume.resumption import Resumption
-from .checkpoint_saver import CheckpointSaver, Subject
+from .checkpoint_saver import CheckpointSaver, CheckpointSource
 from .cluster_setup import (
     Hosts,
-    described_cluster,
+    cluster_document,
+    infer_isolation,
     machine_of,
     make_cluster,
     make_tasks,
     nodes_sharing_cores,
     refuse_empty_servers,
-    settle_isolation,
     threads_per_task,
 )
-from .outcome import Ending, explained, record_end, train_seconds_by_node, verdict, what_is_kept, with_what_is_kept
+from .outcome import Ending, finalize_records, resume_hint, state_and_exit_code, train_seconds_by_node, with_task_states, with_what_is_kept
 from .recorder import PROFILE, Recording, calibrate_run
-from .task_group import AddressInUseError, Control, load_state
+from .task_group import AddressInUseError, TaskGroup, load_state
 
 __all__ = ["Driver", "run"]
 
@@ -71,7 +71,7 @@ class Driver:
         self._progress = progress
         self._command = job.recorded_command(command)
         self._resumption = resumption
-        self._segments = Segments(resumption, self._command)
+        self._segments = Attempts(resumption, self._command)
         self._saver: CheckpointSaver | None = None
         self._precision_used: str | None = None
         self._signals = 0
@@ -80,8 +80,8 @@ class Driver:
         self._nodes_sharing_cores: int | None = None
         self._machines: list[str] | None = None
         self._once_back: list[Callable[[], None]] = []
-        self._status_before: Mapping[str, Any] | None = None
-        self._control: Control | None = None
+        self._status_to_restore: Mapping[str, Any] | None = None
+        self._control: TaskGroup | None = None
         self._recording: Recording
         self._launcher: Launcher
         self._data: StoredDataset
@@ -105,7 +105,7 @@ class Driver:
         placed = backend.placement(self.job)
         self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
         if self._resumption is not None:
-            self._status_before = RunReader(self._resumption.path).status()
+            self._status_to_restore = RunReader(self._resumption.path).status()
         try:
             self._begin_records()
         except DiskError:
@@ -125,9 +125,9 @@ class Driver:
         self._recording.writer.write_status("starting")
         if self.job.mllog and self._resumption is None:
             self._recording.add_mllog(self.job, self._data.info.sizes)
-        self._tell_left_out()
+        self._report_skipped_files()
 
-    def _tell_left_out(self) -> None:
+    def _report_skipped_files(self) -> None:
         """Record which files of the data are no examples, and say how many; none is dropped in silence."""
         files = self._data.left_out
         if not files:
@@ -136,7 +136,7 @@ class Driver:
         what = "1 file was" if len(files) == 1 else f"{len(files):,} files were"
         self._progress.message(f"{what} no usable picture and left out of {self.job.data}; {self.path / 'events.jsonl'} names them")
 
-    def _supervised(self, placed: Sequence[Placed]) -> dict[str, Any]:
+    def _supervised(self, placed: Sequence[TaskSpec]) -> dict[str, Any]:
         failure: BaseException | None = None
         try:
             control = self._start(placed)
@@ -144,7 +144,7 @@ class Driver:
         except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
             failure = error
         self._recording.ending()
-        failure = record_end(self._recording, self._end_processes(failure), self._summary, self._status_before)
+        failure = finalize_records(self._recording, self._end_processes(failure), self._summary, self._status_to_restore)
         if isinstance(failure, DiskError):
             failure = RunFailedError(str(failure))
         if isinstance(failure, UsageError) and self._loop is None and self._resumption is None:
@@ -160,17 +160,17 @@ class Driver:
 
     # Start ----------------------------------------------------------------------------------------------------------
 
-    def _start(self, placed: Sequence[Placed]) -> Control:
+    def _start(self, placed: Sequence[TaskSpec]) -> TaskGroup:
         """Bring the cluster to life, warm."""
         deadline = time.monotonic() + self.job.start_timeout
         channels = self._launcher.start()
-        self._control = control = Control(
+        self._control = control = TaskGroup(
             channels, self._recording.sample, self._recording.log, self._recording.trace, self._launcher.check
         )
         if self._signals:
             raise InterruptedRunError("interrupted by the user")
         hosts = control.hello(deadline - time.monotonic())
-        settle_isolation(channels, hosts)
+        infer_isolation(channels, hosts)
         self._nodes_sharing_cores = nodes_sharing_cores(channels, hosts)
         self._machines = [machine_of(host) for host in hosts]
         self._write(partial(self._recording.writer.write_env, hosts))
@@ -183,15 +183,15 @@ class Driver:
                     raise RunFailedError(f"{MOST_START_ATTEMPTS} times a port was taken before a task could listen: {error}") from error
                 self._recording.event("start_repeated", cause=str(error))
                 control.end_tasks(0.0, politely=False)
-                control.restartable()
+                control.reset()
         return control
 
-    def _start_tasks(self, control: Control, placed: Sequence[Placed], hosts: Hosts, deadline: float) -> None:
+    def _start_tasks(self, control: TaskGroup, placed: Sequence[TaskSpec], hosts: Hosts, deadline: float) -> None:
         counts = {channel.node: sum(task.node == channel.node for task in placed) for channel in control.channels}
         cluster = make_cluster(placed, control.channels, control.reserve_ports(counts, deadline - time.monotonic()))
         threads = threads_per_task(self.job, self._spec, control.channels, hosts, placed)
         tasks = make_tasks(cluster, threads)
-        self._write(partial(self._recording.writer.write_job, {**self._described(), **described_cluster(cluster, threads)}))
+        self._write(partial(self._recording.writer.write_job, {**self._described(), **cluster_document(cluster, threads)}))
         self._recording.expect({task.name: task.placed.node for task in tasks})
         control.start_tasks(tasks, lambda node: self._start_request(control.channels[node], deadline))
         self._recording.event("tasks_started", tasks=[task.name for task in tasks])
@@ -216,7 +216,7 @@ class Driver:
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write at once; of a run that is to go on, only when it does, so that a start that fails changes nothing of it."""
-        if self._status_before is None:
+        if self._status_to_restore is None:
             write()
         else:
             self._once_back.append(write)
@@ -235,7 +235,7 @@ class Driver:
 
     # Train ----------------------------------------------------------------------------------------------------------
 
-    def _train(self, control: Control) -> None:
+    def _train(self, control: TaskGroup) -> None:
         recording = self._recording
         resumption = self._resumption
         if resumption is not None:
@@ -246,15 +246,15 @@ class Driver:
         recording.start_clock(resumption.run_seconds if resumption else 0.0)
         recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event)
         saver = self._saver = CheckpointSaver(
-            Subject(self.job, self._spec, self._data), recording, lambda kind: control.send_to_first(Message(kind)), self._spent
+            CheckpointSource(self.job, self._spec, self._data), recording, lambda kind: control.send_to_first(Message(kind)), self._spent
         )
         start = resumption.start if resumption else None
         self._loop = TrainingLoop(self.job, self._data.info, control, recording, self._progress, recording.clock, saver, start)
-        self._progress.start(self.job, self._loop.stop.total)
+        self._progress.start(self.job, self._loop.triggers.total)
         try:
             outcome = self._loop.run()
         except (RunFailedError, InterruptedRunError) as error:
-            told = explained(error, control.standing()) if isinstance(error, StalledRunError) else error
+            told = with_task_states(error, control.standing()) if isinstance(error, StalledRunError) else error
             raise with_what_is_kept(told, self.job, self.path) from error
         self._run_seconds = recording.clock()
         recording.event("run_ended")
@@ -266,12 +266,12 @@ class Driver:
         if self.job.calibrate:
             calibrate_run(self.job, self._spec, control, recording, outcome.train_seconds)
 
-    def _go_back(self, control: Control, resumption: Resumption) -> None:
+    def _go_back(self, control: TaskGroup, resumption: Resumption) -> None:
         """Bring the state to the tasks, and only then take the run back to where that state was saved."""
         load_state(control, resumption.state, self.job.stall_timeout)
         meta = resumption.checkpoint.meta
         self._recording.writer.cut(meta.step, meta.run_seconds)
-        self._status_before = None
+        self._status_to_restore = None
         for write in self._once_back:
             write()
         self._recording.add_followers(self._command, meta.run_seconds)
@@ -282,7 +282,7 @@ class Driver:
             self._recording.event("checkpoint_damaged", path=f"{CHECKPOINTS}/{error.path.name}", file=error.file, problem=error.problem)
 
     def _interrupted(self, saver: CheckpointSaver) -> InterruptedRunError:
-        kept = what_is_kept(self.job, self.path)
+        kept = resume_hint(self.job, self.path)
         if saver.newest is None:
             return InterruptedRunError(f"interrupted by the user; the last checkpoint could not be saved; {kept}")
         return ResumableRunError(f"interrupted by the user; {kept}")
@@ -301,7 +301,7 @@ class Driver:
         if self._control is not None:
             ending.do(partial(self._end_tasks, self._control, politely=failure is None))
             ending.failure = ending.failure or self._recording.breach or self._control.breach
-        _, code = verdict(ending.failure or self._recording.refused)
+        _, code = state_and_exit_code(ending.failure or self._recording.refused)
         if self._control is not None:
             ending.do(partial(self._control.finish, code))
         ending.do(partial(self._launcher.ended, code))
@@ -313,7 +313,7 @@ class Driver:
         if self._run_seconds is None:
             self._run_seconds = self._recording.clock()
 
-    def _end_tasks(self, control: Control, *, politely: bool) -> None:
+    def _end_tasks(self, control: TaskGroup, *, politely: bool) -> None:
         control.end_tasks(CLOSE_GRACE_SECONDS, politely=politely)
         for death in control.deaths:
             known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
@@ -347,13 +347,13 @@ class Driver:
 
     def _spent(self) -> dict[str, Any]:
         """Return the seconds that the run has spent so far, with its earlier parts."""
-        outcome = self._loop.outcome if self._loop is not None else Outcome()
+        outcome = self._loop.outcome if self._loop is not None else TrainingTotals()
         return {
-            "init_seconds": self._segments.init_before + self._recording.init_seconds,
+            "init_seconds": self._segments.earlier_init_seconds + self._recording.init_seconds,
             "train_seconds": outcome.train_seconds,
             "eval_seconds": outcome.eval_seconds,
             "checkpoint_seconds": outcome.checkpoint_seconds,
-            "train_seconds_by_node": self._segments.with_nodes_before(train_seconds_by_node(self.job, outcome)),
+            "train_seconds_by_node": self._segments.add_earlier_node_seconds(train_seconds_by_node(self.job, outcome)),
         }
 
     # Signals --------------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class Driver:
         if self._signals > 1:
             self._launcher.kill()
             cause = "interrupted twice by the user"
-            note(f"error: {cause}; ended at once; {what_is_kept(self.job, self.path)}")
+            note(f"error: {cause}; ended at once; {resume_hint(self.job, self.path)}")
             try:
                 self._recording.writer.write_status("interrupted", cause=cause, exit_code=InterruptedRunError.exit_code)
             except DiskError as error:

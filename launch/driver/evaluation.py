@@ -22,8 +22,8 @@ from ...engine.protocol.codec import eval_from_message
 from ...engine.protocol.messages import Message
 from ...models.base import Array, ModelSpec
 from ..launchers.local import LocalLauncher
-from .cluster_setup import make_cluster, make_tasks, settle_isolation, threads_per_task
-from .task_group import Control, load_state
+from .cluster_setup import infer_isolation, make_cluster, make_tasks, threads_per_task
+from .task_group import TaskGroup, load_state
 
 __all__ = ["Evaluated", "Evaluator"]
 
@@ -53,7 +53,7 @@ class Evaluator:
         self._model = model
         self._data = data
         self._launcher = LocalLauncher(job, warn)
-        self._control: Control | None = None
+        self._control: TaskGroup | None = None
         self._signals = 0
 
     def evaluate(self, state: State, split: Split, *, logits: bool) -> Evaluated:
@@ -75,15 +75,15 @@ class Evaluator:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _start(self) -> Control:
+    def _start(self) -> TaskGroup:
         """Bring the one task to life, warm."""
         deadline = time.monotonic() + self._job.start_timeout
         channels = self._launcher.start()
-        control = self._control = Control(channels, lambda sample: None, lambda node, task, text: None)
+        control = self._control = TaskGroup(channels, lambda sample: None, lambda node, task, text: None)
         if self._signals:
             raise InterruptedRunError("interrupted by the user")
         hosts = control.hello(deadline - time.monotonic())
-        settle_isolation(channels, hosts)
+        infer_isolation(channels, hosts)
         backend: Backend = load(find("backend", self._job.backend), "backend")
         placed = backend.placement(self._job)
         cluster = make_cluster(placed, channels, control.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
@@ -101,13 +101,13 @@ class Evaluator:
         self._precisions = control.await_ready(deadline - time.monotonic())
         return control
 
-    def _evaluate(self, control: Control, state: State, split: Split, *, logits: bool) -> Evaluated:
+    def _evaluate(self, control: TaskGroup, state: State, split: Split, *, logits: bool) -> Evaluated:
         load_state(control, state, self._job.start_timeout)
         (message,) = _answers(control, Message("evaluate", {"sequence": 1, "split": split}))
         used = next(iter(self._precisions.values())) or self._job.precision
         return Evaluated(eval_from_message(message), used, self._predict(control, split) if logits else None)
 
-    def _predict(self, control: Control, split: Split) -> Array:
+    def _predict(self, control: TaskGroup, split: Split) -> Array:
         size = self._data.info.sizes[split]
         logits_nk: Array = np.empty((size, self._model.classes), np.float32)
         for sequence, start in enumerate(range(0, size, PREDICTION_BLOCK), 2):
@@ -136,7 +136,7 @@ class Evaluator:
             self._control.interrupt()
 
 
-def _answers(control: Control, command: Message) -> list[Message]:
+def _answers(control: TaskGroup, command: Message) -> list[Message]:
     """Send a command and return what is answered before its ``done``. The task's death, or an interrupt, is raised meanwhile."""
     control.send(command)
     answers: list[Message] = []

@@ -13,7 +13,7 @@ from ...checkpoint import list_checkpoints
 from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
 from ...core.job import Job
 from ...core.untrusted.console import note
-from ...engine.interfaces import Outcome
+from ...engine.interfaces import TrainingTotals
 from ...records.store.run_directory import RunState, RunWriter
 from ..resume.trust import trust_flag
 from .recorder import Recording
@@ -21,7 +21,15 @@ from .task_group import ClusterState
 
 T = TypeVar("T")
 
-__all__ = ["Ending", "explained", "record_end", "train_seconds_by_node", "verdict", "what_is_kept", "with_what_is_kept"]
+__all__ = [
+    "Ending",
+    "finalize_records",
+    "resume_hint",
+    "state_and_exit_code",
+    "train_seconds_by_node",
+    "with_task_states",
+    "with_what_is_kept",
+]
 
 
 class Ending:
@@ -41,7 +49,7 @@ class Ending:
                 note("trainer: while the run was being ended: " + "".join(traceback.format_exception(error)).rstrip())
 
 
-def record_end(
+def finalize_records(
     recording: Recording,
     failure: BaseException | None,
     summarised: Callable[[RunState], dict[str, Any] | None],
@@ -55,20 +63,20 @@ def record_end(
     recording.check(at_once=True)
     writer = recording.writer
     failure = before = failure or recording.refused
-    state, _ = verdict(failure)
+    state, _ = state_and_exit_code(failure)
     if failure is not None:
         recording.event("run_failed" if state == "failed" else "run_interrupted", cause=_first_line(failure))
     attempts = _Attempts(failure)
     summary = attempts.make("the summary", partial(summarised, state)) if writer.there else None
     if summary is not None:
         attempts.make("the summary", partial(writer.write_summary, summary))
-    attempts.make("the last records", partial(recording.ended, verdict(attempts.failure)[0], summary))
+    attempts.make("the last records", partial(recording.ended, state_and_exit_code(attempts.failure)[0], summary))
     _write_status(writer, attempts, status_before)
     attempts.make("the last records", recording.close)
     attempts.failure = attempts.failure or recording.refused
     if attempts.failure is not before:  # the disk refused part of that, so what it took of it is put right
         if summary is not None:
-            attempts.make("the summary", partial(writer.write_summary, {**summary, "state": verdict(attempts.failure)[0]}))
+            attempts.make("the summary", partial(writer.write_summary, {**summary, "state": state_and_exit_code(attempts.failure)[0]}))
         _write_status(writer, attempts, status_before)
     attempts.tell()
     return attempts.failure
@@ -110,12 +118,12 @@ def _write_status(writer: RunWriter, attempts: _Attempts, before: Mapping[str, A
         state, code, cause, task = before["state"], before["exit_code"], before["cause"], before["task"]
     else:
         failure = attempts.failure
-        state, code = verdict(failure)
+        state, code = state_and_exit_code(failure)
         cause, task = None if failure is None else _first_line(failure), getattr(failure, "task", None)
     attempts.make(f"the status ({state}, exit code {code})", partial(writer.write_status, state, cause=cause, exit_code=code, task=task))
 
 
-def what_is_kept(job: Job, run: Path) -> str:
+def resume_hint(job: Job, run: Path) -> str:
     """Say what a run that was interrupted can go on from."""
     if saved := list_checkpoints(run):
         return f"saved last: {saved[0].name}. To go on: trainer run --resume {shlex.quote(str(run))}{trust_flag(job.model_dump())}"
@@ -123,7 +131,7 @@ def what_is_kept(job: Job, run: Path) -> str:
     return f"no checkpoint was saved{remedy}. Run directory: {str(run)!r}"
 
 
-def train_seconds_by_node(job: Job, outcome: Outcome) -> tuple[float | None, ...]:
+def train_seconds_by_node(job: Job, outcome: TrainingTotals) -> tuple[float | None, ...]:
     """Return the busiest worker's training time on each node: measured by the ranks in sync mode, by the tickets in async mode."""
     by_worker = dict(enumerate(outcome.train_seconds_by_leader)) if job.mode == "sync" else outcome.seconds_by_worker
     nodes: list[float | None] = [None] * job.nodes
@@ -133,7 +141,7 @@ def train_seconds_by_node(job: Job, outcome: Outcome) -> tuple[float | None, ...
     return tuple(nodes)
 
 
-def explained(error: StalledRunError, standing: ClusterState) -> StalledRunError:
+def with_task_states(error: StalledRunError, standing: ClusterState) -> StalledRunError:
     """Name the nodes that do not answer and the tasks that are stopped, or else tell the state of each task."""
     stopped = [task for task, state in standing.states.items() if state in "Tt"]
     named = list(standing.silent.values())
@@ -148,7 +156,7 @@ def explained(error: StalledRunError, standing: ClusterState) -> StalledRunError
 def with_what_is_kept(error: RunFailedError | InterruptedRunError, job: Job, run: Path) -> RunFailedError | InterruptedRunError:
     """Return the error that ended the training of a run, with what it can go on from in its first line."""
     first, *rest = str(error).split("\n", 1)
-    text = "\n".join([f"{first}; {what_is_kept(job, run)}", *rest])
+    text = "\n".join([f"{first}; {resume_hint(job, run)}", *rest])
     return type(error)(text, error.task) if isinstance(error, RunFailedError) else type(error)(text)
 
 
@@ -157,7 +165,7 @@ def _first_line(failure: BaseException) -> str:
     return (str(failure) or type(failure).__name__).splitlines()[0]
 
 
-def verdict(failure: BaseException | None) -> tuple[RunState, int]:
+def state_and_exit_code(failure: BaseException | None) -> tuple[RunState, int]:
     """Return the state of a run that ended so, and the exit code of its command; None is a success."""
     if failure is None:
         return "succeeded", 0

@@ -17,12 +17,12 @@ from ...core.untrusted.path_names import UnsafeNameError, inside
 from ...engine.calibration import calibrate
 from ...engine.progress.base import Progress
 from ...models.base import ModelSpec
-from ...records.loggers.base import Follower, replay
+from ...records.loggers.base import RunLogger, replay
 from ...records.loggers.mllog import MLLogWriter, Sizes
 from ...records.loggers.tensorboard import TensorBoardWriter
 from ...records.schema import EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from ...records.store.run_directory import RunReader, RunState, RunWriter
-from .task_group import Control
+from .task_group import TaskGroup
 
 __all__ = ["PROFILE", "Recording", "calibrate_run"]
 
@@ -32,13 +32,13 @@ PROFILE = "profile"
 CHECK_SECONDS = 2.0
 """How often is looked whether the run directory is still there."""
 
-_BAD_NEWS = ("mlflow_lost", "mlflow_incomplete")
+_URGENT_EVENTS = ("mlflow_lost", "mlflow_incomplete")
 """Events about followers that a person should read at once."""
 
 _OWN_NODE = 0
 """The node whose machine the driver runs on."""
 
-_STAMPED = ("tasks", "time_seconds", "part_began_seconds", "trainer_cpu_seconds")
+_DRIVER_FIELDS = ("tasks", "time_seconds", "part_began_seconds", "trainer_cpu_seconds")
 """Fields of a sample that are not taken as its agent sent them."""
 
 
@@ -65,9 +65,9 @@ class Recording:
         self._next_check = 0.0
         self._zero: float | None = None
         self._part_began_seconds = 0.0
-        self._early: list[Callable[[], None]] = []
+        self._pending: list[Callable[[], None]] = []
         self._early_lock = threading.RLock()
-        self._followers: list[Follower] = []
+        self._followers: list[RunLogger] = []
         self._following = False
 
     @property
@@ -85,9 +85,9 @@ class Recording:
             self._zero = time.monotonic() - run_seconds
             self._part_began_seconds = run_seconds
             self.init_seconds = time.time() - self.began
-            for write in self._early:
+            for write in self._pending:
                 write()
-            self._early.clear()
+            self._pending.clear()
 
     def clock(self) -> float:
         """Return seconds on the run clock. Raises RuntimeError where it has not been started."""
@@ -98,12 +98,12 @@ class Recording:
             raise RuntimeError("the run clock has not been started")
         return moment - self._zero
 
-    def _at_its_time(self, write: Callable[[float], None]) -> None:
+    def _timestamped(self, write: Callable[[float], None]) -> None:
         """Write a record stamped with this moment: now, or as soon as the run clock starts."""
         moment = time.monotonic()
         with self._early_lock:
             if self._zero is None:
-                self._early.append(lambda: write(self._since_zero(moment)))
+                self._pending.append(lambda: write(self._since_zero(moment)))
                 return
         write(self._since_zero(moment))
 
@@ -129,22 +129,22 @@ class Recording:
             return
         self._following = True
         zero = None if run_seconds is None else time.time() - run_seconds
-        added: list[Follower] = []
+        added: list[RunLogger] = []
         if self.job.tensorboard:
             with writing(self.path):
                 added.append(TensorBoardWriter(self.path, self.job, zero))
         if self.job.mlflow is not None:
             from ...records.loggers.mlflow import MLflowWriter
 
-            added.append(MLflowWriter(self.path, self.job, command, self.began, self._about_follower, zero))
+            added.append(MLflowWriter(self.path, self.job, command, self.began, self._on_logger_event, zero))
         if zero is not None:
             for follower in added:
                 replay(RunReader(self.path), follower)
         self._followers += added
 
-    def _about_follower(self, event: str, **detail: Any) -> None:
+    def _on_logger_event(self, event: str, **detail: Any) -> None:
         """Tell the user what a follower says of itself, where it is bad news, and record it. Called from a follower's thread, too."""
-        if event in _BAD_NEWS:
+        if event in _URGENT_EVENTS:
             told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in detail.items() if value is not None)
             self.progress.message(f"{event.replace('_', ' ')}: {told}")
         with suppress(DiskError):  # which the next record of the run raises where it ends the run
@@ -165,24 +165,24 @@ class Recording:
 
     def step(self, record: StepRecord) -> None:
         """Record a group of updates."""
-        self._keep(lambda to: to.step(record))
+        self._append(lambda to: to.step(record))
 
     def evaluation(self, record: EvalRecord) -> None:
         """Record an evaluation."""
-        self._keep(lambda to: to.evaluation(record))
+        self._append(lambda to: to.evaluation(record))
 
     def event(self, event: str, **detail: Any) -> None:
         """Record that something happened just now."""
 
         def write(now: float) -> None:
             record = EventRecord(event, now, detail)
-            self._keep(lambda to: to.event(record))
+            self._append(lambda to: to.event(record))
 
-        self._at_its_time(write)
+        self._timestamped(write)
 
     def sample(self, fields: Mapping[str, Any]) -> None:
         """Record a node's resources, as its agent sent them."""
-        own = {key: value for key, value in fields.items() if key not in _STAMPED}
+        own = {key: value for key, value in fields.items() if key not in _DRIVER_FIELDS}
         tasks = tuple(TaskSample(**task) for task in fields["tasks"])
         agent = fields["trainer_cpu_seconds"]
         used = agent + time.process_time() if agent is not None and fields["node"] == _OWN_NODE else agent
@@ -191,15 +191,15 @@ class Recording:
             began = self._part_began_seconds
             self._system(SystemRecord(**own, time_seconds=now, tasks=tasks, part_began_seconds=began, trainer_cpu_seconds=used))
 
-        self._at_its_time(write)
+        self._timestamped(write)
 
     def _system(self, record: SystemRecord) -> None:
-        self._keep(lambda to: to.system(record))
+        self._append(lambda to: to.system(record))
         self.progress.node(record)
 
-    def _keep(self, tell: Callable[[RunWriter | Follower], None]) -> None:
+    def _append(self, tell: Callable[[RunWriter | RunLogger], None]) -> None:
         """Write a record into the run directory, and tell the followers."""
-        with self._refusable(self.path):
+        with self._disk_errors(self.path):
             if self.refused is not None:
                 raise self.refused
             tell(self.writer)
@@ -208,7 +208,7 @@ class Recording:
 
     def check(self, *, at_once: bool = False) -> None:
         """Raise DiskError where anything was refused, or the run directory can be written no more; looks every few seconds or `at_once`."""
-        with self._refusable(self.path):
+        with self._disk_errors(self.path):
             if self.refused is not None:
                 raise self.refused
             if at_once or time.monotonic() >= self._next_check:
@@ -216,7 +216,7 @@ class Recording:
                 self.writer.check()
 
     @contextmanager
-    def _refusable(self, path: Path) -> Iterator[None]:
+    def _disk_errors(self, path: Path) -> Iterator[None]:
         """Remember what the disk refuses within the block, and raise DiskError about it as long as the run is not ending anyway."""
         try:
             with writing(path):
@@ -234,7 +234,7 @@ class Recording:
         """Keep the log of a task whose node does not see our files; one under a name that is no task of the node is a `breach`."""
         with self._named(node, "log"):
             self._of_a_task(node, task)
-            with self._refusable(self.path), _or_gone(self.writer.log_path(node, task)) as path:
+            with self._disk_errors(self.path), _delete_if_incomplete(self.writer.log_path(node, task)) as path:
                 path.write_bytes(text)
 
     def trace(self, node: int, path: str, data: bytes) -> None:
@@ -244,9 +244,9 @@ class Recording:
             target = inside(self.path / PROFILE / str(node), path)
             if self.refused is not None:
                 return  # part of a trace is of no use to anybody
-            with self._refusable(target):
+            with self._disk_errors(target):
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with _or_gone(target), target.open("ab") as file:
+                with _delete_if_incomplete(target), target.open("ab") as file:
                     file.write(data)
 
     def _of_a_task(self, node: int, name: object) -> None:
@@ -279,7 +279,7 @@ class Recording:
         """Tell the followers how the run ended; `summary` is None where it never trained. Raises DiskError, once all are told."""
         with writing(self.path), ExitStack() as telling:
             for follower in reversed(self._followers):
-                telling.callback(follower.ended, state, summary)  # the last one is called first
+                telling.callback(follower.on_end, state, summary)  # the last one is called first
 
     def close(self) -> None:
         """Flush and close everything, the display included. Raises DiskError, once all is closed."""
@@ -289,7 +289,7 @@ class Recording:
 
 
 @contextmanager
-def _or_gone(path: Path) -> Iterator[Path]:
+def _delete_if_incomplete(path: Path) -> Iterator[Path]:
     """Remove the file where the disk refuses part of it, so that there is room for what tells how the run ended."""
     try:
         yield path
@@ -298,7 +298,7 @@ def _or_gone(path: Path) -> Iterator[Path]:
         raise
 
 
-def calibrate_run(job: Job, model: ModelSpec, control: Control, recording: Recording, train_seconds: float) -> None:
+def calibrate_run(job: Job, model: ModelSpec, control: TaskGroup, recording: Recording, train_seconds: float) -> None:
     """Calibrate and write ``calibration.json``. The run clock has ended and every checkpoint is safe: nothing can be lost here."""
     try:
         document = calibrate(job, model, control, train_seconds)

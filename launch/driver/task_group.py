@@ -25,7 +25,7 @@ from .first_failure import Fall, first_cause, is_victim
 from .node_channels import DRIVER, Members
 from .outstanding_requests import Asked
 
-__all__ = ["AddressInUseError", "ClusterState", "Control", "load_state"]
+__all__ = ["AddressInUseError", "ClusterState", "TaskGroup", "load_state"]
 
 CAUSE_WINDOW_SECONDS = 1.0
 """How long after a death further deaths are awaited, so that the first cause is told from its victims."""
@@ -58,7 +58,7 @@ class _Fallen:
     phases: dict[str, str] = field(default_factory=dict)
 
 
-class Control:
+class TaskGroup:
     """Talks to every node. `on_sample`, `on_log` and `on_trace` are called from the caller's thread, within `receive`.
 
     So is `check`, at least once a second: it raises where something else than a node has failed.
@@ -197,11 +197,11 @@ class Control:
         """Send a command to every leading task."""
         for name in self._leaders:
             self._asked.of_leader(name, message)
-            self._forward(name, message)
+            self._send_to(name, message)
 
     def send_to_first(self, message: Message) -> None:
         """Send a message to the first leading task; safe from any thread."""
-        self._forward(next(iter(self._leaders)), message)
+        self._send_to(next(iter(self._leaders)), message)
 
     def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Return the next message of a leading task with the task's number, or None after the time."""
@@ -217,7 +217,7 @@ class Control:
         if self._interrupted.is_set() and not (self._ending or self._deferring):
             raise InterruptedRunError("interrupted by the user")
         if self._fallen.falls and not self._ending:
-            raise self._cause()
+            raise self.first_failure()
         if self._check is not None and not self._ending:
             self._check()
         return left
@@ -257,7 +257,7 @@ class Control:
     def _refuse(self, node: int, wrong: str) -> NoReturn:
         """Cut a node off for what it has sent. Raises RunFailedError, which says so, or names what had ended before."""
         self._cut_off(node, wrong)
-        raise self._cause()
+        raise self.first_failure()
 
     def refuse(self, leader: int, wrong: str) -> NoReturn:
         """Cut the node of a leading task off, whose answer cannot be. Raises RunFailedError."""
@@ -326,7 +326,7 @@ class Control:
         """The deaths reported so far, in order of arrival; after `end_tasks` those of all tasks."""
         return [death for _, death in self._fallen.falls if death is not None]
 
-    def restartable(self) -> None:
+    def reset(self) -> None:
         """Forget the end of the tasks, so that the agents can be asked to start others; a node that is lost stays lost."""
         self._fallen = _Fallen([(node, None) for node in self._members.lost])
         self._ending = False
@@ -338,7 +338,7 @@ class Control:
             self._members.tell(node, Message("finish", {"exit_code": exit_code}))
         self._members.flush(FLUSH_SECONDS)
 
-    def _cause(self) -> TrainerError:
+    def first_failure(self) -> TrainerError:
         """Await further deaths for a moment, then return the error that names the first cause."""
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
         while (remaining := deadline - time.monotonic()) > 0:
@@ -391,11 +391,11 @@ class Control:
         host, address = self._hosts.get(node), self.channels[node].address
         return f"node {node} (host {address})" if host is None else f"node {node} (host {host}, {address})"
 
-    def _forward(self, task: str, message: Message) -> None:
+    def _send_to(self, task: str, message: Message) -> None:
         self._members.tell(self._node_of[task], Message(message.kind, {**message.fields, "to": task}, message.arrays))
 
 
-def load_state(control: Control, state: State, timeout_seconds: float) -> None:
+def load_state(control: TaskGroup, state: State, timeout_seconds: float) -> None:
     """Have every leading task take over a state, which travels to the first of them.
 
     Raises RunFailedError where a task dies of it, or after the time.

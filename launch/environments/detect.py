@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ...core.errors import UsageError
 
-__all__ = ["Place", "find_place"]
+__all__ = ["Membership", "detect"]
 
 CONTROL_PORTS = 8
 """How many ports above the contract's own are tried for the control channel, where the contract names none for it."""
@@ -29,7 +29,7 @@ _TORCHRUN = (*_WORLD, *_LOCAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Membership:
     """One process among those that were started elsewhere.
 
     `rendezvous` is the driver's host with the ports on which it may be found, in the order to try. `shape` are the job's fields that
@@ -52,9 +52,9 @@ class Place:
         return self.node == 0 and self.local_rank == 0
 
 
-def find_place(
+def detect(
     environment: Mapping[str, str], rendezvous: str | None, node_rank: int | None, nodes: int | None, procs_per_node: int = 1
-) -> Place | None:
+) -> Membership | None:
     """Return this process's place, or None where it was started by a person alone, on one machine.
 
     `nodes` is None where only the driver knows how many there are; `procs_per_node` says on how many nodes WORLD_SIZE processes are. Raises
@@ -70,16 +70,16 @@ def find_place(
     return _world(world, procs_per_node) if world else None
 
 
-def _own(rendezvous: str | None, node_rank: int | None, nodes: int | None) -> Place:
+def _own(rendezvous: str | None, node_rank: int | None, nodes: int | None) -> Membership:
     if rendezvous is None or node_rank is None:
         raise UsageError("--node-rank and --rendezvous belong together: give both on every node, the same HOST:PORT everywhere")
     if node_rank < 0 or (nodes is not None and node_rank >= nodes):
         raise UsageError.of("--node-rank", node_rank, "0 and more" if nodes is None else f"0 to {nodes - 1} (--nodes {nodes})")
     shape = {} if nodes is None else {"nodes": nodes}
-    return Place("--rendezvous", node_rank, 0, _host_and_port("--rendezvous", rendezvous), shape)
+    return Membership("--rendezvous", node_rank, 0, _host_and_port("--rendezvous", rendezvous), shape)
 
 
-def _torchrun(world: Mapping[str, str]) -> Place:
+def _torchrun(world: Mapping[str, str]) -> Membership:
     rank, size = _rank_and_size(world)
     local_rank, local_size = _number(world, "LOCAL_RANK"), _number(world, "LOCAL_WORLD_SIZE")
     if local_size < 1 or size % local_size:
@@ -91,10 +91,10 @@ def _torchrun(world: Mapping[str, str]) -> Place:
         )
     nodes = size // local_size
     shape = {"nodes": nodes, "procs_per_node": local_size}
-    return Place("torchrun", rank // local_size, local_rank, (world["MASTER_ADDR"], _ports_above(_port(world))), shape, size - nodes)
+    return Membership("torchrun", rank // local_size, local_rank, (world["MASTER_ADDR"], _ports_above(_port(world))), shape, size - nodes)
 
 
-def _world(world: Mapping[str, str], procs_per_node: int) -> Place | None:
+def _world(world: Mapping[str, str], procs_per_node: int) -> Membership | None:
     """Place a process that knows its number among all, but not which of its node it is; one that is told to be the only one is alone."""
     wanted = _TORCHRUN if any(name in world for name in _LOCAL) else _WORLD
     missing = [name for name in wanted if name not in world]
@@ -114,7 +114,7 @@ def _world(world: Mapping[str, str], procs_per_node: int) -> Place | None:
         )
     nodes = size // procs_per_node
     shape = {"nodes": nodes, "procs_per_node": procs_per_node}
-    return Place("WORLD_SIZE", rank // procs_per_node, rank % procs_per_node, (world["MASTER_ADDR"], (port,)), shape, size - nodes)
+    return Membership("WORLD_SIZE", rank // procs_per_node, rank % procs_per_node, (world["MASTER_ADDR"], (port,)), shape, size - nodes)
 
 
 def _rank_and_size(world: Mapping[str, str]) -> tuple[int, int]:
@@ -138,7 +138,7 @@ def _number(world: Mapping[str, str], name: str) -> int:
         raise UsageError.of(name, world[name], "a whole number") from error
 
 
-def _tf_config(text: str) -> Place:
+def _tf_config(text: str) -> Membership:
     try:
         config = json.loads(text)
         cluster: dict[str, list[str]] = {role: list(addresses) for role, addresses in config["cluster"].items()}
@@ -172,7 +172,7 @@ def _tf_config(text: str) -> Place:
     shape = {"nodes": len(hosts), "procs_per_node": counts.pop()}
     if "ps" in cluster:
         shape["ps"] = len(cluster["ps"])
-    return Place(
+    return Membership(
         "TF_CONFIG", node, here.index(own), (hosts[0], _ports_above(control, used)), shape, len(everyone) - len(hosts), tuple(hosts), ports
     )
 

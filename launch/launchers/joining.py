@@ -12,10 +12,10 @@ from ...core.job import Job
 from ...core.untrusted.listener import PROOF_SECONDS
 from ...engine.protocol.messages import Message, Stream
 from ...engine.protocol.transport import WrongSecretError, connect
-from ..environments.detect import Place
+from ..environments.detect import Membership
 from ..node.agent import Agent
 
-__all__ = ["asked_anew", "asked_of", "difference", "join"]
+__all__ = ["asked_anew", "asked_of", "difference", "join_run"]
 
 OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir", "mlflow", "mlflow_experiment"})
 """Fields that may differ between the nodes of one job."""
@@ -32,7 +32,7 @@ def asked_of(job: Job) -> dict[str, Any]:
     return _alike(job.model_dump(mode="json"))
 
 
-def asked_anew(resume: Path, given: Mapping[str, Any], place: Place) -> dict[str, Any]:
+def asked_anew(resume: Path, given: Mapping[str, Any], place: Membership) -> dict[str, Any]:
     """Return the same for a run that goes on: what was given besides, and the run's name, which only the driver's machine has to have."""
     return {RESUME: resume.name, **_alike(given), **place.shape}
 
@@ -56,7 +56,7 @@ def _value(settings: Mapping[str, Any], key: str) -> str:
     return repr(settings[key]) if key in settings else "not given"
 
 
-def join(asked: Mapping[str, Any], place: Place, secret: bytes, start_timeout_seconds: float) -> int:
+def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_timeout_seconds: float) -> int:
     """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended. `asked`: see ExternalLauncher."""
     request = Message("join", {"node": place.node, "local_rank": place.local_rank, "asked": dict(asked)})
     stream = _welcomed(request, place, secret, start_timeout_seconds)
@@ -68,7 +68,7 @@ def join(asked: Mapping[str, Any], place: Place, secret: bytes, start_timeout_se
     raise RunFailedError("the driver has gone")
 
 
-def _welcomed(request: Message, place: Place, secret: bytes, start_timeout_seconds: float) -> Stream:
+def _welcomed(request: Message, place: Membership, secret: bytes, start_timeout_seconds: float) -> Stream:
     """Ask the driver, which may not be listening yet or have strangers at its door, until it answers; return the channel to it.
 
     Raises UsageError where it refuses or has another secret, RunFailedError where the start time-out passes without an answer.

@@ -16,7 +16,7 @@ from ...core.process import python
 from ...engine.protocol.messages import Stream
 from ...engine.protocol.transport import start_over_stdio
 from ..node.scratch import remove_scratch
-from ..virtual.errors import LackingError
+from ..virtual.errors import MissingCapabilityError
 from .base import NodeChannel, close_input, send_prepare
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class LocalLauncher:
         network = VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
         try:
             self.network = self._cleanup.enter_context(network)
-        except LackingError as lack:
+        except MissingCapabilityError as lack:
             if lack.part != "namespaces" or self.job.network == "isolated" or shaped:
                 raise
             self._warn_about_host(str(lack))

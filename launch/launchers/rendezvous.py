@@ -21,18 +21,18 @@ from ...core.untrusted.console import note
 from ...core.untrusted.listener import Door, Exchange
 from ...engine.protocol.messages import Message, Stream
 from ...engine.protocol.transport import accept, start_over_stdio
-from ..environments.detect import Place
+from ..environments.detect import Membership
 from .base import NodeChannel, close_input, send_prepare
 from .joining import difference
 
-__all__ = ["ExternalLauncher", "apply_contract"]
+__all__ = ["ExternalLauncher", "apply_membership"]
 
 
 LOOK_SECONDS = 0.2
 """How often whoever waits for the others looks whether the user has interrupted it."""
 
 
-def apply_contract(job: Job, sources: Mapping[str, str], place: Place) -> tuple[Job, dict[str, str]]:
+def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) -> tuple[Job, dict[str, str]]:
     """Return the job with the shape that the contract gives it. Raises UsageError where the user asked for another shape."""
     for key, value in place.shape.items():
         given = getattr(job, key)
@@ -64,7 +64,7 @@ class ExternalLauncher:
     """
 
     job: Job
-    place: Place
+    place: Membership
     secret: bytes
     asked: Mapping[str, Any]
     _door: Door[_Joiner] | None = None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.untrusted.console import note
-from ...engine.protocol.messages import PROTOCOL, Message, RawArray, Room, Stream
+from ...engine.protocol.messages import PROTOCOL, Message, RawArray, ReusableBuffer, Stream
 from .port_reservation import PortBlock
 from .scratch import make_scratch, remove_scratch
 from .supervisor import Death, Supervisor, tail
@@ -59,7 +59,7 @@ class Agent:
 
     def serve(self) -> int:
         """Execute the driver's requests. Returns the run's exit code when it is over, 1 where the driver went; the tasks are gone then."""
-        room = Room()
+        room = ReusableBuffer()
         try:
             while (message := self._stream.receive(room)) is not None:
                 if message.kind == "finish":
@@ -111,7 +111,7 @@ class Agent:
     def _prepare(self, message: Message) -> None:
         """Answer the driver's first message: start the tasks that are sure to come, then load the monitor and greet."""
         for _ in range(message["tasks"]):
-            self._supervisor.start_spare(self._scratch, _task_environment(self._scratch), Message("prepare", {"job": message["job"]}))
+            self._supervisor.prestart(self._scratch, _task_environment(self._scratch), Message("prepare", {"job": message["job"]}))
         from ...monitor.host import describe_host
 
         greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": _identity(), "host": describe_host()}
@@ -137,7 +137,7 @@ class Agent:
         for fields in message["tasks"]:
             name: str = fields["task"]
             log = self._log(name)
-            spare = self._supervisor.take_spare(name, log)
+            spare = self._supervisor.claim(name, log)
             moving = {} if spare is None else {"log": str(log), "early_log": str(spare[1])}
             pid = self._supervisor.start(name, log, _task_environment(self._scratch)) if spare is None else spare[0]
             with self._watching:
@@ -146,7 +146,7 @@ class Agent:
             profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
             common = {"job": message["job"], "start_deadline": start_deadline, "normalisation": message.get("normalisation")}
             self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
-        self._supervisor.dismiss_spares()
+        self._supervisor.kill_unclaimed()
 
     def _profile(self, task: str) -> Path:
         """Return the folder for a task's traces; it exists."""

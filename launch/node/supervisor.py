@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.process import python
-from ...engine.protocol.messages import Message, Room, Stream
+from ...engine.protocol.messages import Message, ReusableBuffer, Stream
 
 __all__ = ["Death", "Supervisor", "tail"]
 
@@ -75,7 +75,7 @@ class Supervisor:
         """Start one task, its output appended to `log`; return its pid. Call from the main thread."""
         return self._spawn(name, log, environment, None).process.pid
 
-    def start_spare(self, folder: Path, environment: Mapping[str, str], prepare: Message) -> None:
+    def prestart(self, folder: Path, environment: Mapping[str, str], prepare: Message) -> None:
         """Start a task that has no name yet and send it `prepare`; it writes to a file in `folder` meanwhile. Call from the main thread."""
         self._spares += 1
         early = folder / f"spare-{self._spares}.early"
@@ -85,7 +85,7 @@ class Supervisor:
         except OSError:
             return  # it has died, and is not taken then
 
-    def take_spare(self, name: str, log: Path) -> tuple[int, Path] | None:
+    def claim(self, name: str, log: Path) -> tuple[int, Path] | None:
         """Make a living spare the task `name`; return its pid and the file that it writes to until it moves to `log`. None: none lives."""
         with self._changed:
             child = next((child for child in self._children.values() if child.usable), None)
@@ -96,7 +96,7 @@ class Supervisor:
             child.name, child.log, child.usable, child.spare = name, log, False, False
             return child.process.pid, child.early_log
 
-    def dismiss_spares(self) -> None:
+    def kill_unclaimed(self) -> None:
         """Kill the spares that nobody has taken."""
         with self._changed:
             for pid, child in self._children.items():
@@ -144,7 +144,7 @@ class Supervisor:
 
     def stop(self, grace_seconds: float) -> None:
         """Wait for every task to end by itself, then kill the groups of those that did not. Returns when all are reaped."""
-        self.dismiss_spares()
+        self.kill_unclaimed()
         with self._changed:
             self._changed.wait_for(lambda: not self._children, timeout=grace_seconds)
         self.kill()
@@ -169,7 +169,7 @@ class Supervisor:
             return "gone"
 
     def _read(self, child: _Child) -> None:
-        room = Room()
+        room = ReusableBuffer()
         while True:
             try:
                 message = child.stream.receive(room)

@@ -8,14 +8,14 @@ from typing import Any
 
 from ...core.job import Job
 from ...data.sampler import run_sampler
-from ...engine.epochs import START, Calendar
-from ...engine.triggers import Budget
+from ...engine.epochs import START, EpochIndex
+from ...engine.triggers import Triggers
 from .resumption import Resumption
 
-__all__ = ["Segments", "total_steps"]
+__all__ = ["Attempts", "total_steps"]
 
 
-class Segments:
+class Attempts:
     """All parts of a run, this one last. A run that was never resumed has one."""
 
     def __init__(self, resumption: Resumption | None, command: Sequence[str]) -> None:
@@ -37,14 +37,14 @@ class Segments:
         self.described = [*earlier, own]
 
     @property
-    def init_before(self) -> float:
+    def earlier_init_seconds(self) -> float:
         """Initialisation of the earlier parts, in seconds."""
         return float(self._spent.get("init_seconds", 0.0))
 
     @property
     def total_before(self) -> float:
         """What the earlier parts took, up to the checkpoint, in seconds."""
-        return self.init_before + self._run_seconds
+        return self.earlier_init_seconds + self._run_seconds
 
     @property
     def earlier(self) -> dict[str, float]:
@@ -52,7 +52,7 @@ class Segments:
         names = ("train_seconds", "eval_seconds", "checkpoint_seconds")
         return {"run_seconds": self._run_seconds, **{name: float(self._spent.get(name, 0.0)) for name in names}}
 
-    def with_nodes_before(self, seconds: Sequence[float | None]) -> list[float | None]:
+    def add_earlier_node_seconds(self, seconds: Sequence[float | None]) -> list[float | None]:
         """Add the training time of each node in the earlier parts; nodes that are no more are left out."""
         before = [*self._spent.get("train_seconds_by_node", ()), *[None] * len(seconds)]
         both = zip(seconds, before[: len(seconds)], strict=True)
@@ -62,4 +62,4 @@ class Segments:
 def total_steps(job: Job, train_examples: int, resumption: Resumption | None) -> int:
     """Return how many updates a run may make in all, those before it was resumed included; one with a target may make fewer."""
     start = START if resumption is None else resumption.start.cursor
-    return Budget(job, Calendar(run_sampler(job, train_examples), start)).total
+    return Triggers(job, EpochIndex(run_sampler(job, train_examples), start)).total

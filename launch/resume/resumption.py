@@ -24,17 +24,17 @@ from ...core.units import Target
 from ...data.sampler import run_sampler
 from ...data.store.resolve import written_out
 from ...data.store.stored_dataset import open_dataset
-from ...engine.epochs import Calendar, Cursor
-from ...engine.interfaces import Start
+from ...engine.epochs import DataCursor, EpochIndex
+from ...engine.interfaces import ResumePoint
 from ...engine.protocol.codec import state_from_arrays
-from ...engine.triggers import Budget
+from ...engine.triggers import Triggers
 from ...models.base import ModelSpec
 from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
 from .trust import LINK, links_outside, refuse_foreign
 
-__all__ = ["Resumption", "prepare"]
+__all__ = ["Resumption", "load_resumption"]
 
 SLOTS: Mapping[str, tuple[str, ...]] = {"sgd": ("momentum",), "adam": ("first_moment", "second_moment")}
 """The slots of each update rule; that of AdamW has Adam's."""
@@ -55,7 +55,7 @@ class Resumption:
     checkpoint: Checkpoint
     damaged: tuple[DamagedCheckpointError, ...]
     resolved: Resolved
-    start: Start
+    start: ResumePoint
     state: State
     changed: Mapping[str, tuple[Any, Any]]
     segments: Sequence[Mapping[str, Any]]
@@ -72,7 +72,7 @@ class Resumption:
             remove(path)
 
 
-def prepare(
+def load_resumption(
     target: Path, flags: Mapping[str, Any], environ: Mapping[str, str], config: str | None, *, force: bool, trusted: bool = False
 ) -> Resumption:
     """Read what ``--resume`` names, a run directory or a checkpoint within one, and lay the given settings over the run's job.
@@ -109,17 +109,17 @@ def prepare(
 
     differing = [field for field in IDENTITY if getattr(job, field) != origin[field]]
     problems = [f"{field} is {getattr(job, field)!r} instead of {origin[field]!r}" for field in differing]
-    _same_training(problems, force=force)
+    _require_same_training(problems, force=force)
     data = open_dataset(job.data, job.data_dir)
     spec: ModelSpec = load(find("model", job.model), "model")(data.info)
     other_data = data_problem(data, meta)
     problems += [*([] if "model" in differing else model_problem(spec, meta)), *([] if "data" in differing else other_data)]
-    _same_training(problems, force=force)
-    cursor = Cursor(meta.step, meta.epoch, 0 if other_data else meta.examples)
+    _require_same_training(problems, force=force)
+    cursor = DataCursor(meta.step, meta.epoch, 0 if other_data else meta.examples)
     state, dropped = _state(checkpoint, job, origin, spec)
     compared = {field: value for field, value in job.model_dump(mode="json").items() if field in before and field not in NOT_SETTINGS}
     changed = {field: (before[field], value) for field, value in compared.items() if before[field] != value}
-    _something_left(reader, job, Calendar(run_sampler(job, data.info.sizes["train"]), cursor), resolved)
+    _require_remaining_steps(reader, job, EpochIndex(run_sampler(job, data.info.sizes["train"]), cursor), resolved)
     notes = [*(f"{error} The one before it is used." for error in damaged)]
     notes.append(f"resuming {given_name} from step {meta.step:,} (epoch {cursor.epoch + 1}, {cursor.examples:,} examples into it)")
     if later := _later_checkpoints(path, checkpoint):
@@ -152,7 +152,7 @@ def _later_checkpoints(run_path: Path, checkpoint: Checkpoint) -> list[Path]:
     return list(takewhile(lambda path: not path.samefile(checkpoint.path), list_checkpoints(run_path)))  # one of the two may be relative
 
 
-def _same_training(problems: Sequence[str], *, force: bool) -> None:
+def _require_same_training(problems: Sequence[str], *, force: bool) -> None:
     if problems and not force:
         raise UsageError(f"resume: the checkpoint is of another training: {'; '.join(problems)}. --force goes on nevertheless.")
 
@@ -164,12 +164,12 @@ def _not_running(reader: RunReader, *, force: bool) -> None:
         raise UsageError(f"resume: the run {reader.name} is still at work (process {driver['pid']} on {driver['host']})")
 
 
-def _something_left(reader: RunReader, job: Job, calendar: Calendar, resolved: Resolved) -> None:
+def _require_remaining_steps(reader: RunReader, job: Job, calendar: EpochIndex, resolved: Resolved) -> None:
     """Raise UsageError where the run has come to its end and nobody says how much further it is to go.
 
     A run that succeeded and whose newest checkpoint is gone, or passed over, has the rest to do anew.
     """
-    total, step = Budget(job, calendar).total, calendar.start.step
+    total, step = Triggers(job, calendar).total, calendar.start.step
     summary = reader.summary()
     done = step if summary is None else max(step, summary["steps"])
     extended = any(not resolved.sources[field].startswith(("run ", "default")) for field in ("steps", "epochs", "until"))
@@ -197,12 +197,12 @@ def _state(checkpoint: Checkpoint, job: Job, before: Mapping[str, Any], spec: Mo
     state = state_from_arrays(arrays, updates, meta.scalars if before.get("precision") == job.precision else {})
     shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
     if {name: value.shape for name, value in state.parameters.items()} != shapes:
-        state = _fitting(state, spec, job.seed)
+        state = _fill_missing_parameters(state, spec, job.seed)
         notes.append("parameters that are not in the checkpoint, or have another shape there, begin at their initial values")
     return state, notes
 
 
-def _fitting(state: State, spec: ModelSpec, seed: int) -> State:
+def _fill_missing_parameters(state: State, spec: ModelSpec, seed: int) -> State:
     """Return the parts of a state that a model has too, the others at their initial values; slots begin anew."""
 
     def fill(initial: Mapping[str, NDArray[np.float32]], known: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
@@ -212,9 +212,9 @@ def _fitting(state: State, spec: ModelSpec, seed: int) -> State:
     return State(fill(spec.initial(seed), state.parameters), {}, state.updates, buffers, state.scalars)
 
 
-def _start(cursor: Cursor, evals: Sequence[EvalRecord], spent: Mapping[str, Any], reached: EvalRecord | None) -> Start:
+def _start(cursor: DataCursor, evals: Sequence[EvalRecord], spent: Mapping[str, Any], reached: EvalRecord | None) -> ResumePoint:
     """Return where the run goes on. `evals` are those so far; one that `reached` the target does not stop the run again."""
-    return Start(
+    return ResumePoint(
         cursor,
         spent.get("train_seconds", 0.0),
         spent.get("eval_seconds", 0.0),

@@ -22,7 +22,7 @@ from ...records.store.jsonl import DamagedRunError
 from ...records.store.run_directory import RunReader
 from ...records.text.numbers import duration_text, number_text, rate_text
 from ..resume.trust import foreign_settings
-from ..tethered import tethered
+from ..tethered import command_ending_with_parent
 from .folder import Entry, Request, SweepFolder
 from .remaining_time import Finished, finished, seconds_left
 
@@ -82,7 +82,7 @@ def run_points(sweep: SweepFolder, say: Say, *, quiet: bool) -> bool:
     fails is recorded, and the next one runs. Raises UsageError where a run of the sweep is still at work.
     """
     for entry in sweep.entries:
-        _as_found(sweep, entry)
+        _refresh_state(sweep, entry)
     sweep.write("running")
     began, total = time.monotonic(), len(sweep.entries)
     if not quiet:
@@ -94,7 +94,7 @@ def run_points(sweep: SweepFolder, say: Say, *, quiet: bool) -> bool:
             if signals.received:
                 break
             if not quiet:
-                say(f"point {number} of {total}: {entry.point.text}{_stands(sweep, time.monotonic() - began)}")
+                say(f"point {number} of {total}: {entry.point.text}{_progress_text(sweep, time.monotonic() - began)}")
             _run_point(sweep, entry, signals, say, quiet=quiet)
             if not quiet:
                 say(f"point {number} of {total} {_outcome(sweep, entry)}")
@@ -104,7 +104,7 @@ def run_points(sweep: SweepFolder, say: Say, *, quiet: bool) -> bool:
     return not interrupted
 
 
-def _as_found(sweep: SweepFolder, entry: Entry) -> None:
+def _refresh_state(sweep: SweepFolder, entry: Entry) -> None:
     """Take a point's state from its run directory: the sweep may have been killed, and the run ended without it."""
     path = sweep.run_path(entry)
     if not path.exists():
@@ -137,7 +137,7 @@ def _run_point(sweep: SweepFolder, entry: Entry, signals: _Signals, say: Say, *,
             say(f"{entry.point.name} cannot go on from its checkpoint; it begins anew")
     if code == USAGE and not signals.received:
         if path.exists():
-            say(f"the earlier attempt is kept in {_set_aside(path)}")
+            say(f"the earlier attempt is kept in {_archive(path)}")
         code, error = _start(sweep, entry, [*point_arguments(entry, sweep.request, sweep.path), *own], signals, say)
     entry.seconds = time.monotonic() - began
     entry.exit_code = code
@@ -155,7 +155,7 @@ def _typed(job: Job) -> list[str]:
     return as_arguments({name: value for name, value in settings.items() if os.environ.get(environment_name(name)) != value})
 
 
-def _set_aside(path: Path) -> Path:
+def _archive(path: Path) -> Path:
     """Move a run directory out of the way; return where it is now."""
     folder = path.parent / EARLIER
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -172,7 +172,7 @@ def _start(sweep: SweepFolder, entry: Entry, arguments: Sequence[str], signals: 
     """
     entry.attempts += 1
     sweep.write("running")
-    command = tethered(python("crosstrain.cli.main", *arguments))
+    command = command_ending_with_parent(python("crosstrain.cli.main", *arguments))
     error: str | None = None
     with subprocess.Popen(
         command,
@@ -217,7 +217,7 @@ def _done(sweep: SweepFolder) -> list[Finished]:
     return found
 
 
-def _stands(sweep: SweepFolder, spent_seconds: float) -> str:
+def _progress_text(sweep: SweepFolder, spent_seconds: float) -> str:
     """Say how the whole stands: what is done, since when, and how long the rest takes if it goes on like that."""
     done = _done(sweep)
     if not done:

@@ -13,10 +13,10 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from .addressing import INTERFACE, PREFIX_BITS, address
-from .errors import LackingError
+from .errors import MissingCapabilityError
 from .namespaces import join_network, new_network, silence_ipv6
 
-__all__ = ["Switchboard"]
+__all__ = ["Bridge"]
 
 _LOOPBACK_INDEX = 1  # the first interface of every network namespace
 
@@ -36,7 +36,7 @@ def _port(node: int) -> str:
     return f"port{node}"
 
 
-class Switchboard:
+class Bridge:
     """The bridge's namespace and the nodes plugged into it; the process that builds it stays in the bridge's namespace."""
 
     def __init__(self, bits_per_second: float | None) -> None:
@@ -83,7 +83,7 @@ def _netlink(request: Callable[[], object], what: str) -> None:
     except NetlinkError as error:
         if error.code not in (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES):
             raise
-        raise LackingError(
+        raise MissingCapabilityError(
             "namespaces",
             f"Virtual nodes need {what}, and this kernel does not give it ({error})",
             "Load the kernel modules bridge and veth (modprobe bridge veth) or use --network host.",
@@ -110,7 +110,7 @@ def _shape(route: IPRoute, index: int, bits_per_second: float) -> None:
     except NetlinkError as error:
         if error.code not in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL):
             raise
-        raise LackingError(
+        raise MissingCapabilityError(
             "bandwidth",
             f"A limited bandwidth needs the token bucket filter, and this kernel does not give it ({error})",
             "Load the kernel module sch_tbf (modprobe sch_tbf) or leave --bandwidth out.",

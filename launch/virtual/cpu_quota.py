@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...core.process import pid_namespace, start_of
-from .errors import LackingError
+from .errors import MissingCapabilityError
 
 __all__ = ["CpuGroup", "CpuGroups", "Hierarchy", "hands_cpu_down", "sweep"]
 
@@ -44,7 +44,9 @@ class Hierarchy:
         """Return the nearest place to this process where it may make groups. Raises LackingError where there is none."""
         found = _version_1() or _version_2()
         if found is None:
-            raise LackingError("cpu_quota", "Limiting a node's cores needs a writable CPU cgroup, and this user has none", _REMEDY)
+            raise MissingCapabilityError(
+                "cpu_quota", "Limiting a node's cores needs a writable CPU cgroup, and this user has none", _REMEDY
+            )
         return found
 
 
@@ -105,7 +107,7 @@ class CpuGroups:
                 group.remove(1.0)
             reason = f"cores_per_node: got {cores:g} for node {node}, and the kernel refuses it in {group.folder.parent} ({error.strerror})"
             smaller = "Ask for fewer cores: the group of this session has a lower limit." if error.errno == errno.EINVAL else _REMEDY
-            raise LackingError("cpu_quota", reason, smaller) from error
+            raise MissingCapabilityError("cpu_quota", reason, smaller) from error
         return group
 
 

@@ -6,12 +6,12 @@ from typing import Literal
 
 from ...core.errors import UsageError
 
-__all__ = ["LackingError", "Part"]
+__all__ = ["MissingCapabilityError", "Part"]
 
 Part = Literal["namespaces", "bandwidth", "cpu_quota"]
 
 
-class LackingError(UsageError):
+class MissingCapabilityError(UsageError):
     """The machine cannot do what was asked: which part of the virtual nodes, why (no full stop), and what the user can do about it."""
 
     def __init__(self, part: Part, reason: str, remedy: str) -> None:

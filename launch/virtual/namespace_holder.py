@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .addressing import MESSAGE_BYTES
-from .bridge import Switchboard
+from .bridge import Bridge
 from .cpu_quota import CpuGroup, CpuGroups, Hierarchy, sweep
-from .errors import LackingError
+from .errors import MissingCapabilityError
 from .namespaces import identity, open_user_namespace, processes_in
 
 __all__ = ["main"]
@@ -38,9 +38,9 @@ _OWNER_CHECK_SECONDS = 0.5
 
 
 @dataclass
-class _Held:
+class _Namespaces:
     rootless: bool
-    switchboard: Switchboard
+    switchboard: Bridge
     descriptors: list[int]
     groups: Sequence[CpuGroup | None]
 
@@ -63,7 +63,7 @@ def main() -> None:
             return
         _make_groups(groups, request["cores"], owner)
         held = _build(request["bits_per_second"], groups)
-    except LackingError as error:
+    except MissingCapabilityError as error:
         _remove(groups)
         _send(control, {"lacking": [error.part, error.reason, error.remedy]})
         return
@@ -86,16 +86,16 @@ def _make_groups(groups: list[CpuGroup | None], cores: Sequence[float | None], o
         groups.append(None if limit is None else maker.make(node, limit))
 
 
-def _build(bits_per_second: float | None, groups: Sequence[CpuGroup | None]) -> _Held:
+def _build(bits_per_second: float | None, groups: Sequence[CpuGroup | None]) -> _Namespaces:
     user = open_user_namespace()
-    switchboard = Switchboard(bits_per_second)
+    switchboard = Bridge(bits_per_second)
     for _ in groups:
         switchboard.add_node()
     descriptors = [switchboard.namespace, *switchboard.nodes] + ([] if user is None else [user])
-    return _Held(user is not None, switchboard, descriptors, groups)
+    return _Namespaces(user is not None, switchboard, descriptors, groups)
 
 
-def _serve(control: socket.socket, owner: int, held: _Held) -> None:
+def _serve(control: socket.socket, owner: int, held: _Namespaces) -> None:
     files = [None if group is None else str(group.processes_file) for group in held.groups]
     asked_to_close = False
     try:
@@ -109,7 +109,7 @@ def _serve(control: socket.socket, owner: int, held: _Held) -> None:
         _end(held, _PATIENCE_AFTER_CLOSE_SECONDS if asked_to_close else _PATIENCE_AFTER_DEATH_SECONDS)
 
 
-def _answer(control: socket.socket, owner: int, held: _Held) -> bool:
+def _answer(control: socket.socket, owner: int, held: _Namespaces) -> bool:
     """Answer until told to close (True) or the owner is gone (False).
 
     The socket's end tells of the owner's death at once, unless a forked child of the owner still holds the other side.
@@ -129,13 +129,13 @@ def _answer(control: socket.socket, owner: int, held: _Held) -> bool:
         _send(control, {"counters": held.switchboard.counters()})
 
 
-def _end(held: _Held, patience_seconds: float) -> None:
+def _end(held: _Namespaces, patience_seconds: float) -> None:
     if not _await_none(held, patience_seconds, kill=False):
         _await_none(held, _PATIENCE_AFTER_KILL_SECONDS, kill=True)
     _remove(held.groups)
 
 
-def _await_none(held: _Held, seconds: float, *, kill: bool) -> bool:
+def _await_none(held: _Namespaces, seconds: float, *, kill: bool) -> bool:
     """Wait until no process is left in the nodes, killing what is there if so asked; return whether none is left."""
     deadline = time.monotonic() + seconds
     while processes := held.processes():
@@ -148,7 +148,7 @@ def _await_none(held: _Held, seconds: float, *, kill: bool) -> bool:
     return True
 
 
-def _kill(process: int, held: _Held) -> None:
+def _kill(process: int, held: _Namespaces) -> None:
     """Kill a process of the nodes; its id is pinned first and looked up again, since ids are used again."""
     try:
         pinned = os.pidfd_open(process)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import LackingError
+from .errors import MissingCapabilityError
 
 __all__ = ["identity", "join_network", "new_network", "open_user_namespace", "processes_in", "silence_ipv6"]
 
@@ -41,7 +41,7 @@ def new_network() -> int:
     try:
         _call("unshare", _CLONE_NEWNET)
     except OSError as error:
-        raise LackingError(
+        raise MissingCapabilityError(
             "namespaces", f"Virtual nodes need network namespaces, and this machine refuses one ({error.strerror})", _REMEDY
         ) from error
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -68,7 +68,7 @@ def open_user_namespace() -> int | None:
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     except OSError as error:
-        raise LackingError(
+        raise MissingCapabilityError(
             "namespaces", f"Virtual nodes without root need a user namespace, and this machine refuses one ({error.strerror})", _REMEDY
         ) from error
     return os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC)

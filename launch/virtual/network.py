@@ -27,7 +27,7 @@ from ...core.process import isolated_python, python
 from ...core.units import bandwidth_text
 from .addressing import INTERFACE, LEAST_BITS_PER_SECOND, MESSAGE_BYTES, MOST_BITS_PER_SECOND, MOST_NODES, address
 from .cpu_quota import CpuGroup
-from .errors import LackingError, Part
+from .errors import MissingCapabilityError, Part
 
 __all__ = ["Possibility", "VirtualNetwork", "possible"]
 
@@ -78,7 +78,7 @@ class VirtualNetwork:
         if self._started is not None:
             raise RuntimeError("the virtual network has been started already")
         if sys.platform != "linux":
-            raise LackingError("namespaces", "Virtual nodes need Linux", "Use --network host.")
+            raise MissingCapabilityError("namespaces", "Virtual nodes need Linux", "Use --network host.")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             holder = _start_holder(theirs)
@@ -208,7 +208,7 @@ def _ask_for_nodes(holder: subprocess.Popen[bytes], ours: socket.socket, rate: f
     answer = json.loads(message or b"{}")
     if "lacking" in answer:
         part, reason, remedy = answer["lacking"]
-        raise LackingError(part, reason, remedy)
+        raise MissingCapabilityError(part, reason, remedy)
     if "ready" not in answer:
         written = holder.stderr.read().decode(errors="replace") if holder.stderr else ""
         raise RuntimeError(f"the holder of the virtual network failed:\n{answer.get('failed', written)}")
@@ -257,7 +257,7 @@ def possible() -> Possibility:
     """Find out by making one node with both limits, running a program in it, and taking it away; about a quarter of a second."""
     rate: float | None = 1e9
     cores: float | None = 1.0
-    lacks: dict[Part, LackingError] = {}
+    lacks: dict[Part, MissingCapabilityError] = {}
     rootless = False
     while "namespaces" not in lacks:
         try:
@@ -265,7 +265,7 @@ def possible() -> Possibility:
                 rootless = network.rootless
                 _run_something(network)
             break
-        except LackingError as lack:
+        except MissingCapabilityError as lack:
             lacks[lack.part] = lack
             rate = None if "bandwidth" in lacks else rate
             cores = None if "cpu_quota" in lacks else cores
@@ -277,10 +277,10 @@ def _run_something(network: VirtualNetwork) -> None:
     _, written = program.communicate()
     if program.returncode != 0:
         reason = f"A program could not be started in a virtual node ({written.decode(errors='replace').strip()})"
-        raise LackingError("namespaces", reason, "Use --network host.")
+        raise MissingCapabilityError("namespaces", reason, "Use --network host.")
 
 
-def _possibility(rootless: bool, lacks: dict[Part, LackingError]) -> Possibility:
+def _possibility(rootless: bool, lacks: dict[Part, MissingCapabilityError]) -> Possibility:
     none, bandwidth, quota = (lacks.get(part) for part in ("namespaces", "bandwidth", "cpu_quota"))
     return Possibility(
         ok=none is None,

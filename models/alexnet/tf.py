@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from ..base import ForwardContext, ModelSpec
-from ..layers.storage_layouts import HeldLayout, convolutions
+from ..layers.storage_layouts import StorageLayout, convolutions
 from ..layers.tf.image import Layers
 from .network import network
 
 __all__ = ["forward", "held"]
 
 
-def held(spec: ModelSpec) -> dict[str, HeldLayout]:
+def held(spec: ModelSpec) -> dict[str, StorageLayout]:
     """Return how TensorFlow is to hold the weights.
 
     The dense ones stay canonical: a copy of them in another order would stall training.

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from ..base import ForwardContext, ModelSpec
-from ..layers.storage_layouts import HeldLayout, behind_image, convolutions
+from ..layers.storage_layouts import StorageLayout, after_flatten, convolutions
 from ..layers.tf.image import Layers
 from .network import network
 
 __all__ = ["forward", "held"]
 
 
-def held(spec: ModelSpec) -> dict[str, HeldLayout]:
+def held(spec: ModelSpec) -> dict[str, StorageLayout]:
     """Return how TensorFlow is to hold the weights: as its kernels read them."""
-    return {**convolutions(spec), **behind_image(spec, "fc1", channels=16)}
+    return {**convolutions(spec), **after_flatten(spec, "fc1", channels=16)}
 
 
 def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, context: ForwardContext[tf.Tensor]) -> tf.Tensor:

@@ -11,7 +11,7 @@ a turn, inputs and outputs exchanged).
 
 from __future__ import annotations
 
-__all__ = ["paired", "paired_gradient"]
+__all__ = ["gradient_uses_space_to_depth", "uses_space_to_depth"]
 
 MOST_INPUTS, MOST_OUTPUTS = 4, 8
 """Channels with which two columns at once were faster, on TensorFlow and torch alike (docs/benchmarks.md).
@@ -21,12 +21,12 @@ images, of twice as many channels each way, would cost more than is gained.
 """
 
 
-def paired(width: int, inputs: int, outputs: int, kernel_width: int, stride: int, padding: int) -> bool:
+def uses_space_to_depth(width: int, inputs: int, outputs: int, kernel_width: int, stride: int, padding: int) -> bool:
     """Return whether a convolution of images `width` pixels wide is to take two columns at once."""
     return inputs <= MOST_INPUTS and _fits(width, outputs, kernel_width, stride, padding)
 
 
-def paired_gradient(width: int, inputs: int, kernel: tuple[int, int], stride: int, padding: int) -> bool:
+def gradient_uses_space_to_depth(width: int, inputs: int, kernel: tuple[int, int], stride: int, padding: int) -> bool:
     """Return whether the gradient with respect to a convolution's images, `width` pixels wide, is to take two columns at once.
 
     `kernel` is its height and width.

@@ -8,11 +8,11 @@ import numpy as np
 
 from ..base import ModelSpec
 
-__all__ = ["HeldLayout", "behind_image", "convolutions"]
+__all__ = ["StorageLayout", "after_flatten", "convolutions"]
 
 
 @dataclass(frozen=True, slots=True)
-class HeldLayout:
+class StorageLayout:
     """A parameter's layout in memory: the canonical value cut to the shape `cut`, its axes in `order`, in the end of shape `shape`."""
 
     cut: tuple[int, ...]
@@ -23,26 +23,26 @@ class HeldLayout:
         """Return a canonical value in this layout, as an array of its own."""
         return np.ascontiguousarray(canonical.reshape(self.cut).transpose(self.order)).reshape(self.shape)
 
-    def canonical_view(self, held: np.ndarray) -> np.ndarray:
+    def as_canonical(self, held: np.ndarray) -> np.ndarray:
         """Return a held value, contiguous, with the axes of the canonical one (of shape `cut`), on the same memory."""
         return held.reshape([self.cut[axis] for axis in self.order]).transpose(np.argsort(self.order))
 
     def make_canonical(self, value: np.ndarray) -> None:
         """Bring the elements of an array, in which they lie as held, into canonical order in place."""
-        value.reshape(self.cut)[...] = self.canonical_view(value.copy())
+        value.reshape(self.cut)[...] = self.as_canonical(value.copy())
 
 
-def convolutions(spec: ModelSpec) -> dict[str, HeldLayout]:
+def convolutions(spec: ModelSpec) -> dict[str, StorageLayout]:
     """Return the layout of every convolution's weight: [h, w, in, out]."""
     four = [parameter for parameter in spec.parameters if len(parameter.shape) == 4]
-    return {one.name: HeldLayout(one.shape, (2, 3, 1, 0), tuple(one.shape[axis] for axis in (2, 3, 1, 0))) for one in four}
+    return {one.name: StorageLayout(one.shape, (2, 3, 1, 0), tuple(one.shape[axis] for axis in (2, 3, 1, 0))) for one in four}
 
 
-def behind_image(spec: ModelSpec, name: str, channels: int) -> dict[str, HeldLayout]:
+def after_flatten(spec: ModelSpec, name: str, channels: int) -> dict[str, StorageLayout]:
     """Return the layout of a dense layer's weight that takes an image: [out, h·w·c], features in the order of the activations.
 
     Not [h·w·c, out]: the gradient of the activations would take many times as long (620 µs instead of 10 for 16 × 64 × 784).
     """
     weight = f"{name}.weight"
     outputs, features = next(parameter.shape for parameter in spec.parameters if parameter.name == weight)
-    return {weight: HeldLayout((outputs, channels, features // channels), (0, 2, 1), (outputs, features))}
+    return {weight: StorageLayout((outputs, channels, features // channels), (0, 2, 1), (outputs, features))}

@@ -7,12 +7,12 @@ from typing import Any
 
 from ..schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from ..store.run_directory import RunReader
-from ..summary.attempts import in_parts, resumed_seconds
+from ..summary.attempts import resumed_seconds, with_attempts
 
-__all__ = ["Follower", "replay"]
+__all__ = ["RunLogger", "replay"]
 
 
-class Follower:
+class RunLogger:
     """Hears each record as it is made, from any thread; it must not hold up whoever tells it. What it has no use for it passes over."""
 
     def step(self, record: StepRecord) -> None:
@@ -27,22 +27,22 @@ class Follower:
     def system(self, record: SystemRecord) -> None:
         """A node has been sampled."""
 
-    def replayed(self) -> None:
+    def on_replayed(self) -> None:
         """What was heard so far was told again, of a run that goes on; what follows happens when it is heard."""
 
-    def ended(self, state: str, summary: Mapping[str, Any] | None) -> None:
+    def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
         """The run is over, in this state; `summary` is None where it never trained."""
 
     def close(self) -> None:
         """Nothing follows; a second call does nothing."""
 
 
-def replay(reader: RunReader, follower: Follower) -> None:
+def replay(reader: RunReader, follower: RunLogger) -> None:
     """Tell a follower of curves the records that a run has so far; for one that goes on."""
     for group in reader.steps():
         follower.step(group)
     for evaluation in reader.evals():
         follower.evaluation(evaluation)
-    for sample in in_parts(reader.system(), resumed_seconds(reader.job())):
+    for sample in with_attempts(reader.system(), resumed_seconds(reader.job())):
         follower.system(sample)
-    follower.replayed()
+    follower.on_replayed()

@@ -21,7 +21,7 @@ from ...core.errors import MissingPackageError, UsageError
 from ...core.job import Job, without_password
 from ...core.plugins import module_exists
 from ..schema import EvalRecord, StepRecord, SystemRecord
-from .base import Follower
+from .base import RunLogger
 from .curve_points import TrainingCurve, end_figures, settings
 from .mlflow_system_metrics import NodeFigures
 
@@ -88,7 +88,7 @@ def check_mlflow(uri: str) -> None:
         ) from error
 
 
-class MLflowWriter(Follower):
+class MLflowWriter(RunLogger):
     """Tells a run to MLflow, as a run of its own; methods may be called from several threads and return at once.
 
     ``train/``, ``eval/`` and ``summary/`` have the number of updates as their step, ``system/`` counts samples. The names under ``system/``
@@ -110,7 +110,7 @@ class MLflowWriter(Follower):
         `report` records events about the telling.
 
         Importing mlflow takes seconds. Where `zero_unix_seconds` is given, records happened at their time on the run clock after it, until
-        `replayed`. Raises UsageError where mlflow cannot be imported.
+        `on_replayed`. Raises UsageError where mlflow cannot be imported.
         """
         self._mlflow, self._client = load_mlflow(job.mlflow)
         self._path = path.absolute()
@@ -161,12 +161,12 @@ class MLflowWriter(Follower):
                 prefix = f"system/node_{record.node}/" if self._job.nodes > 1 else "system/"
                 self._add({f"{prefix}{name}": value for name, value in values.items()}, node.told - 1, record.time_seconds)
 
-    def replayed(self) -> None:
+    def on_replayed(self) -> None:
         """What follows happens now."""
         with self._lock:
             self._zero = None
 
-    def ended(self, state: str, summary: Mapping[str, Any] | None) -> None:
+    def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
         """Tell the rest of the curve, ``summary/…``, and the status: FINISHED, FAILED, or KILLED where it was interrupted."""
         with self._lock:
             self._add(self._curve.rest(self._time_seconds) or {}, self._curve.updates, self._time_seconds)

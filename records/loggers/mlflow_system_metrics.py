@@ -50,7 +50,7 @@ class NodeFigures:
         """Add up the traffic: from the first sample of training on, and in a later part from the last one before its clock started."""
         if record.initialising or record.part_began_seconds != self._part:
             for counter in self._traffic.values():
-                counter.begin_anew()
+                counter.reset()
         self._part = record.part_began_seconds
         if self.told or not record.initialising:
             for name, counter in self._traffic.items():

@@ -21,7 +21,7 @@ from ...core.units import Target
 from ..schema import EvalRecord, EventRecord, StepRecord
 from ..store.jsonl import finite_json
 from ..store.run_directory import RunReader
-from .base import Follower
+from .base import RunLogger
 
 __all__ = ["FILE", "MLLogWriter", "Sizes"]
 
@@ -39,7 +39,7 @@ Record = StepRecord | EvalRecord | EventRecord
 _START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
-class MLLogWriter(Follower):
+class MLLogWriter(RunLogger):
     """Writes a run's event log into its directory `path`, anew; methods may be called from several threads.
 
     Epochs count from 1, as MLPerf's do, and `epoch_num` of an evaluation within an epoch is a fraction; `samples_count` counts the
@@ -128,7 +128,7 @@ class MLLogWriter(Follower):
             else:
                 self.event(record)
 
-    def ended(self, state: str, summary: Mapping[str, Any] | None) -> None:
+    def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
         """The run is over; one that did not come to its end is no success."""
         with self._lock:
             self._aborted = self._aborted or state != "succeeded"

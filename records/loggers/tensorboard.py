@@ -21,8 +21,8 @@ from typing import Any
 from ...core.job import Job
 from ..schema import EvalRecord, StepRecord, SystemRecord
 from ..store.jsonl import append_whole
-from ..summary.node_usage import rise_per_second
-from .base import Follower
+from ..summary.node_usage import rate_between
+from .base import RunLogger
 from .curve_points import TrainingCurve, end_figures
 from .tensorboard_hparams import HParams
 
@@ -67,7 +67,7 @@ class _EventFile:
         os.close(self._descriptor)
 
 
-class TensorBoardWriter(Follower):
+class TensorBoardWriter(RunLogger):
     """Writes a run's event file into ``tensorboard/`` of the run directory `path`; methods may be called from several threads.
 
     The step axis counts updates in ``train/`` and ``eval/``, and milliseconds of the run clock in ``system/``.
@@ -116,11 +116,11 @@ class TensorBoardWriter(Follower):
             if not record.initialising:
                 self._write(round(record.time_seconds * 1000), _system_values(before, record), record.time_seconds)
 
-    def replayed(self) -> None:
+    def on_replayed(self) -> None:
         """What follows happens now: it carries the wall time of its writing."""
         self._zero = None
 
-    def ended(self, state: str, summary: Mapping[str, Any] | None) -> None:
+    def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
         """Write the rest of the curve, ``summary/…``, and how the run ended."""
         with self._lock:
             self._finish_curve()
@@ -160,7 +160,7 @@ def _system_values(before: SystemRecord | None, record: SystemRecord) -> dict[st
     known = {
         "cpu_cores_used": record.cpu_cores_used,
         "memory_rss_bytes": record.memory_rss_bytes,
-        "network_sent_bytes_per_second": rise_per_second(before, record, "network_sent_bytes"),
-        "network_received_bytes_per_second": rise_per_second(before, record, "network_received_bytes"),
+        "network_sent_bytes_per_second": rate_between(before, record, "network_sent_bytes"),
+        "network_received_bytes_per_second": rate_between(before, record, "network_received_bytes"),
     }
     return {f"system/node{record.node}/{name}": value for name, value in known.items() if value is not None}

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..schema import SystemRecord
 
-__all__ = ["Parts", "in_parts", "last_part", "resumed_seconds"]
+__all__ = ["Attempts", "last_part", "resumed_seconds", "with_attempts"]
 
 
 def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
@@ -31,7 +31,7 @@ def last_part(described: Mapping[str, Any]) -> tuple[float, int]:
     return (segments[-1]["run_seconds"], segments[-1].get("step", 0)) if len(segments) > 1 else (0.0, 0)
 
 
-class Parts:
+class Attempts:
     """Tells the part of each sample of a run; ask for all samples of all nodes, in the order of the records.
 
     The driver alone stamps samples, each as it arrives, so within a part their times never fall, whichever nodes they are of. Where records
@@ -55,9 +55,9 @@ class Parts:
         return self._began_seconds
 
 
-def in_parts(samples: Iterable[SystemRecord], resumed_seconds: Sequence[float]) -> Iterator[SystemRecord]:
-    """Yield the samples of a run with their parts, also where they do not say them themselves (`Parts`)."""
-    parts = Parts(resumed_seconds)
+def with_attempts(samples: Iterable[SystemRecord], resumed_seconds: Sequence[float]) -> Iterator[SystemRecord]:
+    """Yield the samples of a run with their parts, also where they do not say them themselves (`Attempts`)."""
+    parts = Attempts(resumed_seconds)
     for record in samples:
         began = parts.began_seconds(record.time_seconds, record.part_began_seconds)
         yield record if record.part_began_seconds is not None else replace(record, part_began_seconds=began)

@@ -7,13 +7,13 @@ from itertools import islice
 from typing import Any
 
 from ..schema import Clock, SystemRecord
-from .attempts import in_parts
+from .attempts import with_attempts
 from .cpu_contention import LEAST_SECONDS, CpuUse, Loss, losses, together
 
-__all__ = ["Counter", "network_source", "per_node", "rise_per_second"]
+__all__ = ["Counter", "network_source", "per_node", "rate_between"]
 
 
-def rise_per_second(before: SystemRecord | None, record: SystemRecord, name: str) -> float | None:
+def rate_between(before: SystemRecord | None, record: SystemRecord, name: str) -> float | None:
     """Return how fast the cumulative figure `name` rose between two samples of a node.
 
     None where there is no sample before, or it is of another part of the run, either lacks the figure, or it fell because its source began
@@ -49,7 +49,7 @@ class Counter:
             self.seconds += time_seconds - self._last[1]
         self._last = (value, time_seconds)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """What is added next is not to be compared with what was added before."""
         self._last = None
 
@@ -140,7 +140,7 @@ class _Node:
         """A part of the run begins whose monitors count anew, with samples from before its own clock's start."""
         self._part, self._begun, self._baseline = part, False, None
         for counter in self._counters.values():
-            counter.begin_anew()
+            counter.reset()
         self._by_part.setdefault(part, {name: Counter() for name in _COUNTERS})
 
     def _count(self, record: SystemRecord) -> None:
@@ -250,7 +250,7 @@ def per_node(
     what nodes used that it has no longer is theirs, and not other programs'.
     """
     found = {node: _Node(clock.run_seconds) for node in range(nodes)}
-    for sample in in_parts(samples, resumed_seconds):
+    for sample in with_attempts(samples, resumed_seconds):
         found.setdefault(sample.node, _Node(clock.run_seconds)).add(sample)
     train = list(clock.train_seconds_by_node) + [None] * nodes
     lost = [None] * nodes if machines is None else _losses(found, dict(enumerate(machines)))

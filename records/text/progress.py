@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...core.job import Job
 from ..schema import EvalRecord, SystemRecord
-from ..summary.node_usage import rise_per_second
+from ..summary.node_usage import rate_between
 from .numbers import UNKNOWN, bytes_text, duration_text, number_text, rate_text
 
 __all__ = ["NodeSamples", "TrainingState", "evaluation_text"]
@@ -75,6 +75,6 @@ class NodeSamples:
             "node": str(record.node),
             "CPU": UNKNOWN if cores is None else f"{cores:.2f}" + (f" of {available:g} cores" if available else " cores"),
             "memory": bytes_text(record.memory_rss_bytes),
-            "sent": bytes_text(rise_per_second(before, record, "network_sent_bytes"), per_second=True),
-            "received": bytes_text(rise_per_second(before, record, "network_received_bytes"), per_second=True),
+            "sent": bytes_text(rate_between(before, record, "network_sent_bytes"), per_second=True),
+            "received": bytes_text(rate_between(before, record, "network_received_bytes"), per_second=True),
         }

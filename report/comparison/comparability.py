@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..catalog.run import DescribedRun
-from .factors import FAULTS, GROUPS, RULES, Rule
+from .factors import FAULTS, GROUPS, RULES, Factor
 
 __all__ = ["Comparability", "Difference", "alike", "compare_settings", "setting_key"]
 
@@ -41,7 +41,7 @@ class Difference:
 class Comparability:
     """What several runs differ in. The first is the one that marks refer to."""
 
-    def __init__(self, runs: Sequence[DescribedRun], values: Sequence[Mapping[str, Any]], rules: Sequence[Rule]) -> None:
+    def __init__(self, runs: Sequence[DescribedRun], values: Sequence[Mapping[str, Any]], rules: Sequence[Factor]) -> None:
         """`values` has a mapping a run, from the key of a rule to its value."""
         self.names = [run.name for run in runs]
         self._runs = runs
@@ -109,20 +109,20 @@ class Comparability:
                     circle.append(other)
             yield circle
 
-    def _differs_anywhere(self, rule: Rule) -> bool:
+    def _differs_anywhere(self, rule: Factor) -> bool:
         found: dict[Any, set[Any]] = {}
         for known in self._values:
             if known[rule.key] is not None:
                 found.setdefault(rule.within and known[rule.within], set()).add(known[rule.key])
         return any(len(values) > 1 for values in found.values())
 
-    def _differ(self, rule: Rule, one: int, other: int) -> bool:
+    def _differ(self, rule: Factor, one: int, other: int) -> bool:
         mine, theirs = self._values[one], self._values[other]
         if mine[rule.key] is None or theirs[rule.key] is None or mine[rule.key] == theirs[rule.key]:
             return False
         return rule.within is None or mine[rule.within] == theirs[rule.within]
 
-    def _difference(self, rule: Rule) -> Difference:
+    def _difference(self, rule: Factor) -> Difference:
         values = (known[rule.key] for known in self._values)
         shown = tuple(None if value is None else rule.show(value) for value in values)
         return Difference(rule.key, rule.label, shown, _ordered(rule.spoils), rule.why)
@@ -163,7 +163,7 @@ def setting_key(run: DescribedRun, *, without: Collection[str] = ()) -> tuple[An
     return (*(rule.value(run) for rule in RULES if rule.key not in without), *faults)
 
 
-def alike(runs: Sequence[DescribedRun], *, without: Collection[str] = (), by: Sequence[Rule] = ()) -> list[list[DescribedRun]]:
+def alike(runs: Sequence[DescribedRun], *, without: Collection[str] = (), by: Sequence[Factor] = ()) -> list[list[DescribedRun]]:
     """Return the runs in groups of equal `setting_key` and equal values of the rules in `by`, both in the order of first appearance."""
     groups: dict[tuple[Any, ...], list[DescribedRun]] = {}
     for run in runs:

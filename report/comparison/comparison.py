@@ -13,14 +13,14 @@ from ..catalog.copies import measurements
 from ..catalog.figures import row
 from ..catalog.run import DescribedRun, describe, labelled
 from .comparability import Comparability, compare_settings
-from .factors import RULES, SPEED, Rule
+from .factors import RULES, SPEED, Factor
 from .ranking import verdicts
-from .rows import Entry, make_entries
+from .rows import Row, make_entries
 from .scaling import ScalingSeries, families, relative_speed, relative_target, scaling
 
 __all__ = ["Comparison", "compare_paths", "compare_runs", "setting_name"]
 
-_RULES: Mapping[str, Rule] = {rule.key: rule for rule in RULES}
+_RULES: Mapping[str, Factor] = {rule.key: rule for rule in RULES}
 
 _MEANT = {
     "checkpoint_every": "checkpoints",
@@ -51,11 +51,11 @@ class Comparison:
     """
 
     runs: tuple[DescribedRun, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[Row, ...]
     comparability: Comparability
     marks: tuple[frozenset[str], ...]
     settings: tuple[Mapping[str, str], ...]
-    judged: tuple[Entry, ...]
+    judged: tuple[Row, ...]
     verdicts: tuple[str, ...]
     copies: tuple[tuple[str, ...], ...] = ()
     scaling: tuple[ScalingSeries, ...] | None = None
@@ -92,12 +92,16 @@ class Comparison:
         return found
 
 
-def compare_paths(paths: Sequence[Path | str], *, fold: bool = True, by: Sequence[str | Rule] = (), by_spoils: bool = False) -> Comparison:
+def compare_paths(
+    paths: Sequence[Path | str], *, fold: bool = True, by: Sequence[str | Factor] = (), by_spoils: bool = False
+) -> Comparison:
     """Compare the runs in some directories; raises what `describe` and `compare_runs` raise."""
     return compare_runs([describe(path) for path in paths], fold=fold, by=by, by_spoils=by_spoils)
 
 
-def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[str | Rule] = (), by_spoils: bool = False) -> Comparison:
+def compare_runs(
+    runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[str | Factor] = (), by_spoils: bool = False
+) -> Comparison:
     """Compare runs, at least one.
 
     With `fold`, runs of one job are one row, whatever their seeds. `by` names settings, or has rules that read their values in another way:
@@ -128,13 +132,13 @@ def compare_runs(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequenc
     )
 
 
-def _comparability(entries: Sequence[Entry], subject: Collection[str]) -> Comparability:
+def _comparability(entries: Sequence[Row], subject: Collection[str]) -> Comparability:
     found = compare_settings([entry.runs[0] for entry in entries], seeds=[entry.seeds for entry in entries], subject=subject)
     found.names = [entry.label for entry in entries]
     return found
 
 
-def _jobs(runs: Sequence[DescribedRun], entries: list[Entry], by: Sequence[Rule]) -> list[Entry]:
+def _jobs(runs: Sequence[DescribedRun], entries: list[Row], by: Sequence[Factor]) -> list[Row]:
     """Return the rows in which all repeats of a job are one, whatever the table has: the entries themselves where they are such rows."""
     others = [rule for rule in by if rule.key != "seed"]
     jobs = make_entries(runs, by=others)
@@ -149,14 +153,14 @@ def setting_name(text: str) -> str:
     return _MEANT.get(name, name)
 
 
-def _setting(text: str) -> Rule:
+def _setting(text: str) -> Factor:
     key = setting_name(text)
     if key not in _RULES:
         raise UsageError.of("--by", text, f"a setting, such as {', '.join(_CONTEXT)}, lr or precision", [*_RULES, *_MEANT])
     return _RULES[key]
 
 
-def _grouped(entries: Sequence[Entry], by: Sequence[Rule]) -> tuple[list[Entry], list[dict[str, str]]]:
+def _grouped(entries: Sequence[Row], by: Sequence[Factor]) -> tuple[list[Row], list[dict[str, str]]]:
     """Return the entries by the values of some settings, named by them, and by what else tells them apart."""
     columns = [*by]
     for rule in RULES:
@@ -170,13 +174,13 @@ def _grouped(entries: Sequence[Entry], by: Sequence[Rule]) -> tuple[list[Entry],
         settings = [{**one, "runs": str(len(entry.runs))} for one, entry in zip(settings, order, strict=True)]
     labels = [", ".join(_named(label, text) for label, text in one.items() if label != "runs") for one in settings]
     unique = len(set(labels)) == len(labels)
-    named = [entry.called(label if unique else f"{label} ({entry.label})") for entry, label in zip(order, labels, strict=True)]
+    named = [entry.relabelled(label if unique else f"{label} ({entry.label})") for entry, label in zip(order, labels, strict=True)]
     if not unique:
         settings = [{**one, "run": entry.label} for one, entry in zip(settings, order, strict=True)]
     return named, settings
 
 
-def _tells_apart(entries: Sequence[Entry], columns: Sequence[Rule], rule: Rule) -> bool:
+def _tells_apart(entries: Sequence[Row], columns: Sequence[Factor], rule: Factor) -> bool:
     """Return whether rows that are alike in some settings differ in another one."""
     found: dict[tuple[Any, ...], set[Any]] = {}
     for entry in entries:
@@ -185,7 +189,7 @@ def _tells_apart(entries: Sequence[Entry], columns: Sequence[Rule], rule: Rule) 
     return any(len(values) > 1 for values in found.values())
 
 
-def _in_order(entries: Sequence[Entry], by: Sequence[Rule], others: Sequence[Rule]) -> list[Entry]:
+def _in_order(entries: Sequence[Row], by: Sequence[Factor], others: Sequence[Factor]) -> list[Row]:
     """Return the entries by what else tells them apart, then by the settings asked for; rows of one series of nodes stand together."""
     grows = [rule for rule in others if rule.key in _GROW_WITH_NODES] if any(rule.key == "nodes" for rule in by) else []
     apart = [rule for rule in others if rule not in grows]
@@ -196,13 +200,13 @@ def _in_order(entries: Sequence[Entry], by: Sequence[Rule], others: Sequence[Rul
     return [entries[index] for index in sorted(range(len(entries)), key=keys.__getitem__)]
 
 
-def _places(entry: Entry, rules: Sequence[Rule]) -> list[tuple[Any, ...]]:
+def _places(entry: Row, rules: Sequence[Factor]) -> list[tuple[Any, ...]]:
     """Return what puts rows in the order of some settings; one that was not recorded or does not apply comes first."""
     values = [(rule, rule.value(entry.runs[0])) for rule in rules]
     return [() if value is None else (rule.order(value),) for rule, value in values]
 
 
-def _shown(rule: Rule, entry: Entry) -> str:
+def _shown(rule: Factor, entry: Row) -> str:
     value = rule.value(entry.runs[0])
     return "-" if value is None else rule.show(value)
 
@@ -213,7 +217,7 @@ def _named(label: str, text: str) -> str:
     return text if speaks else f"{label} {text}"
 
 
-def _series_key(entry: Entry) -> tuple[Any, ...]:
+def _series_key(entry: Row) -> tuple[Any, ...]:
     """Return what rows have in common that differ by their number of nodes and their batch: what else there is that sets the speed."""
     run = entry.runs[0]
     rules = [rule for rule in RULES if SPEED in rule.spoils and rule.key not in _FOLLOW_NODES]

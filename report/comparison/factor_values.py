@@ -16,7 +16,6 @@ from ...records.text.numbers import bytes_text
 from ..catalog.run import DescribedRun
 
 __all__ = [
-    "asked",
     "asked_or",
     "bandwidth",
     "budget",
@@ -28,10 +27,11 @@ __all__ = [
     "framework",
     "gpus",
     "host",
+    "job_field",
+    "job_field_if",
     "link",
     "memory",
     "network",
-    "on_its_own",
     "package",
     "precision",
     "saving",
@@ -42,9 +42,9 @@ __all__ = [
     "shown_bytes",
     "shown_saving",
     "shown_seeds",
-    "summed",
+    "single_process",
+    "summary_field",
     "threads",
-    "when",
 ]
 
 Value = Callable[[DescribedRun], Any]
@@ -93,7 +93,7 @@ def shown_saving(value: tuple[str, bool]) -> str:
     return f"every {every}{'' if at_end else ', none at the end'}"
 
 
-def asked(key: str) -> Value:
+def job_field(key: str) -> Value:
     """Read a field of the job: what it was, or its default in a run that is older than the field."""
     default = Job.model_fields[key].default
 
@@ -106,7 +106,7 @@ def asked(key: str) -> Value:
 
 def asked_or(key: str, otherwise: str) -> Value:
     """Read a field of the job; `otherwise` is what it means where it was left open."""
-    field = asked(key)
+    field = job_field(key)
 
     def value(run: DescribedRun) -> Any:
         found = field(run)
@@ -115,13 +115,13 @@ def asked_or(key: str, otherwise: str) -> Value:
     return value
 
 
-def when(key: str, applies: Callable[[DescribedRun], bool]) -> Value:
+def job_field_if(key: str, applies: Callable[[DescribedRun], bool]) -> Value:
     """Read a field of the job where it does something."""
-    field = asked(key)
+    field = job_field(key)
     return lambda run: field(run) if applies(run) else None
 
 
-def summed(key: str) -> Value:
+def summary_field(key: str) -> Value:
     """Read a field of the summary."""
     return lambda run: run.summary.get(key)
 
@@ -214,7 +214,7 @@ def budget(run: DescribedRun) -> tuple[str, int]:
     return "examples", steps * batch
 
 
-def on_its_own(run: DescribedRun) -> bool:
+def single_process(run: DescribedRun) -> bool:
     """Return whether a single process did it all."""
     return bool(run.summary["workers"] == 1 and run.summary["mode"] == "sync")
 
@@ -222,7 +222,7 @@ def on_its_own(run: DescribedRun) -> bool:
 def network(run: DescribedRun) -> str | None:
     """Read what joined the nodes."""
     source = run.summary.get("network_source")
-    if on_its_own(run) or source is None:
+    if single_process(run) or source is None:
         return None
     names = {"interface": "an interface for each node", "sockets": "the host's, shared"}
     return names.get(source, "several kinds") if isinstance(source, str) else "several kinds"
@@ -239,7 +239,7 @@ def bandwidth(run: DescribedRun) -> float | None:
 def saving(run: DescribedRun) -> tuple[str, bool]:
     """Read when checkpoints were saved: how often, and whether at the end."""
     every = run.job.get("checkpoint_every")
-    return every or "end", bool(asked("save_final")(run)) or every == "end"
+    return every or "end", bool(job_field("save_final")(run)) or every == "end"
 
 
 def by_adam(run: DescribedRun) -> bool:

@@ -12,7 +12,7 @@ from ..catalog.run import DescribedRun
 from . import factor_values as read
 from .ordering import BY_FIELD, by_saving, natural
 
-__all__ = ["CHANGED", "CHANGED_MEANS", "FAULTS", "GROUPS", "RULES", "Fault", "Rule", "changed_on_resume", "changed_text"]
+__all__ = ["CHANGED", "CHANGED_MEANS", "FAULTS", "GROUPS", "RULES", "Caveat", "Factor", "changed_on_resume", "changed_text"]
 
 SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS = (
     "speed",
@@ -28,12 +28,12 @@ SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS = (
 ALL = frozenset(GROUPS)
 WORK = frozenset({SPEED, STEPS, TIME, TARGET, RESOURCES})
 CLOCK = WORK - {RESOURCES}
-LEARNT = frozenset({LOSS, ACCURACY, TARGET})
+LEARNING = frozenset({LOSS, ACCURACY, TARGET})
 NOTHING: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Factor:
     """A setting or circumstance in which two runs may differ.
 
     `value` is hashable; None where it was not recorded or does not apply, and then it counts as alike. `spoils` are the `GROUPS` that a
@@ -57,7 +57,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Caveat:
     """Something about a single run that makes figures of it not comparable with any other's.
 
     `found` says what, or None; runs of which it says the same are alike. `told` says more of it, where there is more to say.
@@ -75,18 +75,18 @@ class Fault:
         return (self.told or self.found)(run)
 
 
-def _subject(key: str, label: str, why: str, *, summary: str = "", spoils: frozenset[str] = NOTHING) -> Rule:
-    return Rule(key, label, read.summed(summary or key), spoils, why, subject=True)
+def _subject(key: str, label: str, why: str, *, summary: str = "", spoils: frozenset[str] = NOTHING) -> Factor:
+    return Factor(key, label, read.summary_field(summary or key), spoils, why, subject=True)
 
 
-def _learning(key: str, label: str, applies: Callable[[DescribedRun], bool] | None = None) -> Rule:
-    value = read.asked(key) if applies is None else read.when(key, applies)
-    return Rule(key, label, value, LEARNT, "the parameters take another course")
+def _learning(key: str, label: str, applies: Callable[[DescribedRun], bool] | None = None) -> Factor:
+    value = read.job_field(key) if applies is None else read.job_field_if(key, applies)
+    return Factor(key, label, value, LEARNING, "the parameters take another course")
 
 
-def _beside(key: str, label: str, otherwise: str | None = None) -> Rule:
-    value = read.asked(key) if otherwise is None else read.asked_or(key, otherwise)
-    return Rule(key, label, value, NOTHING, "no figure depends on it", matters=False)
+def _beside(key: str, label: str, otherwise: str | None = None) -> Factor:
+    value = read.job_field(key) if otherwise is None else read.asked_or(key, otherwise)
+    return Factor(key, label, value, NOTHING, "no figure depends on it", matters=False)
 
 
 def _by_step(run: DescribedRun) -> bool:
@@ -114,21 +114,23 @@ _SUBJECTS = (
 )
 
 _LEARNING = (
-    Rule("model", "model", read.summed("model"), ALL, "another network computes and learns something else"),
-    Rule("data", "data", read.summed("data"), LEARNT, "other examples are learnt and evaluated"),
-    Rule("digest", "contents of the data", read.dataset("digest"), LEARNT, "other examples under one name", within="data", expected=True),
-    Rule("shape", "shape of the data", read.shape, WORK, "an example of another shape is another amount of work"),
-    Rule("train_size", "training split", read.dataset("sizes", "train"), frozenset({RESOURCES}), "it is held in memory"),
-    Rule("test_size", "evaluation split", read.evaluated, LEARNT, "the evaluations are over other examples"),
-    Rule(
+    Factor("model", "model", read.summary_field("model"), ALL, "another network computes and learns something else"),
+    Factor("data", "data", read.summary_field("data"), LEARNING, "other examples are learnt and evaluated"),
+    Factor(
+        "digest", "contents of the data", read.dataset("digest"), LEARNING, "other examples under one name", within="data", expected=True
+    ),
+    Factor("shape", "shape of the data", read.shape, WORK, "an example of another shape is another amount of work"),
+    Factor("train_size", "training split", read.dataset("sizes", "train"), frozenset({RESOURCES}), "it is held in memory"),
+    Factor("test_size", "evaluation split", read.evaluated, LEARNING, "the evaluations are over other examples"),
+    Factor(
         "seed",
         "seed",
-        read.summed("seed"),
-        LEARNT,
+        read.summary_field("seed"),
+        LEARNING,
         "they differ by chance too, so compare means over several seeds (--repeats)",
         show=read.shown_seeds,
     ),
-    Rule("optimizer", "optimizer", read.asked("optimizer"), ALL, "another rule costs and learns something else"),
+    Factor("optimizer", "optimizer", read.job_field("optimizer"), ALL, "another rule costs and learns something else"),
     _learning("lr", "learning rate"),
     _learning("momentum", "momentum", read.by_sgd),
     _learning("nesterov", "Nesterov momentum", read.by_sgd),
@@ -142,9 +144,9 @@ _LEARNING = (
     _learning("warmup_steps", "warm-up"),
     _learning("scale_lr", "scaling of the learning rate"),
     _learning("base_batch_size", "batch of the learning rate", lambda run: run.job.get("scale_lr") != "none"),
-    Rule("augment", "augmentation", read.asked("augment"), ALL, "changing images takes time, and other images are learnt"),
-    Rule("precision", "precision", read.precision, ALL, "other arithmetic is faster or slower, and rounds in another way"),
-    Rule(
+    Factor("augment", "augmentation", read.job_field("augment"), ALL, "changing images takes time, and other images are learnt"),
+    Factor("precision", "precision", read.precision, ALL, "other arithmetic is faster or slower, and rounds in another way"),
+    Factor(
         "budget",
         "budget",
         read.budget,
@@ -152,16 +154,16 @@ _LEARNING = (
         "one was to train longer than the other",
         show=read.shown_budget,
     ),
-    Rule("until", "target", read.asked_or("until", "none"), LEARNT | {TIME}, "a run stops at its target", order=BY_FIELD["until"]),
-    Rule(
+    Factor("until", "target", read.asked_or("until", "none"), LEARNING | {TIME}, "a run stops at its target", order=BY_FIELD["until"]),
+    Factor(
         "eval_every",
         "evaluations",
-        read.asked("eval_every"),
+        read.job_field("eval_every"),
         _PAUSES,
         "they take time, and only they notice a target",
         order=BY_FIELD["eval_every"],
     ),
-    Rule(
+    Factor(
         "checkpoints",
         "checkpoints",
         read.saving,
@@ -173,35 +175,43 @@ _LEARNING = (
 )
 
 _MACHINE = (
-    Rule("threads", "threads per task", read.threads, WORK, "a task computes on more threads or fewer"),
-    Rule("cpu", "processor", read.host("cpu_model"), WORK, "another processor", expected=True),
-    Rule("cores", "cores available", read.cores, WORK, _CORES, expected=True),
-    Rule("cores_per_node", "limit of cores", read.asked_or("cores_per_node", "none"), WORK, _CORES),
-    Rule(
+    Factor("threads", "threads per task", read.threads, WORK, "a task computes on more threads or fewer"),
+    Factor("cpu", "processor", read.host("cpu_model"), WORK, "another processor", expected=True),
+    Factor("cores", "cores available", read.cores, WORK, _CORES, expected=True),
+    Factor("cores_per_node", "limit of cores", read.asked_or("cores_per_node", "none"), WORK, _CORES),
+    Factor(
         "sharing",
         "nodes sharing cores",
-        read.summed("nodes_sharing_cores"),
+        read.summary_field("nodes_sharing_cores"),
         WORK,
         "nodes that fight for cores are slower than as many machines (--cores-per-node)",
     ),
-    Rule("memory", "memory", read.memory, frozenset({RESOURCES}), "nodes with other memory", show=read.shown_bytes, expected=True),
-    Rule("gpus", "GPUs", read.gpus, WORK, "other processors"),
-    Rule("device", "device", read.asked("device"), WORK, "asked to compute elsewhere"),
-    Rule("kernel", "kernel", read.host("kernel"), WORK, "another kernel schedules and sends in another way", expected=True),
-    Rule("network", "network", read.network, WORK, "other links, and counted at another place"),
-    Rule("bandwidth", "bandwidth", read.bandwidth, WORK, "faster or slower links", show=read.shown_bandwidth),
-    Rule("link", "link speed in bit/s", read.link, WORK, "faster or slower links"),
-    Rule("framework", "framework's release", read.framework, WORK, "it may be faster or slower", within="backend", expected=True),
-    Rule("trainer", "trainer's release", read.package("crosstrain"), ALL, "it may train and count in another way", expected=True),
-    Rule("python", "Python's release", read.host("python"), CLOCK, "it may be faster or slower", expected=True),
-    Rule("distributed", "distributed wrapper", read.when("distributed", read.on_its_own), WORK, "the framework's wrapper costs time"),
-    Rule("steps_per_call", "steps per call", read.asked_or("steps_per_call", "the backend's choice"), WORK, "fused steps cost less"),
-    Rule("deterministic", "deterministic kernels", read.asked("deterministic"), WORK, "kernels that repeat to the bit are slower"),
-    Rule("profile", "profiled steps", read.asked("profile"), WORK, "tracing takes time and memory"),
-    Rule("sample_interval", "sampling interval", read.asked("sample_interval"), frozenset({RESOURCES}), "more samples find higher peaks"),
-    Rule("start_timeout", "time limit of the start", read.asked("start_timeout"), NOTHING, _GIVES_UP),
-    Rule("stall_timeout", "time limit of a stall", read.asked("stall_timeout"), NOTHING, _GIVES_UP),
-    Rule("on_nan", "what becomes of a loss that is not finite", read.asked("on_nan"), NOTHING, _GIVES_UP),
+    Factor("memory", "memory", read.memory, frozenset({RESOURCES}), "nodes with other memory", show=read.shown_bytes, expected=True),
+    Factor("gpus", "GPUs", read.gpus, WORK, "other processors"),
+    Factor("device", "device", read.job_field("device"), WORK, "asked to compute elsewhere"),
+    Factor("kernel", "kernel", read.host("kernel"), WORK, "another kernel schedules and sends in another way", expected=True),
+    Factor("network", "network", read.network, WORK, "other links, and counted at another place"),
+    Factor("bandwidth", "bandwidth", read.bandwidth, WORK, "faster or slower links", show=read.shown_bandwidth),
+    Factor("link", "link speed in bit/s", read.link, WORK, "faster or slower links"),
+    Factor("framework", "framework's release", read.framework, WORK, "it may be faster or slower", within="backend", expected=True),
+    Factor("trainer", "trainer's release", read.package("crosstrain"), ALL, "it may train and count in another way", expected=True),
+    Factor("python", "Python's release", read.host("python"), CLOCK, "it may be faster or slower", expected=True),
+    Factor(
+        "distributed",
+        "distributed wrapper",
+        read.job_field_if("distributed", read.single_process),
+        WORK,
+        "the framework's wrapper costs time",
+    ),
+    Factor("steps_per_call", "steps per call", read.asked_or("steps_per_call", "the backend's choice"), WORK, "fused steps cost less"),
+    Factor("deterministic", "deterministic kernels", read.job_field("deterministic"), WORK, "kernels that repeat to the bit are slower"),
+    Factor("profile", "profiled steps", read.job_field("profile"), WORK, "tracing takes time and memory"),
+    Factor(
+        "sample_interval", "sampling interval", read.job_field("sample_interval"), frozenset({RESOURCES}), "more samples find higher peaks"
+    ),
+    Factor("start_timeout", "time limit of the start", read.job_field("start_timeout"), NOTHING, _GIVES_UP),
+    Factor("stall_timeout", "time limit of a stall", read.job_field("stall_timeout"), NOTHING, _GIVES_UP),
+    Factor("on_nan", "what becomes of a loss that is not finite", read.job_field("on_nan"), NOTHING, _GIVES_UP),
 )
 
 _BESIDE = (
@@ -214,7 +224,7 @@ _BESIDE = (
     _beside("tensorboard", "TensorBoard's files"),
 )
 
-RULES: tuple[Rule, ...] = (*_SUBJECTS, *_LEARNING, *_MACHINE, *_BESIDE)
+RULES: tuple[Factor, ...] = (*_SUBJECTS, *_LEARNING, *_MACHINE, *_BESIDE)
 """In the order in which differences are told: first what is usually the subject, last what does not matter."""
 
 CHANGED = "changed when it was resumed"
@@ -270,12 +280,14 @@ def _starved_by(run: DescribedRun) -> str | None:
     return None if found is None else f"{found.fraction:.0%}"
 
 
-FAULTS: tuple[Fault, ...] = (
-    Fault("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
-    Fault("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
-    Fault("synthetic", "synthetic data", _synthetic, LEARNT, "images and labels are random, so there is nothing to learn"),
-    Fault("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
-    Fault("starved", "starved of CPU", _starved, WORK, "other programs took so much of the CPU time that its tasks asked for", _starved_by),
-    Fault("changed", CHANGED, _changed, ALL, CHANGED_MEANS),
+FAULTS: tuple[Caveat, ...] = (
+    Caveat("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
+    Caveat("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
+    Caveat("synthetic", "synthetic data", _synthetic, LEARNING, "images and labels are random, so there is nothing to learn"),
+    Caveat("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
+    Caveat(
+        "starved", "starved of CPU", _starved, WORK, "other programs took so much of the CPU time that its tasks asked for", _starved_by
+    ),
+    Caveat("changed", CHANGED, _changed, ALL, CHANGED_MEANS),
 )
 """What is wrong with one run whatever it is compared with."""

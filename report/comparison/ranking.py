@@ -12,7 +12,7 @@ from ...core.untrusted.console import one_line
 from ...records.text.numbers import duration_text, rate_text
 from .comparability import Comparability
 from .factors import SPEED, TARGET
-from .rows import Entry
+from .rows import Row
 
 __all__ = ["JUDGED", "USUAL_SCATTER", "verdicts"]
 
@@ -23,7 +23,7 @@ USUAL_SCATTER = 0.05
 """By about so much the speed of one and the same job differs from run to run on a machine that does nothing else."""
 
 
-def verdicts(entries: Sequence[Entry], comparability: Comparability) -> list[str]:
+def verdicts(entries: Sequence[Row], comparability: Comparability) -> list[str]:
     """Return a sentence on the speed of some jobs, and one on the time to target where there is one; none for a single run."""
     if len(entries) == 1:
         return [_one_job(entries[0])] if len(entries[0].runs) > 1 else []
@@ -31,13 +31,13 @@ def verdicts(entries: Sequence[Entry], comparability: Comparability) -> list[str
     return [_speed(entries, comparability), *targets]
 
 
-def _one_job(entry: Entry) -> str:
+def _one_job(entry: Row) -> str:
     mean, sigma = entry.figures["examples_per_second"], entry.sigmas.get("examples_per_second")
     spread = "" if sigma is None else f" ({rate_text(mean)} ± {rate_text(sigma)})"
     return f"Fastest by examples/s: no verdict: they are {len(entry.runs)} runs of one job, which differ by chance{spread}."
 
 
-def _speed(entries: Sequence[Entry], comparability: Comparability) -> str:
+def _speed(entries: Sequence[Row], comparability: Comparability) -> str:
     known = [index for index, entry in enumerate(entries) if entry.figures["examples_per_second"]]  # one that trained nothing has 0
     fair = comparability.comparable(SPEED, known)
     if len(fair) < 2:
@@ -50,7 +50,7 @@ def _speed(entries: Sequence[Entry], comparability: Comparability) -> str:
     return f"Fastest by examples/s: {first.label} ({by}){caveat}.{_left_out(entries, ordered)}"
 
 
-def _target(entries: Sequence[Entry], comparability: Comparability) -> str:
+def _target(entries: Sequence[Row], comparability: Comparability) -> str:
     aimed = [index for index, entry in enumerate(entries) if entry.converged is not None]
     fair = comparability.comparable(TARGET, aimed)
     if len(fair) < 2:
@@ -70,11 +70,11 @@ def _target(entries: Sequence[Entry], comparability: Comparability) -> str:
     return f"Fastest to {goal}: {first.label} ({by}){caveat}.{failed}{_left_out(entries, fair)}"
 
 
-def _time(entry: Entry) -> float:
+def _time(entry: Row) -> float:
     return float(entry.figures["time_to_target_seconds"])
 
 
-def _caveat(one: Entry, other: Entry, key: str) -> str:
+def _caveat(one: Row, other: Row, key: str) -> str:
     """Return what is to be known of a difference: nothing where repeats of both show that it is larger than their scatter.
 
     Repeats scatter where two means are nearer than their standard deviations together. What a single run would scatter by is not known.
@@ -91,6 +91,6 @@ def _caveat(one: Entry, other: Entry, key: str) -> str:
     return f"; {runs}: repeats (--repeats) tell whether that is more than scatter"
 
 
-def _left_out(entries: Sequence[Entry], fair: Sequence[int]) -> str:
+def _left_out(entries: Sequence[Row], fair: Sequence[int]) -> str:
     left = [entry.label for index, entry in enumerate(entries) if index not in fair]
     return f" Not comparable, and left out: {'; '.join(left)}." if left else ""

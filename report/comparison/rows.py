@@ -12,18 +12,18 @@ from ..catalog.copies import measurements
 from ..catalog.figures import number, row
 from ..catalog.run import DescribedRun
 from .comparability import alike
-from .factors import Rule
-from .seed_statistics import common_name, kept, spread
+from .factors import Factor
+from .seed_statistics import common_name, drop_fastest_and_slowest, spread
 
-__all__ = ["Entry", "entry_of", "make_entries"]
+__all__ = ["Row", "entry_of", "make_entries"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Row:
     """One row: the runs it stands for, and the flat row of `compare.row`, of several runs the means of what is a number.
 
     `sigmas` has the sample standard deviation of each figure that is a mean (a list where the figure is one); empty for a single run.
-    `left_out` are the names of runs whose figures do not count (see `repeats.kept`), `converged` how many reached the target.
+    `left_out` are the names of runs whose figures do not count (see `drop_fastest_and_slowest`), `converged` how many reached the target.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Entry:
         """How many nodes there are figures of. A summary's ``nodes`` is what it says of itself, and goes through no loop."""
         return max(len(run.summary["per_node"]) for run in self.runs)
 
-    def called(self, label: str) -> Entry:
+    def relabelled(self, label: str) -> Row:
         """Return the same row under another name."""
         return replace(self, label=label, figures={**self.figures, "run": label})
 
@@ -53,34 +53,34 @@ class Entry:
         return self.converged == len(self.runs)
 
 
-def make_entries(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[Rule] = ()) -> list[Entry]:
+def make_entries(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[Factor] = ()) -> list[Row]:
     """Return the rows for some runs, in the order in which they are given.
 
     With `fold`, runs of one job become one: those that differ by their seed alone, or not at all; of copies of a run the first one stands
     for all. Where there are settings to group `by`, only runs with the same values of them become one.
     """
     if not fold:
-        return _told_apart([entry_of([run]) for run in runs])
+        return _unique_labels([entry_of([run]) for run in runs])
     firsts = [copies[0] for copies in measurements(runs)]
-    return _told_apart([entry_of(group) for group in alike(firsts, without={"seed"}, by=by)])
+    return _unique_labels([entry_of(group) for group in alike(firsts, without={"seed"}, by=by)])
 
 
-def _told_apart(entries: Sequence[Entry]) -> list[Entry]:
+def _unique_labels(entries: Sequence[Row]) -> list[Row]:
     """Return rows of which no two are called alike: repeats that would be have the name of their first run, which has its own."""
     counts = Counter(entry.label for entry in entries)
     return [
-        entry if counts[entry.label] == 1 or len(entry.runs) == 1 else entry.called(f"{entry.runs[0].name} ×{len(entry.runs)}")
+        entry if counts[entry.label] == 1 or len(entry.runs) == 1 else entry.relabelled(f"{entry.runs[0].name} ×{len(entry.runs)}")
         for entry in entries
     ]
 
 
-def entry_of(runs: Sequence[DescribedRun]) -> Entry:
+def entry_of(runs: Sequence[DescribedRun]) -> Row:
     """Return the row for the runs of one job, at least one."""
     summaries = [run.summary for run in runs]
     converged = None if summaries[0]["target"] is None else sum(bool(summary["target_reached"]) for summary in summaries)
     if len(runs) == 1:
-        return Entry(runs[0].name, tuple(runs), {**row(summaries[0]), "run": runs[0].name}, converged=converged)
-    staying, dropped = kept(summaries)
+        return Row(runs[0].name, tuple(runs), {**row(summaries[0]), "run": runs[0].name}, converged=converged)
+    staying, dropped = drop_fastest_and_slowest(summaries)
     names = {id(run.summary): run.name for run in runs}
     rows = [row(summary) for summary in staying]
     together = {name: _alike_or_none(found) if name in _SETTINGS else _together(found) for name, found in _columns(rows).items()}
@@ -88,7 +88,7 @@ def entry_of(runs: Sequence[DescribedRun]) -> Entry:
     sigmas = {name: sigma for name, (_, sigma) in together.items() if sigma is not None}
     label = common_name([str(run.summary["run"]) for run in runs])
     figures |= {"run": label, "target_reached": None if converged is None else converged == len(runs)}
-    return Entry(label, tuple(runs), figures, sigmas, tuple(names[id(summary)] for summary in dropped), converged)
+    return Row(label, tuple(runs), figures, sigmas, tuple(names[id(summary)] for summary in dropped), converged)
 
 
 _SETTINGS = frozenset(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .rows import Entry
+from .rows import Row
 
 __all__ = ["ScalingPoint", "ScalingSeries", "families", "relative_speed", "relative_target", "scaling"]
 
@@ -49,7 +49,7 @@ class ScalingSeries:
         return {"scaling": self.kind, _BATCH[self.kind]: self.batch, "points": points}
 
 
-def scaling(entries: Sequence[Entry], series: Callable[[Entry], Any]) -> tuple[list[ScalingSeries], list[int]]:
+def scaling(entries: Sequence[Row], series: Callable[[Row], Any]) -> tuple[list[ScalingSeries], list[int]]:
     """Return the series among some rows, and the rows (by index) that are in none.
 
     `series` tells apart rows that differ by more than their nodes and batch. A row may be in a series of each kind; a series has rows on at
@@ -65,7 +65,7 @@ def scaling(entries: Sequence[Entry], series: Callable[[Entry], Any]) -> tuple[l
     return found, [index for index in range(len(entries)) if index not in inside]
 
 
-def families(entries: Sequence[Entry], series: Callable[[Entry], Any]) -> list[tuple[int, int, int]]:
+def families(entries: Sequence[Row], series: Callable[[Row], Any]) -> list[tuple[int, int, int]]:
     """Return for each row what brings the rows of one series together, in the order of their batches; rows in none come last.
 
     A row that is in a series of each kind belongs to the kind that has more rows, to strong scaling where both have as many.
@@ -79,11 +79,11 @@ def families(entries: Sequence[Entry], series: Callable[[Entry], Any]) -> list[t
     return [places.get(index, (len(kinds), entry.figures["global_batch_size"], 0)) for index, entry in enumerate(entries)]
 
 
-def _nodes_differ(entries: Sequence[Entry], members: Sequence[int]) -> bool:
+def _nodes_differ(entries: Sequence[Row], members: Sequence[int]) -> bool:
     return len({entries[index].figures["nodes"] for index in members}) > 1
 
 
-def _series(kind: Kind, batch: int, entries: Sequence[Entry], members: Sequence[int]) -> ScalingSeries:
+def _series(kind: Kind, batch: int, entries: Sequence[Row], members: Sequence[int]) -> ScalingSeries:
     ordered = sorted(members, key=lambda index: entries[index].figures["nodes"])
     first = entries[ordered[0]].figures
     return ScalingSeries(kind, batch, tuple(_point(index, entries[index].figures, first) for index in ordered))
@@ -96,13 +96,13 @@ def _point(index: int, own: Any, first: Any) -> ScalingPoint:
     return ScalingPoint(index, own["nodes"], speedup, efficiency)
 
 
-def relative_speed(entries: Sequence[Entry]) -> list[float | None]:
+def relative_speed(entries: Sequence[Row]) -> list[float | None]:
     """Return the examples/s of each row over those of the first."""
     speeds = [entry.figures["examples_per_second"] for entry in entries]
     return [None if speed is None or not speeds[0] else speed / speeds[0] for speed in speeds]
 
 
-def relative_target(entries: Sequence[Entry]) -> list[float | None]:
+def relative_target(entries: Sequence[Row]) -> list[float | None]:
     """Return how many times as fast as the first row each reached the target; None where one of the two did not, or not in every run."""
     times = [entry.figures["time_to_target_seconds"] if entry.all_converged else None for entry in entries]
     return [None if not seconds or not times[0] else times[0] / seconds for seconds in times]

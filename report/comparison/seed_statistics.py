@@ -10,7 +10,7 @@ from typing import Any
 
 from ..catalog.figures import number
 
-__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "kept", "spread"]
+__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "drop_fastest_and_slowest", "spread"]
 
 TRIMMED_FROM = 5
 """From this many runs on the fastest and the slowest are left out, as MLPerf training does; not where more than one missed the target."""
@@ -32,12 +32,12 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return mean and standard deviation over the runs of one job (their summaries, at least one).
 
     - ``runs``: how many; ``converged``: how many reached the target, null where there is none
-    - ``dropped``: names of the runs left out (see `kept`)
+    - ``dropped``: names of the runs left out (see `drop_fastest_and_slowest`)
     - ``figures``: for each of `FIGURES` ``mean``, ``sigma`` (sample standard deviation, n − 1; null for a single value) and ``values``,
       over how many runs; null where none has it. So a time to target is the mean over those that reached it and stay, and a figure that
       is not finite in one run has no finite mean and no sigma
     """
-    staying, dropped = kept(summaries)
+    staying, dropped = drop_fastest_and_slowest(summaries)
     with_target = summaries[0]["target"] is not None
     return {
         "runs": len(summaries),
@@ -47,7 +47,7 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def kept(summaries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+def drop_fastest_and_slowest(summaries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Return the runs whose figures count, from the fastest to the slowest, and those left out.
 
     From `TRIMMED_FROM` runs on the fastest and the slowest are left out: by time to target, without a target by the run clock. A run that

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from .time_shares import Worker, idle_fraction
 from .verdict import Explanation
 
-__all__ = ["Advice", "growing", "larger_batch"]
+__all__ = ["Advice", "batch_dependent_seconds", "larger_batch"]
 
 _LEARNS_OTHERWISE = "each update then sees twice the examples, so that learning rate and accuracy need another look (--scale-lr)"
 
@@ -35,7 +35,7 @@ def _step_seconds(explanation: Explanation) -> float:
     return sum(worker.step_seconds for worker in workers) / len(workers)
 
 
-def growing(explanation: Explanation, worker: Worker) -> float | None:
+def batch_dependent_seconds(explanation: Explanation, worker: Worker) -> float | None:
     """Return the part of a worker's own seconds that grows with its batch: data, and of computing what half a batch saves, twice.
 
     None where half a batch was not measured.
@@ -57,7 +57,7 @@ def larger_batch(explanation: Explanation) -> Iterator[Advice]:
         return
     slowest = facts.shares.slowest
     sync = facts.summary["mode"] == "sync"
-    grown = [growing(explanation, worker) for worker in ([slowest] if sync else facts.workers)]
+    grown = [batch_dependent_seconds(explanation, worker) for worker in ([slowest] if sync else facts.workers)]
     known = [value for value in grown if value is not None]
     if len(known) < len(grown) or not known:
         return

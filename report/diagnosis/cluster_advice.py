@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from .batch_effect import Advice, growing, larger_batch
+from .batch_effect import Advice, batch_dependent_seconds, larger_batch
 from .links import busiest
 from .verdict import NEARLY_ALL, NOTABLE, Explanation
 
@@ -46,7 +46,7 @@ def _one_worker(explanation: Explanation) -> Iterator[Advice]:
     if facts.job.get("global_batch_size") is None:
         alone, caution = 1.0 / quickest.own_seconds, None if summary["mode"] == "async" else "the global batch is then that of one task"
     else:
-        more, caution = growing(explanation, quickest), None
+        more, caution = batch_dependent_seconds(explanation, quickest), None
         if more is None:
             return
         alone = count / (quickest.own_seconds + (count - 1) * more)

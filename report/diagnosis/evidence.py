@@ -10,18 +10,18 @@ from typing import Any
 from ...core.errors import UsageError
 from ...records.schema import Clock
 from ...records.store.run_directory import RunReader
-from ...records.summary.attempts import in_parts, resumed_seconds
+from ...records.summary.attempts import resumed_seconds, with_attempts
 from ...records.summary.node_usage import per_node
 from ..catalog.run import DescribedRun
 from ..comparison.factors import changed_text
 from .links import Link, read_links
 from .time_shares import Shares, Worker, calibrated_part, read_shares, read_workers
 
-__all__ = ["Facts", "read_facts"]
+__all__ = ["Evidence", "read_facts"]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Evidence:
     """What a verdict rests on: the run's documents, and what was read out of them. `shares` is None without a calibration.
 
     Of a calibrated run that was resumed the clock and the nodes of `summary`, the links, and what was counted are those of its last part,
@@ -45,7 +45,7 @@ class Facts:
     steps_mixed: bool
 
 
-def read_facts(path: Path) -> Facts:
+def read_facts(path: Path) -> Evidence:
     """Read a run directory. Raises UsageError where it has no summary (yet)."""
     reader = RunReader(path)
     summary = reader.summary()
@@ -62,7 +62,7 @@ def read_facts(path: Path) -> Facts:
         summary = _of_last_part(reader, summary, began) if began else summary
         workers = [] if mixed else read_workers(summary)
         shares = read_shares(summary, workers) if workers and summary["run_seconds"] else None
-    return Facts(
+    return Evidence(
         reader.name,
         summary,
         job,
@@ -85,7 +85,7 @@ _OF_THE_WHOLE_RUN = ("foreign_cpu_cores_used", "cpu_cores_lost", "starved_fracti
 def _of_last_part(reader: RunReader, summary: Mapping[str, Any], began: float) -> dict[str, Any]:
     """Return a summary of a resumed run with the clock and the nodes of its last part, but what other programs did to the whole."""
     part = calibrated_part(summary)
-    samples = (record for record in in_parts(reader.system(), resumed_seconds(reader.job())) if record.part_began_seconds == began)
+    samples = (record for record in with_attempts(reader.system(), resumed_seconds(reader.job())) if record.part_began_seconds == began)
     spent = {name: part[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
     nodes = per_node(samples, len(summary["per_node"]), Clock(run_seconds=summary["run_seconds"], **spent))
     whole = [{name: node.get(name) for name in _OF_THE_WHOLE_RUN} for node in summary["per_node"]]

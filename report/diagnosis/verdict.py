@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..catalog.cpu_contention import Starved, starved
-from .evidence import Facts, read_facts
+from .evidence import Evidence, read_facts
 from .links import Link, NetworkCause, message_fraction, network_cause
 from .time_shares import Shares, Worker, around_training, node_fractions
 
-__all__ = ["Explanation", "Facts", "NodeView", "explain", "read_facts"]
+__all__ = ["Evidence", "Explanation", "NodeView", "explain", "read_facts"]
 
 Verdict = Literal["starved", "compute", "network", "data", "peers", "evaluating", "saving", "other", "mixed", "unclear", "unknown"]
 
@@ -35,7 +35,7 @@ class NodeView:
     - `slowness`: its slowest worker's own time over that of a worker of ordinary speed
     - `updates_fraction`: async: its part of all updates
     - `cpu_cores_used`, `cpu_fraction`, `sent_bytes_per_second`, `received_bytes_per_second`: means over the whole run, or the part of it
-      that `Facts` are of, evaluations and pauses included; those of `link` are over the training alone
+      that `Evidence` are of, evaluations and pauses included; those of `link` are over the training alone
     """
 
     node: int
@@ -74,7 +74,7 @@ class Explanation:
     run_uncertainty: Mapping[str, float]
     step_fractions: Mapping[str, float]
     nodes: tuple[NodeView, ...]
-    facts: Facts = field(repr=False)
+    facts: Evidence = field(repr=False)
 
     @property
     def starved(self) -> Starved | None:
@@ -107,13 +107,13 @@ def explain(path: Path) -> Explanation:
 # The verdict --------------------------------------------------------------------------------------------------------------
 
 
-def judge(facts: Facts) -> Explanation:
+def judge(facts: Evidence) -> Explanation:
     """Return the verdict that the facts allow: none on the run itself where other programs had its cores."""
     found = _judged(facts)
     return found if found.starved is None else replace(found, verdict="starved", candidates=(), slow_node=None)
 
 
-def _judged(facts: Facts) -> Explanation:
+def _judged(facts: Evidence) -> Explanation:
     shares = facts.shares
     if shares is None:
         around = around_training(facts.summary)
@@ -123,7 +123,7 @@ def _judged(facts: Facts) -> Explanation:
         return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, facts)
     exchange = shares.step["network"]
     cause = network_cause(exchange, facts.links, facts.calibration) if exchange >= NOTABLE else None
-    short = _short_of_cores(facts) if cause != "link" else None
+    short = _saturated_node(facts) if cause != "link" else None
     verdict, candidates = _ranked(shares, short is not None)
     slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
     views = tuple(_view(facts, node, cause, short) for node in range(len(facts.summary["per_node"])))
@@ -141,7 +141,7 @@ NOTABLE = 0.2
 _WORK = ("compute", "data", "peers")
 
 
-def _short_of_cores(facts: Facts) -> int | None:
+def _saturated_node(facts: Evidence) -> int | None:
     """Sync: return the node that has no core to spare where each other one may use more and does not; None where there is none.
 
     What a node computes for an exchange takes it as much longer as its own work, and all wait for it.
@@ -167,9 +167,9 @@ def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, .
     """
     order = sorted(shares.run, key=lambda part: -shares.run[part])
     largest = order[0]
-    if _strength(shares, largest, short_of_cores) < DOMINANT:
+    if _combined_share(shares, largest, short_of_cores) < DOMINANT:
         return "mixed", tuple(part for part in order if shares.run[part] >= shares.run[largest] / 2)
-    near = [part for part in order if _lead(shares, largest, part) <= LEAST_DIFFERENCE]
+    near = [part for part in order if _certain_lead(shares, largest, part) <= LEAST_DIFFERENCE]
     candidates = list(dict.fromkeys(name for part in near for name in _named(part, shares, short_of_cores)))
     if len(candidates) > 1:
         return "unclear", tuple(candidates)
@@ -177,7 +177,7 @@ def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, .
     return verdict, (verdict,)
 
 
-def _strength(shares: Shares, largest: str, short_of_cores: bool) -> float:
+def _combined_share(shares: Shares, largest: str, short_of_cores: bool) -> float:
     """Return what the largest part stands for: all work, where that of a slow worker is meant, and the exchange that it holds up."""
     if short_of_cores and largest in (*_WORK, "network"):
         return sum(shares.run[part] for part in (*_WORK, "network"))
@@ -185,7 +185,7 @@ def _strength(shares: Shares, largest: str, short_of_cores: bool) -> float:
     return sum(shares.run[part] for part in _WORK) if slow else shares.run[largest]
 
 
-def _lead(shares: Shares, largest: str, part: str) -> float:
+def _certain_lead(shares: Shares, largest: str, part: str) -> float:
     """Return by how much of the run one part is certainly larger than another."""
     if part == largest:
         return 0.0
@@ -207,7 +207,7 @@ def _named(part: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
 # The nodes ----------------------------------------------------------------------------------------------------------------
 
 
-def _view(facts: Facts, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
+def _view(facts: Evidence, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
     figures = facts.summary["per_node"][node]
     own = [worker for worker in facts.workers if worker.node == node]
     step = node_fractions(facts.workers, node)
@@ -233,14 +233,14 @@ def _mean(figure: Mapping[str, float] | None) -> float | None:
     return None if figure is None else figure["mean"]
 
 
-def _slowness(facts: Facts, own: Sequence[Worker]) -> float | None:
+def _slowness(facts: Evidence, own: Sequence[Worker]) -> float | None:
     if facts.shares is None or not own or not facts.shares.slowest.own_seconds:
         return None
     usual = facts.shares.slowest.own_seconds / facts.shares.slowness
     return max(worker.own_seconds for worker in own) / usual if usual else None
 
 
-def _updates_fraction(facts: Facts, own: Sequence[Worker]) -> float | None:
+def _updates_fraction(facts: Evidence, own: Sequence[Worker]) -> float | None:
     counts = facts.summary["updates_by_worker"]
     return None if not counts or not sum(counts) else sum(worker.updates or 0 for worker in own) / sum(counts)
 
@@ -249,7 +249,7 @@ USED_GPU = 0.05
 """A GPU that was busy for less than this did not compute the steps."""
 
 
-def _limit(facts: Facts, node: int, step: Mapping[str, float], cause: NetworkCause | None, gpu: float | None, short: int | None) -> str:
+def _limit(facts: Evidence, node: int, step: Mapping[str, float], cause: NetworkCause | None, gpu: float | None, short: int | None) -> str:
     largest = max(step, key=lambda part: step[part])
     if step[largest] < DOMINANT:
         return "nothing"
@@ -262,6 +262,6 @@ def _limit(facts: Facts, node: int, step: Mapping[str, float], cause: NetworkCau
     return {"data": "data", "peers": "peer"}[largest]
 
 
-def _serves_itself(facts: Facts, node: int) -> bool:
+def _serves_itself(facts: Evidence, node: int) -> bool:
     """Async: whether the only parameter server is on this node, so that its workers' exchanges cross no link."""
     return facts.summary["mode"] == "async" and facts.summary["parameter_servers"] == 1 and node == 0

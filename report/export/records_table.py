@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from ...records.schema import EvalRecord, SystemRecord
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader
-from ...records.summary.node_usage import rise_per_second
+from ...records.summary.node_usage import rate_between
 from ..catalog.index import FIGURES, run_row
 from ..catalog.labels import labels
 
@@ -115,7 +115,7 @@ def _system(reader: RunReader) -> Iterator[Cells]:
     nested = {column.name for column in _of_record(SystemRecord) if column.kind == "text"} - {"network_source"}
     for record in reader.system():
         cells = [_json(record, field.name) if field.name in nested else getattr(record, field.name) for field in fields(SystemRecord)]
-        yield (*cells, *(rise_per_second(before.get(record.node), record, counter) for counter in _RATES))
+        yield (*cells, *(rate_between(before.get(record.node), record, counter) for counter in _RATES))
         before[record.node] = record
 
 

@@ -17,7 +17,7 @@ from ...records.text.numbers import UNKNOWN, bytes_text, duration_text, number_t
 from ...records.text.progress import TrainingState, evaluation_text
 from .watched_run import News, WatchedRun
 
-__all__ = ["figures_line", "last_evaluation", "news_line", "node_lines", "picture", "state_line", "title", "told_by_summary"]
+__all__ = ["figures_line", "is_in_summary", "last_evaluation", "news_line", "node_lines", "picture", "state_line", "title"]
 
 SILENT_SECONDS = 10
 """A silence of a run at work is shown in multiples of this: of a run on another host nobody here can tell whether it lives."""
@@ -107,7 +107,7 @@ def last_evaluation(record: EvalRecord) -> str:
     return f"last {evaluation_text(record)}"
 
 
-def told_by_summary(run: WatchedRun) -> bool:
+def is_in_summary(run: WatchedRun) -> bool:
     """Return whether a summary follows: its figures are of the training alone, while the last samples are of what came after it."""
     return run.ended and run.reader.summary() is not None
 
@@ -115,7 +115,7 @@ def told_by_summary(run: WatchedRun) -> bool:
 def picture(run: WatchedRun) -> RenderableType:
     """Return the whole of it for a terminal; of a run that has ended only what its summary does not say, or better."""
     parts: list[RenderableType] = [Text(title(run), style="bold"), Text(state_line(run), style=_STYLES.get(run.state, ""))]
-    if told_by_summary(run):
+    if is_in_summary(run):
         return Group(*parts)
     if run.progress is not None:
         line = Table.grid()  # a bar by itself does not end its line

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...records.schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from ...records.store.run_directory import RunReader
-from ...records.summary.node_usage import rise_per_second
+from ...records.summary.node_usage import rate_between
 from ...records.text.progress import NodeSamples
 from .tail import Tail
 
@@ -230,5 +230,5 @@ def _node(before: SystemRecord | None, record: SystemRecord) -> dict[str, Any]:
     rates = ("network_sent_bytes", "network_received_bytes")
     return {
         **{name: getattr(record, name) for name in names},
-        **{f"{name}_per_second": rise_per_second(before, record, name) for name in rates},
+        **{f"{name}_per_second": rate_between(before, record, name) for name in rates},
     }

@@ -22,7 +22,7 @@ from ..plots.figure import Bars, Panel, Picture, colour, dash, kinds
 from ..plots.plotly_renderer import plots
 from ..plots.training_charts import pictures
 from ..tables.alignment import holds_figures
-from ..tables.comparison_tables import Block, standard
+from ..tables.comparison_tables import ComparisonTable, default_tables
 from ..tables.footnotes import above, below
 from ..tables.run_tables import SYNTHETIC
 from .run_section import ENVIRONMENT, SETTINGS, described
@@ -119,7 +119,7 @@ def _compared(runs: Sequence[ShownRun]) -> dict[str, Any]:
     if not ended:
         return {"above": [], "blocks": [], "below": []}
     comparison = compare_runs(ended, fold=False)
-    blocks = [_labelled(block) for block in standard(comparison)]
+    blocks = [_labelled(block) for block in default_tables(comparison)]
     return {"above": _nested(above(comparison)), "blocks": blocks, "below": below(comparison)}
 
 
@@ -134,7 +134,7 @@ def _nested(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _labelled(block: Block) -> Block:
+def _labelled(block: ComparisonTable) -> ComparisonTable:
     """Return a table in which every row says what it is about, as a reader aloud needs it."""
     rows: list[tuple[str, ...]] = []
     for row in block.rows:

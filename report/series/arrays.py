@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...records.schema import Count, Index, Seconds
 from ...records.store.run_directory import RunReader
-from ...records.summary.attempts import Parts, resumed_seconds
+from ...records.summary.attempts import Attempts, resumed_seconds
 from .fast_jsonl import read_pieces
 
 __all__ = ["Floats", "Integers", "NodeSeries", "StepSeries", "read_steps", "read_system"]
@@ -203,7 +203,7 @@ def read_system(run: Path) -> list[NodeSeries]:
     Raises what `read_steps` raises.
     """
     by_node: dict[int, list[_SystemLine]] = {}
-    parts = Parts(resumed_seconds(RunReader(run).job()))
+    parts = Attempts(resumed_seconds(RunReader(run).job()))
     for lines in read_pieces(run / "system.jsonl", _SystemLine, "SystemRecord"):
         for line in lines:
             line.part_began_seconds = parts.began_seconds(line.time_seconds, line.part_began_seconds)
@@ -242,7 +242,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _rises(counter: Floats, time_seconds: Floats, intervals: Floats, goes_on: NDArray[np.bool_]) -> Floats:
-    """Return the rise per second since the sample before, by the rule of `rise_per_second`; `goes_on` marks where a later part begins.
+    """Return the rise per second since the sample before, by the rule of `rate_between`; `goes_on` marks where a later part begins.
 
     Samples are stamped where they arrive. One that was held up on its way arrives with the next at its heels, and a rise over the moment
     between the two would be a peak that never was: the later one's is then over the time of both.

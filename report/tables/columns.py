@@ -11,9 +11,9 @@ from ...core.suggestions import nearest
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
 from ..catalog.figures import FIGURES
 from ..comparison.factors import ACCURACY, LOSS, RESOURCES, SPEED, STEPS, TARGET, TIME
-from ..comparison.rows import Entry
+from ..comparison.rows import Row
 
-__all__ = ["DONE", "MARK", "NODE", "Column", "cell", "column", "node_cell", "relative"]
+__all__ = ["MARK", "NODE", "RUN_COLUMNS", "Column", "cell", "column", "node_cell", "relative"]
 
 MARK = "†"
 """Stands behind a figure that cannot be compared with the first row's."""
@@ -62,7 +62,7 @@ def _bytes_rate(value: float | None) -> str:
     return bytes_text(value, per_second=True)
 
 
-DONE: tuple[Column, ...] = (
+RUN_COLUMNS: tuple[Column, ...] = (
     Column("steps", "steps", count_text),
     Column("examples", "examples", count_text),
     Column("examples_per_second", "examples/s", _rate, SPEED),
@@ -88,7 +88,7 @@ NODE: tuple[Column, ...] = (
 )
 """What each of their nodes used."""
 
-_KNOWN = {one.key: one for one in (*DONE, *NODE)}
+_KNOWN = {one.key: one for one in (*RUN_COLUMNS, *NODE)}
 
 _OTHERS: dict[str, Column] = {
     "best_eval_accuracy": Column("best_eval_accuracy", "best accuracy", number_text, ACCURACY),
@@ -136,7 +136,7 @@ def _plain(value: Any) -> str:
     return count_text(value) if isinstance(value, int) else number_text(value)
 
 
-def cell(entry: Entry, one: Column, marks: Collection[str] = ()) -> str:
+def cell(entry: Row, one: Column, marks: Collection[str] = ()) -> str:
     """Return a figure of a row as text: with ± its standard deviation where it is a mean, and the mark where its kind is among `marks`."""
     value, sigma = entry.figures[one.key], entry.sigmas.get(one.key)
     if one.key == "time_to_target_seconds" and entry.converged == 0:
@@ -147,7 +147,7 @@ def cell(entry: Entry, one: Column, marks: Collection[str] = ()) -> str:
     return text + (MARK if value is not None and one.group in marks else "")
 
 
-def node_cell(entry: Entry, one: Column, node: int, marks: Collection[str] = ()) -> str:
+def node_cell(entry: Row, one: Column, node: int, marks: Collection[str] = ()) -> str:
     """Return a figure of one node as text; empty where the row has no such node."""
     values, sigmas = entry.figures[one.key], entry.sigmas.get(one.key)
     if values is None or node >= len(values):

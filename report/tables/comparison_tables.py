@@ -10,9 +10,9 @@ from ..comparison.comparison import Comparison
 from ..comparison.factors import SPEED, TARGET
 from ..comparison.scaling import relative_speed, relative_target
 from .alignment import holds_figures
-from .columns import DONE, MARK, NODE, Column, cell, node_cell, relative
+from .columns import MARK, NODE, RUN_COLUMNS, Column, cell, node_cell, relative
 
-__all__ = ["RELATIVE", "Block", "chosen", "standard"]
+__all__ = ["RELATIVE", "ComparisonTable", "default_tables", "selected_table"]
 
 RELATIVE = "relative"
 
@@ -29,7 +29,7 @@ Part = tuple[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ComparisonTable:
     """A table: its title, its header, and rows of as many texts.
 
     The first `names` columns say what a row is; the first `words`, those among them, hold words, the others figures.
@@ -51,7 +51,7 @@ class Block:
         )
 
 
-def standard(comparison: Comparison) -> list[Block]:
+def default_tables(comparison: Comparison) -> list[ComparisonTable]:
     """Return the tables of a comparison; figures that no row has are left out."""
     blocks = [_speed(comparison), _learning(comparison), _resources(comparison)]
     if comparison.scaling is not None:
@@ -59,7 +59,7 @@ def standard(comparison: Comparison) -> list[Block]:
     return [block for block in blocks if len(block.header) > block.words and block.rows]
 
 
-def chosen(comparison: Comparison, columns: Sequence[Column]) -> list[Block]:
+def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[ComparisonTable]:
     """Return one table with the figures that were asked for; a figure of each node is a column a node."""
     parts: list[Part] = []
     for one in columns:
@@ -71,7 +71,7 @@ def chosen(comparison: Comparison, columns: Sequence[Column]) -> list[Block]:
     return [_block("", comparison, parts)]
 
 
-def _speed(comparison: Comparison) -> Block:
+def _speed(comparison: Comparison) -> ComparisonTable:
     parts = []
     for key in _SPEED:
         parts.append(_part(comparison, key))
@@ -80,7 +80,7 @@ def _speed(comparison: Comparison) -> Block:
     return _block("Speed", comparison, [part for part in parts if _observed(part)], _context(comparison))
 
 
-def _learning(comparison: Comparison) -> Block:
+def _learning(comparison: Comparison) -> ComparisonTable:
     parts = []
     for key in _LEARNING:
         part = _part(comparison, key)
@@ -90,17 +90,19 @@ def _learning(comparison: Comparison) -> Block:
     return _block("Learning", comparison, [part for part in parts if _observed(part)])
 
 
-def _resources(comparison: Comparison) -> Block:
+def _resources(comparison: Comparison) -> ComparisonTable:
     names = tuple(next(iter(comparison.settings)))
     rows = []
     for entry, settings, marks in zip(comparison.entries, comparison.settings, comparison.marks, strict=True):
         for node in range(entry.node_count):
             label = tuple(settings.values()) if node == 0 else ("",) * len(names)
             rows.append((*label, str(node), *(node_cell(entry, one, node, marks) for one in NODE)))
-    return Block("Resources of each node", (*names, "node", *(one.header for one in NODE)), tuple(rows), len(names) + 1, len(names) + 1)
+    return ComparisonTable(
+        "Resources of each node", (*names, "node", *(one.header for one in NODE)), tuple(rows), len(names) + 1, len(names) + 1
+    )
 
 
-def _scaling(comparison: Comparison) -> Block:
+def _scaling(comparison: Comparison) -> ComparisonTable:
     """Return speed-up and efficiency of each series of rows."""
     others = [{label: text for label, text in one.items() if label not in _OF_SERIES} for one in comparison.settings]
     names = tuple(others[0])
@@ -113,11 +115,11 @@ def _scaling(comparison: Comparison) -> Block:
             efficiency = "-" if point.efficiency is None else f"{100 * point.efficiency:.0f}%{mark}"
             label = (kind, *others[point.entry].values()) if point is series.points[0] else ("",) * (len(names) + 1)
             rows.append((*label, str(point.nodes), relative(point.speedup, marked=bool(mark)), efficiency))
-    return Block("Scaling", ("scaling", *names, "nodes", "speed-up", "efficiency"), tuple(rows), len(names) + 1, len(names) + 1)
+    return ComparisonTable("Scaling", ("scaling", *names, "nodes", "speed-up", "efficiency"), tuple(rows), len(names) + 1, len(names) + 1)
 
 
 def _part(comparison: Comparison, key: str) -> Part:
-    one = next(one for one in DONE if one.key == key)
+    one = next(one for one in RUN_COLUMNS if one.key == key)
     return one.header, _cells(comparison, one)
 
 
@@ -150,9 +152,9 @@ def _context(comparison: Comparison) -> list[Part]:
     return [(one.label, [value or "-" for value in one.values]) for one in compared if one.label not in left_out]
 
 
-def _block(title: str, comparison: Comparison, figures: Sequence[Part], context: Sequence[Part] = ()) -> Block:
+def _block(title: str, comparison: Comparison, figures: Sequence[Part], context: Sequence[Part] = ()) -> ComparisonTable:
     names = _names(comparison)
     columns = [*names, *context, *figures]
     header = tuple(label for label, _ in columns)
     rows = tuple(zip(*(texts for _, texts in columns), strict=True))
-    return Block(title, header, rows, len(names), len(names) + len(context))
+    return ComparisonTable(title, header, rows, len(names), len(names) + len(context))

@@ -18,7 +18,7 @@ from ..comparison.factors import GROUPS
 from ..comparison.scaling import relative_speed, relative_target
 from .alignment import text_width
 from .columns import MARK, Column
-from .comparison_tables import Block, chosen, standard
+from .comparison_tables import ComparisonTable, default_tables, selected_table
 from .footnotes import above, below
 from .run_tables import aligned, columns_of, plain_table, to_text
 
@@ -41,7 +41,7 @@ def as_text(comparison: Comparison, columns: Sequence[Column] = (), *, layout: s
     need to be.
     """
     prose = min(width or _PROSE, _PROSE)
-    blocks = chosen(comparison, columns) if columns else standard(comparison)
+    blocks = selected_table(comparison, columns) if columns else default_tables(comparison)
     table = None if columns or comparison.scaling is not None else _side_by_side(comparison, layout, width)
     parts: list[RenderableType] = [table] if table is not None else _fitting(blocks, width)
     paragraphs = [
@@ -73,7 +73,7 @@ def _wrapped(lines: Sequence[str], width: int) -> str:
     return "".join(f"{line}\n" for line in broken)
 
 
-def _fitting(blocks: Sequence[Block], width: int | None) -> list[RenderableType]:
+def _fitting(blocks: Sequence[ComparisonTable], width: int | None) -> list[RenderableType]:
     """Return the blocks as tables, an empty line between; one that is too wide is cut into several that repeat the names."""
     parts: list[RenderableType] = []
     for block in blocks:
@@ -87,7 +87,7 @@ def _fitting(blocks: Sequence[Block], width: int | None) -> list[RenderableType]
     return parts
 
 
-def _pieces(block: Block, width: int | None) -> list[Block]:
+def _pieces(block: ComparisonTable, width: int | None) -> list[ComparisonTable]:
     """Cut a table between columns so that each piece fits; a single figure beside the names is never cut."""
     widths = [max(map(text_width, column)) for column in zip(block.header, *aligned(block.rows), strict=True)]
     names = sum(widths[: block.names]) + _GAP * (block.names - 1)
@@ -102,17 +102,17 @@ def _pieces(block: Block, width: int | None) -> list[Block]:
     return [_only(block, group) for group in groups]
 
 
-def _only(block: Block, columns: Sequence[int]) -> Block:
+def _only(block: ComparisonTable, columns: Sequence[int]) -> ComparisonTable:
     kept = [*range(block.names), *columns]
     rows = tuple(tuple(row[index] for index in kept) for row in block.rows)
     words = sum(index < block.words for index in kept)
-    return Block(block.title, tuple(block.header[index] for index in kept), rows, block.names, words)
+    return ComparisonTable(block.title, tuple(block.header[index] for index in kept), rows, block.names, words)
 
 
 def as_markdown(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
     """Return the tables with a row a run as Markdown, what is compared above them and the explanations below."""
     parts = ["\n".join(_markdown_text(line) for line in _items(above(comparison)))]
-    for block in chosen(comparison, columns) if columns else standard(comparison):
+    for block in selected_table(comparison, columns) if columns else default_tables(comparison):
         head = [
             _markdown_row(block.header),
             _markdown_row(["---:" if right else "---" for right in block.right], raw=True),
@@ -161,12 +161,12 @@ _LATEX: Mapping[str, str] = {
 def as_latex(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
     """Return the tables with a row a run as LaTeX (package booktabs): what is compared as comments, the explanations as text below."""
     parts = ["\n".join(f"% {line}" for line in above(comparison))]
-    parts += [_tabular(block) for block in (chosen(comparison, columns) if columns else standard(comparison))]
+    parts += [_tabular(block) for block in (selected_table(comparison, columns) if columns else default_tables(comparison))]
     parts += [rf"\noindent {_latex_text(text.replace(chr(10), ' '))}" for text in below(comparison, columns)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _tabular(block: Block) -> str:
+def _tabular(block: ComparisonTable) -> str:
     alignment = "".join("r" if right else "l" for right in block.right)
     rows = [f"{' & '.join(map(_latex_text, cells))} \\\\" for cells in (block.header, *block.rows)]
     body = "\n".join(["\\toprule", rows[0], "\\midrule", *rows[1:], "\\bottomrule"])

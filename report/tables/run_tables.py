@@ -16,9 +16,9 @@ from ...records.text.numbers import UNKNOWN, count_text
 from ..catalog.divergence import diverged_text
 from ..catalog.run import DescribedRun
 from ..comparison.factors import SPEED, TARGET, changed_text
-from ..comparison.rows import Entry, entry_of
+from ..comparison.rows import Row, entry_of
 from ..comparison.scaling import relative_speed, relative_target
-from .columns import DONE, MARK, NODE, cell, node_cell, relative
+from .columns import MARK, NODE, RUN_COLUMNS, cell, node_cell, relative
 
 __all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "plain_table", "side_by_side", "to_text"]
 
@@ -80,7 +80,7 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
     for label, key, show in _ASKED:
         if figures[key] is not None:
             main.add_row(label, show(figures[key]))
-    for one in DONE:
+    for one in RUN_COLUMNS:
         if figures[one.key] is not None and one.key not in _ONLY_SIDE_BY_SIDE:
             main.add_row(one.label, one.show(figures[one.key]))
     if figures["target"] is not None:
@@ -100,17 +100,17 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
     return Group(main, "", _nodes(entry), *_notes([summary]), *mixed)
 
 
-def _entry(summary: Mapping[str, Any]) -> Entry:
+def _entry(summary: Mapping[str, Any]) -> Row:
     return entry_of([DescribedRun(Path(), summary, {})])
 
 
-def _as_shown(entry: Entry) -> Entry:
+def _as_shown(entry: Row) -> Row:
     """Return a row as tables show it: what the run computed in where it is known, and data that is synthetic named so."""
     figures = dict(entry.figures)
     if figures["synthetic"]:
         figures["data"] = f"{figures['data']} (synthetic)"
     figures["precision_used"] = figures["precision_used"] or figures["precision"]
-    return Entry(entry.label, entry.runs, figures, entry.sigmas, entry.left_out, entry.converged)
+    return Row(entry.label, entry.runs, figures, entry.sigmas, entry.left_out, entry.converged)
 
 
 def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -125,7 +125,7 @@ def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def _nodes(entry: Entry) -> Table:
+def _nodes(entry: Row) -> Table:
     columns = [one for one in NODE if one.key not in _ONLY_SIDE_BY_SIDE]
     table = plain_table()
     table.add_column("node", no_wrap=True)
@@ -142,7 +142,7 @@ def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
     return Group(columns_of(entries, [frozenset()] * len(entries)), *_notes(summaries))
 
 
-def columns_of(entries: Sequence[Entry], marks: Sequence[Collection[str]]) -> Table:
+def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Table:
     """Return a table with a line a figure and a column a row of the comparison; a dash stands for what was not observed or does not apply.
 
     `marks` are the kinds of figures of each that cannot be compared. Relative are examples/s over those of the first, and how many times
@@ -168,9 +168,9 @@ def columns_of(entries: Sequence[Entry], marks: Sequence[Collection[str]]) -> Ta
 Line = tuple[str, list[str]]
 
 
-def _figure_lines(entries: Sequence[Entry], marks: Sequence[Collection[str]]) -> list[Line]:
+def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> list[Line]:
     lines: list[Line] = [(label, [show(entry.figures[key]) for entry in entries]) for label, key, show in _ASKED]
-    for one in DONE:
+    for one in RUN_COLUMNS:
         lines.append((one.label, [cell(entry, one, own) for entry, own in zip(entries, marks, strict=True)]))
         if one.key == "examples_per_second":
             lines.append((_RELATIVE, _relative(relative_speed(entries), SPEED, marks)))

@@ -15,7 +15,7 @@ from bottlenecks import CAUSES, draw
 
 from crosstrain.conformance.runs import run_job, trainer
 from crosstrain.launch.virtual.cpu_quota import Hierarchy
-from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.errors import MissingCapabilityError
 from crosstrain.launch.virtual.network import possible
 
 SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
@@ -42,7 +42,7 @@ def _needs_limited_nodes():
         pytest.skip(f"{able.reason}. {able.remedy}")
     try:
         Hierarchy.find()
-    except LackingError as error:
+    except MissingCapabilityError as error:
         pytest.skip(str(error))
 
 

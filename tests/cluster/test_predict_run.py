@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from crosstrain.launch.virtual.cpu_quota import Hierarchy
-from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.errors import MissingCapabilityError
 from crosstrain.launch.virtual.network import possible
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
@@ -26,7 +26,7 @@ def _needs_limited_nodes():
         pytest.skip(f"{able.reason}. {able.remedy}")
     try:
         Hierarchy.find()
-    except LackingError as error:
+    except MissingCapabilityError as error:
         pytest.skip(str(error))
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.errors import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
@@ -47,6 +47,6 @@ def test_pieces_fit_into_the_bucket(megabits):
             sender = network.popen(0, [*python, SENDER.format(address=address, size=megabits * 30_000)])
             assert sender.wait(timeout=60) == 0
             received, pieces = (int(figure) for figure in sink.communicate(timeout=60)[0].split())
-    except LackingError as error:
+    except MissingCapabilityError as error:
         pytest.skip(str(error))
     assert received / pieces > 4 * FRAME_BYTES

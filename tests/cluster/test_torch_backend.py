@@ -15,7 +15,7 @@ from logreg_reference import Reference, distance
 from processes import free_ports, script_process
 from strangers import Strangers, dripping
 
-from crosstrain.backends.base import Calibration, Plan, make_sampler
+from crosstrain.backends.base import CalibrationOrder, Plan, make_sampler
 from crosstrain.backends.torch import BACKEND
 from crosstrain.backends.torch.asynchronous.authentication import Hello, connect
 from crosstrain.backends.torch.asynchronous.tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, decode, encode
@@ -318,5 +318,5 @@ def test_tickets_cover_a_plan_and_survive_the_wire():
     pieces = [decode(encode(ticket)) for ticket in cut_evaluation("test", 5000, 3, 1024)]
     assert pieces[0] == EvalTicket("test", 0, 1250)
     assert [piece.stop for piece in pieces] == [1250, 2500, 3750, 5000]
-    assert decode(encode(Calibration("half", 7, 0.125))) == Calibration("half", 7, 0.125)
+    assert decode(encode(CalibrationOrder("half", 7, 0.125))) == CalibrationOrder("half", 7, 0.125)
     assert decode(encode(None)) is None

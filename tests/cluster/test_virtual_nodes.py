@@ -22,7 +22,7 @@ import pytest
 
 from crosstrain.core.errors import UsageError
 from crosstrain.launch.virtual.cpu_quota import Hierarchy
-from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.errors import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(sys.platform != "linux", reason="virtual nodes need Linux")]
@@ -48,7 +48,7 @@ def groups() -> Path:
     """The folder in which CPU groups are made."""
     try:
         return Hierarchy.find().base
-    except LackingError as error:
+    except MissingCapabilityError as error:
         pytest.skip(str(error))
 
 

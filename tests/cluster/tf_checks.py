@@ -15,7 +15,7 @@ import tensorflow as tf
 from crosstrain.backends.base import Plan, State, make_sampler
 from crosstrain.backends.tf import data as data_module
 from crosstrain.backends.tf import preprocessing as pixels_module
-from crosstrain.backends.tf.forward_context import Passes
+from crosstrain.backends.tf.forward_context import ForwardContexts
 from crosstrain.backends.tf.model import build_model, parts_on
 from crosstrain.backends.tf.precision import LossScale
 from crosstrain.backends.tf.preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
@@ -77,7 +77,7 @@ def test_batches_are_the_definition(monkeypatch, small, augment, model):
 def test_parts_add_up_to_the_whole(size):
     data, job = Pictures(32), Job(backend="tf")
     spec = load(find("model", "cnn"), "model")(data.info)
-    model, context = build_model("cnn", spec), Passes(job, spec, 0).training({}, None, tf.range(size))
+    model, context = build_model("cnn", spec), ForwardContexts(job, spec, 0).training({}, None, tf.range(size))
     split = data_module.resident(data, "train", data_module.layout_for(job, spec, data.info))
     canonical = spec.initial(0)
     held = {name: model.layouts[name].held(value) if name in model.layouts else value for name, value in canonical.items()}
@@ -125,7 +125,7 @@ def test_dropout_depends_on_seed_step_rank_and_layer_alone():
     x, indices = tf.ones([20, 400]), tf.range(20)
 
     def drawn(seed=0, rank=0, step=3, layer=0, deterministic=False):
-        passes = Passes(Job(backend="tf", seed=seed, deterministic=deterministic), spec, rank)
+        passes = ForwardContexts(Job(backend="tf", seed=seed, deterministic=deterministic), spec, rank)
         tf.random.uniform([3])  # TensorFlow's own random state is of no importance
         return passes.training({}, tf.constant(step, tf.int64), indices).dropout(x, 0.4, layer).numpy()
 

@@ -8,7 +8,7 @@ from processes import namespaces_in_use, wait_until
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
-from crosstrain.launch.driver.task_group import Control
+from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.local import LocalLauncher
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # whatever namespace is new is its own
@@ -22,7 +22,7 @@ def listen(control):
 def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left():
     before = namespaces_in_use()
     launcher = LocalLauncher(Job(backend="toy", nodes=2, epochs=1), print)
-    control = Control(launcher.start(), lambda record: None, lambda *log: None, check=launcher.check)
+    control = TaskGroup(launcher.start(), lambda record: None, lambda *log: None, check=launcher.check)
     try:
         control.hello(60)
         if launcher.network is None:

@@ -50,13 +50,13 @@ PAIR_CASES = {
 def save_all(path, layers, computed, ours, plain):
     """Write to a file (npz) what `ours` and `plain` give for every case, by `computed`, and how many convolutions ours took in pairs."""
     taken = []
-    in_pairs = layers._conv_in_pairs
+    in_pairs = layers._conv_space_to_depth
 
     def watched(*arguments):
         taken.append(1)
         return in_pairs(*arguments)
 
-    layers._conv_in_pairs = watched
+    layers._conv_space_to_depth = watched
     results = {}
     for name, case in PAIR_CASES.items():
         taken.clear()

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from crosstrain.core.job import Job
 from crosstrain.data.sampler import Sampler, permutation
-from crosstrain.engine.epochs import START, Calendar, Cursor
+from crosstrain.engine.epochs import START, DataCursor, EpochIndex
 from crosstrain.engine.learning_rate import learning_rates
-from crosstrain.engine.triggers import Budget
+from crosstrain.engine.triggers import Triggers
 
 CALM = settings(deadline=None, derandomize=True, database=None)
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.sampled_from(["sync", "async"]))
@@ -18,7 +18,7 @@ SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.sampled_from(["sync
 def a_calendar(size, shape, start=START):
     batch, workers, mode = shape
     sampler = Sampler(size, 7, batch, workers, mode)
-    return sampler, Calendar(sampler, start)
+    return sampler, EpochIndex(sampler, start)
 
 
 def consumed(sampler, calendar, first, count):
@@ -34,7 +34,7 @@ def consumed(sampler, calendar, first, count):
 @CALM
 @given(st.integers(1, 60), st.lists(st.tuples(SHAPES, st.integers(0, 12)), min_size=1, max_size=5))
 def test_no_example_is_seen_twice_or_skipped_whatever_changes_on_the_way(size, parts):
-    cursor, seen = Cursor(0, 0, 0), []
+    cursor, seen = DataCursor(0, 0, 0), []
     for shape, count in parts:
         sampler, calendar = a_calendar(size, shape, cursor)
         seen += consumed(sampler, calendar, cursor.step, count)
@@ -50,27 +50,27 @@ def test_a_resumed_run_is_where_an_uninterrupted_one_would_be(size, batch, step,
     _, whole = a_calendar(size, (batch, 1, "sync"))
     _, resumed = a_calendar(size, (batch, 1, "sync"), whole.cursor(step))
     assert resumed.cursor(step + more) == whole.cursor(step + more)
-    np.testing.assert_array_equal(resumed.positions(step, more + 1), np.arange(step, step + more + 1))
+    np.testing.assert_array_equal(resumed.epochs_at(step, more + 1), np.arange(step, step + more + 1))
     assert resumed.place(step + more).left == whole.place(step + more).left
-    assert resumed.begins(whole.cursor(step).epoch + 2) == whole.begins(whole.cursor(step).epoch + 2)
+    assert resumed.first_step_of(whole.cursor(step).epoch + 2) == whole.first_step_of(whole.cursor(step).epoch + 2)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
 def test_learning_rates_are_equal_to_the_bit_after_a_stop(schedule):
     job = Job(lr=0.1, schedule=schedule, schedule_step_epochs=1.5, warmup_steps=5, epochs=4)
-    whole, expected = rates(job, Cursor(0, 0, 0))
+    whole, expected = rates(job, DataCursor(0, 0, 0))
     for step in (1, 17, 44, 45, 46, 100):
         resumed, found = rates(job, whole.cursor(step))
-        assert Budget(job, resumed).total == Budget(job, whole).total
+        assert Triggers(job, resumed).total == Triggers(job, whole).total
         np.testing.assert_array_equal(found, expected[step:])
 
 
 def rates(job, cursor, batch=32):
     _, calendar = a_calendar(1437, (batch, 1, "sync"), cursor)
-    total = Budget(job, calendar).total
+    total = Triggers(job, calendar).total
     count = total - cursor.step
-    positions = calendar.positions(cursor.step, count)
-    last = calendar.positions(total, 1)[0]
+    positions = calendar.epochs_at(cursor.step, count)
+    last = calendar.epochs_at(total, 1)[0]
     return calendar, learning_rates(job, cursor.step, count, calendar.steps_per_epoch, last, positions)
 
 
@@ -79,32 +79,34 @@ def rates(job, cursor, batch=32):
 def test_with_another_batch_size_the_schedule_goes_on_by_examples(schedule, batch):
     """The rate after the change is the one that the same epoch had before it, and it ends where it would have ended."""
     job = Job(lr=0.1, schedule=schedule, epochs=4)
-    whole, expected = rates(job, Cursor(0, 0, 0))
+    whole, expected = rates(job, DataCursor(0, 0, 0))
     resumed, found = rates(job, whole.cursor(100), batch)
     assert found[0] == pytest.approx(expected[100], rel=0.01)
     for epoch in (3, 4):
-        before_end = resumed.begins(epoch) - resumed.start.step - 1
-        assert found[before_end] == pytest.approx(expected[whole.begins(epoch) - 1], rel=0.5 if schedule == "cosine" else 1e-12, abs=1e-3)
+        before_end = resumed.first_step_of(epoch) - resumed.start.step - 1
+        assert found[before_end] == pytest.approx(
+            expected[whole.first_step_of(epoch) - 1], rel=0.5 if schedule == "cosine" else 1e-12, abs=1e-3
+        )
 
 
 def test_evaluations_and_checkpoints_stop_a_plan():
     _, calendar = a_calendar(100, (10, 1, "sync"))
-    budget = Budget(Job(epochs=3, eval_every="7steps", checkpoint_every="1epoch"), calendar)
+    budget = Triggers(Job(epochs=3, eval_every="7steps", checkpoint_every="1epoch"), calendar)
     assert [step for step in range(1, 31) if budget.evaluation_due(step)] == [7, 14, 21, 28, 30]
     assert [step for step in range(1, 31) if budget.checkpoint_due(step)] == [10, 20, 30]
     assert [budget.next_stop(step) for step in (0, 7, 10, 28, 29)] == [7, 10, 14, 30, 30]
 
 
 def test_epochs_are_counted_from_the_start_of_the_run_not_of_its_part():
-    _, calendar = a_calendar(100, (10, 1, "sync"), Cursor(50, 3, 95))
-    budget = Budget(Job(epochs=6, eval_every="2epochs"), calendar)
-    assert calendar.begins(4) == 51
+    _, calendar = a_calendar(100, (10, 1, "sync"), DataCursor(50, 3, 95))
+    budget = Triggers(Job(epochs=6, eval_every="2epochs"), calendar)
+    assert calendar.first_step_of(4) == 51
     assert budget.total == 71
     assert [step for step in range(50, 72) if budget.evaluation_due(step)] == [51, 71]
 
 
 def test_the_end_of_an_epoch_is_the_start_of_the_next():
-    _, calendar = a_calendar(100, (10, 1, "sync"), Cursor(10, 0, 100))
-    assert calendar.start == Cursor(10, 1, 0)
+    _, calendar = a_calendar(100, (10, 1, "sync"), DataCursor(10, 0, 100))
+    assert calendar.start == DataCursor(10, 1, 0)
     with pytest.raises(ValueError, match="before this part"):
         calendar.place(9)

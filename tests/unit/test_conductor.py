@@ -5,7 +5,7 @@ import pytest
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo
-from crosstrain.engine.calibration import Conductor, calibrate, part_seconds, spread
+from crosstrain.engine.calibration import CalibrationRun, calibrate, part_seconds, spread
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.models.logreg import build
 
@@ -40,7 +40,7 @@ class Workers:
 
 def test_workers_that_meet_repeat_equally_often_and_the_first_repetition_counts_for_nothing():
     workers = Workers(0.001, 0.002, cold=0.4)
-    figures = Conductor(workers, 0.2, 5.0, 2).measure("communicate", lockstep=True)
+    figures = CalibrationRun(workers, 0.2, 5.0, 2).measure("communicate", lockstep=True)
     assert {worker: each.seconds for worker, each in figures.items()} == pytest.approx({0: 0.001, 1: 0.002})
     assert all(order["seconds"] == 0.0 for order in workers.orders)
     assert [order["count"] for order in workers.orders[:2]] == [0, 1]
@@ -50,7 +50,7 @@ def test_workers_that_meet_repeat_equally_often_and_the_first_repetition_counts_
 
 def test_others_repeat_for_the_same_time():
     workers = Workers(1 / 1024, 1 / 256)
-    figures = Conductor(workers, 0.25, 5.0, 2).measure("compute", lockstep=False)
+    figures = CalibrationRun(workers, 0.25, 5.0, 2).measure("compute", lockstep=False)
     assert [order["seconds"] for order in workers.orders] == [0.0, 0.0, 0.125, 0.125]
     assert [each.tries for each in figures.values()] == [[1 / 1024] * 2, [1 / 256] * 2]
 
@@ -58,14 +58,14 @@ def test_others_repeat_for_the_same_time():
 def test_at_least_three_repetitions_but_not_of_long_ones():
     for seconds, counts in ((0.3, [0, 1, 1, 2]), (0.6, [0, 1, 1])):
         workers = Workers(seconds)
-        Conductor(workers, 0.2, 5.0, 2).measure("compute", lockstep=False)
+        CalibrationRun(workers, 0.2, 5.0, 2).measure("compute", lockstep=False)
         assert [order["count"] for order in workers.orders] == counts
 
 
 def test_tries_that_lie_apart_are_made_again_and_the_middle_counts():
     workers = Workers(1 / 128)
     workers.disturbed = {3: 4.0}
-    (figures,) = Conductor(workers, 0.25, 5.0, 2).measure("compute", lockstep=False).values()
+    (figures,) = CalibrationRun(workers, 0.25, 5.0, 2).measure("compute", lockstep=False).values()
     assert len(figures.tries) == 4
     assert figures.seconds == 1 / 128
     assert spread(figures) == 0.0
@@ -75,7 +75,7 @@ def test_what_stays_far_apart_is_tried_six_times_and_no_more():
     for disturbed, seconds, apart in (((3, 5), 1 / 128, 0.0), ((3, 5, 7), 2.5 / 128, 1.2)):
         workers = Workers(1 / 128)
         workers.disturbed = dict.fromkeys(disturbed, 4.0)
-        (figures,) = Conductor(workers, 0.25, 5.0, 2).measure("compute", lockstep=False).values()
+        (figures,) = CalibrationRun(workers, 0.25, 5.0, 2).measure("compute", lockstep=False).values()
         assert len(figures.tries) == 6
         assert figures.seconds == pytest.approx(seconds)
         assert spread(figures) == pytest.approx(apart)
@@ -83,7 +83,7 @@ def test_what_stays_far_apart_is_tried_six_times_and_no_more():
 
 def test_workers_that_do_not_answer_are_said():
     with pytest.raises(RunFailedError, match=r"calibrating 'data' took more than 0\.1 s \(--stall-timeout\)"):
-        Conductor(Workers(0.1, silent=True), 0.2, 0.1, 2).measure("data", lockstep=False)
+        CalibrationRun(Workers(0.1, silent=True), 0.2, 0.1, 2).measure("data", lockstep=False)
 
 
 def test_the_time_follows_that_of_the_training():

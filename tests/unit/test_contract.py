@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
-from crosstrain.launch.environments.detect import find_place
+from crosstrain.launch.environments.detect import detect
 from crosstrain.launch.environments.slurm_step import refuse_step
 from crosstrain.launch.node.port_reservation import PortBlock
 
@@ -25,11 +25,11 @@ def tf_config(role, index, cluster=None):
 
 
 def test_nothing_set_is_no_contract():
-    assert find_place({}, None, None, 3) is None
+    assert detect({}, None, None, 3) is None
 
 
 def test_torchrun():
-    place = find_place(TORCHRUN, None, None, 1)
+    place = detect(TORCHRUN, None, None, 1)
     assert (place.node, place.local_rank, place.is_driver) == (2, 1, False)
     assert place.shape == {"nodes": 3, "procs_per_node": 2}
     assert place.standbys == 3
@@ -50,11 +50,11 @@ def test_torchrun():
 )
 def test_torchrun_that_makes_no_sense(change, named):
     with pytest.raises(UsageError, match=named):
-        find_place(TORCHRUN | change, None, None, 1)
+        detect(TORCHRUN | change, None, None, 1)
 
 
 def test_the_four_variables_mean_a_process_a_node():
-    places = [find_place(WORLD | {"RANK": str(rank)}, None, None, 1) for rank in range(6)]
+    places = [detect(WORLD | {"RANK": str(rank)}, None, None, 1) for rank in range(6)]
     assert [(place.node, place.local_rank, place.is_driver) for place in places] == [(rank, 0, rank == 0) for rank in range(6)]
     assert {place.rendezvous for place in places} == {("10.0.0.1", (29500,))}
     assert all(place.shape == {"nodes": 6, "procs_per_node": 1} and place.standbys == 0 for place in places)
@@ -64,7 +64,7 @@ def test_the_four_variables_mean_a_process_a_node():
 def test_the_four_variables_with_several_processes_a_node(nodes, procs):
     """Every process has a place of its own, and all say the same of the whole."""
     size = nodes * procs
-    places = [find_place(WORLD | {"WORLD_SIZE": str(size), "RANK": str(rank)}, None, None, 1, procs) for rank in range(size)]
+    places = [detect(WORLD | {"WORLD_SIZE": str(size), "RANK": str(rank)}, None, None, 1, procs) for rank in range(size)]
     if size == 1:
         assert places == [None]  # told to be the only one
         return
@@ -76,11 +76,11 @@ def test_the_four_variables_with_several_processes_a_node(nodes, procs):
 def test_a_part_of_the_variables_is_refused_with_what_is_missing(kept):
     environment = {name: TORCHRUN[name] for name in kept}
     if kept in ({*WORLD}, {*TORCHRUN}):
-        assert find_place(environment, None, None, 1)
+        assert detect(environment, None, None, 1)
         return
     needed = {*TORCHRUN} if kept - {*WORLD} else {*WORLD}
     with pytest.raises(UsageError) as caught:
-        find_place(environment, None, None, 1)
+        detect(environment, None, None, 1)
     has, _, lacks = str(caught.value).partition("but not")
     assert {*re.findall(r"[A-Z]+_?[A-Z_]+", has)} & {*TORCHRUN} == kept
     assert {*re.findall(r"[A-Z]+_?[A-Z_]+", lacks)} & {*TORCHRUN} == needed - kept
@@ -100,7 +100,7 @@ def test_a_part_of_the_variables_is_refused_with_what_is_missing(kept):
 )
 def test_four_variables_that_make_no_sense(change, procs, named):
     with pytest.raises(UsageError, match=named):
-        find_place(WORLD | change, None, None, 1, procs)
+        detect(WORLD | change, None, None, 1, procs)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_other_processes_of_slurm_are_not_refused(environment):
 
 
 def test_tf_config_async():
-    places = [find_place(tf_config(role, index), None, None, 1) for role, addresses in CLUSTER.items() for index in range(len(addresses))]
+    places = [detect(tf_config(role, index), None, None, 1) for role, addresses in CLUSTER.items() for index in range(len(addresses))]
     assert [(place.node, place.local_rank) for place in places] == [(0, 0), (0, 1), (1, 0), (2, 0), (0, 2), (1, 1)]
     assert places[0].shape == {"nodes": 3, "procs_per_node": 1, "ps": 2}
     assert places[0].addresses == ("a", "b", "c")
@@ -147,7 +147,7 @@ def test_tf_config_async():
 
 def test_in_tf_config_without_ps_the_chief_is_the_first_rank():
     cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
-    place = find_place(tf_config("worker", 1, cluster), None, None, 1)
+    place = detect(tf_config("worker", 1, cluster), None, None, 1)
     assert (place.node, place.shape) == (2, {"nodes": 3, "procs_per_node": 1})
     assert place.ports == {"worker-0": 1, "worker-1": 1, "worker-2": 1}
 
@@ -167,7 +167,7 @@ def test_in_tf_config_without_ps_the_chief_is_the_first_rank():
 )
 def test_tf_config_that_makes_no_sense(environment):
     with pytest.raises(UsageError, match="TF_CONFIG"):
-        find_place(environment, None, None, 1)
+        detect(environment, None, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -176,16 +176,16 @@ def test_tf_config_that_makes_no_sense(environment):
 )
 def test_a_task_of_tf_config_that_the_cluster_has_not(role, index, cluster):
     with pytest.raises(UsageError) as caught:
-        find_place(tf_config(role, index, cluster), None, None, 1)
+        detect(tf_config(role, index, cluster), None, None, 1)
     there = "chief 0" if cluster else "chief 0, worker 0 to 2, ps 0 to 1"
     assert str(caught.value) == f"TF_CONFIG: this process is to be {role} {index}, but the cluster has {there}; mend task or cluster"
 
 
 def test_rendezvous():
-    place = find_place({}, "10.0.0.1:29400", 2, 3)
+    place = detect({}, "10.0.0.1:29400", 2, 3)
     assert (place.node, place.local_rank, place.rendezvous, place.standbys) == (2, 0, ("10.0.0.1", (29400,)), 0)
-    assert find_place({}, "10.0.0.1:29400", 0, 3).is_driver
-    assert find_place({}, "10.0.0.1:29400", 7, None).shape == {}  # only the driver knows how many there are
+    assert detect({}, "10.0.0.1:29400", 0, 3).is_driver
+    assert detect({}, "10.0.0.1:29400", 7, None).shape == {}  # only the driver knows how many there are
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_rendezvous():
 )
 def test_rendezvous_that_makes_no_sense(rendezvous, rank):
     with pytest.raises(UsageError):
-        find_place({}, rendezvous, rank, 3)
+        detect({}, rendezvous, rank, 3)
 
 
 def test_ports_of_two_blocks_never_overlap():

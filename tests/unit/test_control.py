@@ -11,8 +11,8 @@ import pytest
 
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
-from crosstrain.launch.driver.outcome import explained
-from crosstrain.launch.driver.task_group import Control
+from crosstrain.launch.driver.outcome import with_task_states
+from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.monitor.host import describe_host
 
@@ -58,10 +58,10 @@ pytestmark = pytest.mark.alone  # how soon what waits ends
 
 
 @pytest.fixture
-def cluster() -> Iterator[Callable[[int], tuple[Control, list[Agent]]]]:
+def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
     with ExitStack() as ends:
 
-        def make(nodes: int) -> tuple[Control, list[Agent]]:
+        def make(nodes: int) -> tuple[TaskGroup, list[Agent]]:
             channels, agents = [], []
             for node in range(nodes):
                 pair = [ends.enter_context(end) for end in socket.socketpair()]
@@ -71,7 +71,7 @@ def cluster() -> Iterator[Callable[[int], tuple[Control, list[Agent]]]]:
                 ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
                 channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
                 agents.append(Agent(node, pair[1], theirs))
-            control = Control(channels, on_sample=lambda record: None, on_log=lambda *part: None)
+            control = TaskGroup(channels, on_sample=lambda record: None, on_log=lambda *part: None)
             control._expect_tasks({f"worker-{node}": node for node in range(nodes)}, [])  # as if each had started one
             return control, agents
 
@@ -102,12 +102,12 @@ def test_a_deferred_interrupt_ends_what_is_awaited_next(cluster):
         control.receive(0.01)
 
 
-def listen(control: Control) -> None:
+def listen(control: TaskGroup) -> None:
     while True:
         control.receive(5.0)
 
 
-def failure(control: Control) -> RunFailedError:
+def failure(control: TaskGroup) -> RunFailedError:
     with pytest.raises(RunFailedError) as raised:
         listen(control)
     return raised.value
@@ -139,7 +139,7 @@ def test_a_lost_node_ends_the_next_start_too(cluster):
     agents[0].answer("stopped")
     agents[1].go()
     control.end_tasks(0.0, politely=False)
-    control.restartable()
+    control.reset()
     with pytest.raises(RunFailedError, match="node 1"):
         control.reserve_ports({0: 1, 1: 1}, 30.0)
 
@@ -150,7 +150,7 @@ def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
     agents[0].answer("states", states={"worker-0": "S"})
     agents[2].go()
     took = time.monotonic()
-    error = explained(StalledRunError("stalled"), control.standing())
+    error = with_task_states(StalledRunError("stalled"), control.standing())
     assert time.monotonic() - took < 1.5
     assert "the agent of node 1 (host 10.0.0.1) does not answer" in str(error)
     assert "the agent of node 2 (host 10.0.0.2) has gone" in str(error)

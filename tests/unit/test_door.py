@@ -17,7 +17,7 @@ from strangers import Strangers, dripping, listens
 
 from crosstrain.backends.tf.sync.rendezvous import meet
 from crosstrain.backends.torch.asynchronous import authentication
-from crosstrain.core.cluster import Cluster, Placed, Task
+from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.core.untrusted import listener as module
 from crosstrain.core.untrusted.listener import MOST_UNPROVEN, PROOF_SECONDS, Door
 from crosstrain.engine.protocol.messages import Message
@@ -196,7 +196,7 @@ def test_the_peers_that_were_let_in_talk_on_after_the_door_is_closed():
 
 
 def test_strangers_do_not_hold_up_the_ranks_that_start_tensorflow():
-    ranks = tuple(Placed("worker", index, 0, leading=True) for index in range(3))
+    ranks = tuple(TaskSpec("worker", index, 0, leading=True) for index in range(3))
     ports = dict(zip((rank.name for rank in ranks), range(free_ports(3), 30_000), strict=False))
     cluster = Cluster(ranks, ("127.0.0.1",), ports, SECRET)
     tasks = [Task(rank, cluster, 1) for rank in ranks]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from crosstrain.models.base import ModelSpec, ParameterSpec
-from crosstrain.models.layers.storage_layouts import behind_image, convolutions
+from crosstrain.models.layers.storage_layouts import after_flatten, convolutions
 
 SPEC = ModelSpec(
     "small",
@@ -29,17 +29,17 @@ def test_a_convolution_is_held_channels_last():
 
 def test_a_dense_weight_takes_an_image_in_the_order_of_its_pixels():
     canonical = numbered((7, 24))
-    layout = behind_image(SPEC, "fc", channels=4)["fc.weight"]
+    layout = after_flatten(SPEC, "fc", channels=4)["fc.weight"]
     image_chw = np.random.default_rng(1).standard_normal((4, 3, 2)).astype(np.float32)
     wanted = canonical @ image_chw.ravel()
     np.testing.assert_allclose(layout.held(canonical) @ image_chw.transpose(1, 2, 0).ravel(), wanted, rtol=1e-4)
 
 
 def test_the_way_back_restores_every_element():
-    for name, layout in {**convolutions(SPEC), **behind_image(SPEC, "fc", channels=4)}.items():
+    for name, layout in {**convolutions(SPEC), **after_flatten(SPEC, "fc", channels=4)}.items():
         canonical = numbered(next(one.shape for one in SPEC.parameters if one.name == name))
         held = layout.held(canonical)
-        view = layout.canonical_view(held)
+        view = layout.as_canonical(held)
         assert np.shares_memory(view, held)
         assert np.array_equal(view.reshape(canonical.shape), canonical)
         # A parameter server's flat vector is brought into order in place.

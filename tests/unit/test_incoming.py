@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from crosstrain.backends.base import Calibrated, EvalResult, State, StepResult
+from crosstrain.backends.base import CalibrationResult, EvalResult, State, StepResult
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.peer_memory import PeerMemory
 from crosstrain.engine.protocol import codec
@@ -25,7 +25,7 @@ from crosstrain.engine.protocol.node_messages import wrong_with
 from crosstrain.engine.protocol.state_transfer import StateSender
 from crosstrain.engine.task import _report_error
 from crosstrain.launch.driver.outstanding_requests import Asked
-from crosstrain.launch.driver.task_group import Control
+from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.launch.node.supervisor import Death, tail
 from crosstrain.monitor.collector import NodeSampler
@@ -128,7 +128,7 @@ def cluster():
         for each in theirs:
             ends.callback(each.shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
         channels = [NodeChannel(node, stream, "127.0.0.1", None, None, False) for node, stream in enumerate(streams)]
-        control = Control(channels, lambda record: None, lambda *log: None)
+        control = TaskGroup(channels, lambda record: None, lambda *log: None)
         control._expect_tasks(NODE_OF, ["worker-1", "worker-0"])
         yield control, theirs
 
@@ -303,7 +303,7 @@ def test_what_tasks_and_agents_really_send_is_let_through():
         codec.steps_to_message(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None)),
         codec.steps_to_message(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None, 1, np.zeros(2, np.int64))),
         codec.eval_to_message(EvalResult("test", 5, float("inf"), 2, 0.1, 7)),
-        codec.calibrated_to_message(Calibrated(1, 2, 0.3, {"busy": 0.5})),
+        codec.calibrated_to_message(CalibrationResult(1, 2, 0.3, {"busy": 0.5})),
         *brought(state),
     ]
     for message in sent:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import given_anew
-from crosstrain.launch.environments.detect import find_place
+from crosstrain.launch.environments.detect import detect
 from crosstrain.launch.launchers.joining import OWN_TO_EACH_NODE, asked_anew, asked_of, difference
 
-PLACE = find_place({}, "10.0.0.1:29400", 1, None)
+PLACE = detect({}, "10.0.0.1:29400", 1, None)
 assert PLACE is not None
 FLAGS = {
     "lr": ["0.1", "0.10", "1e-1", "0.2"], "steps": ["+20", "+30", "20"], "nodes": ["2", "3"], "nesterov": [True, False], "ps": ["2", "3"],

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from crosstrain.backends.base import EvalResult, Plan, State, StepResult
 from crosstrain.core.untrusted.listener import Exchange
 from crosstrain.engine.protocol import codec
-from crosstrain.engine.protocol.messages import Message, ProtocolError, RawArray, Room, Stream
+from crosstrain.engine.protocol.messages import Message, ProtocolError, RawArray, ReusableBuffer, Stream
 from crosstrain.engine.protocol.transport import HandshakeError, accept, connect
 
 JSON = st.recursive(
@@ -66,7 +66,7 @@ def test_messages_passed_on_through_one_room_are_unchanged():
             streams[0].send(Message("part", {}, {str(number): array for number, array in enumerate(arrays)}))
 
     def pass_on():
-        room = Room()
+        room = ReusableBuffer()
         for _ in sent:
             message = streams[1].receive(room)
             streams[2].send(Message(message.kind, {"from": "worker-0"}, message.arrays))

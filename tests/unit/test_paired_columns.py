@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pair_cases import PAIR_CASES
 
-from crosstrain.models.layers.space_to_depth import paired, paired_gradient
+from crosstrain.models.layers.space_to_depth import gradient_uses_space_to_depth, uses_space_to_depth
 
 TOLERANCE = 1e-12
 """Of float64."""
@@ -66,7 +66,7 @@ CNN_2 = {"width": 14, "inputs": 6, "kernel": (5, 5), "stride": 1, "padding": 2}
 
 @pytest.mark.parametrize("change", [{}, {"padding": 2}, {"outputs": 8}], ids=str)
 def test_convolutions_that_are(change):
-    assert paired(**(CNN_1 | change))
+    assert uses_space_to_depth(**(CNN_1 | change))
 
 
 OTHERS = [{"width": 31}, {"width": 5}, {"width": 4}, {"inputs": 5}, {"outputs": 9}, {"kernel_width": 4}, {"kernel_width": 1}]
@@ -75,12 +75,12 @@ OTHERS += [{"stride": 2}, {"padding": 1}]
 
 @pytest.mark.parametrize("change", OTHERS, ids=str)
 def test_convolutions_that_are_not(change):
-    assert not paired(**(CNN_1 | change))
+    assert not uses_space_to_depth(**(CNN_1 | change))
 
 
 @pytest.mark.parametrize("change", [{}, {"inputs": 8}, {"padding": 0}, {"padding": 4}, {"kernel": (3, 3), "padding": 0}], ids=str)
 def test_gradients_that_are(change):
-    assert paired_gradient(**(CNN_2 | change))
+    assert gradient_uses_space_to_depth(**(CNN_2 | change))
 
 
 OTHERS = [{"width": 15}, {"inputs": 9}, {"kernel": (5, 4)}, {"kernel": (5, 1), "padding": 0}, {"stride": 2}, {"padding": 1}]
@@ -89,4 +89,4 @@ OTHERS += [{"padding": 6}, {"kernel": (3, 3), "padding": 1}, {"kernel": (2, 5)}]
 
 @pytest.mark.parametrize("change", OTHERS, ids=str)
 def test_gradients_that_are_not(change):
-    assert not paired_gradient(**(CNN_2 | change))
+    assert not gradient_uses_space_to_depth(**(CNN_2 | change))

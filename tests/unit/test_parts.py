@@ -10,15 +10,15 @@ from run_samples import CLOCK, RESUMED, a_job, resumed_run, resumed_samples, sam
 
 from crosstrain.engine.progress.base import QuietProgress
 from crosstrain.launch.driver.recorder import Recording
-from crosstrain.records.loggers.base import Follower, replay
+from crosstrain.records.loggers.base import RunLogger, replay
 from crosstrain.records.loggers.mlflow_system_metrics import NodeFigures
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.records.summary.attempts import in_parts
-from crosstrain.records.summary.node_usage import per_node, rise_per_second
+from crosstrain.records.summary.attempts import with_attempts
+from crosstrain.records.summary.node_usage import per_node, rate_between
 
 
 def parts_of(samples, resumed):
-    return [record.part_began_seconds for record in in_parts(samples, resumed)]
+    return [record.part_began_seconds for record in with_attempts(samples, resumed)]
 
 
 # Which part ------------------------------------------------------------------------------------------------------------
@@ -27,7 +27,7 @@ def parts_of(samples, resumed):
 def test_a_part_is_told_by_the_order_where_samples_do_not_say_it():
     said, unsaid = resumed_samples(said=True), resumed_samples(said=False)
     assert {record.part_began_seconds for record in unsaid} == {None}
-    assert list(in_parts(unsaid, [RESUMED])) == said
+    assert list(with_attempts(unsaid, [RESUMED])) == said
 
 
 def test_a_part_that_samples_say_is_taken_whatever_their_order():
@@ -35,7 +35,7 @@ def test_a_part_that_samples_say_is_taken_whatever_their_order():
     samples = resumed_samples(said=True, init=2.0, interval=6.0)
     times = [record.time_seconds for record in samples]
     assert times == sorted(times)
-    assert list(in_parts(samples, [RESUMED])) == list(in_parts(samples, [])) == samples
+    assert list(with_attempts(samples, [RESUMED])) == list(with_attempts(samples, [])) == samples
 
 
 def test_a_part_that_was_begun_twice_is_one_part():
@@ -61,8 +61,8 @@ def test_a_sample_is_of_initialisation_up_to_where_its_part_begins():
 
 def test_a_rate_is_never_over_two_parts():
     before, after = sample(0, 9.0, part_began_seconds=0.0), sample(0, 9.5, network_sent_bytes=2000, part_began_seconds=RESUMED)
-    assert rise_per_second(before, after, "network_sent_bytes") is None
-    assert rise_per_second(replace(before, part_began_seconds=RESUMED), after, "network_sent_bytes") == 2000
+    assert rate_between(before, after, "network_sent_bytes") is None
+    assert rate_between(replace(before, part_began_seconds=RESUMED), after, "network_sent_bytes") == 2000
 
 
 # The summary -----------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_a_part_is_measured_from_its_beginning_also_with_few_samples():
 # Followers -------------------------------------------------------------------------------------------------------------
 
 
-class Listener(Follower):
+class Listener(RunLogger):
     def __init__(self):
         self.heard = []
 

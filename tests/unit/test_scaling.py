@@ -12,7 +12,7 @@ from crosstrain.cli.commands.compare import compare
 from crosstrain.core.errors import UsageError
 from crosstrain.report.comparison.comparison import compare_runs
 from crosstrain.report.comparison.factors import SPEED
-from crosstrain.report.tables.comparison_tables import standard
+from crosstrain.report.tables.comparison_tables import default_tables
 
 
 def on(nodes, speed, name="", **job):
@@ -70,7 +70,7 @@ def test_nodes_that_fight_for_cores_are_marked():
     sharing = made("n2", nodes=2, global_batch_size=60, summary={"examples_per_second": 1500.0, "nodes_sharing_cores": 2})
     found = compare_runs([STRONG[0], sharing], by=["nodes"])
     assert SPEED in found.marks[1]
-    (block,) = (block for block in standard(found) if block.title == "Scaling")
+    (block,) = (block for block in default_tables(found) if block.title == "Scaling")
     assert block.rows == (("strong, global batch 60", "1", "1.00x", "100%"), ("", "2", "1.50x†", "75%†"))
     assert found.verdicts == ("Fastest by examples/s: no verdict: no two of them can be compared.",)
 

@@ -14,7 +14,7 @@ from run_samples import RESUMED, a_job, async_run, open_run, resumed_run, sample
 from crosstrain.records.schema import EvalRecord, EventRecord, StepRecord
 from crosstrain.records.store.jsonl import DamagedRunError
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.records.summary.node_usage import rise_per_second
+from crosstrain.records.summary.node_usage import rate_between
 from crosstrain.report.series.arrays import read_steps, read_system
 from crosstrain.report.series.downsample import smoothed, thinned
 from crosstrain.report.series.throughput import pace, pauses, training_clock
@@ -112,7 +112,7 @@ def test_rates_are_those_of_the_records(tmp_path):
     writer.system(sample(2, 0.5, gpus=({"utilization": 0.5}, {"utilization": 0.25}, {"utilization": None})))
     writer.close()
     first, last = read_system(writer.path)
-    expected = [rise_per_second(before, record, "network_sent_bytes") for before, record in zip([None, *records], records, strict=False)]
+    expected = [rate_between(before, record, "network_sent_bytes") for before, record in zip([None, *records], records, strict=False)]
     assert first.sent_bytes_per_second == pytest.approx([np.nan if rate is None else rate for rate in expected], nan_ok=True)
     assert np.isfinite(first.sent_bytes_per_second).tolist() == [False, True, False, False, False, False]
     assert np.isnan(first.received_bytes_per_second).all()

@@ -17,7 +17,7 @@ from monitor_tools import program
 from run_samples import CLOCK, sample
 
 from crosstrain.launch.virtual.cpu_quota import CpuGroups, Hierarchy
-from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.errors import MissingCapabilityError
 from crosstrain.monitor.cpu_limits import QuotaCounter, cpu_quota_cores
 from crosstrain.monitor.cpu_pressure import WaitCounter, read_machine_cpu_seconds, read_pressure_seconds
 from crosstrain.records.summary.cpu_contention import CpuUse, losses, together
@@ -151,7 +151,7 @@ def test_what_a_limit_grants_and_how_long_it_holds_a_task_up():
     try:
         groups = CpuGroups(Hierarchy.find(), os.getpid())
         group = groups.make(0, cores)
-    except LackingError as error:
+    except MissingCapabilityError as error:
         pytest.skip(str(error))
     try:
         argv = [sys.executable, "-c", LIMITED, str(group.processes_file), str(work), str(pause)]

@@ -15,7 +15,7 @@ from run_samples import CLOCK, STEP, a_job, async_run, open_run, sample, summary
 
 from crosstrain.records.schema import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.records.summary.node_usage import per_node, rise_per_second
+from crosstrain.records.summary.node_usage import per_node, rate_between
 from crosstrain.records.summary.summary import quantile, summarise
 
 PROMISED = re.findall(
@@ -240,10 +240,10 @@ def test_nodes_that_count_differently_are_said_to(tmp_path):
 
 def test_a_rate_needs_two_samples_that_rise():
     first, later = sample(0, 0.0, network_sent_bytes=100), sample(0, 0.5, network_sent_bytes=200)
-    assert rise_per_second(first, later, "network_sent_bytes") == 200
-    assert rise_per_second(None, later, "network_sent_bytes") is None
-    assert rise_per_second(later, sample(0, 1.0, network_sent_bytes=150), "network_sent_bytes") is None
-    assert rise_per_second(first, later, "memory_pss_bytes") is None
+    assert rate_between(first, later, "network_sent_bytes") == 200
+    assert rate_between(None, later, "network_sent_bytes") is None
+    assert rate_between(later, sample(0, 1.0, network_sent_bytes=150), "network_sent_bytes") is None
+    assert rate_between(first, later, "memory_pss_bytes") is None
 
 
 # Quantiles -----------------------------------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ class Node:
         self.deaths.append(death)
         self.reported.set()
 
-    def start_spare(self, backend="toy"):
+    def prestart(self, backend="toy"):
         job = Job(backend=backend).model_dump(mode="json")
-        self.supervisor.start_spare(self.folder, self.environment, Message("prepare", {"job": job}))
+        self.supervisor.prestart(self.folder, self.environment, Message("prepare", {"job": job}))
 
     def children(self):
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
@@ -45,11 +45,11 @@ def node(tmp_path):
 
 
 def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
-    node.start_spare()
+    node.prestart()
     assert node.supervisor.alive() == []
-    pid, early = node.supervisor.take_spare("worker-0", tmp_path / "logs/worker-0.log")
+    pid, early = node.supervisor.claim("worker-0", tmp_path / "logs/worker-0.log")
     assert (node.supervisor.alive(), early.parent) == (["worker-0"], tmp_path)
-    assert node.supervisor.take_spare("worker-1", tmp_path / "logs/worker-1.log") is None
+    assert node.supervisor.claim("worker-1", tmp_path / "logs/worker-1.log") is None
     assert node.supervisor.state_of("worker-0") in "RSD"
     assert os.getpgid(pid) == pid
 
@@ -57,21 +57,21 @@ def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
 @pytest.mark.parametrize("end", ["killed", "failed"])
 def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, end):
     before = set(node.children())
-    node.start_spare("toy" if end == "killed" else "no-such-backend")
+    node.prestart("toy" if end == "killed" else "no-such-backend")
     (pid,) = set(node.children()) - before
     if end == "killed":
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pid not in node.children(), 30, "the end of the spare")
-    assert node.supervisor.take_spare("worker-0", tmp_path / "worker-0.log") is None
+    assert node.supervisor.claim("worker-0", tmp_path / "worker-0.log") is None
     assert (node.deaths, node.messages) == ([], [])
 
 
 def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the_log(node, tmp_path):
-    node.start_spare()
+    node.prestart()
     early = tmp_path / "spare-1.early"
     wait_until(lambda: "crosstrain.engine.protocol.codec" in early.read_text(), 30, "the start of the spare")
     log = tmp_path / "logs/worker-0.log"
-    pid, _ = node.supervisor.take_spare("worker-0", log)
+    pid, _ = node.supervisor.claim("worker-0", log)
     assert log.read_text() == ""
     os.kill(pid, signal.SIGKILL)
     assert node.reported.wait(10)
@@ -82,9 +82,9 @@ def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the
 
 def test_spares_that_nobody_takes_are_dismissed(node):
     before = set(node.children())
-    node.start_spare()
-    node.start_spare()
+    node.prestart()
+    node.prestart()
     assert len(set(node.children()) - before) == 2
-    node.supervisor.dismiss_spares()
+    node.supervisor.kill_unclaimed()
     wait_until(lambda: set(node.children()) <= before, 10, "the end of the spares")
     assert node.deaths == []

@@ -193,7 +193,7 @@ def write_a_compared_run(out, name, job, state, summary):
     writer = TensorBoardWriter(out / name, job)
     writer.step(StepRecord(0, 10, 0, 1.0, 1.0, 100, (0.5,) * 10, (0.1,)))
     writer.evaluation(replace(EVALUATION, step=10, loss=0.5, accuracy=0.75 if name == "one" else 0.875))
-    writer.ended(state, summary)
+    writer.on_end(state, summary)
     writer.close()
 
 

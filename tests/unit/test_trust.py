@@ -19,8 +19,8 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.job_fields import choices, schema
 from crosstrain.core.settings.sweeps import Grid
-from crosstrain.launch.driver.outcome import what_is_kept
-from crosstrain.launch.resume.resumption import prepare
+from crosstrain.launch.driver.outcome import resume_hint
+from crosstrain.launch.resume.resumption import load_resumption
 from crosstrain.launch.resume.trust import CONFIG, foreign_settings, links_outside
 from crosstrain.launch.sweeps.folder import Request, SweepFolder
 from crosstrain.launch.sweeps.runner import _typed as typed_of_a_point
@@ -151,7 +151,7 @@ FOREIGN = {
 def test_each_such_setting_of_a_run_is_refused_unless_it_is_typed(place, field):
     value, words = FOREIGN[field]
     alter(place / "evilrun", **{field: value})
-    resumed = partial(prepare, Path("evilrun"), environ={}, config=None, force=False)
+    resumed = partial(load_resumption, Path("evilrun"), environ={}, config=None, force=False)
     with pytest.raises(UsageError) as refused:
         resumed(flags={"steps": "+2"})
     assert words in str(refused.value)
@@ -174,7 +174,7 @@ def _file(place, field, value):
 def test_several_are_named_together_and_nothing_is_escaped_into_the_terminal(place):
     alter(place / "evilrun", mlflow="http://a\x1b[31m/", data_dir="/x")
     with pytest.raises(UsageError) as refused:
-        prepare(Path("evilrun"), {}, {}, None, force=False)
+        load_resumption(Path("evilrun"), {}, {}, None, force=False)
     assert r"read the folder '/x' and send its records to 'http://a\x1b[31m/'" in str(refused.value)
     assert "or type --data-dir and --mlflow yourself" in str(refused.value)
 
@@ -273,8 +273,8 @@ def test_what_a_variable_says_is_not_put_onto_a_command_line(monkeypatch):
 
 def test_the_command_to_go_on_is_the_one_that_works(tmp_path):
     save_model(tmp_path, "logreg", (1, 8, 8))
-    assert what_is_kept(Job(), tmp_path).endswith(f"--resume {tmp_path}")
-    assert what_is_kept(Job(data_dir=Path("/mine")), tmp_path).endswith(f"--resume {tmp_path} --trust-run")
+    assert resume_hint(Job(), tmp_path).endswith(f"--resume {tmp_path}")
+    assert resume_hint(Job(data_dir=Path("/mine")), tmp_path).endswith(f"--resume {tmp_path} --trust-run")
 
 
 def test_the_option_belongs_to_resume(capsys):

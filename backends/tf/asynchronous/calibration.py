@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...base import CalibrationPart
 from ..calibration import SMALL_ELEMENTS, State, Step, after, repeated
 from ..data import Layout, Resident
-from ..forward_context import Passes
+from ..forward_context import ForwardContexts
 from ..model import TfModel, flattened
 from .shards import Shard
 from .tickets import Work, unpack
@@ -28,7 +28,7 @@ class WorkerParts:
     They return the worker's index and what `repeated` returns. The ticket has the batches to gather; the first is computed on.
     """
 
-    def __init__(self, model: TfModel, passes: Passes, shards: Sequence[Shard], layout: Layout) -> None:
+    def __init__(self, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout) -> None:
         self._model, self._passes, self._shards, self._layout = model, passes, shards, layout
 
     def function(self, part: CalibrationPart) -> Callable[[Iterator[Any], tf.Tensor, tf.Tensor], tf.Tensor]:

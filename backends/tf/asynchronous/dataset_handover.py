@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 from ....data.base import Dataset, Split
 from ..data import Layout
 
-__all__ = ["offer", "take"]
+__all__ = ["publish", "read"]
 
 _FIRST_DESCRIPTOR = 200
 _SPLITS: tuple[Split, ...] = ("train", "test")
 
 
-def offer(data: Dataset, layout: Layout) -> None:
+def publish(data: Dataset, layout: Layout) -> None:
     """Worker: lay out uint8 images and int32 labels of every split. Raises RuntimeError where a number is taken already."""
     for split in _SPLITS:
         _put(_descriptor(split, "images"), layout.laid(data.images(split)))
         _put(_descriptor(split, "labels"), data.labels(split).astype(np.int32))
 
 
-def take(layout: Layout) -> Mapping[Split, tuple[tf.Tensor, tf.Tensor]]:
+def read(layout: Layout) -> Mapping[Split, tuple[tf.Tensor, tf.Tensor]]:
     """In ops that run on a worker: read what it offers, once; the files are empty afterwards.
 
     Returns per split uint8 images, as the layout lays them, and int32 labels [n]. The ops fail where the worker's dataset has another size.

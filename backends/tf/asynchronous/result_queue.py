@@ -6,7 +6,7 @@ import queue
 import threading
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Fetcher"]
+__all__ = ["ResultQueue"]
 
 Label = TypeVar("Label")
 
@@ -19,7 +19,7 @@ class Remote(Protocol):
         ...
 
 
-class Fetcher(Generic[Label]):
+class ResultQueue(Generic[Label]):
     """A few threads, each waiting for one result. They are daemons: a result that never comes must not keep the process alive."""
 
     def __init__(self, threads: int) -> None:
@@ -29,7 +29,7 @@ class Fetcher(Generic[Label]):
         for number in range(threads):
             threading.Thread(target=self._work, name=f"tf-fetch-{number}", daemon=True).start()
 
-    def expect(self, label: Label, remote: Remote) -> None:
+    def put(self, label: Label, remote: Remote) -> None:
         """Wait for one more result; it is recognised by its label."""
         self.outstanding += 1
         self._remotes.put((label, remote))

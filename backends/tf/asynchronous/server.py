@@ -21,7 +21,7 @@ __all__ = ["TfServer", "open_server"]
 def open_server(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> TfServer:
     """Start serving; a worker first lays its dataset out for the ops. Raises OSError(EADDRINUSE) where the port was taken."""
     if task.placed.role == "worker":
-        dataset_handover.offer(data, layout_for(job, spec, data.info))
+        dataset_handover.publish(data, layout_for(job, spec, data.info))
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=task.threads, inter_op_parallelism_threads=max(SERVER_INTER_OP_THREADS, task.threads)
     )

@@ -19,9 +19,9 @@ from ....core.startup import phase
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec, ParameterSpec
 from ...base import (  # fmt: skip
-    Calibrated,
-    Calibration,
+    CalibrationOrder,
     CalibrationPart,
+    CalibrationResult,
     EvalResult,
     Plan,
     State,
@@ -31,7 +31,7 @@ from ...base import (  # fmt: skip
 )
 from ..calibration import limits_of, limits_spec
 from ..data import layout_for
-from ..forward_context import Passes
+from ..forward_context import ForwardContexts
 from ..model import build_model
 from ..optimizers import build_optimizer
 from ..precision import ChiefLossScale
@@ -40,7 +40,7 @@ from ..runtime import set_tf_config, translated_errors, within
 from ..state import StateMemory, check_fits
 from ..state import cut as cut_flat
 from .calibration import WorkerParts
-from .result_queue import Fetcher
+from .result_queue import ResultQueue
 from .shards import make_shard
 from .tickets import Ticket, cut, pack, read_outcome
 from .worker import element_spec, evaluation, local_dataset, training
@@ -86,7 +86,7 @@ class AsyncSession:
         self.precision_used = job.precision
         self._sampler = make_sampler(job, data)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        optimizer, self._model, self._passes = build_optimizer(job), build_model(job.model, spec), Passes(job, spec, 0)
+        optimizer, self._model, self._passes = build_optimizer(job), build_model(job.model, spec), ForwardContexts(job, spec, 0)
         self._slots = optimizer.slots
         bounds = split_evenly(spec.size + spec.buffers_size, job.ps)
         self._loss_scale = ChiefLossScale() if job.precision == "fp16" else None
@@ -101,7 +101,7 @@ class AsyncSession:
         self._parts: dict[CalibrationPart, tf.types.experimental.ConcreteFunction] = {}
         self._memory: StateMemory | None = None
         self._window = OUTSTANDING_PER_WORKER * job.workers
-        self._tickets: Fetcher[Ticket] = Fetcher(self._window)
+        self._tickets: ResultQueue[Ticket] = ResultQueue(self._window)
         self._tracer = make_tracer(job.profile, first=True)
         self.scheduled = 0
         self._begin()
@@ -156,10 +156,10 @@ class AsyncSession:
         """Have the workers evaluate ranges of the split and add their sums up; the number of examples is checked."""
         self._require_quiescence("evaluate")
         started = time.perf_counter()
-        pieces: Fetcher[None] = Fetcher(self._job.workers)
+        pieces: ResultQueue[None] = ResultQueue(self._job.workers)
         for start, stop in split_evenly(self._sizes[split], EVALUATIONS_PER_WORKER * self._job.workers):
             arguments = (self._datasets, tf.constant([start, stop], tf.int32))
-            pieces.expect(None, self._coordinator.schedule(self._evaluation(split), args=arguments))
+            pieces.put(None, self._coordinator.schedule(self._evaluation(split), args=arguments))
         sums = np.zeros(3)
         while pieces.outstanding:
             sums += pieces.next()[1]
@@ -199,7 +199,7 @@ class AsyncSession:
         if self._loss_scale is not None:
             self._loss_scale.restore(state.scalars)
 
-    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Have every worker repeat a part of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
         self._require_quiescence("calibrate")
         if order.part not in self._parts:
@@ -207,7 +207,7 @@ class AsyncSession:
             self._parts[order.part] = self._traced(self._worker_parts.function(order.part), *signature)
         return self._at_once(order)
 
-    def _at_once(self, order: Calibration) -> list[Calibrated]:
+    def _at_once(self, order: CalibrationOrder) -> list[CalibrationResult]:
         """Give the order to as many workers at once as there are, again until each of them had one.
 
         Raises RunFailedError where that does not come about: the coordinator hands out work as it likes.
@@ -215,12 +215,12 @@ class AsyncSession:
         batches = calibration_batches(self._sampler)
         arguments = (self._datasets, tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(limits_of(order)))
         for _ in range(MOST_ROUNDS):
-            answers: Fetcher[None] = Fetcher(self._job.workers)
+            answers: ResultQueue[None] = ResultQueue(self._job.workers)
             for _ in range(self._job.workers):
-                answers.expect(None, self._coordinator.schedule(self._parts[order.part], args=arguments))
+                answers.put(None, self._coordinator.schedule(self._parts[order.part], args=arguments))
             found = [answers.next()[1].tolist() for _ in range(self._job.workers)]
             if len({worker for worker, *_ in found}) == self._job.workers or not order.count:
-                return [Calibrated(int(worker), int(count), seconds) for worker, count, seconds in found]
+                return [CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in found]
         raise RunFailedError(
             f"in {MOST_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"
         )
@@ -245,7 +245,7 @@ class AsyncSession:
         loss_scale = 1.0 if self._loss_scale is None else self._loss_scale.scale
         vector = pack(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin, loss_scale)
         remote = self._coordinator.schedule(self._train, args=(self._datasets, tf.constant(vector)))
-        self._tickets.expect(Ticket(plan.first_step + begin, count, len(batches.indices), loss_scale), remote)
+        self._tickets.put(Ticket(plan.first_step + begin, count, len(batches.indices), loss_scale), remote)
         self.scheduled += count
 
     def _updates_applied(self) -> int:

@@ -11,7 +11,7 @@ from ....data.base import Split
 from ....models.layers.tf.image import HeldParameters
 from ..data import Layout, Resident, resident_from_pixels
 from ..evaluation import summed
-from ..forward_context import Passes
+from ..forward_context import ForwardContexts
 from ..model import TfModel, flattened
 from ..precision import unscaled
 from . import dataset_handover
@@ -30,7 +30,7 @@ def local_dataset(layout: Layout) -> tf.data.Dataset:
     """
 
     def load(worker: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        held = {split: resident_from_pixels(layout, split, *arrays) for split, arrays in dataset_handover.take(layout).items()}
+        held = {split: resident_from_pixels(layout, split, *arrays) for split, arrays in dataset_handover.read(layout).items()}
         return (worker, *(tensor for split in _SPLITS for tensor in (held[split].inputs, held[split].labels)))
 
     worker = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -43,7 +43,9 @@ def element_spec(layout: Layout) -> tuple[tf.TensorSpec, ...]:
     return tf.TensorSpec([], tf.int64), *arrays
 
 
-def training(model: TfModel, passes: Passes, shards: Sequence[Shard], layout: Layout) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
+def training(
+    model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout
+) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
     """Make the function (iterator of `local_dataset`, ticket) → outcome; see tickets.py for the two vectors.
 
     Its loop is traced by `wrap_function`, which adds no control dependencies of its own. The order of reads and updates is stated op
@@ -64,7 +66,7 @@ def training(model: TfModel, passes: Passes, shards: Sequence[Shard], layout: La
     return train
 
 
-def _updates(model: TfModel, passes: Passes, shards: Sequence[Shard], data: Resident, work: Work) -> tuple[tf.Tensor, ...]:
+def _updates(model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], data: Resident, work: Work) -> tuple[tf.Tensor, ...]:
     """Carry out a ticket: return the seconds it took, float64, the loss scale at its end, each update's loss, and its staleness, int64."""
     with tf.control_dependencies([work.indices]):
         started = tf.timestamp()
@@ -105,7 +107,7 @@ def _updates(model: TfModel, passes: Passes, shards: Sequence[Shard], data: Resi
 
 
 def evaluation(
-    model: TfModel, passes: Passes, shards: Sequence[Shard], layout: Layout, split: Split
+    model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout, split: Split
 ) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
     """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [3], as `TfModel.sums` of these examples."""
     position = 1 + 2 * _SPLITS.index(split)

@@ -10,11 +10,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ....data.sampler import Batches
-from ...base import Calibration, CalibrationPart
+from ...base import CalibrationOrder, CalibrationPart
 from ...timing import repeat
 from ..calibration import SMALL_ELEMENTS, State, Step, after, limits_of, limits_spec, repeated
 from ..data import Resident
-from .collectives import PACK_BYTES, Ranks, Traced
+from .collectives import PACK_BYTES, Collectives, Traced
 from .replica import Replica
 
 __all__ = ["Calibrator", "RankParts"]
@@ -34,7 +34,7 @@ class Calibrator:
         self._traced, self._part, self._deterministic = traced, part, deterministic
         self._functions: dict[CalibrationPart, Traced] = {}
 
-    def run(self, order: Calibration) -> tuple[int, float]:
+    def run(self, order: CalibrationOrder) -> tuple[int, float]:
         """Return how often the part was repeated and the seconds that it took."""
         if order.part not in self._functions:
             self._functions[order.part] = self._made(order.part)
@@ -65,7 +65,7 @@ class RankParts:
         batches: Batches,
         gradients: Gradients,
         replica: Replica,
-        ranks: Ranks,
+        ranks: Collectives,
         scalars: NDArray[np.float32],
         *,
         workers: int,

@@ -18,7 +18,7 @@ from ....models.base import Array
 from ..runtime import fits_single_threaded_executor, set_tf_config, single_threaded_executor, translated_errors, within
 from .rendezvous import meet
 
-__all__ = ["Alone", "Ranks", "Together", "form"]
+__all__ = ["Collectives", "MultiWorker", "SingleProcess", "join"]
 
 PACK_BYTES = 25 << 20
 """Gradients are reduced in packs of this size: one for a small model, several that overlap for a large one."""
@@ -26,7 +26,7 @@ PACK_BYTES = 25 << 20
 Traced = Callable[..., tf.Tensor]
 
 
-class Ranks(Protocol):
+class Collectives(Protocol):
     """All ranks of a job, as one of them sees them."""
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
@@ -54,7 +54,7 @@ class Ranks(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     """A single rank without a strategy.
 
     `sequential` asks for TensorFlow's sequential executor, which suits small ops; functions that it could wait for ever in are left to the
@@ -120,7 +120,7 @@ def _sequential(trace: Callable[[], Any]) -> Traced:
     return run
 
 
-class Together:
+class MultiWorker:
     """One of the ranks that a MultiWorkerMirroredStrategy connects."""
 
     def __init__(self, strategy: tf.distribute.Strategy, rank: int) -> None:
@@ -173,13 +173,13 @@ class Together:
             tf.get_logger().info("A peer left between the two closing barriers: %s", error)
 
 
-def form(task: Task, job: Job, device: str, *, sequential: bool) -> Ranks:
+def join(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
     """Connect the job's ranks; a single one is `sequential` or not.
 
     Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) where the port was taken.
     """
     if not job.wrapped:
-        return Alone(device, sequential=sequential)
+        return SingleProcess(device, sequential=sequential)
     set_tf_config(task)
     # No timeout_seconds: TensorFlow starts a thread for each collective that has one, and keeps it until the time is over: some thousand
     # steps later the process can start no more. A rank that hangs is what the driver's stall time-out is for.
@@ -191,4 +191,4 @@ def form(task: Task, job: Job, device: str, *, sequential: bool) -> Ranks:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
     with translated_errors(task):
-        return Together(within(job.start_timeout, "forming the cluster", connect), task.rank)
+        return MultiWorker(within(job.start_timeout, "forming the cluster", connect), task.rank)

@@ -131,7 +131,7 @@ class Replica:
     def _canonical_view(self, name: str, variable: tf.Variable) -> Array:
         """Return a view of the variable's memory with the elements in canonical order."""
         held = _view(variable)
-        return self._model.layouts[name].canonical_view(held) if name in self._model.layouts else held
+        return self._model.layouts[name].as_canonical(held) if name in self._model.layouts else held
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:

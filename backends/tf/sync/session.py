@@ -19,16 +19,16 @@ from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...allocator import keep_freed_memory
-from ...base import Calibrated, Calibration, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
 from ..data import Resident, layout_for, resident
 from ..evaluation import summed
-from ..forward_context import Passes
+from ..forward_context import ForwardContexts
 from ..model import TfModel, build_model, evaluation_batch, parts_on
 from ..precision import precision_used
 from ..profiler import make_tracer
 from ..state import StateMemory, check_fits
 from .calibration import Calibrator, RankParts
-from .collectives import Ranks, form
+from .collectives import Collectives, join
 from .replica import Replica
 
 __all__ = ["SyncSession", "open_sync"]
@@ -47,7 +47,7 @@ WARM_SPLIT: Split = "test"
 
 def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> SyncSession:
     """Join the other ranks, put data and parameters in place and warm up."""
-    ranks = form(task, job, device, sequential=not layout_for(job, spec, data.info).channels_last)
+    ranks = join(task, job, device, sequential=not layout_for(job, spec, data.info).channels_last)
     session = SyncSession(task, job, spec, data, device, ranks)
     phase("warming up")
     session.warm_up()
@@ -57,12 +57,12 @@ def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str)
 class SyncSession:
     """A rank at work; implements `Session`."""
 
-    def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str, ranks: Ranks) -> None:
+    def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str, ranks: Collectives) -> None:
         self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
         self._sampler = make_sampler(job, data)
         self._model: TfModel = build_model(job.model, spec)
         self._parts = parts_on(device, job, spec, task.threads)
-        self._passes = Passes(job, spec, task.rank)
+        self._passes = ForwardContexts(job, spec, task.rank)
         self._updates = 0
         self._averaged = True
         self._memory: StateMemory | None = None
@@ -154,7 +154,7 @@ class SyncSession:
         self._updates = self._spread_count(None if state is None else state.updates)
         self._averaged = True
 
-    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Repeat a part of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
         if self._calibrator is None:
             batches = calibration_batches(self._sampler, self._task.rank)
@@ -164,7 +164,7 @@ class SyncSession:
                 workers=self._job.workers, dropout=self._passes.dropout,
             )  # fmt: skip
             self._calibrator = Calibrator(self._ranks.traced, parts.make, deterministic=self._job.deterministic)
-        return [Calibrated(self._task.rank, *self._calibrator.run(order))]
+        return [CalibrationResult(self._task.rank, *self._calibrator.run(order))]
 
     def close(self) -> None:
         """Wait until every rank is here, then leave; a second call does nothing."""

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from ....core.errors import RunFailedError
 from ....core.untrusted.listener import Exchange
-from .wire_protocol import Link, tune
+from .wire_protocol import Connection, tune
 
 __all__ = ["PROTOCOL", "Hello", "RefusedError", "admit", "connect", "greet"]
 
@@ -76,7 +76,7 @@ def admit(exchange: Exchange, secret: str, elements: int) -> Hello:
     return Hello(_ROLES[role], place, expected)
 
 
-def connect(endpoint: tuple[str, int], secret: str, hello: Hello, deadline: float) -> Link:
+def connect(endpoint: tuple[str, int], secret: str, hello: Hello, deadline: float) -> Connection:
     """Connect to a shard and greet it, until `deadline` (of time.monotonic): it may not be listening yet, or have strangers at its door.
 
     Raises RunFailedError where no shard lets us in in time, or it refuses for good.
@@ -84,7 +84,7 @@ def connect(endpoint: tuple[str, int], secret: str, hello: Hello, deadline: floa
     while True:
         left = deadline - time.monotonic()
         try:
-            return Link(_greeted(endpoint, secret, hello, max(0.1, left)))
+            return Connection(_greeted(endpoint, secret, hello, max(0.1, left)))
         except RefusedError as error:
             raise RunFailedError(f"the parameter server at {endpoint[0]}:{endpoint[1]} could not be joined: {error}") from error
         except OSError as error:

@@ -17,7 +17,7 @@ from ....core.untrusted.listener import Door, Exchange
 from ....models.base import ModelSpec
 from .authentication import Hello, admit
 from .shards import Shard, bytes_of
-from .wire_protocol import SKIP, Frame, Kind, Link, tune
+from .wire_protocol import OVERFLOWED, Connection, Frame, Kind, tune
 
 __all__ = ["Listener", "ShardServer", "initial_shard", "shard_bounds", "warm_rule"]
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 WARM_ELEMENTS = 2**16
 """Enough to run the kernels that large shards run, on all threads."""
 
-Serve = Callable[[Link, Hello], None]
+Serve = Callable[[Connection, Hello], None]
 
 
 def shard_bounds(model: ModelSpec, shards: int) -> list[tuple[int, int]]:
@@ -62,7 +62,7 @@ class Listener:
         """Start to listen on the task's own address. Raises OSError with errno EADDRINUSE where the port was taken."""
         self._secret, self._elements, self._serve = task.cluster.secret, elements, serve
         self._changed = threading.Condition()
-        self._links: set[Link] = set()
+        self._links: set[Connection] = set()
         self._closing = False
         listening = socket.create_server((task.address, task.port), backlog=128)
         self._door = Door(listening, self._prove, self._admit, log.warning)
@@ -72,7 +72,7 @@ class Listener:
 
     def _admit(self, peer: tuple[socket.socket, Hello], _host: str) -> None:
         connection, hello = peer
-        link = Link(connection)
+        link = Connection(connection)
         with self._changed:
             self._links.add(link)
         try:
@@ -106,7 +106,7 @@ class ShardServer:
         self._failure: Exception | None = None
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
 
-    def _serve_peer(self, link: Link, hello: Hello) -> None:
+    def _serve_peer(self, link: Connection, hello: Hello) -> None:
         try:
             if hello.role == "chief":
                 self._serve_chief(link)
@@ -123,7 +123,7 @@ class ShardServer:
         self._failure = self._failure or error
         self._ended.set()
 
-    def _serve_worker(self, link: Link) -> None:
+    def _serve_worker(self, link: Connection) -> None:
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
         while (frame := link.receive(incoming)).kind != Kind.END:
@@ -135,12 +135,12 @@ class ShardServer:
     def _answer(self, frame: Frame, gradient: torch.Tensor, values: torch.Tensor) -> int:
         """Carry out a PUSH or a PULL: leave the newest values in `values` and return their version."""
         if frame.kind == Kind.PUSH:
-            return self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & SKIP))[1]
+            return self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & OVERFLOWED))[1]
         if frame.kind == Kind.PULL:
             return self._shard.read(values)
         raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
 
-    def _serve_chief(self, link: Link) -> None:
+    def _serve_chief(self, link: Connection) -> None:
         def send(pieces: list[torch.Tensor], version: int) -> None:
             link.send(Kind.STATE, version=version)
             link.send_parts([bytes_of(piece) for piece in pieces])

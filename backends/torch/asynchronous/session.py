@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import torch
 
-from ....core.cluster import Placed, Task
+from ....core.cluster import Task, TaskSpec
 from ....core.errors import RunFailedError
 from ....core.job import Job
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec
-from ...base import Calibrated, Calibration, EvalResult, Plan, State, StepResult, make_sampler
+from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
 from ..model import evaluation_batch
 from ..optimizers import slot_names
 from ..state import StateMemory
@@ -26,9 +26,9 @@ from .authentication import Hello, connect
 from .server import Listener, initial_shard, shard_bounds, warm_rule
 from .shards import bytes_of
 from .ticket_progress import TicketProgress
-from .ticket_queue import Dispenser
+from .ticket_queue import TicketQueue
 from .tickets import TrainTicket, cut_evaluation, cut_plan, encode
-from .wire_protocol import FRESH, SKIP, Kind, Link
+from .wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
 
 __all__ = ["AsyncSession"]
 
@@ -50,7 +50,7 @@ class AsyncSession:
         self._sizes = dict(data.info.sizes)
         self._sampler = make_sampler(job, data)
         self._shard = initial_shard(job, model, 0)
-        self._dispenser = Dispenser()
+        self._dispenser = TicketQueue()
         self._memory: StateMemory | None = None
         self._open, self._calibrated, self._training_seconds = True, False, 0.0
         warm_rule(self._shard, job)
@@ -61,19 +61,19 @@ class AsyncSession:
         if job.checkpoint_every is not None:
             self._state_memory()
 
-    def _connect(self, task: Task, placed: Placed, deadline: float) -> Link:
+    def _connect(self, task: Task, placed: TaskSpec, deadline: float) -> Connection:
         start, stop = shard_bounds(self._spec, self._job.ps)[placed.index]
         return connect(task.cluster.endpoint(placed), task.cluster.secret, Hello("chief", 0, stop - start), deadline)
 
     def _await_workers(self, deadline: float) -> None:
         expected = frozenset(range(self._job.workers))
-        if not self._dispenser.wait(lambda: self._dispenser.present >= expected, deadline - time.monotonic()):
-            missing = ", ".join(f"worker-{index}" for index in sorted(expected - self._dispenser.present))
+        if not self._dispenser.wait(lambda: self._dispenser.connected >= expected, deadline - time.monotonic()):
+            missing = ", ".join(f"worker-{index}" for index in sorted(expected - self._dispenser.connected))
             raise RunFailedError(f"start_timeout: {missing} did not join within {self._job.start_timeout:g} seconds")
 
-    def _serve_peer(self, link: Link, hello: Hello) -> None:
+    def _serve_peer(self, link: Connection, hello: Hello) -> None:
         """Serve one worker's connection, in a thread of its own."""
-        if hello.role != "worker" or hello.place >= self._job.workers or hello.place in self._dispenser.present:
+        if hello.role != "worker" or hello.place >= self._job.workers or hello.place in self._dispenser.connected:
             log.warning("refused %s-%d: it has no place in this run, or is here already", hello.role, hello.place)
             return
         progress = TicketProgress(hello.place, self._examples)
@@ -81,11 +81,11 @@ class AsyncSession:
             self._serve_worker(link, hello.place, progress)
         except OSError as error:
             log.warning("lost worker-%d: %s", hello.place, error)
-            self._dispenser.lose(hello.place, progress.close())
+            self._dispenser.release(hello.place, progress.close())
         except Exception as error:  # noqa: BLE001 - handed to the session's thread, which raises it
             self._dispenser.fail(error)
 
-    def _serve_worker(self, link: Link, worker: int, progress: TicketProgress) -> None:
+    def _serve_worker(self, link: Connection, worker: int, progress: TicketProgress) -> None:
         """Answer one worker's requests until there are no more tickets."""
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
@@ -100,7 +100,7 @@ class AsyncSession:
                 link.send(Kind.PARAMETERS, outgoing)
                 continue
             if frame.kind == Kind.PUSH and progress.expects_update:
-                staleness, version = self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & SKIP))
+                staleness, version = self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & OVERFLOWED))
                 if progress.add(frame.loss, staleness, frame.seconds):
                     link.send(Kind.PARAMETERS, outgoing, version=version)
                     continue
@@ -108,7 +108,7 @@ class AsyncSession:
             elif frame.kind == Kind.SUMS:
                 self._dispenser.finish_eval(worker, (frame.loss, frame.version, frame.examples))
             elif frame.kind == Kind.CALIBRATED and calibrating:
-                self._dispenser.finish_calibration(Calibrated(worker, frame.examples, frame.seconds))
+                self._dispenser.finish_calibration(CalibrationResult(worker, frame.examples, frame.seconds))
             elif frame.kind == Kind.PULL:
                 link.send(Kind.PARAMETERS, outgoing, version=self._shard.read(values))
                 continue
@@ -117,10 +117,10 @@ class AsyncSession:
             else:
                 raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
             ticket, waited = self._dispenser.take(worker)
-            calibrating = isinstance(ticket, Calibration)
+            calibrating = isinstance(ticket, CalibrationOrder)
             if isinstance(ticket, TrainTicket):
                 progress.begin(ticket)
-            flags = FRESH if waited or not isinstance(ticket, TrainTicket) else 0
+            flags = REFRESH_SHARDS if waited or not isinstance(ticket, TrainTicket) else 0
             link.send(Kind.PARAMETERS, outgoing, flags=flags, version=self._shard.read(values), trailer=encode(ticket))
             if ticket is None:
                 return
@@ -135,7 +135,7 @@ class AsyncSession:
         Raises RunFailedError where every worker is lost, or none makes progress for `stall_timeout` seconds.
         """
         workers = self._job.workers
-        self._dispenser.offer(cut_plan(plan, workers))
+        self._dispenser.put(cut_plan(plan, workers))
         return self._timed(self._gather(lambda: self._dispenser.waiting <= TICKETS_AHEAD * workers))
 
     def drain(self) -> Iterator[StepResult]:
@@ -157,7 +157,7 @@ class AsyncSession:
             yield from self._dispenser.take_results()
             if done:
                 return
-            if not self._dispenser.present:
+            if not self._dispenser.connected:
                 raise RunFailedError("every worker is lost, and updates are outstanding")
             if self._progress() != seen:
                 seen, since = self._progress(), time.monotonic()
@@ -172,7 +172,7 @@ class AsyncSession:
         self._require_quiet("evaluate")
         began = time.perf_counter()
         size = self._sizes[split]
-        self._dispenser.offer(cut_evaluation(split, size, self._job.workers, evaluation_batch(self._spec)))
+        self._dispenser.put(cut_evaluation(split, size, self._job.workers, evaluation_batch(self._spec)))
         for result in self._gather(lambda: self._dispenser.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied during an evaluation")
         sums = self._dispenser.take_sums()
@@ -226,12 +226,12 @@ class AsyncSession:
             link.send_parts([bytes_of(piece) for piece in part])
             link.receive()
 
-    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Have every worker repeat a part of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
         self._require_quiet("calibrate")
         native = {} if self._calibrated else {"ps_busy_fraction": self._shard.busy_seconds / max(self._training_seconds, 1e-9)}
         self._calibrated = True
-        self._dispenser.offer_each(dict.fromkeys(self._dispenser.present, order))
+        self._dispenser.put_for(dict.fromkeys(self._dispenser.connected, order))
         for result in self._gather(lambda: self._dispenser.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied while a part of a step was calibrated")
         return [replace(found, native=native) for found in self._dispenser.take_calibrated()]

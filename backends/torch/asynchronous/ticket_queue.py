@@ -7,16 +7,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from ...base import Calibrated, StepResult
+from ...base import CalibrationResult, StepResult
 from .tickets import EvalTicket, Ticket, TrainTicket
 
-__all__ = ["Dispenser", "EvalSums"]
+__all__ = ["EvalSums", "TicketQueue"]
 
 EvalSums = tuple[float, int, int]
 """Sum of losses, correct predictions, examples."""
 
 
-class Dispenser:
+class TicketQueue:
     """Hands tickets to connection threads and collects what comes back for the session's thread. `finished` counts tickets."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Dispenser:
         self._present: set[int] = set()
         self._results: list[StepResult] = []
         self._sums: list[EvalSums] = []
-        self._calibrated: list[Calibrated] = []
+        self._calibrated: list[CalibrationResult] = []
         self._failure: Exception | None = None
         self._ended = False
         self.finished = 0
@@ -73,7 +73,7 @@ class Dispenser:
             self._sums.append(sums)
             self._changed.notify_all()
 
-    def finish_calibration(self, found: Calibrated) -> None:
+    def finish_calibration(self, found: CalibrationResult) -> None:
         """A worker has repeated a part of a step."""
         with self._changed:
             del self._held[found.worker]
@@ -81,7 +81,7 @@ class Dispenser:
             self._calibrated.append(found)
             self._changed.notify_all()
 
-    def lose(self, worker: int, applied: StepResult | None) -> None:
+    def release(self, worker: int, applied: StepResult | None) -> None:
         """A worker is gone: keep what was applied of its ticket and put the rest back at the head of the queue."""
         with self._changed:
             self._present.discard(worker)
@@ -101,13 +101,13 @@ class Dispenser:
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    def offer(self, tickets: Sequence[Ticket]) -> None:
+    def put(self, tickets: Sequence[Ticket]) -> None:
         """Put tickets at the end of the queue."""
         with self._changed:
             self._waiting.extend(tickets)
             self._changed.notify_all()
 
-    def offer_each(self, tickets: Mapping[int, Ticket]) -> None:
+    def put_for(self, tickets: Mapping[int, Ticket]) -> None:
         """Give workers a ticket of their own, all at once."""
         with self._changed:
             self._own.update(tickets)
@@ -120,7 +120,7 @@ class Dispenser:
             self._changed.notify_all()
 
     @property
-    def present(self) -> frozenset[int]:
+    def connected(self) -> frozenset[int]:
         """The workers connected now."""
         with self._changed:
             return frozenset(self._present)
@@ -155,7 +155,7 @@ class Dispenser:
             sums, self._sums = self._sums, []
             return sums
 
-    def take_calibrated(self) -> list[Calibrated]:
+    def take_calibrated(self) -> list[CalibrationResult]:
         """Return the figures that came since the last call."""
         with self._changed:
             found, self._calibrated = self._calibrated, []

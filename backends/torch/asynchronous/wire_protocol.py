@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["FRESH", "SKIP", "Frame", "Kind", "Link", "tune"]
+__all__ = ["OVERFLOWED", "REFRESH_SHARDS", "Connection", "Frame", "Kind", "tune"]
 
 
 class Kind(IntEnum):
@@ -58,10 +58,10 @@ class Frame(NamedTuple):
     seconds: float
 
 
-SKIP = 2
+OVERFLOWED = 2
 """Flag of PUSH: the gradient overflowed; count the update, but let it change nothing."""
 
-FRESH = 1
+REFRESH_SHARDS = 1
 """Flag of PARAMETERS: time has passed since the push, so that other shards' parameters should be fetched again."""
 
 _LAYOUT = struct.Struct("<BBxxIqqddd")
@@ -77,7 +77,7 @@ def tune(connection: socket.socket) -> None:
     connection.settimeout(None)
 
 
-class Link:
+class Connection:
     """One authenticated connection. Used by one thread at a time, except for `abort`."""
 
     __slots__ = ("_head_in", "_head_out", "connection")

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ....core.cluster import Placed, Task
+from ....core.cluster import Task, TaskSpec
 from ....core.errors import RunFailedError
 from ....core.job import Job
 from ....core.startup import phase
 from ....data.base import Dataset
 from ....data.sampler import Batches
 from ....models.base import ModelSpec
-from ...base import Calibration, calibration_batches, make_sampler
+from ...base import CalibrationOrder, calibration_batches, make_sampler
 from ..calibration import Calibrator
 from ..data import first_examples, resident_splits
 from ..model import Context, Model
@@ -30,7 +30,7 @@ from .authentication import Hello, connect
 from .server import shard_bounds
 from .shards import bytes_of
 from .tickets import EvalTicket, Ticket, TrainTicket, decode
-from .wire_protocol import FRESH, SKIP, Frame, Kind, Link
+from .wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Frame, Kind
 
 __all__ = ["Worker"]
 
@@ -39,7 +39,7 @@ __all__ = ["Worker"]
 class Remote:
     """A shard as a worker sees it: its connection, its part of the two flat buffers, and the version last read."""
 
-    link: Link
+    link: Connection
     values: memoryview
     gradient: memoryview
     version: int = field(default=0)
@@ -93,7 +93,7 @@ class Worker:
     def _connect(self, task: Task, model: ModelSpec) -> list[Remote]:
         """Connect to every shard, the chief's first."""
         deadline = time.monotonic() + self._job.start_timeout
-        holders: list[Placed] = [*task.cluster.of_role("chief"), *task.cluster.of_role("ps")]
+        holders: list[TaskSpec] = [*task.cluster.of_role("chief"), *task.cluster.of_role("ps")]
         values, gradient = bytes_of(self._values), bytes_of(self._gradient)
         remotes = []
         for placed, (start, stop) in zip(holders, shard_bounds(model, self._job.ps), strict=True):
@@ -119,7 +119,7 @@ class Worker:
         loss, scale, flags = self._model.mean_loss(x, y, context), self._loss_scale, 0
         gradients = torch.autograd.grad(loss if scale is None else loss * scale.scale, self._model.leaves)
         if scale is not None and not scale.unscale(gradients):
-            flags = SKIP
+            flags = OVERFLOWED
         torch._foreach_copy_(self._gradient_views, gradients)
         for name, move in self._moves.items():
             move.copy_(self._model.passes.buffers[name] - context.updated[name].detach() if name in context.updated else 0.0)
@@ -159,12 +159,12 @@ class Worker:
     def _carry_out(self, ticket: Ticket) -> Frame:
         if isinstance(ticket, TrainTicket):
             return self._train(ticket)
-        return self._calibrate(ticket) if isinstance(ticket, Calibration) else self._evaluate(ticket)
+        return self._calibrate(ticket) if isinstance(ticket, CalibrationOrder) else self._evaluate(ticket)
 
     def _next(self, frame: Frame) -> Ticket | None:
         """Read the ticket that came with the parameters; after a wait, fetch the other shards' newest parameters too."""
         ticket = decode(self._chief.link.receive_trailer(frame))
-        if ticket is not None and frame.flags & FRESH:
+        if ticket is not None and frame.flags & REFRESH_SHARDS:
             for remote in self._others:
                 remote.pull()
         return ticket
@@ -213,7 +213,7 @@ class Worker:
         self._chief.link.send(Kind.SUMS, version=correct, examples=examples, loss=loss_sum)
         return self._chief.receive()
 
-    def _calibrate(self, order: Calibration) -> Frame:
+    def _calibrate(self, order: CalibrationOrder) -> Frame:
         """Repeat a part of a step, tell how long it took and return the reply."""
         if self._calibrator is None:
             batches = calibration_batches(self._sampler)

@@ -22,7 +22,7 @@ from ....core.startup import phase
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
-from ...base import Calibrated, Calibration, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
 from ..calibration import Calibrator
 from ..data import first_examples, part, resident_splits
 from ..model import Context, DistributedLoss, Model
@@ -87,11 +87,11 @@ class SyncSession:
         self._model.sums(self._splits["test"], 0, min(len(y), self._sizes["test"]))
         if self._distributed is not None:
             dist.barrier()
-        self._begin_anew()
+        self._reset_state()
         if self._job.checkpoint_every is not None:
             self._state_memory()
 
-    def _begin_anew(self) -> None:
+    def _reset_state(self) -> None:
         """Undo what the warm-up has changed. With the learning rate 0 that is no parameter, so that no copy of them is needed."""
         for slot in self._slots:
             torch._foreach_zero_(self._rule.slots[slot])
@@ -278,7 +278,7 @@ class SyncSession:
         if self._loss_scale is not None:
             self._loss_scale.restore({"loss_scale": loss_scale, "clean_steps": clean_steps})
 
-    def calibrate(self, order: Calibration) -> Sequence[Calibrated]:
+    def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Repeat a part of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
         native = reducer_figures(self._distributed) if self._calibrator is None else {}
         if self._calibrator is None:
@@ -286,14 +286,14 @@ class SyncSession:
         self._healthy = False
         count, seconds = self._calibrator.run(order)
         self._healthy = True
-        return [Calibrated(self._rank, count, seconds, native)]
+        return [CalibrationResult(self._rank, count, seconds, native)]
 
     def _make_calibrator(self) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
         exchange = None if self._distributed is None else AllReduce([leaf.grad for leaf in self._model.leaves], self._world)
-        return Calibrator(self._splits["train"], batches, self._alone, exchange, self._device)
+        return Calibrator(self._splits["train"], batches, self._local_update, exchange, self._device)
 
-    def _alone(self, x: torch.Tensor, y: torch.Tensor, batch: Batches) -> None:
+    def _local_update(self, x: torch.Tensor, y: torch.Tensor, batch: Batches) -> None:
         scale = self._world / float(batch.global_sizes[0])
         self._update(x, y, scale, 0.0, self._model.passes.training(0, batch, 0), alone=True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import psutil
 
-from ....checkpoint.draft_folders import hide, lock
+from ....checkpoint.draft_folders import lock, rename_hidden
 from ....core.errors import TrainerError, UsageError
 from ....core.settings.sweeps import EARLIER, SWEEP_FILE
 from ....core.untrusted.console import note, one_line
@@ -169,7 +169,7 @@ def _remove(path: Path) -> None:
         try:
             if not _is_at(held, path):
                 raise FileNotFoundError
-            _empty(hide(path.resolve(), "gone"))
+            _empty(rename_hidden(path.resolve(), "gone"))
         finally:
             os.close(held)
     except FileNotFoundError as error:

@@ -15,8 +15,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ...base import ForwardContext, ModelSpec
-from ..space_to_depth import paired, paired_gradient
-from ..storage_layouts import HeldLayout
+from ..space_to_depth import gradient_uses_space_to_depth, uses_space_to_depth
+from ..storage_layouts import StorageLayout
 
 __all__ = ["HeldParameters", "Layers"]
 
@@ -30,7 +30,7 @@ PERMUTED_WEIGHT = 1 << 18
 class HeldParameters(Mapping[str, Any]):
     """Parameters by canonical name. Each reads as its canonical value, of a shape in `shapes`; `held` has the tensors as they are held."""
 
-    def __init__(self, spec: ModelSpec, layouts: Mapping[str, HeldLayout], held: Mapping[str, tf.Tensor]) -> None:
+    def __init__(self, spec: ModelSpec, layouts: Mapping[str, StorageLayout], held: Mapping[str, tf.Tensor]) -> None:
         self.shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
         self.layouts, self.held = layouts, held
 
@@ -107,9 +107,9 @@ class Layers:
             padding = 0
         if not tf.config.get_visible_devices("GPU"):
             (kernel_height, kernel_width, inputs, outputs), width = kernel_hwio.shape, x_bhwc.shape[2]
-            if paired(width, inputs, outputs, kernel_width, stride, padding):
-                return _conv_in_pairs(x_bhwc, kernel_hwio, (padding, padding))
-            if self._context.training and paired_gradient(width, inputs, (kernel_height, kernel_width), stride, padding):
+            if uses_space_to_depth(width, inputs, outputs, kernel_width, stride, padding):
+                return _conv_space_to_depth(x_bhwc, kernel_hwio, (padding, padding))
+            if self._context.training and gradient_uses_space_to_depth(width, inputs, (kernel_height, kernel_width), stride, padding):
                 return _conv_with_paired_gradient(x_bhwc, kernel_hwio, padding)
         return tf.nn.conv2d(x_bhwc, kernel_hwio, stride, "SAME" if padding else "VALID")
 
@@ -202,7 +202,7 @@ class Layers:
         return x if self._context.compute is None else tf.cast(x, self._context.compute)
 
 
-def _conv_in_pairs(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor, padding: tuple[int, int]) -> tf.Tensor:
+def _conv_space_to_depth(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor, padding: tuple[int, int]) -> tf.Tensor:
     """Convolve two neighbouring columns at once (pairs.py), `padding` rows and columns of zeros around the image."""
     _, height, width, inputs = x_bhwc.shape
     kernel_height, kernel_width, _, outputs = kernel_hwio.shape
@@ -227,7 +227,7 @@ def _conv_with_paired_gradient(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor, paddin
             kernel_gradient = tf.raw_ops.Conv2DBackpropFilter(
                 input=x_bhwc, filter_sizes=kernel_hwio.shape, out_backprop=y_bhwo, strides=[1, 1, 1, 1], padding=around
             )
-            return _conv_in_pairs(y_bhwo, turned_hwoi, (rest_rows, rest_columns)), kernel_gradient
+            return _conv_space_to_depth(y_bhwo, turned_hwoi, (rest_rows, rest_columns)), kernel_gradient
 
         return tf.nn.conv2d(x_bhwc, kernel_hwio, 1, around), gradients
 

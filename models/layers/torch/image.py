@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional, grad
 
 from ...base import ForwardContext
-from ..space_to_depth import paired, paired_gradient
+from ..space_to_depth import gradient_uses_space_to_depth, uses_space_to_depth
 
 __all__ = ["Layers"]
 
@@ -47,8 +47,8 @@ class Layers:
         weight, bias = self._parameters[f"{name}.weight"], self._parameters.get(f"{name}.bias")
         if x_bchw.device.type == "cpu" and x_bchw.is_contiguous(memory_format=torch.channels_last) and _large(x_bchw, weight):
             outputs, inputs, _, kernel_width = weight.shape
-            if paired(x_bchw.shape[3], inputs, outputs, kernel_width, stride, padding):
-                return _conv_in_pairs(x_bchw, weight, bias, (padding, padding))
+            if uses_space_to_depth(x_bchw.shape[3], inputs, outputs, kernel_width, stride, padding):
+                return _conv_space_to_depth(x_bchw, weight, bias, (padding, padding))
             if _gradient_in_pairs(x_bchw, weight, stride, padding):
                 convolved: torch.Tensor = _ConvWithPairedGradient.apply(x_bchw, weight, bias, padding)
                 return convolved
@@ -111,7 +111,9 @@ class Layers:
         return x_bk.float()
 
 
-def _conv_in_pairs(x_bchw: torch.Tensor, weight_oihw: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]) -> torch.Tensor:
+def _conv_space_to_depth(
+    x_bchw: torch.Tensor, weight_oihw: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]
+) -> torch.Tensor:
     """Convolve two neighbouring columns at once (pairs.py), `padding` rows and columns of zeros around the image.
 
     x is channels last in memory, and so is the result.
@@ -142,7 +144,7 @@ def _gradient_in_pairs(x_bchw: torch.Tensor, weight_oihw: torch.Tensor, stride: 
     """Return whether the gradient with respect to x is to take two columns at once: where one is wanted, in float32."""
     _, inputs, height, width = weight_oihw.shape
     wanted = x_bchw.requires_grad and not torch.is_autocast_enabled("cpu")
-    return wanted and paired_gradient(x_bchw.shape[3], inputs, (height, width), stride, padding)
+    return wanted and gradient_uses_space_to_depth(x_bchw.shape[3], inputs, (height, width), stride, padding)
 
 
 class _ConvWithPairedGradient(torch.autograd.Function):  # type: ignore[misc]
@@ -160,6 +162,6 @@ class _ConvWithPairedGradient(torch.autograd.Function):  # type: ignore[misc]
         (x_bchw, weight_oihw), padding = ctx.saved_tensors, ctx.padding
         y_bohw = y_bohw.contiguous(memory_format=torch.channels_last)
         rest_rows, rest_columns = (side - 1 - padding for side in weight_oihw.shape[2:])
-        x_gradient = _conv_in_pairs(y_bohw, weight_oihw.flip(2, 3).transpose(0, 1), None, (rest_rows, rest_columns))
+        x_gradient = _conv_space_to_depth(y_bohw, weight_oihw.flip(2, 3).transpose(0, 1), None, (rest_rows, rest_columns))
         weight_gradient = grad.conv2d_weight(x_bchw, weight_oihw.shape, y_bohw, padding=padding)
         return x_gradient, weight_gradient, y_bohw.sum((0, 2, 3)) if ctx.biased else None, None

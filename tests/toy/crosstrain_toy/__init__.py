@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from crosstrain.backends.base import Availability, Calibrated, EvalResult, State, StepResult, calibration_batches, make_sampler
+from crosstrain.backends.base import Availability, CalibrationResult, EvalResult, State, StepResult, calibration_batches, make_sampler
 from crosstrain.backends.placement import ranks_placement
 from crosstrain.backends.timing import repeat
 from crosstrain.core.cluster import split_evenly
@@ -183,7 +183,7 @@ class ToySession:
             "message": lambda: self.star.sum(np.zeros(size)),
         }.get(order.part, lambda: self.compute_alone(own))
         step()  # whoever is early waits here
-        return [Calibrated(self.rank, *repeat(order, lambda times: [step() for _ in range(times)]))]
+        return [CalibrationResult(self.rank, *repeat(order, lambda times: [step() for _ in range(times)]))]
 
     def compute_alone(self, own):
         x, _, error, _ = self.errors("train", own)
