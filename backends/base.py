@@ -19,6 +19,7 @@ from ..data.augment import augmentation
 from ..data.base import Dataset, Split
 from ..data.sampler import Batches, Sampler
 from ..models.base import Array, ModelSpec
+from ..models.objectives import COUNTED, Objective
 
 __all__ = [
     "Availability",
@@ -99,20 +100,27 @@ class StepResult:
 class EvalResult:
     """Sums over every example of a split, each counted exactly once, whatever the number of workers.
 
-    `updates_applied` is the number of updates in the parameters that were evaluated, as counted where they are applied.
+    `sums` are those of the model's objective, by name. `updates_applied` is the number of updates in the parameters that were evaluated,
+    as counted where they are applied.
     """
 
     split: Split
-    examples: int
-    loss_sum: float
-    correct: int
+    sums: Mapping[str, float]
     seconds: float
     updates_applied: int
 
+    @classmethod
+    def of(cls, objective: Objective, split: Split, size: int, sums: Sequence[float], seconds: float, updates_applied: int) -> EvalResult:
+        """Return the result of a split of `size` examples from the vector of sums. Raises RuntimeError where it counted others."""
+        named = objective.named(sums)
+        if named[COUNTED] != size:
+            raise RuntimeError(f"the evaluation counted {named[COUNTED]:g} examples of the {size} in split {split!r}")
+        return cls(split, named, seconds, updates_applied)
+
     @property
-    def metrics(self) -> dict[str, float]:
-        """Mean loss and share of correct predictions (0 to 1)."""
-        return {"loss": self.loss_sum / self.examples, "accuracy": self.correct / self.examples}
+    def examples(self) -> int:
+        """How many examples were counted."""
+        return int(self.sums[COUNTED])
 
 
 @dataclass(frozen=True, slots=True)

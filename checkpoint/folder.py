@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 from ..core.errors import UsageError
+from ..metrics import MetricInfo
 from .draft_folders import lock, published_name, remove
 from .manifest import MANIFEST
 from .meta import META, peek_meta
@@ -109,8 +109,8 @@ def held(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def prune(run_path: Path, keep: int, keep_best: Literal["accuracy", "loss"] | None = None) -> list[Path]:
-    """Remove all checkpoints of a run but the `keep` newest and the one that was best by the evaluation figure `keep_best`.
+def prune(run_path: Path, keep: int, keep_best: MetricInfo | None = None) -> list[Path]:
+    """Remove all checkpoints of a run but the `keep` newest and the one that was best by the metric `keep_best`.
 
     Return what was removed; one that somebody holds (`held`) stays until the next time. Among equals the earliest is the best. Raises
     OSError.
@@ -118,9 +118,13 @@ def prune(run_path: Path, keep: int, keep_best: Literal["accuracy", "loss"] | No
     paths = list_checkpoints(run_path)
     kept = set(paths[:keep])
     if keep_best is not None:
-        figures = {path: figure for path in reversed(paths) if (figure := _figure(path, keep_best)) is not None}
-        if figures:
-            kept.add(max(figures, key=figures.__getitem__) if keep_best == "accuracy" else min(figures, key=figures.__getitem__))
+        figures = {path: figure for path in reversed(paths) if (figure := _figure(path, keep_best.name)) is not None}
+        best: Path | None = None
+        for path, figure in figures.items():
+            if keep_best.improves(figure, None if best is None else figures[best]):
+                best = path
+        if best is not None:
+            kept.add(best)
     removed: list[Path] = []
     for path in paths:
         if path not in kept and (descriptor := lock(path)) is not None:

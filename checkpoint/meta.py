@@ -133,7 +133,7 @@ def described_model(spec: ModelSpec) -> dict[str, Any]:
     """Return what a checkpoint says of its model: name, loss, and the names and shapes of parameters and buffers."""
     return {
         "name": spec.name,
-        "loss": spec.loss,
+        "loss": spec.objective.loss,
         "parameters": [[parameter.name, list(parameter.shape)] for parameter in spec.parameters],
         "buffers": [[buffer.name, list(buffer.shape)] for buffer in spec.buffers],
     }

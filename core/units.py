@@ -89,6 +89,11 @@ class Target:
         comparison: Literal[">=", "<="] = ">=" if match[2] == ">=" else "<="
         return cls(match[1].lower(), comparison, float(match[3]))
 
+    @property
+    def text(self) -> str:
+        """The goal as it is typed."""
+        return f"{self.metric}{self.comparison}{self.value:g}"
+
     def reached(self, value: float) -> bool:
         """Return whether `value` meets the goal (a NaN never does)."""
         return value >= self.value if self.comparison == ">=" else value <= self.value

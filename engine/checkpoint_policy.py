@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..core.job import Job
+from ..models.objectives import Objective
 from ..records.schema import EvalRecord
 from .epochs import DataCursor
 from .interfaces import CheckpointSink, ImpossibleAnswerError, PendingCheckpoint, ResumePoint
@@ -18,11 +19,13 @@ __all__ = ["CheckpointPolicy"]
 class CheckpointPolicy:
     """Decides when a checkpoint is due, and passes states on to `saver`. `clock` returns seconds on the run clock."""
 
-    def __init__(self, job: Job, budget: Triggers, start: ResumePoint, saver: CheckpointSink, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, job: Job, objective: Objective, budget: Triggers, start: ResumePoint, saver: CheckpointSink, clock: Callable[[], float]
+    ) -> None:
         self._budget = budget
         self._saver = saver
         self._clock = clock
-        self._figure = job.keep_best
+        self._figure = objective.info(job.keep_best) if job.keep_best else None
         self._best = start.best.get(job.keep_best) if job.keep_best else None
         self._improved = False
         self._last_step = start.cursor.step if start.resumed else 0
@@ -58,9 +61,8 @@ class CheckpointPolicy:
         """Take note of an evaluation; one better than all before makes a checkpoint due, with ``--keep-best``."""
         if self._figure is None:
             return
-        value: float = getattr(record, self._figure)
-        better = self._best is None or (value > self._best if self._figure == "accuracy" else value < self._best)
-        if better:
+        value = record.figure(self._figure.name)
+        if self._figure.improves(value, self._best):
             self._best, self._improved = value, True
 
     def on_requested(self, sequence: int, cursor: DataCursor) -> None:

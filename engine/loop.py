@@ -21,6 +21,8 @@ from ..core.job import Job
 from ..core.units import Target
 from ..data.base import DataInfo
 from ..data.sampler import Sampler
+from ..metrics import LOSS
+from ..models.objectives import Objective
 from ..records.schema import EvalRecord
 from .checkpoint_policy import CheckpointPolicy
 from .epochs import EpochIndex
@@ -69,6 +71,7 @@ class TrainingLoop:
         self,
         job: Job,
         data: DataInfo,
+        objective: Objective,
         leaders: TaskGroup,
         recorder: Recorder,
         progress: Progress,
@@ -80,6 +83,7 @@ class TrainingLoop:
         sampler = Sampler(data.sizes["train"], job.seed, job.global_batch, job.workers, job.mode)
         self.job = job
         self.data = data
+        self.objective = objective
         self.sampler = sampler
         self.leaders = leaders
         self.recorder = recorder
@@ -87,7 +91,7 @@ class TrainingLoop:
         self.clock = clock
         self.calendar = EpochIndex(sampler, start.cursor)
         self.triggers = Triggers(job, self.calendar)
-        self.checkpoints = CheckpointPolicy(job, self.triggers, start, saver, clock)
+        self.checkpoints = CheckpointPolicy(job, objective, self.triggers, start, saver, clock)
         self.target = Target.parse(job.until) if job.until else None
         self.outcome = TrainingTotals.at(start, len(leaders))
         self._queued: deque[_Command] = deque()
@@ -327,25 +331,24 @@ class TrainingLoop:
             self._rate_since = (self.outcome.updates_reported, now)
 
     def _on_evaluation(self, result: EvalResult) -> None:
-        if result.correct > result.examples:
-            raise ImpossibleAnswerError(f"an evaluation with {result.correct} correct predictions of {result.examples}")
+        if (wrong := self.objective.wrong_with(result.sums)) is not None:
+            raise ImpossibleAnswerError(f"an evaluation with {wrong}")
         expected = self.data.sizes[result.split]
         if result.examples != expected:
             raise RunFailedError(f"the evaluation counted {result.examples} examples of split {result.split!r}, which has {expected}")
         step = next(command.at_step for command in self._queued if command.message.kind == "evaluate")
         epoch = self.calendar.epochs(step)
-        metrics = result.metrics
+        figures = self.objective.figures(result.sums)
+        loss = figures.pop(LOSS.name)
         now = self.clock()
-        record = EvalRecord(
-            step, epoch, now, result.seconds, result.split, result.examples, metrics["loss"], metrics["accuracy"], result.updates_applied
-        )
+        record = EvalRecord(step, epoch, now, result.seconds, result.split, result.examples, loss, figures, result.updates_applied)
         self.outcome.last_evaluation = record
         self.outcome.updates_applied = result.updates_applied
         self.recorder.evaluation(record)
         self.progress.evaluation(record)
         self._losses.evaluated(step, result.split, record.loss)
         self.checkpoints.evaluated(record)
-        if self.target is not None and self.target.reached(metrics[self.target.metric]) and not self.outcome.target_reached:
+        if self.target is not None and self.target.reached(record.figure(self.target.metric)) and not self.outcome.target_reached:
             self.outcome.target_reached = True
             self.outcome.time_to_target_seconds = now
             self._stopping = True

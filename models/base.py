@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.base import DataInfo
+from .objectives import CLASSIFICATION, Objective
 
 __all__ = ["Array", "BuildModel", "ForwardContext", "ModelSpec", "ParameterSpec", "initial_values"]
 
@@ -45,7 +46,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as numpy sees it. `loss` names the loss function; `classes` is the number of logits of a classifier.
+    """A model as numpy sees it. `objective` is what training lowers and what an evaluation counts; `classes` is the number of logits.
 
     `input_shape` is the shape of one example, channels first. `multiply_adds` is the number of multiplications with a weight that one
     example's forward pass takes; a model that uses its weights more than once (a convolution) says so, else each counts once.
@@ -57,10 +58,10 @@ class ModelSpec:
     parameters: tuple[ParameterSpec, ...]
     input_shape: tuple[int, ...]
     classes: int
-    loss: str = "cross_entropy"
     multiply_adds: int | None = None
     buffers: tuple[ParameterSpec, ...] = ()
     dropout: bool = False
+    objective: Objective = CLASSIFICATION
 
     @property
     def size(self) -> int:

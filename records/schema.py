@@ -6,11 +6,14 @@ so that records of different nodes lie on one time axis.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
+
+from ..metrics import LOSS
 
 __all__ = ["SCHEMA", "Clock", "EvalRecord", "EventRecord", "StepRecord", "SystemRecord", "TaskSample"]
 
@@ -54,7 +57,8 @@ class EvalRecord:
     """A line of ``evals.jsonl``.
 
     `step` is the number of updates before the evaluation, `epoch` the number of epochs completed (may be a fraction);
-    `updates_applied` is counted where updates are applied.
+    `metrics` has the figures of the model's objective by name (``job.json`` says which way each is better); `updates_applied` is counted
+    where updates are applied.
     """
 
     step: Count
@@ -64,8 +68,12 @@ class EvalRecord:
     split: str
     examples: Count
     loss: float
-    accuracy: float
+    metrics: Mapping[str, float]
     updates_applied: Count
+
+    def figure(self, name: str) -> float:
+        """Return the loss or a metric by name; NaN where there is none of that name."""
+        return self.loss if name == LOSS.name else self.metrics.get(name, math.nan)
 
 
 @dataclass(frozen=True, slots=True)

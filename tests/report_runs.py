@@ -73,7 +73,9 @@ def make_run(out, name, *, steps=200, bad=(), state="succeeded", summary=True, c
         if done in (steps // 2, steps):
             clock += EVAL_SECONDS
             writer.evaluation(
-                EvalRecord(done, done / 100, clock, EVAL_SECONDS, "test", 360, 1 - done / (2 * steps), 0.4 + done / (2 * steps), done)
+                EvalRecord(
+                    done, done / 100, clock, EVAL_SECONDS, "test", 360, 1 - done / (2 * steps), {"accuracy": 0.4 + done / (2 * steps)}, done
+                )
             )
             writer.event(EventRecord("epoch_ended", clock, {"epoch": done * 2 // steps}))
     for tick in range(-1, int(clock / 0.5) + 2):

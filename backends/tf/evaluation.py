@@ -21,7 +21,7 @@ def summed(
     stop: tf.Tensor | int,
     parts: int = 1,
 ) -> tf.Tensor:
-    """Return `TfModel.sums`, float64 [3], of the examples start … stop − 1, computed in so many parts at the same time."""
+    """Return `TfModel.sums`, float64 [sums], of the examples start … stop − 1, computed in so many parts at the same time."""
     size = evaluation_batch(model.spec)
 
     def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -29,6 +29,6 @@ def summed(
         batch = data.parts(*data.laid_batch(tf.range(begin, end)), parts)
         return end, sums + model.sums(parameters, batch, context)
 
-    first = tf.convert_to_tensor(start, tf.int32), tf.zeros([3], tf.float64)
+    first = tf.convert_to_tensor(start, tf.int32), tf.zeros([len(model.spec.objective.sums)], tf.float64)
     _, sums = tf.while_loop(lambda begin, _: begin < stop, body, first, parallel_iterations=1)
     return sums

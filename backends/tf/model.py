@@ -17,6 +17,7 @@ from ...core.job import Job
 from ...models.base import ModelSpec
 from ...models.layers.storage_layouts import StorageLayout
 from ...models.layers.tf.image import HeldParameters
+from ...models.objectives import COUNTED, LOSS_SUM
 from .data import Part
 from .forward_context import Context
 
@@ -36,11 +37,12 @@ EVALUATION_BYTES = 1 << 25
 images of 224 × 224 (55 at once) less than training on 64 needs."""
 
 Forward = Callable[..., tf.Tensor]
+ExampleSums = Callable[[tf.Tensor, tf.Tensor], Mapping[str, tf.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class TfModel:
-    """A model's functions; `Passes` makes the contexts.
+    """A model's functions; `ForwardContexts` makes the contexts. `example_sums` is that of the model's module (`models.objectives`).
 
     Parameters are held in the layouts of `layouts` where the model's module names one (its `held(spec)`), else in the canonical one.
     """
@@ -48,6 +50,7 @@ class TfModel:
     spec: ModelSpec
     forward: Forward
     layouts: Mapping[str, StorageLayout]
+    example_sums: ExampleSums | None = None
 
     def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
         """Return tensors by canonical name, as they are held, as what a forward function takes."""
@@ -80,11 +83,14 @@ class TfModel:
         return tf.reduce_sum(losses_b), gradients
 
     def sums(self, parameters: HeldParameters, parts: Sequence[Part], context: Context) -> tf.Tensor:
-        """Return, of all parts, float64 [3]: the sum of the example losses, the number of correct predictions, the number of examples."""
+        """Return the objective's sums over all parts, float64 [sums], in its order."""
         logits_bk, y_b = self.logits(parameters, parts, context), tf.concat([y_b for _, y_b in parts], axis=0)
-        losses_b = tf.cast(_cross_entropy(logits_bk, y_b)[0], tf.float64)
-        correct_b = tf.cast(tf.argmax(logits_bk, axis=1, output_type=tf.int32) == y_b, tf.float64)
-        return tf.stack([tf.reduce_sum(losses_b), tf.reduce_sum(correct_b), tf.cast(tf.size(y_b), tf.float64)])
+        found = {LOSS_SUM: _cross_entropy(logits_bk, y_b)[0], COUNTED: tf.ones_like(y_b)}
+        if "correct" in self.spec.objective.sums:
+            found["correct"] = tf.argmax(logits_bk, axis=1, output_type=tf.int32) == y_b
+        if self.example_sums is not None:
+            found |= self.example_sums(logits_bk, y_b)
+        return tf.stack([tf.reduce_sum(tf.cast(found[name], tf.float64)) for name in self.spec.objective.sums])
 
     def logits(self, parameters: HeldParameters, parts: Sequence[Part], context: Context) -> tf.Tensor:
         """Return logits_bk of all parts."""
@@ -133,11 +139,11 @@ def parts_on(device: str, job: Job, spec: ModelSpec, threads: int) -> int:
 
 def build_model(name: str, spec: ModelSpec) -> TfModel:
     """Find the forward function of the model called `name`. Raises UsageError where it has none, or where its loss is unknown here."""
-    if spec.loss != "cross_entropy":
-        raise UsageError.of("loss", spec.loss, "cross_entropy", ["cross_entropy"])
+    if spec.objective.loss != "cross_entropy":
+        raise UsageError.of("loss", spec.objective.loss, "cross_entropy", ["cross_entropy"])
     module = plugins.load(plugins.forward_plugin(name, "tf"), "forward")
     layouts = module.held(spec) if hasattr(module, "held") else {}
-    return TfModel(spec, module.forward, layouts)
+    return TfModel(spec, module.forward, layouts, module.example_sums if hasattr(module, "example_sums") else None)
 
 
 def _cross_entropy(logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

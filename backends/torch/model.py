@@ -11,6 +11,7 @@ import torch
 from ...core.job import Job
 from ...core.plugins import forward_plugin, load
 from ...models.base import Array, ForwardContext, ModelSpec
+from ...models.objectives import COUNTED, LOSS_SUM
 from .data import ResidentSplit
 from .forward_context import ForwardContexts
 from .precision import low_format
@@ -52,8 +53,10 @@ class Model:
             job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low
         )
         self._named = dict(zip((parameter.name for parameter in spec.parameters), self.leaves, strict=True))
-        self._function: Forward = load(forward_plugin(job.model, "torch"), "forward").forward
-        self._loss = LOSSES[spec.loss]
+        module = load(forward_plugin(job.model, "torch"), "forward")
+        self._function: Forward = module.forward
+        self._loss = LOSSES[spec.objective.loss]
+        self._example_sums = module.example_sums if hasattr(module, "example_sums") else None
 
     @classmethod
     def initial(cls, job: Job, spec: ModelSpec, rank: int, device: torch.device) -> Model:
@@ -89,14 +92,22 @@ class Model:
         for name, value in context.updated.items():
             self.passes.buffers[name].copy_(value.detach())
 
-    def sums(self, data: ResidentSplit, start: int, stop: int) -> tuple[float, int, int]:
-        """Return (sum of losses, correct predictions, examples) over the examples start … stop − 1."""
-        loss_sum, correct, examples = 0.0, 0, 0
+    def sums(self, data: ResidentSplit, start: int, stop: int) -> list[float]:
+        """Return the objective's sums, in its order, over the examples start … stop − 1."""
+        found = [0.0] * len(self.spec.objective.sums)
         for logits_bk, y_b in self._evaluated(data, start, stop):
-            loss_sum += float(self._loss(logits_bk, y_b, reduction="none").sum(dtype=torch.float64))
-            correct += int((logits_bk.argmax(1) == y_b).sum())
-            examples += len(y_b)
-        return loss_sum, correct, examples
+            batch = self._batch_sums(logits_bk, y_b)
+            found = [
+                so_far + float(batch[name].sum(dtype=torch.float64)) for so_far, name in zip(found, self.spec.objective.sums, strict=True)
+            ]
+        return found
+
+    def _batch_sums(self, logits_bk: torch.Tensor, y_b: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what each example adds to the sums, [batch] by name."""
+        found = {LOSS_SUM: self._loss(logits_bk, y_b, reduction="none"), COUNTED: torch.ones_like(y_b)}
+        if "correct" in self.spec.objective.sums:
+            found["correct"] = logits_bk.argmax(1) == y_b
+        return found if self._example_sums is None else found | self._example_sums(logits_bk, y_b)
 
     def logits(self, data: ResidentSplit, start: int, stop: int) -> Array:
         """Return the logits of the examples start … stop − 1, float32 [stop − start, classes]."""

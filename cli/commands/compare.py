@@ -14,7 +14,7 @@ from ...core.errors import UsageError
 from ...core.untrusted.console import note
 from ...report.catalog.locate import find_finished_runs
 from ...report.comparison.comparison import compare_paths
-from ...report.tables.columns import column
+from ...report.tables.columns import column, metric_columns
 from ...report.tables.formats import as_csv, as_latex, as_markdown, as_text
 from ..options import GivenPath, NumberRange
 from ..targets import tell_lost_updates
@@ -76,8 +76,8 @@ def compare(
         return
     if over is not None or smooth is not None or points is not None:
         raise UsageError("--over, --smooth and --points: say what a curve is like; name it with --curves loss, for example.")
-    columns = [column(text) for text in _listed(metric)]
     comparison = compare_paths(paths, fold=fold, by=_listed(by))
+    columns = [column(text, metric_columns(comparison.runs)) for text in _listed(metric)]
     if as_json:
         click.echo(json.dumps(comparison.to_json(), indent=1))
     elif csv_too:
@@ -94,11 +94,12 @@ def _listed(text: str | None) -> list[str]:
 
 
 def _print_curves(paths: Sequence[Path], quantity: str, over: str, smooth: float | None, points: int | None, as_json: bool) -> None:
-    from ...report.export.curves import OVER, POINTS, QUANTITIES
+    from ...report.export.curves import OVER, POINTS, quantities
     from ...report.export.curves import curves as curves_of
 
-    if quantity not in QUANTITIES:
-        raise UsageError.of("--curves", quantity, ", ".join(QUANTITIES), QUANTITIES)
+    known = quantities(paths)
+    if quantity not in known:
+        raise UsageError.of("--curves", quantity, ", ".join(known), known)
     if over not in OVER:
         raise UsageError.of("--over", over, ", ".join(OVER), OVER)
     found = curves_of(paths, quantity, over, smooth=smooth, points=points or POINTS)

@@ -24,6 +24,7 @@ from ...data.store.resolve import written_out
 from ...data.store.stored_dataset import StoredDataset, open_dataset
 from ...launch.driver.evaluation import Evaluated, Evaluator
 from ...launch.resume.trust import refuse_foreign
+from ...metrics import MetricInfo
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
 from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
@@ -74,9 +75,10 @@ def evaluate(
     job = _job(checkpoint.meta, data, data_dir, backend, precision)
     dataset = _fitting_data(checkpoint.meta, job)
     state = State(checkpoint.parameters, {}, checkpoint.meta.step, checkpoint.buffers)
-    evaluator = Evaluator(job, rebuilt_model(checkpoint.meta), dataset, note)
+    spec = rebuilt_model(checkpoint.meta)
+    evaluator = Evaluator(job, spec, dataset, note)
     evaluated = evaluator.evaluate(state, cast(Split, split), logits=predictions is not None)
-    _print(_figures(checkpoint, job, dataset, evaluated, predictions), as_json=as_json)
+    _print(_figures(checkpoint, job, dataset, evaluated, predictions), spec.objective.infos, as_json=as_json)
     if predictions is not None and evaluated.logits is not None:
         _write_predictions(predictions, evaluated.logits, dataset.labels(cast(Split, split)))
 
@@ -209,22 +211,26 @@ def _figures(checkpoint: Checkpoint, job: Job, dataset: StoredDataset, evaluated
         "precision": job.precision,
         "precision_used": evaluated.precision_used,
         "examples": result.examples,
-        "loss": result.metrics["loss"],
-        "accuracy": result.metrics["accuracy"],
+        **evaluated.figures,
         "seconds": result.seconds,
         "predictions": None if predictions is None else str(predictions),
     }
 
 
-def _print(figures: Mapping[str, Any], *, as_json: bool) -> None:
+def _print(figures: Mapping[str, Any], infos: Sequence[MetricInfo], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(finite_json(figures), indent=1))
         return
     synthetic = ", synthetic" if figures["synthetic"] else ""
-    click.echo(
-        f"{figures['model']} after {figures['step']:,} updates, trained by {figures['trained_by']} on {figures['trained_on']}\n"
-        f"accuracy  {number_text(figures['accuracy'])}\n"
-        f"loss      {number_text(figures['loss'])}\n"
-        f"on        {figures['examples']:,} examples of {figures['data']} ({figures['split']}{synthetic}), {figures['backend']},"
-        f" {figures['precision_used']}, {figures['seconds']:.2f} s"
+    lines = [(info.label, number_text(figures[info.name])) for info in infos]
+    lines.append(
+        (
+            "on",
+            f"{figures['examples']:,} examples of {figures['data']} ({figures['split']}{synthetic}), {figures['backend']},"
+            f" {figures['precision_used']}, {figures['seconds']:.2f} s",
+        )
     )
+    width = max(len(label) for label, _ in lines)
+    click.echo(f"{figures['model']} after {figures['step']:,} updates, trained by {figures['trained_by']} on {figures['trained_on']}")
+    for label, text in lines:
+        click.echo(f"{label:<{width}}  {text}")

@@ -159,9 +159,7 @@ class _Steps(_OfTask):
 
 class _Evaluated(_OfTask):
     split: Name
-    examples: Count
-    loss_sum: float
-    correct: Count
+    sums: Annotated[dict[Name, float], msgspec.Meta(max_length=1000)]
     seconds: Duration
     updates_applied: Count
 
@@ -233,7 +231,7 @@ _ARRAYS: Mapping[str, Mapping[str, tuple[str, int]]] = {
 
 _ITEM_BYTES = {"|u1": 1, "<f4": 4, "<i8": 8}
 _OPTIONAL = frozenset({"staleness"})
-_MAY_BE_NAN = ("evaluated", "loss_sum")
+_MAY_BE_NAN = ("evaluated", "sums")
 """What diverged is not finite; `--on-nan` says what becomes of the run. Losses of steps are an array."""
 
 _MAY_BE_NO_UNICODE = ("hello", "scratch")

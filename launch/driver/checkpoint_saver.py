@@ -25,6 +25,7 @@ from ...data.store.stored_dataset import StoredDataset
 from ...engine.interfaces import ImpossibleAnswerError, PendingCheckpoint
 from ...engine.protocol.messages import Message, RawArray
 from ...engine.protocol.state_transfer import WINDOW
+from ...metrics import LOSS
 from ...models.base import ModelSpec
 from .recorder import Recording
 
@@ -190,7 +191,7 @@ class CheckpointSaver:
             model=described_model(self._subject.model),
             data=described_data(self._subject.data.info, self._subject.data.digest, job.data_dir),
             scalars=dict(message["scalars"]),
-            metrics=None if evaluation is None else {"loss": evaluation.loss, "accuracy": evaluation.accuracy},
+            metrics=None if evaluation is None else {LOSS.name: evaluation.loss, **evaluation.metrics},
             spent={**self._spent(), "updates": message["updates"]},
             created_at=datetime.now().astimezone().isoformat(timespec="milliseconds"),
             backend=job.backend,
@@ -292,7 +293,7 @@ class CheckpointSaver:
             stall_seconds=begin.stall_seconds,
             taken_from="memory" if read else "messages",
         )
-        prune(self._recording.path, job.keep, job.keep_best)
+        prune(self._recording.path, job.keep, self._subject.model.objective.info(job.keep_best) if job.keep_best else None)
 
     def _failed(self, step: int, error: OSError) -> None:
         cause = error.strerror or str(error)

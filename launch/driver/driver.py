@@ -18,6 +18,7 @@ from ...core.cluster import TaskSpec
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, UsageError
 from ...core.job import Job
 from ...core.plugins import find, forward_plugin, load
+from ...core.units import Target
 from ...core.untrusted.console import note
 from ...data.augment import augmentation
 from ...data.store.stored_dataset import StoredDataset, open_dataset
@@ -25,6 +26,7 @@ from ...engine.interfaces import TrainingTotals
 from ...engine.loop import TrainingLoop
 from ...engine.progress.base import Progress
 from ...engine.protocol.messages import Message
+from ...metrics.recorded import described_metrics
 from ...models.base import ModelSpec
 from ...records.schema import Clock
 from ...records.store.run_directory import RunReader, RunState
@@ -97,6 +99,7 @@ class Driver:
         self._data = open_dataset(self.job.data, self.job.data_dir)
         augmentation(self.job.augment, self._data.info)  # refused here, before anything is started
         self._spec: ModelSpec = load(find("model", self.job.model), "model")(self._data.info)
+        self._spec.objective.check(Target.parse(self.job.until) if self.job.until else None, self.job.keep_best)
         forward_plugin(self.job.model, self.job.backend)
         refuse_empty_servers(self.job, self._spec)
         backend: Backend = load(find("backend", self.job.backend), "backend")
@@ -231,6 +234,7 @@ class Driver:
             "sources": self._sources,
             "command": self._command,
             "segments": self._segments.described,
+            "metrics": described_metrics(self._spec.objective.infos),
         }
 
     # Train ----------------------------------------------------------------------------------------------------------
@@ -249,7 +253,9 @@ class Driver:
             CheckpointSource(self.job, self._spec, self._data), recording, lambda kind: control.send_to_first(Message(kind)), self._spent
         )
         start = resumption.start if resumption else None
-        self._loop = TrainingLoop(self.job, self._data.info, control, recording, self._progress, recording.clock, saver, start)
+        self._loop = TrainingLoop(
+            self.job, self._data.info, self._spec.objective, control, recording, self._progress, recording.clock, saver, start
+        )
         self._progress.start(self.job, self._loop.triggers.total)
         try:
             outcome = self._loop.run()

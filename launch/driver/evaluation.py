@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -35,9 +35,14 @@ PREDICTION_BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What came out: the sums, the precision that was really used, and logits float32 [n, classes] where they were asked for."""
+    """What came out.
+
+    The sums, the figures that they make by name, the precision that was really used, and logits float32 [n, classes] where they were
+    asked for.
+    """
 
     result: EvalResult
+    figures: Mapping[str, float]
     precision_used: str
     logits: Array | None
 
@@ -105,7 +110,8 @@ class Evaluator:
         load_state(control, state, self._job.start_timeout)
         (message,) = _answers(control, Message("evaluate", {"sequence": 1, "split": split}))
         used = next(iter(self._precisions.values())) or self._job.precision
-        return Evaluated(eval_from_message(message), used, self._predict(control, split) if logits else None)
+        result = eval_from_message(message)
+        return Evaluated(result, self._model.objective.figures(result.sums), used, self._predict(control, split) if logits else None)
 
     def _predict(self, control: TaskGroup, split: Split) -> Array:
         size = self._data.info.sizes[split]

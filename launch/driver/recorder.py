@@ -132,7 +132,7 @@ class Recording:
         added: list[RunLogger] = []
         if self.job.tensorboard:
             with writing(self.path):
-                added.append(TensorBoardWriter(self.path, self.job, zero))
+                added.append(TensorBoardWriter(self.path, self.job, zero, RunReader(self.path).metrics()))
         if self.job.mlflow is not None:
             from ...records.loggers.mlflow import MLflowWriter
 

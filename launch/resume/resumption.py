@@ -28,6 +28,7 @@ from ...engine.epochs import DataCursor, EpochIndex
 from ...engine.interfaces import ResumePoint
 from ...engine.protocol.codec import state_from_arrays
 from ...engine.triggers import Triggers
+from ...metrics import MetricInfo
 from ...models.base import ModelSpec
 from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
@@ -139,7 +140,7 @@ def load_resumption(
         checkpoint,
         tuple(damaged),
         resolved,
-        _start(cursor, evals, meta.spent, reached),
+        _start(cursor, evals, spec.objective.infos, meta.spent, reached),
         state,
         changed,
         described.get("segments", ()),
@@ -212,7 +213,9 @@ def _fill_missing_parameters(state: State, spec: ModelSpec, seed: int) -> State:
     return State(fill(spec.initial(seed), state.parameters), {}, state.updates, buffers, state.scalars)
 
 
-def _start(cursor: DataCursor, evals: Sequence[EvalRecord], spent: Mapping[str, Any], reached: EvalRecord | None) -> ResumePoint:
+def _start(
+    cursor: DataCursor, evals: Sequence[EvalRecord], infos: Sequence[MetricInfo], spent: Mapping[str, Any], reached: EvalRecord | None
+) -> ResumePoint:
     """Return where the run goes on. `evals` are those so far; one that `reached` the target does not stop the run again."""
     return ResumePoint(
         cursor,
@@ -220,7 +223,7 @@ def _start(cursor: DataCursor, evals: Sequence[EvalRecord], spent: Mapping[str, 
         spent.get("eval_seconds", 0.0),
         spent.get("checkpoint_seconds", 0.0),
         evals[-1] if evals else None,
-        {"accuracy": max(record.accuracy for record in evals), "loss": min(record.loss for record in evals)} if evals else {},
+        {info.name: best for info in infos if (best := info.best(record.figure(info.name) for record in evals)) is not None},
         None if reached is None else reached.time_seconds,
     )
 
@@ -236,4 +239,4 @@ def _reached(until: str | None, evals: Sequence[EvalRecord]) -> EvalRecord | Non
     if until is None:
         return None
     target = Target.parse(until)
-    return next((record for record in evals if target.reached(getattr(record, target.metric))), None)
+    return next((record for record in evals if target.reached(record.figure(target.metric))), None)

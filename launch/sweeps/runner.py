@@ -230,7 +230,9 @@ def _outcome(sweep: SweepFolder, entry: Entry) -> str:
     took = duration_text(entry.seconds)
     if entry.state != "succeeded":
         return f"{entry.state} after {took}: {entry.cause}"
-    summary = RunReader(sweep.run_path(entry)).summary() or {}
-    accuracy = (summary.get("eval") or {}).get("accuracy")
-    learned = "" if accuracy is None else f", accuracy {number_text(accuracy)}"
+    reader = RunReader(sweep.run_path(entry))
+    summary = reader.summary() or {}
+    headline = reader.metrics()[0]
+    figure = (summary.get("eval") or {}).get(headline.name)
+    learned = "" if figure is None else f", {headline.label} {number_text(figure)}"
     return f"succeeded in {took}: {rate_text(summary.get('examples_per_second')).removesuffix('/s')} examples/s{learned}"

@@ -147,10 +147,14 @@ class MLflowWriter(RunLogger):
                 self._add(values, self._curve.updates, record.time_seconds)
 
     def evaluation(self, record: EvalRecord) -> None:
-        """Tell ``eval/loss`` and ``eval/accuracy`` (of another split than test: ``eval/<split>/…``)."""
+        """Tell ``eval/loss`` and each metric, such as ``eval/accuracy`` (of another split than test: ``eval/<split>/…``)."""
         prefix = "eval" if record.split == "test" else f"eval/{record.split}"
         with self._lock:
-            self._add({f"{prefix}/loss": record.loss, f"{prefix}/accuracy": record.accuracy}, record.step, record.time_seconds)
+            self._add(
+                {f"{prefix}/{name}": value for name, value in (("loss", record.loss), *record.metrics.items())},
+                record.step,
+                record.time_seconds,
+            )
 
     def system(self, record: SystemRecord) -> None:
         """Tell a sample of training, at most one a second and node; what was not observed is left out."""

@@ -91,11 +91,12 @@ class MLLogWriter(RunLogger):
         with self._lock:
             began = record.time_seconds - record.seconds
             place = self._place(epoch_num=record.epoch)
-            if self._target is not None and self._target.reached(getattr(record, self._target.metric)):
+            if self._target is not None and self._target.reached(record.figure(self._target.metric)):
                 self._target_reached = True
             self._end_block(began)
             self._at(began, _START, "eval_start", metadata=place)
-            self._at(record.time_seconds, _POINT, "eval_accuracy", record.accuracy, place)
+            for name, value in record.metrics.items():
+                self._at(record.time_seconds, _POINT, f"eval_{name}", value, place)
             self._at(record.time_seconds, _POINT, "eval_loss", record.loss, place)
             self._at(record.time_seconds, _STOP, "eval_stop", metadata=place)
             self._time_seconds = record.time_seconds

@@ -13,12 +13,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ...core.job import Job
+from ...metrics import LOSS, MetricInfo
+from ...metrics.classification import ACCURACY
 from ..schema import EvalRecord, StepRecord, SystemRecord
 from ..store.jsonl import append_whole
 from ..summary.node_usage import rate_between
@@ -73,8 +75,14 @@ class TensorBoardWriter(RunLogger):
     The step axis counts updates in ``train/`` and ``eval/``, and milliseconds of the run clock in ``system/``.
     """
 
-    def __init__(self, path: Path, job: Job | None = None, zero_unix_seconds: float | None = None) -> None:
-        """Open a new event file. The settings of `job`, where it is given, are written for the HParams view.
+    def __init__(
+        self,
+        path: Path,
+        job: Job | None = None,
+        zero_unix_seconds: float | None = None,
+        metrics: Sequence[MetricInfo] = (ACCURACY.info, LOSS),
+    ) -> None:
+        """Open a new event file. The settings of `job`, where it is given, are written for the HParams view, with the `metrics` beside.
 
         Where `zero_unix_seconds` is given, records carry the wall time at which they were made, which is their time on the run clock after
         it: for records that are written again when a run is resumed.
@@ -91,7 +99,7 @@ class TensorBoardWriter(RunLogger):
         self._closed = False
         self._hparams = None if job is None else HParams()
         if self._hparams is not None and job is not None:
-            for summary in self._hparams.start(job, time.time() if zero_unix_seconds is None else zero_unix_seconds):
+            for summary in self._hparams.start(job, metrics, time.time() if zero_unix_seconds is None else zero_unix_seconds):
                 self._add(summary, 0, 0.0)
 
     def step(self, record: StepRecord) -> None:
@@ -103,10 +111,14 @@ class TensorBoardWriter(RunLogger):
                 self._write(self._curve.updates, values, record.time_seconds)
 
     def evaluation(self, record: EvalRecord) -> None:
-        """Write ``eval/loss`` and ``eval/accuracy`` (of another split than test: ``eval/<split>/…``)."""
+        """Write ``eval/loss`` and each metric, such as ``eval/accuracy`` (of another split than test: ``eval/<split>/…``)."""
         prefix = "eval" if record.split == "test" else f"eval/{record.split}"
         with self._lock:
-            self._write(record.step, {f"{prefix}/loss": record.loss, f"{prefix}/accuracy": record.accuracy}, record.time_seconds)
+            self._write(
+                record.step,
+                {f"{prefix}/{name}": value for name, value in (("loss", record.loss), *record.metrics.items())},
+                record.time_seconds,
+            )
 
     def system(self, record: SystemRecord) -> None:
         """Write ``system/node<i>/…`` of a sample of training; what was not observed is left out."""

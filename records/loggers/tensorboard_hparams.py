@@ -6,14 +6,15 @@ The messages are those of tensorboard's own plugin; its functions that make them
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...core.job import Job
 from ...core.settings.job_fields import choices, schema
+from ...metrics import MetricInfo
 from .curve_points import END_FIGURES, NOT_SETTINGS, settings
 
-__all__ = ["HParams"]
+__all__ = ["HParams", "figures"]
 
 NOT_COMPARED = (
     *NOT_SETTINGS,
@@ -24,14 +25,20 @@ NOT_COMPARED = (
 SHOWN_FIRST = ("backend", "mode", "model", "nodes", "global_batch_size")
 """The view shows five columns at first: those of which it is said that they differ, before all others."""
 
-FIGURES = ("eval/accuracy", "eval/loss", "train/loss", *(f"summary/{name}" for name in END_FIGURES))
-"""The view's figures: of each its last point."""
+
+def figures(metrics: Sequence[MetricInfo]) -> tuple[str, ...]:
+    """Return the view's figures of a run with these metrics: of each its last point."""
+    return (*(f"eval/{info.name}" for info in metrics), "train/loss", *(f"summary/{name}" for name in END_FIGURES))
+
 
 _STATUS = {"succeeded": "STATUS_SUCCESS", "failed": "STATUS_FAILURE", "interrupted": "STATUS_FAILURE"}
 
 
 class HParams:
-    """Makes the summaries about one run. All runs describe the view alike, as TensorBoard takes its description from any one of them."""
+    """Makes the summaries about one run. Runs with the same metrics describe the view alike.
+
+    TensorBoard takes its description from any one of them.
+    """
 
     def __init__(self) -> None:
         """Import the plugin's messages: two milliseconds where tensorboard's writer has been imported."""
@@ -41,14 +48,14 @@ class HParams:
         self._metadata: Any = importlib.import_module(f"{package}.metadata")
         self._summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
 
-    def start(self, job: Job, unix_seconds: float) -> Iterable[Any]:
+    def start(self, job: Job, metrics: Sequence[MetricInfo], unix_seconds: float) -> Iterable[Any]:
         """Return the summaries for the start of a run: what the view shows, and this run's values."""
         names = list(settings(Job(), NOT_COMPARED))
         experiment = self._api.Experiment(
             name="crosstrain",
             time_created_secs=unix_seconds,
             hparam_infos=[self._setting(name) for name in names],
-            metric_infos=[self._api.MetricInfo(name=self._api.MetricName(tag=tag), display_name=_words(tag)) for tag in FIGURES],
+            metric_infos=[self._api.MetricInfo(name=self._api.MetricName(tag=tag), display_name=_words(tag)) for tag in figures(metrics)],
         )
         begun = self._data.SessionStartInfo(start_time_secs=unix_seconds)
         for name, value in settings(job, NOT_COMPARED).items():

@@ -11,10 +11,13 @@ from pydantic import AfterValidator, Field, create_model
 
 from ...core.job import Job
 from ...core.units import Cadence, Target, parse_bandwidth
+from ...metrics import Better
 from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Moment, Name, Part, Text
 
 __all__ = ["JOB_DEFAULTS", "RecordedJob"]
 
+
+MOST_METRICS = 64
 
 _LACKING: Any = None
 """A field may be lacking; where it is there, it is no null."""
@@ -43,6 +46,12 @@ class _Cluster(Part):
     addresses: Annotated[list[Name | None], Field(max_length=MOST_NODES)] = Field(default_factory=list)
 
 
+class _Metric(Part):
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+    label: Name
+    better: Better
+
+
 class _Decided(Part):
     """What the driver adds to the fields of the job."""
 
@@ -54,6 +63,7 @@ class _Decided(Part):
     cluster: _Cluster = _LACKING
     threads_per_task: Annotated[list[Count], Field(max_length=MOST_NODES)] = _LACKING
     segments: Annotated[list[_Segment], Field(max_length=MOST_TASKS)] = _LACKING
+    metrics: Annotated[list[_Metric], Field(max_length=MOST_METRICS)] = _LACKING
 
 
 def _in_json(declared: Any) -> Any:

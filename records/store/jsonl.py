@@ -164,10 +164,16 @@ def _system_fields(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**_known(SystemRecord, value), "tasks": [_known(TaskSample, task) for task in value.get("tasks", ())]}
 
 
+def _eval_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Lines of earlier releases, whose models had one metric, have the accuracy beside the loss."""
+    metrics = value["metrics"] if "metrics" in value else {"accuracy": value["accuracy"]}
+    return {**_known(EvalRecord, value), "metrics": {name: _figure("float", figure) for name, figure in metrics.items()}}
+
+
 _FIELDS: Mapping[type, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     StepRecord: _step_fields,
     SystemRecord: _system_fields,
-    EvalRecord: lambda value: _known(EvalRecord, value),
+    EvalRecord: _eval_fields,
     EventRecord: lambda value: _known(EventRecord, value),
 }
 

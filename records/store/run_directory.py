@@ -21,6 +21,8 @@ from ...core.job import Job
 from ...core.untrusted.bounded_json import UnreadableError, read_json
 from ...core.untrusted.console import one_line
 from ...core.untrusted.path_names import inside
+from ...metrics import MetricInfo
+from ...metrics.recorded import read_metrics
 from ..schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from .document_schemas import checked_document
 from .jsonl import DamagedRunError, LineFile, overwrite_document, read_records, write_document
@@ -250,6 +252,10 @@ class RunReader:
     def job(self) -> dict[str, Any]:
         """Return ``job.json``."""
         return self._required("job.json")
+
+    def metrics(self) -> tuple[MetricInfo, ...]:
+        """Return the metrics of the run's evaluations, the headline first and the loss last."""
+        return read_metrics(self.job())
 
     def env(self) -> list[dict[str, Any]]:
         """Return what each node is, in node order; empty where the run never came so far."""

@@ -27,6 +27,8 @@ class _Evaluation(Part):
     examples: Count | None = None
     loss: Loss | None = None
     accuracy: Loss | None = None
+    __pydantic_extra__: dict[str, Loss | None] = Field(init=False)
+    """The metrics of models that have others."""
 
 
 class _Staleness(Part):

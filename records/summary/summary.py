@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from ...core.job import Job
 from ...core.units import Target
+from ...metrics import LOSS, MetricInfo
+from ...metrics.recorded import read_metrics
 from ..schema import Clock, EvalRecord, EventRecord, StepRecord
 from ..store.run_directory import RunReader, RunState
 from .attempts import last_part, resumed_seconds
@@ -103,14 +105,21 @@ class _Steps:
 def _evaluation(record: EvalRecord | None) -> dict[str, Any] | None:
     if record is None:
         return None
-    names = ("split", "step", "epoch", "time_seconds", "examples", "loss", "accuracy")
-    return {name: getattr(record, name) for name in names}
+    names = ("split", "step", "epoch", "time_seconds", "examples", "loss")
+    return {**{name: getattr(record, name) for name in names}, **record.metrics}
 
 
-def _best(evals: Iterable[EvalRecord]) -> EvalRecord | None:
-    """Return the evaluation with the highest accuracy; of equals, that with the lowest loss, then the earliest."""
-    known = [record for record in evals if math.isfinite(record.accuracy)]
-    return min(known, key=lambda record: (-record.accuracy, record.loss if math.isfinite(record.loss) else math.inf), default=None)
+def _best(evals: Iterable[EvalRecord], headline: MetricInfo) -> EvalRecord | None:
+    """Return the evaluation that is best by the headline metric; of equals, that with the lowest loss, then the earliest."""
+    best: EvalRecord | None = None
+    for record in evals:
+        figure = record.figure(headline.name)
+        if not math.isfinite(figure):
+            continue
+        before = None if best is None else best.figure(headline.name)
+        if headline.improves(figure, before) or (best is not None and figure == before and LOSS.improves(record.loss, best.loss)):
+            best = record
+    return best
 
 
 def _target(until: str | None, evals: Iterable[EvalRecord]) -> dict[str, Any]:
@@ -118,7 +127,7 @@ def _target(until: str | None, evals: Iterable[EvalRecord]) -> dict[str, Any]:
     if until is None:
         return {"target": None, "target_reached": None, "time_to_target_seconds": None}
     target = Target.parse(until)
-    first = next((record for record in evals if target.reached(getattr(record, target.metric))), None)
+    first = next((record for record in evals if target.reached(record.figure(target.metric))), None)
     return {"target": until, "target_reached": first is not None, "time_to_target_seconds": first.time_seconds if first else None}
 
 
@@ -211,7 +220,7 @@ def summarise(
         "non_finite_losses": steps.non_finite,
         "non_finite_from_step": steps.non_finite_from(),
         "eval": _evaluation(evals[-1] if evals else None),
-        "best_eval": _evaluation(_best(evals)),
+        "best_eval": _evaluation(_best(evals, read_metrics(described)[0])),
         **_target(job.until, evals),
         "staleness": steps.staleness(),
         "updates_by_worker": steps.by_worker if job.mode == "async" else None,

@@ -50,7 +50,8 @@ def _steps(per_second: float | None) -> str:
 
 def evaluation_text(record: EvalRecord) -> str:
     """Return an evaluation in one line."""
-    figures = f"{record.split} loss {number_text(record.loss)}  accuracy {number_text(record.accuracy)}"
+    metrics = "".join(f"  {name.replace('_', ' ')} {number_text(value)}" for name, value in record.metrics.items())
+    figures = f"{record.split} loss {number_text(record.loss)}{metrics}"
     return f"evaluated after step {record.step:,}  epoch {record.epoch:.4g}  {figures}"
 
 

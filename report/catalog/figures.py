@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...metrics.base import RESERVED_NAMES
 from ...records.store.jsonl import NON_FINITE
 from ...records.store.summary_schema import summary_type
 from .run import describe, labelled
@@ -72,7 +73,7 @@ _PER_NODE = {
 
 
 FIGURES: tuple[str, ...] = (*_PLAIN, *_NESTED, "eval_error", *_PER_NODE)
-"""What a row has, in its order."""
+"""What every row has, in its order. A row also has ``eval_<metric>`` and ``best_eval_<metric>`` of each further metric of its run."""
 
 
 def figure_type(name: str) -> Any:
@@ -80,6 +81,11 @@ def figure_type(name: str) -> Any:
     if name in _PER_NODE:
         return list[summary_type(("per_node", *_PER_NODE[name]))]  # type: ignore[misc]
     return summary_type(_NESTED.get(name, (name,)))
+
+
+def metric_figures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what rows have beside `FIGURES`: the figures of metrics that not every model has, each once, in the rows' order."""
+    return list(dict.fromkeys(name for row in rows for name in row if name not in FIGURES and "eval_" in name))
 
 
 def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
@@ -97,6 +103,10 @@ def row(summary: Mapping[str, Any]) -> dict[str, Any]:
     accuracy = flat["eval_accuracy"]
     flat["eval_error"] = 1 - accuracy if isinstance(accuracy, int | float) else accuracy  # null, or the string for a figure that is none
     flat.update({name: [_reach(node, path) for node in summary["per_node"]] for name, path in _PER_NODE.items()})
+    for kind in ("eval", "best_eval"):
+        for name, value in (summary.get(kind) or {}).items():
+            if name not in RESERVED_NAMES:
+                flat[f"{kind}_{name}"] = value
     return flat
 
 

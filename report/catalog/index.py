@@ -19,13 +19,14 @@ import zlib
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from ...core.errors import TrainerError
 from ...core.untrusted.bounded_json import UnreadableError, parse_json
 from ...core.untrusted.console import note
+from ...records.store.bounded_types import Loss
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader
 from ...records.store.summary_schema import summary_type
@@ -60,7 +61,15 @@ _BESIDE = ("", "-wal", "-shm", "-journal")
 to write, or to remove the file that it names.
 """
 
-_Row = create_model("_Row", __config__=ConfigDict(strict=True, extra="forbid"), **_FIELDS)
+
+class _WithMetrics(BaseModel):
+    """What a row may have beside `FIGURES`: figures of further metrics."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[Annotated[str, Field(pattern=r"^(best_)?eval_[a-z0-9_]+$")], Loss | None] = Field(init=False)
+
+
+_Row = create_model("_Row", __base__=_WithMetrics, **_FIELDS)
 
 Entry = tuple[str, str, str]
 """What the index keeps of a run: the stamp of its files, its state, and its row as JSON."""

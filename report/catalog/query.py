@@ -12,6 +12,7 @@ from typing import Any
 from ...core.errors import UsageError
 from ...core.suggestions import nearest
 from ...records.store.jsonl import NON_FINITE
+from .figures import metric_figures
 from .index import FIGURES
 
 __all__ = ["ALIASES", "Condition", "figure_name", "fitting", "in_order", "parse_order", "parse_since"]
@@ -40,14 +41,20 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 
-def figure_name(key: str, given: str) -> str:
-    """Return the key of a row that `given` means. Raises UsageError, about the option `key`, with the names that are near."""
+def figure_name(key: str, given: str, others: Sequence[str] = ()) -> str:
+    """Return the key of a row that `given` means, one of those that every row has or of the `others`.
+
+    Raises UsageError, about the option `key`, with the names that are near.
+    """
     name = given.strip().lower().replace("-", "_")
     name = ALIASES.get(name, name)
-    if name in FIGURES:
+    known = [*FIGURES, *others]
+    if name in known:
         return name
-    parts = [figure for figure in FIGURES if name and name in figure]
-    close = nearest(name, [*FIGURES, *ALIASES])
+    if f"eval_{name}" in others:
+        return f"eval_{name}"
+    parts = [figure for figure in known if name and name in figure]
+    close = nearest(name, [*known, *ALIASES])
     near = list(dict.fromkeys([*([close] if close else []), *parts]))[:4]
     hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Some are: {', '.join(ALIASES)}."
     raise UsageError(f"{key}: got {given!r}; allowed: a figure of the rows that --json prints. {hint}")
@@ -63,16 +70,16 @@ class Condition:
     value: str
 
     @classmethod
-    def parse(cls, text: str) -> Condition:
-        """Read FIGURE OPERATOR VALUE, such as ``accuracy>=0.9`` or ``target_reached=true``. Raises UsageError."""
+    def parse(cls, text: str, others: Sequence[str] = ()) -> Condition:
+        """Read FIGURE OPERATOR VALUE, such as ``accuracy>=0.9`` or ``target_reached=true``; see `figure_name`. Raises UsageError."""
         match = re.fullmatch(r"\s*([\w-]+)\s*(>=|<=|!=|==|=|>|<)\s*(.*?)\s*", text)
         if not match or not match[3]:
             raise UsageError.of("--where", text, "FIGURE>=VALUE, or with <=, >, <, = or !=, such as accuracy>=0.9 or precision=bf16")
-        return cls(text, figure_name("--where", match[1]), "=" if match[2] == "==" else match[2], match[3])
+        return cls(text, figure_name("--where", match[1], others), "=" if match[2] == "==" else match[2], match[3])
 
     def holds(self, row: Row) -> bool:
         """Return whether the figure of a row fits. Of a list (a figure a node) one entry is enough; null fits ``=null`` alone."""
-        entries = _entries(row[self.figure])
+        entries = _entries(row.get(self.figure))
         if self.value == "null":
             return (self.operator == "=") == (not entries)
         return any(self._compare(item) for item in entries)
@@ -83,7 +90,7 @@ class Condition:
 
     def check(self, rows: Iterable[Row]) -> None:
         """Raise UsageError where the value, or the operator, goes with no figure of that name in `rows`."""
-        kinds = {_kind(item) for row in rows for item in _entries(row[self.figure])}
+        kinds = {_kind(item) for row in rows for item in _entries(row.get(self.figure))}
         if self.value != "null" and kinds and all(_read_as(kind, self.value) is None for kind in kinds):
             raise UsageError.of("--where", self.text, f"a value as {self.figure} has them: {' or '.join(sorted(kinds))}")
         if self.operator not in ("=", "!=") and (self.value == "null" or (kinds and "a number" not in kinds)):
@@ -124,12 +131,12 @@ def fitting(rows: Iterable[Row], conditions: Sequence[Condition]) -> list[Row]:
     return [row for row in known if all(condition.holds(row) for condition in conditions)]
 
 
-def parse_order(order: str) -> tuple[str, str]:
+def parse_order(order: str, others: Sequence[str] = ()) -> tuple[str, str]:
     """Read ``FIGURE``, ``FIGURE:asc`` or ``FIGURE:desc``: the key of a row, and the direction as it stands. Raises UsageError."""
     name, _, direction = order.partition(":")
     if direction not in ("", "asc", "desc"):
         raise UsageError.of("--sort", order, "FIGURE, FIGURE:asc or FIGURE:desc", ["asc", "desc"])
-    return figure_name("--sort", name), direction
+    return figure_name("--sort", name, others), direction
 
 
 def in_order(rows: Iterable[Row], order: str | None) -> list[Row]:
@@ -140,7 +147,7 @@ def in_order(rows: Iterable[Row], order: str | None) -> list[Row]:
     newest = sorted(rows, key=lambda row: _moment(row["created_at"]), reverse=True)
     if order is None:
         return newest
-    figure, direction = parse_order(order)
+    figure, direction = parse_order(order, metric_figures(newest))
     key = {id(row): _sort_key(row, figure) for row in newest}
     sortable = sorted((row for row in newest if key[id(row)][0] < 2), key=lambda row: key[id(row)], reverse=direction == "desc")
     return [*sortable, *sorted((row for row in newest if key[id(row)][0] >= 2), key=lambda row: key[id(row)])]
@@ -149,7 +156,7 @@ def in_order(rows: Iterable[Row], order: str | None) -> list[Row]:
 def _sort_key(row: Row, figure: str) -> tuple[int, Any]:
     if figure == "created_at":
         return (3, 0) if row[figure] is None else (0, _moment(row[figure]))
-    entries = [_plain(item) for item in _entries(row[figure])]
+    entries = [_plain(item) for item in _entries(row.get(figure))]
     numbers = [item for item in entries if isinstance(item, int | float) and item == item]
     if numbers:
         return 0, max(numbers)

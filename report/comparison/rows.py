@@ -108,7 +108,7 @@ _SETTINGS = frozenset(
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [one[name] for one in rows] for name in rows[0]}
+    return {name: [one.get(name) for one in rows] for name in dict.fromkeys(name for one in rows for name in one)}
 
 
 def _alike_or_none(values: Sequence[Any]) -> tuple[Any, None]:

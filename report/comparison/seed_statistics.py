@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...metrics.base import RESERVED_NAMES
 from ..catalog.figures import number
 
 __all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "drop_fastest_and_slowest", "spread"]
@@ -33,17 +34,19 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     - ``runs``: how many; ``converged``: how many reached the target, null where there is none
     - ``dropped``: names of the runs left out (see `drop_fastest_and_slowest`)
-    - ``figures``: for each of `FIGURES` ``mean``, ``sigma`` (sample standard deviation, n − 1; null for a single value) and ``values``,
-      over how many runs; null where none has it. So a time to target is the mean over those that reached it and stay, and a figure that
-      is not finite in one run has no finite mean and no sigma
+    - ``figures``: for each of `FIGURES`, and each further metric, ``mean``, ``sigma`` (sample standard deviation, n − 1; null for a single
+      value) and ``values``, over how many runs; null where none has it. So a time to target is the mean over those that reached it and
+      stay, and a figure that is not finite in one run has no finite mean and no sigma
     """
     staying, dropped = drop_fastest_and_slowest(summaries)
     with_target = summaries[0]["target"] is not None
+    evaluated = dict.fromkeys(name for summary in summaries for name in summary.get("eval") or {} if name not in RESERVED_NAMES)
+    further = {name: ("eval", name) for name in evaluated if name not in FIGURES}
     return {
         "runs": len(summaries),
         "converged": sum(bool(summary["target_reached"]) for summary in summaries) if with_target else None,
         "dropped": [summary["run"] for summary in dropped],
-        "figures": {name: spread([_reach(summary, path) for summary in staying]) for name, path in FIGURES.items()},
+        "figures": {name: spread([_reach(summary, path) for summary in staying]) for name, path in {**FIGURES, **further}.items()},
     }
 
 

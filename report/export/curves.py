@@ -1,4 +1,4 @@
-"""Curves of several runs on one grid: loss, accuracy or speed over updates, examples or seconds, as they are and smoothed."""
+"""Curves of several runs on one grid: loss, a metric or speed over updates, examples or seconds, as they are and smoothed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from ..series.arrays import Floats, Integers, StepSeries, read_steps
 from ..series.downsample import smoothed
 from ..tables.formats import write_csv
 
-__all__ = ["OVER", "POINTS", "QUANTITIES", "Curves", "curves"]
+__all__ = ["OVER", "POINTS", "Curves", "curves", "quantities"]
 
-Quantity = Literal["loss", "accuracy", "steps_per_second", "examples_per_second"]
+Quantity = str
+"""``loss``, ``steps_per_second``, ``examples_per_second``, or the name of a metric."""
 Over = Literal["steps", "examples", "seconds"]
 Flags = NDArray[np.bool_]
 
-QUANTITIES: tuple[Quantity, ...] = ("loss", "accuracy", "steps_per_second", "examples_per_second")
+OF_EVERY_RUN: tuple[Quantity, ...] = ("loss", "steps_per_second", "examples_per_second")
 OVER: tuple[Over, ...] = ("steps", "examples", "seconds")
 
 POINTS = 200
@@ -74,11 +75,18 @@ class Curves:
         return [float(value) if inside else None for value, inside in zip(values, self.inside[name], strict=True)]
 
 
+def quantities(paths: Sequence[Path]) -> list[Quantity]:
+    """Return what there can be curves of: the loss, the metrics that any of the runs has, and speeds."""
+    metrics = [info.name for path in paths for info in RunReader(path).metrics()]
+    loss, *rates = OF_EVERY_RUN
+    return list(dict.fromkeys([loss, *metrics, *rates]))
+
+
 def curves(paths: Sequence[Path], quantity: Quantity, over: Over, *, smooth: float | None = None, points: int = POINTS) -> Curves:
     """Return the curves of some runs.
 
     The grid runs evenly from the least to the greatest point of all runs; between its own points a run is interpolated, beyond them it has
-    no value. Loss is that of each update, accuracy that of each evaluation on ``test``, a rate the mean since the grid point before.
+    no value. Loss is that of each update, a metric that of each evaluation on ``test``, a rate the mean since the grid point before.
     `smooth` (0 to below 1) is the share that an exponential moving average keeps of the past, a value of the run (of rates: of the
     grid) at a time. Raises UsageError where no run has the quantity, a run cannot be read, or so many
     points would be more than `MOST_VALUES`.
@@ -112,11 +120,11 @@ def _points(run: RunReader, quantity: Quantity, over: Over) -> tuple[Floats, Flo
     For a rate both are needed as they grow: where each update lies, and the other quantity that the rate is made of.
     """
     steps = read_steps(run.path)
-    if quantity == "accuracy":
+    if quantity not in OF_EVERY_RUN:
         records = [record for record in run.evals() if record.split == "test"]
         done = np.array([record.step for record in records], np.int64)
         where = {"steps": done, "examples": _examples_before(steps, done), "seconds": np.array([record.time_seconds for record in records])}
-        return where[over].astype(np.float64), np.array([record.accuracy for record in records], np.float64)
+        return where[over].astype(np.float64), np.array([record.figure(quantity) for record in records], np.float64)
     if quantity == "loss":
         order = steps.in_time() if over == "seconds" else slice(None)
         where = {"steps": steps.step, "examples": steps.examples, "seconds": steps.time_seconds}

@@ -13,10 +13,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ...metrics import LOSS
 from ...records.schema import EvalRecord, SystemRecord
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader
 from ...records.summary.node_usage import rate_between
+from ..catalog.figures import metric_figures
 from ..catalog.index import FIGURES, run_row
 from ..catalog.labels import labels
 
@@ -62,6 +64,7 @@ _STEP_COLUMNS: Mapping[str, Kind] = {
     "group_network_wait_seconds": "number",
 }
 
+_EVALS = [field.name for field in fields(EvalRecord)]
 _RATES = ("network_sent_bytes", "network_received_bytes")
 
 
@@ -70,6 +73,8 @@ def table_of(what: str, runs: Sequence[Path]) -> Table:
     names = labels(runs)
     if what == "summary":
         return _summary(runs, names)
+    if what == "evals":
+        return _evals(runs, names)
     columns, rows = _RECORDS[what]
     return Table(columns, ((name, *cells) for path, name in zip(runs, names, strict=True) for cells in rows(RunReader(path))))
 
@@ -104,9 +109,19 @@ def _steps(reader: RunReader) -> Iterator[Cells]:
             )
 
 
-def _evals(reader: RunReader) -> Iterator[Cells]:
-    for record in reader.evals():
-        yield tuple(getattr(record, field.name) for field in fields(EvalRecord))
+def _evals(runs: Sequence[Path], names: Sequence[str]) -> Table:
+    """Return the evaluations, with a column for each metric that any of the runs has."""
+    readers = [RunReader(path) for path in runs]
+    metrics = list(dict.fromkeys([LOSS.name, *(info.name for reader in readers for info in reader.metrics())]))
+    before, after = _EVALS[: _EVALS.index("loss")], _EVALS[_EVALS.index("metrics") + 1 :]
+    kinds = {column.name: column for column in _of_record(EvalRecord)}
+    columns = [_RUN, *(kinds[name] for name in before), *(Column(name, "number") for name in metrics), *(kinds[name] for name in after)]
+
+    def cells(record: EvalRecord) -> Cells:
+        figures = (record.loss if name == LOSS.name else record.metrics.get(name) for name in metrics)
+        return *(getattr(record, name) for name in before), *figures, *(getattr(record, name) for name in after)
+
+    return Table(columns, ((name, *cells(record)) for reader, name in zip(readers, names, strict=True) for record in reader.evals()))
 
 
 def _system(reader: RunReader) -> Iterator[Cells]:
@@ -140,7 +155,6 @@ def _kind_declared(declared: Any) -> Kind:
 _RUN = Column("run", "text")
 _RECORDS: Mapping[str, tuple[Sequence[Column], Callable[[RunReader], Iterator[Cells]]]] = {
     "steps": ([Column(name, kind) for name, kind in _STEP_COLUMNS.items()], _steps),
-    "evals": ([_RUN, *_of_record(EvalRecord)], _evals),
     "system": ([_RUN, *_of_record(SystemRecord), *(Column(f"{name}_per_second", "number") for name in _RATES)], _system),
 }
 
@@ -151,9 +165,9 @@ _RECORDS: Mapping[str, tuple[Sequence[Column], Callable[[RunReader], Iterator[Ce
 def _summary(runs: Sequence[Path], names: Sequence[str]) -> Table:
     """Return a row a run, also of runs that ended without a summary. A column's kind is what its cells are; lists become JSON text."""
     rows = [{**run_row(path), "run": name} for path, name in zip(runs, names, strict=True)]
-    order = ["run", *(name for name in FIGURES if name not in ("run", "folder"))]
-    columns = [Column(name, _kind([row[name] for row in rows])) for name in order]
-    return Table(columns, (tuple(_cell(row[column.name], column.kind) for column in columns) for row in rows))
+    order = ["run", *(name for name in (*FIGURES, *metric_figures(rows)) if name not in ("run", "folder"))]
+    columns = [Column(name, _kind([row.get(name) for row in rows])) for name in order]
+    return Table(columns, (tuple(_cell(row.get(column.name), column.kind) for column in columns) for row in rows))
 
 
 def _kind(values: Sequence[Any]) -> Kind:

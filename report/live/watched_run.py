@@ -222,7 +222,8 @@ def _key(record: News) -> tuple[str, float]:
 
 
 def _plain(record: News) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__slots__}
+    plain = {name: getattr(record, name) for name in record.__slots__}
+    return plain if isinstance(record, EventRecord) else {**plain, **plain.pop("metrics")}
 
 
 def _node(before: SystemRecord | None, record: SystemRecord) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ...core.units import Target
-from ...records.schema import EvalRecord
+from ...metrics import LOSS, MetricInfo
+from ...metrics.recorded import read_metrics
 from ...records.summary.summary import FINAL_LOSS_UPDATES
 from ...records.text.numbers import duration_text, number_text, rate_text
 from ..catalog.shown import ShownRun
@@ -136,18 +137,24 @@ def _speed(curves: Sequence[tuple[list[Curve], list[Curve]]], words: str) -> Pic
 
 def _evaluations(runs: Sequence[ShownRun]) -> list[Picture]:
     return [
-        _evaluation(runs, "accuracy", "Test accuracy", lambda record: record.accuracy, "best"),
-        _evaluation(runs, "test-loss", "Test loss", lambda record: record.loss, "last"),
+        *(_evaluation(runs, info, info.name, "best") for info in _metrics(runs)),
+        _evaluation(runs, LOSS, "test-loss", "last"),
     ]
 
 
-def _evaluation(runs: Sequence[ShownRun], name: str, title: str, figure: Callable[[EvalRecord], float], told: str) -> Picture:
-    """Return accuracy or loss on the test split, over steps and over seconds, with the goal where all runs have the same one."""
+def _metrics(runs: Sequence[ShownRun]) -> list[MetricInfo]:
+    """Return the metrics that any of the runs has, each once."""
+    return list(dict.fromkeys(info for run in runs for info in read_metrics(run.job) if info != LOSS))
+
+
+def _evaluation(runs: Sequence[ShownRun], info: MetricInfo, name: str, told: str) -> Picture:
+    """Return a metric or the loss on the test split, over steps and over seconds, with the goal where all runs have the same one."""
+    title = f"Test {info.label}"
     curves, words = [], []
     for run in runs:
-        if not run.tests:
+        if not run.tests or info not in read_metrics(run.job):
             continue
-        values = np.array([figure(record) for record in run.tests], np.float64)
+        values = np.array([record.figure(info.name) for record in run.tests], np.float64)
         steps = np.array([record.step for record in run.tests], np.float64)
         seconds = np.array([record.time_seconds for record in run.tests], np.float64)
         curves.append(
@@ -156,10 +163,10 @@ def _evaluation(runs: Sequence[ShownRun], name: str, title: str, figure: Callabl
                 [curve(run.label, run.number, seconds, values, run.number, "points")],
             )
         )
-        best = float(np.nanmax(values)) if told == "best" and np.isfinite(values).any() else float(values[-1])
+        best = info.best(values.tolist()) if told == "best" and np.isfinite(values).any() else float(values[-1])
         words.append(f"{run.label}: {told} {number_text(best)}, last at {duration_text(float(seconds[-1]))} of the run clock")
     picture = _pair(name, title, title.lower(), curves, "Over the whole test split, every example once.", "; ".join(words))
-    return _with_goal(picture, runs, name.removeprefix("test-"))
+    return _with_goal(picture, runs, info.name)
 
 
 def _with_goal(picture: Picture, runs: Sequence[ShownRun], metric: str) -> Picture:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import UsageError
 from ...core.suggestions import nearest
+from ...metrics import LOSS as LOSS_INFO
+from ...metrics.classification import ACCURACY as ACCURACY_METRIC
+from ...metrics.recorded import read_metrics
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
 from ..catalog.figures import FIGURES
+from ..catalog.run import DescribedRun
 from ..comparison.factors import ACCURACY, LOSS, RESOURCES, SPEED, STEPS, TARGET, TIME
 from ..comparison.rows import Row
 
-__all__ = ["MARK", "NODE", "RUN_COLUMNS", "Column", "cell", "column", "node_cell", "relative"]
+__all__ = ["MARK", "NODE", "RUN_COLUMNS", "Column", "cell", "column", "metric_columns", "node_cell", "relative", "run_columns"]
 
 MARK = "†"
 """Stands behind a figure that cannot be compared with the first row's."""
@@ -117,13 +121,37 @@ _SHORT = {
 }
 
 
-def column(text: str) -> Column:
-    """Return the column for the name of a figure, its key in a flat row or a short name. Raises UsageError, naming those that are near."""
+def metric_columns(runs: Iterable[DescribedRun]) -> list[Column]:
+    """Return columns for the metrics of some runs that are not among `RUN_COLUMNS`, each once."""
+    infos = dict.fromkeys(info for run in runs for info in read_metrics(run.job) if info != LOSS_INFO)
+    found = {f"eval_{info.name}": Column(f"eval_{info.name}", f"test {info.label}", number_text, ACCURACY, info.label) for info in infos}
+    return [one for key, one in found.items() if key not in _KNOWN]
+
+
+def run_columns(runs: Iterable[DescribedRun]) -> list[Column]:
+    """Return `RUN_COLUMNS` with the columns of the runs' metrics in the place of the accuracy's, which stays where any of them has it."""
+    known = list(runs)
+    place = next(index for index, one in enumerate(RUN_COLUMNS) if one.key == "eval_error") + 1
+    further = metric_columns(known)
+    has_accuracy = not further or any(ACCURACY_METRIC.info in read_metrics(run.job) for run in known)
+    before = [one for one in RUN_COLUMNS[:place] if has_accuracy or one.group != ACCURACY]
+    return [*before, *further, *RUN_COLUMNS[place:]]
+
+
+def column(text: str, further: Sequence[Column] = ()) -> Column:
+    """Return the column for the name of a figure, its key in a flat row or a short name; `further` ones are those of metrics.
+
+    Raises UsageError, naming those that are near.
+    """
     name = text.strip().lower().replace("-", "_")
+    for one in further:
+        if name in (one.key, one.key.removeprefix("eval_")):
+            return one
     key = _SHORT.get(name, name)
     if key not in FIGURES:
-        parts = [figure for figure in FIGURES if name and name in figure]
-        close = nearest(name, [*FIGURES, *_SHORT])
+        known = [*FIGURES, *(one.key for one in further)]
+        parts = [figure for figure in known if name and name in figure]
+        close = nearest(name, [*known, *_SHORT])
         near = list(dict.fromkeys([*([close] if close else []), *parts]))[:4]
         hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Some are: {', '.join(_SHORT)}."
         raise UsageError(f"--metric: got {text!r}; allowed: figures of the rows that --json prints. {hint}")
@@ -138,7 +166,7 @@ def _plain(value: Any) -> str:
 
 def cell(entry: Row, one: Column, marks: Collection[str] = ()) -> str:
     """Return a figure of a row as text: with ± its standard deviation where it is a mean, and the mark where its kind is among `marks`."""
-    value, sigma = entry.figures[one.key], entry.sigmas.get(one.key)
+    value, sigma = entry.figures.get(one.key), entry.sigmas.get(one.key)
     if one.key == "time_to_target_seconds" and entry.converged == 0:
         return "not reached"
     text = _spread(one.show, value, sigma)

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from ...records.text.numbers import count_text
 from ..comparison.comparison import Comparison
-from ..comparison.factors import SPEED, TARGET
+from ..comparison.factors import ACCURACY, LOSS, SPEED, TARGET
 from ..comparison.scaling import relative_speed, relative_target
 from .alignment import holds_figures
-from .columns import MARK, NODE, RUN_COLUMNS, Column, cell, node_cell, relative
+from .columns import MARK, NODE, RUN_COLUMNS, Column, cell, node_cell, relative, run_columns
 
 __all__ = ["RELATIVE", "ComparisonTable", "default_tables", "selected_table"]
 
 RELATIVE = "relative"
 
 _SPEED = ("examples_per_second", "steps_per_second", "run_seconds", "train_seconds", "init_seconds")
-_LEARNING = ("final_train_loss", "eval_loss", "eval_accuracy", "eval_error", "time_to_target_seconds", "staleness_mean")
+_LEARNT = frozenset({LOSS, ACCURACY, TARGET})
+_LEARNING = ("staleness_mean",)
 _CONTEXT = ("backend", "mode", "nodes", "workers", "parameter servers", "global batch", "batch per worker")
 _OF_SERIES = frozenset({"nodes", "workers", "global batch", "batch per worker", "global_batch_size", "batch_size", "runs"})
 """Columns that say nothing about a whole series; those of a sweep are called as its fields are."""
@@ -82,10 +83,10 @@ def _speed(comparison: Comparison) -> ComparisonTable:
 
 def _learning(comparison: Comparison) -> ComparisonTable:
     parts = []
-    for key in _LEARNING:
-        part = _part(comparison, key)
+    for one in (one for one in run_columns(comparison.runs) if one.group in _LEARNT or one.key in _LEARNING):
+        part = one.header, _cells(comparison, one)
         parts.append(part)
-        if key == "time_to_target_seconds" and _observed(part):
+        if one.key == "time_to_target_seconds" and _observed(part):
             parts.append((RELATIVE, _relative(comparison, relative_target(comparison.entries), TARGET)))
     return _block("Learning", comparison, [part for part in parts if _observed(part)])
 

@@ -192,7 +192,7 @@ def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
         values["not_comparable"] = "; ".join(group for group in GROUPS if group in comparison.marks[index])
         for key in [one.key for one in columns] or entry.figures:
             if key != "run":
-                values |= _flat(key, entry.figures[key], entry.sigmas.get(key))
+                values |= _flat(key, entry.figures.get(key), entry.sigmas.get(key))
         if not columns:
             values |= {"relative_examples_per_second": speed[index], "relative_time_to_target": target[index]}
         rows.append(values)

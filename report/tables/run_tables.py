@@ -18,7 +18,7 @@ from ..catalog.run import DescribedRun
 from ..comparison.factors import SPEED, TARGET, changed_text
 from ..comparison.rows import Row, entry_of
 from ..comparison.scaling import relative_speed, relative_target
-from .columns import MARK, NODE, RUN_COLUMNS, cell, node_cell, relative
+from .columns import MARK, NODE, cell, node_cell, relative, run_columns
 
 __all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "plain_table", "side_by_side", "to_text"]
 
@@ -72,7 +72,7 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
 
     `job` is the run's ``job.json``, which knows of the parts of a run that was resumed.
     """
-    entry = _as_shown(_entry(summary))
+    entry = _as_shown(_entry(summary, job))
     figures = entry.figures
     main = plain_table(show_header=False)
     main.add_column(no_wrap=True)
@@ -80,8 +80,8 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
     for label, key, show in _ASKED:
         if figures[key] is not None:
             main.add_row(label, show(figures[key]))
-    for one in RUN_COLUMNS:
-        if figures[one.key] is not None and one.key not in _ONLY_SIDE_BY_SIDE:
+    for one in run_columns(entry.runs):
+        if figures.get(one.key) is not None and one.key not in _ONLY_SIDE_BY_SIDE:
             main.add_row(one.label, one.show(figures[one.key]))
     if figures["target"] is not None:
         main.add_row(
@@ -100,8 +100,8 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
     return Group(main, "", _nodes(entry), *_notes([summary]), *mixed)
 
 
-def _entry(summary: Mapping[str, Any]) -> Row:
-    return entry_of([DescribedRun(Path(), summary, {})])
+def _entry(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> Row:
+    return entry_of([DescribedRun(Path(), summary, job or {})])
 
 
 def _as_shown(entry: Row) -> Row:
@@ -170,7 +170,7 @@ Line = tuple[str, list[str]]
 
 def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> list[Line]:
     lines: list[Line] = [(label, [show(entry.figures[key]) for entry in entries]) for label, key, show in _ASKED]
-    for one in RUN_COLUMNS:
+    for one in run_columns(run for entry in entries for run in entry.runs):
         lines.append((one.label, [cell(entry, one, own) for entry, own in zip(entries, marks, strict=True)]))
         if one.key == "examples_per_second":
             lines.append((_RELATIVE, _relative(relative_speed(entries), SPEED, marks)))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ...core.untrusted.console import shown
 from ...records.text.numbers import UNKNOWN, count_text, duration_text, number_text, rate_text
+from ..catalog.figures import metric_figures
 from .alignment import GAP, holds_figures, plain_lines, text_width
 from .run_tables import SYNTHETIC
 
@@ -40,7 +41,8 @@ def _any(key: str) -> Callable[[Row], str]:
     """Return what shows a figure of any kind, also a list of one a node."""
 
     def text(row: Row) -> str:
-        entries = row[key] if isinstance(row[key], list) else [row[key]]
+        value = row.get(key)
+        entries = value if isinstance(value, list) else [value]
         return ", ".join(number_text(entry) if isinstance(entry, float) else UNKNOWN if entry is None else str(entry) for entry in entries)
 
     return text
@@ -88,7 +90,16 @@ def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[st
     Names are never shortened: they are what other commands take. Figures that were `asked` for (keys of a row) have a column in any case.
     """
     usual = {column.figure for column in _COLUMNS}
-    columns = [*_COLUMNS, *(_Column(figure, figure, True, _any(figure)) for figure in dict.fromkeys(asked) if figure not in usual)]
+    metrics = [figure for figure in metric_figures(rows) if figure.startswith("eval_") and figure not in asked]
+    place = next(index for index, column in enumerate(_COLUMNS) if column.title == "accuracy") + 1
+    further = [_Column(figure.removeprefix("eval_").replace("_", " "), figure, True, _any(figure)) for figure in metrics]
+    hidden = "accuracy" if further and all(row["eval_accuracy"] is None for row in rows) else None
+    columns = [
+        *(one for one in _COLUMNS[:place] if one.title != hidden),
+        *further,
+        *_COLUMNS[place:],
+        *(_Column(figure, figure, True, _any(figure)) for figure in dict.fromkeys(asked) if figure not in usual),
+    ]
     cells = {column: [column.title, *(_printable(column.text(row)) for row in rows)] for column in columns}
     widths = {column: max(map(text_width, cells[column])) for column in columns}
     left_out: list[str] = []

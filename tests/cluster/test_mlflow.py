@@ -162,7 +162,7 @@ def test_a_run_and_its_continuation(tmp_path, server):
     assert {name: value for name, value in params.items() if name != "workers"} == {name: str(value) for name, value in expected.items()}
     assert params["workers"] == "2"
 
-    assert server.history(run, "eval/accuracy") == [(each.step, pytest.approx(each.accuracy)) for each in record.evals]
+    assert server.history(run, "eval/accuracy") == [(each.step, pytest.approx(each.metrics["accuracy"])) for each in record.evals]
     assert server.history(run, "eval/loss") == [(each.step, pytest.approx(each.loss)) for each in record.evals]
     assert server.history(run, "train/loss")[-1][0] == summary["steps"]
     assert server.history(run, "train/learning_rate")[-1][1] == 0.05
@@ -191,7 +191,7 @@ def test_a_run_and_its_continuation(tmp_path, server):
     later, earlier = server.runs("one")
     assert (earlier["info"]["run_id"], later["info"]["run_name"]) == (run["info"]["run_id"], "first")
     record = read_run(tmp_path / "first")
-    assert server.history(later, "eval/accuracy") == [(each.step, pytest.approx(each.accuracy)) for each in record.evals]
+    assert server.history(later, "eval/accuracy") == [(each.step, pytest.approx(each.metrics["accuracy"])) for each in record.evals]
     sent, before = (server.history(each, "system/node_0/network_transmit_megabytes") for each in (later, earlier))
     samples = [each for each in RunReader(tmp_path / "first").system() if each.node == 0 and each.time_seconds >= 0]
     kept = [each.network_sent_bytes for each in samples if each.part_began_seconds == 0]  # before the checkpoint
@@ -253,7 +253,7 @@ def test_a_database_without_a_server(tmp_path):
         "print(run.info.run_name, run.info.status, run.data.metrics['eval/accuracy'])\n"
     )
     read = subprocess.run([sys.executable, "-W", "ignore", "-c", script, uri], capture_output=True, text=True, check=True)
-    accuracy = read_run(tmp_path / "run").evals[-1].accuracy
+    accuracy = read_run(tmp_path / "run").evals[-1].metrics["accuracy"]
     assert read.stdout.split()[:2] == ["run", "FINISHED"]
     assert float(read.stdout.split()[2]) == pytest.approx(accuracy)
 

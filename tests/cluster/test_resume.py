@@ -91,7 +91,9 @@ def test_torch_on_three_workers_goes_on_to_the_bit(tmp_path, whole, how):
     np.testing.assert_array_equal(resumed.losses, whole.losses)
     for name, value in whole.weights.items():
         np.testing.assert_array_equal(resumed.weights[name], value)
-    assert [(record.step, record.accuracy) for record in resumed.evals] == [(record.step, record.accuracy) for record in whole.evals]
+    assert [(record.step, record.metrics["accuracy"]) for record in resumed.evals] == [
+        (record.step, record.metrics["accuracy"]) for record in whole.evals
+    ]
     assert resumed.summary["resumed"] == 1
     assert resumed.summary["updates_scheduled"] == resumed.summary["updates_applied"] == 700
     assert len(list_checkpoints(path)) <= 2
@@ -244,21 +246,21 @@ def test_a_target_that_is_given_anew_ends_the_part_that_follows(tmp_path):
     """Also where an evaluation before had reached it; the time to it is that of the first one, and every record says so."""
     part = run(tmp_path, "part", backend="toy", epochs=4, eval_every="1epoch", mllog=True)
     reached = part.evals[1]
-    target = f"accuracy>={min(record.accuracy for record in part.evals[1:])}"
+    target = f"accuracy>={min(record.metrics['accuracy'] for record in part.evals[1:])}"
     resumed, said = resume(part.path, "--epochs", "+20", "--until", target)
     assert f"after step {reached.step:,} reached {target} already" in said
     assert resumed.summary["target_reached"] is True
     assert resumed.summary["time_to_target_seconds"] <= reached.time_seconds
     assert resumed.summary["epochs"] < 24
-    assert resumed.evals[-1].accuracy >= float(target[10:])
-    assert all(record.accuracy < float(target[10:]) for record in resumed.evals[4:-1])
+    assert resumed.evals[-1].metrics["accuracy"] >= float(target[10:])
+    assert all(record.metrics["accuracy"] < float(target[10:]) for record in resumed.evals[4:-1])
     assert '"status": "success"' in (part.path / "mllog.txt").read_text().splitlines()[-1]
 
 
 def test_a_target_that_stopped_nothing_yet_stops_the_part_after_an_interruption(tmp_path):
     """It was given for a part that was interrupted before an evaluation; an evaluation before that part had reached it."""
     part = run(tmp_path, "part", backend="toy", epochs=2, eval_every="1epoch")
-    target = f"accuracy>={part.evals[-1].accuracy - 0.02}"
+    target = f"accuracy>={part.evals[-1].metrics['accuracy'] - 0.02}"
     interrupted = ["--until", target, "--steps", "100000000", "--eval-every", "end", "--checkpoint-every", "100steps"]
     with MarkedRun(["run", "--quiet", "--resume", str(part.path), *interrupted], tmp_path) as process:
         newest = list_checkpoints(part.path)[0]

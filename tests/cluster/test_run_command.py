@@ -95,7 +95,7 @@ def test_stops_at_the_target(tmp_path):
     assert done.summary["steps"] < 50 * STEPS_PER_EPOCH
     assert done.summary["steps"] == done.summary["eval"]["step"]
     assert 0 < done.summary["time_to_target_seconds"] <= done.summary["run_seconds"]
-    assert all(record.accuracy < 0.9 for record in done.evals[:-1])
+    assert all(record.metrics["accuracy"] < 0.9 for record in done.evals[:-1])
 
 
 def test_says_plainly_that_the_target_was_not_reached(tmp_path):

@@ -81,7 +81,7 @@ def run(session, job, rank, chosen, seed=0):
     for _ in range(3):
         session.load(middle if rank == 0 else None)
         cut.append(np.concatenate([train(session, piece)[0] for piece in cut_at_random(plan, random)]))
-    evaluated = np.array([found.examples, found.loss_sum, found.correct, found.updates_applied])
+    evaluated = np.array([found.examples, found.sums["loss_sum"], found.sums["correct"], found.updates_applied])
     updates = np.array([end.updates, repeated.updates])
     return {
         "losses": np.concatenate(losses), "again": again, "cut": np.array(cut), "evaluated": evaluated, "updates": updates,

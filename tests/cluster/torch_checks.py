@@ -145,8 +145,8 @@ def test_logits_are_those_that_are_evaluated(monkeypatch):
     labels = data.labels("test")
     loss = np.log(np.exp(logits.astype(np.float64)).sum(1)) - logits[np.arange(30), labels]
     found = session.evaluate("test")
-    assert found.correct == int((logits.argmax(1) == labels).sum())
-    assert found.loss_sum == pytest.approx(loss.sum(), rel=1e-4)
+    assert found.sums["correct"] == int((logits.argmax(1) == labels).sum())
+    assert found.sums["loss_sum"] == pytest.approx(loss.sum(), rel=1e-4)
     session.close()
 
 

@@ -97,7 +97,12 @@ def run_rank(rank, folder, name, job_options, first_port, phase):
     found = session.evaluate("test")
     end = session.state()
     if rank == 0:
-        np.savez(folder / f"{name}-{phase}.npz", losses=losses, evaluated=[found.examples, found.loss_sum, found.correct], **flat(end))
+        np.savez(
+            folder / f"{name}-{phase}.npz",
+            losses=losses,
+            evaluated=[found.examples, found.sums["loss_sum"], found.sums["correct"]],
+            **flat(end),
+        )
     session.close()
 
 
@@ -130,8 +135,8 @@ def async_main(name, scenario, folder):
     session.load(State(trained.parameters, {}, trained.updates, trained.buffers))
     np.savez(folder / "without-slots.npz", **flat(session.state()))
     again = session.evaluate("test")
-    figures = {"losses": losses.tolist(), "covered": covered, "evaluated": [found.examples, found.loss_sum, found.correct]}
-    (folder / "figures.json").write_text(json.dumps({**figures, "again": [again.examples, again.loss_sum, again.correct]}))
+    figures = {"losses": losses.tolist(), "covered": covered, "evaluated": [found.examples, found.sums["loss_sum"], found.sums["correct"]]}
+    (folder / "figures.json").write_text(json.dumps({**figures, "again": [again.examples, again.sums["loss_sum"], again.sums["correct"]]}))
     return session.close()
 
 

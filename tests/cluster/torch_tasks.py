@@ -99,7 +99,7 @@ def run_rank(rank, options, first_port):
     repeated = session.state()
     session.close()
     session.close()
-    evaluated = np.array([found.examples, found.loss_sum, found.correct, found.updates_applied])
+    evaluated = np.array([found.examples, found.sums["loss_sum"], found.sums["correct"], found.updates_applied])
     updates = np.array([end.updates, repeated.updates])
     return {
         "losses": np.concatenate(losses), "again": again, "examples": np.array(examples), "evaluated": evaluated, "updates": updates,
@@ -193,7 +193,7 @@ def answer(session, command, state):
         return [as_json(result) for result in results]
     if what == "evaluate":
         found = session.evaluate(command["split"])
-        return [found.examples, found.loss_sum, found.correct, found.updates_applied]
+        return [found.examples, found.sums["loss_sum"], found.sums["correct"], found.updates_applied]
     if what == "state":
         state.append(copy.deepcopy(session.state()))
         found = state[-1]

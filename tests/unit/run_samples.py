@@ -13,7 +13,7 @@ from crosstrain.records.store.run_directory import RunReader, RunWriter
 from crosstrain.records.summary.summary import summarise
 
 STEP = StepRecord(0, 2, 0, 0.5, 0.25, 20, (0.5, 0.25), (0.05,))
-EVALUATION = EvalRecord(10, 1.0, 1.5, 0.125, "test", 360, 0.75, 0.875, 10)
+EVALUATION = EvalRecord(10, 1.0, 1.5, 0.125, "test", 360, 0.75, {"accuracy": 0.875}, 10)
 EVENT = EventRecord("task_died", 2.5, {"task": "worker-1", "signal": 9})
 SYSTEM = SystemRecord(
     node=0,
@@ -115,7 +115,7 @@ def sync_run(out: Path, **fields: Any) -> Path:
         losses = (1.0 - 0.1 * group, 0.95 - 0.1 * group)
         writer.step(StepRecord(2 * group, 2, 0, 0.3 * (group + 1), 0.3 if group else 0.5, 20, losses, (0.05,)))
     for step, loss, accuracy in ((4, 0.9, 0.5), (10, 0.6, 0.9)):
-        writer.evaluation(EvalRecord(step, step / 10, step / 6, 0.15, "test", 360, loss, accuracy, step))
+        writer.evaluation(EvalRecord(step, step / 10, step / 6, 0.15, "test", 360, loss, {"accuracy": accuracy}, step))
     for tick in range(-2, 5):
         for node in range(2):
             cumulative = {
@@ -141,7 +141,7 @@ def async_run(out: Path, **fields: Any) -> Path:
             4 * group, 4, 0, 0.25 * (group + 1), 0.2, 20, (0.5, 0.5, 0.5, 0.25), (0.05,), worker=group // 3, staleness=staleness
         )
         writer.step(record)
-    writer.evaluation(EvalRecord(16, 0.8, 1.9, 0.1, "test", 360, 0.7, 0.8, 16))
+    writer.evaluation(EvalRecord(16, 0.8, 1.9, 0.1, "test", 360, 0.7, {"accuracy": 0.8}, 16))
     writer.write_summary(summarise(writer.path, CLOCK, state="succeeded", updates_scheduled=17, updates_applied=16))
     writer.write_status("succeeded", exit_code=0)
     writer.close()

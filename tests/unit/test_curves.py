@@ -23,7 +23,7 @@ def a_run(folder, name, losses, *, seconds=1.0, examples=10, accuracies=()):
     for step, loss in enumerate(losses):
         writer.step(StepRecord(step, 1, 0, seconds * (step + 1), seconds, examples, (loss,), (0.05,)))
     for step, accuracy in enumerate(accuracies, 1):
-        writer.evaluation(EvalRecord(step, 0.1, seconds * step + 0.5, 0.1, "test", 360, 0.5, accuracy, step))
+        writer.evaluation(EvalRecord(step, 0.1, seconds * step + 0.5, 0.1, "test", 360, 0.5, {"accuracy": accuracy}, step))
     writer.write_status("succeeded", exit_code=0)
     writer.close()
     return writer.path

@@ -47,10 +47,10 @@ def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, own=0.09, m
             writer.step(StepRecord(number, count, 0, time_seconds, seconds, 5 * count, (1.0,) * count, (0.1,), worker=worker))
 
     group(0, FIRST, TURN - 0.5, 1000.0 * FIRST, None if mode[0] == "sync" else nodes[0])
-    writer.evaluation(EvalRecord(FIRST, 1.0, TURN - 0.1, 0.1, "test", 360, 0.9, 0.5, FIRST))
+    writer.evaluation(EvalRecord(FIRST, 1.0, TURN - 0.1, 0.1, "test", 360, 0.9, {"accuracy": 0.5}, FIRST))
     for number in range(6):
         group(FIRST + 10 * number, 10, TURN + 0.9 * (number + 1), 0.9, None if mode[1] == "sync" else nodes[1])
-    writer.evaluation(EvalRecord(FIRST + SECOND, 2.0, END - 0.1, 0.2, "test", 360, 0.6, 0.9, FIRST + SECOND))
+    writer.evaluation(EvalRecord(FIRST + SECOND, 2.0, END - 0.1, 0.2, "test", 360, 0.6, {"accuracy": 0.9}, FIRST + SECOND))
     for seconds in (1.0, 9.0):
         writer.event(EventRecord("checkpoint_saved", seconds, {"step": 1, "stall_seconds": 0.01, "bytes": 1}))
     for began, until, count, rate, cores in ((0.0, TURN, nodes[0], 1e6, 0.5), (TURN, END, nodes[1], 1e7, 0.9)):

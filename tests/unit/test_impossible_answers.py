@@ -15,6 +15,7 @@ from crosstrain.engine.loop import TrainingLoop
 from crosstrain.engine.progress.base import QuietProgress
 from crosstrain.engine.protocol.codec import eval_to_message, plan_from_message, steps_to_message
 from crosstrain.engine.protocol.messages import Message
+from crosstrain.models.objectives import CLASSIFICATION
 
 INFO = DataInfo("toy", (1, 2, 2), 3, {"train": 64, "test": 5}, (0.0,), (1.0,))
 BATCH = 8
@@ -44,7 +45,7 @@ class Task:
             losses = np.ones(plan.count, np.float32)
             yield steps_to_message(StepResult(plan.first_step, losses, plan.count * BATCH, 0.1, worker=worker, staleness=staleness))
         elif command.kind == "evaluate":
-            yield eval_to_message(EvalResult("test", 5, 1.0, 3, 0.1, 1))
+            yield eval_to_message(EvalResult("test", {"loss_sum": 1.0, "correct": 3.0, "examples": 5.0}, 0.1, 1))
 
     def receive(self, timeout_seconds):
         return (0, self.answers.pop(0)) if self.answers else None
@@ -60,7 +61,7 @@ class Records:
         assert record.count == len(record.losses)
 
     def evaluation(self, record):
-        assert 0 <= record.accuracy <= 1
+        assert 0 <= record.metrics["accuracy"] <= 1
 
     def event(self, event, **detail):
         pass
@@ -84,7 +85,7 @@ def train(task, mode="sync"):
     job = Job(
         mode=mode, epochs=3, batch_size=BATCH, nodes=2 if mode == "async" else 1, stall_timeout=5.0, eval_every="1epochs", save_final=False
     )
-    return TrainingLoop(job, INFO, task, Records(), QuietProgress(), lambda: 1.0, Saver()).run()
+    return TrainingLoop(job, INFO, CLASSIFICATION, task, Records(), QuietProgress(), lambda: 1.0, Saver()).run()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -109,7 +110,8 @@ def changed(kind, **fields):
         (changed("steps", worker=0), "sync", "in sync mode"),
         (changed("steps", worker=None), "async", "in async mode"),
         (changed("steps", worker=2), "async", "steps of worker 2, of 2"),
-        (changed("evaluated", correct=6), "sync", "6 correct predictions of 5"),
+        (changed("evaluated", sums={"loss_sum": 1.0, "correct": 6.0, "examples": 5.0}), "sync", "accuracy 1.2, which lies"),
+        (changed("evaluated", sums={"loss_sum": 1.0, "examples": 5.0}), "sync", "sums examples, loss_sum, instead of"),
         (lambda answers: [*answers[:-1], *answers], "sync", "which are not outstanding"),
         (lambda answers: answers[-1:], "sync", "updates that come before it were not reported"),
         (lambda answers: [Message("nothing"), *answers], "sync", "which the training loop does not know"),

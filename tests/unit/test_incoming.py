@@ -44,6 +44,8 @@ def sample():
         sampler.stop()
 
 
+SUMS = {"loss_sum": float("nan"), "correct": 1.0, "examples": 4.0}
+
 SOUND = {
     message.kind: message
     for message in [
@@ -82,7 +84,7 @@ SOUND = {
         ),
         Message(
             "evaluated",
-            {**OWN, "split": "test", "examples": 4, "loss_sum": float("nan"), "correct": 1, "seconds": 0.1, "updates_applied": 2},
+            {**OWN, "split": "test", "sums": SUMS, "seconds": 0.1, "updates_applied": 2},
         ),
         Message("predicted", {**OWN, "start": 0}, {"logits": np.zeros((2, 3), "<f4")}),
         Message("calibrated", {**OWN, "worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}}),
@@ -302,7 +304,7 @@ def test_what_tasks_and_agents_really_send_is_let_through():
     sent = [
         codec.steps_to_message(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None)),
         codec.steps_to_message(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None, 1, np.zeros(2, np.int64))),
-        codec.eval_to_message(EvalResult("test", 5, float("inf"), 2, 0.1, 7)),
+        codec.eval_to_message(EvalResult("test", {"loss_sum": float("inf"), "correct": 2.0, "examples": 5.0}, 0.1, 7)),
         codec.calibrated_to_message(CalibrationResult(1, 2, 0.3, {"busy": 0.5})),
         *brought(state),
     ]

@@ -19,10 +19,10 @@ RECORDS = (
     EventRecord("tasks_started", -1.0),
     EventRecord("run_started", 0.0),
     StepRecord(0, 5, 0, 0.5, 0.4, 50, (1.0,) * 5, (0.1,)),
-    EvalRecord(5, 0.5, 0.75, 0.2, "test", 20, 0.9, 0.5, 5),
+    EvalRecord(5, 0.5, 0.75, 0.2, "test", 20, 0.9, {"accuracy": 0.5}, 5),
     StepRecord(5, 5, 0, 1.25, 0.4, 50, (0.5,) * 5, (0.1,)),
     EventRecord("epoch_ended", 1.25, {"epoch": 1}),
-    EvalRecord(10, 1.0, 1.5, 0.2, "test", 20, 0.6, 0.9, 10),
+    EvalRecord(10, 1.0, 1.5, 0.2, "test", 20, 0.6, {"accuracy": 0.9}, 10),
     StepRecord(10, 2, 1, 1.75, 0.2, 20, (0.4, 0.4), (0.1,)),
     EventRecord("run_ended", 2.0),
 )
@@ -90,7 +90,7 @@ def test_times_never_go_back(tmp_path):
     [
         (None, None, "success"),
         ("accuracy>=0.9", None, "success"),
-        ("loss<=0.55", EvalRecord(12, 1.2, 1.9, 0.1, "test", 20, 0.5, 0.8, 12), "success"),
+        ("loss<=0.55", EvalRecord(12, 1.2, 1.9, 0.1, "test", 20, 0.5, {"accuracy": 0.8}, 12), "success"),
         ("accuracy>=0.95", None, "aborted"),
         (None, EventRecord("run_interrupted", 2.5, {"cause": "interrupted by the user"}), "aborted"),
         (None, EventRecord("run_failed", 2.5, {"cause": "worker-1 was killed"}), "aborted"),

@@ -87,7 +87,7 @@ def test_the_plots_hold_the_records(two, page):
     assert (raw["meta"], smooth["meta"]) == ({"run": 0, "kind": "faint"}, {"run": 0, "kind": "line"})
     accuracy = plots["plot-accuracy-1"]["data"][1]
     evals = list(RunReader(two[1]).evals())
-    assert unpacked(accuracy["y"]) == pytest.approx([record.accuracy for record in evals])
+    assert unpacked(accuracy["y"]) == pytest.approx([record.metrics["accuracy"] for record in evals])
     assert unpacked(accuracy["x"]) == pytest.approx([record.time_seconds for record in evals])
     assert {shape["y0"] for shape in plots["plot-accuracy-0"]["layout"]["shapes"]} == {0.95}
     sent = [trace for trace in plots["plot-resources-one-0"]["data"] if trace["yaxis"] == "y3"]

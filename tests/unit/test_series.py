@@ -214,7 +214,7 @@ def test_the_training_clock_stands_still_while_training_does():
 
 
 def test_pauses_are_evaluations_and_the_copies_of_checkpoints():
-    evaluation = EvalRecord(10, 1.0, 5.0, 0.5, "test", 360, 0.5, 0.9, 10)
+    evaluation = EvalRecord(10, 1.0, 5.0, 0.5, "test", 360, 0.5, {"accuracy": 0.9}, 10)
     saved = EventRecord("checkpoint_saved", 3.0, {"seconds": 0.75, "stall_seconds": 0.25})
     assert pauses([evaluation], [saved, EventRecord("run_ended", 6.0)]) == [(2.0, 2.25), (4.5, 5.0)]
 

@@ -160,8 +160,8 @@ def test_waits_are_summed_where_they_were_measured(tmp_path):
 def test_the_best_evaluation_is_the_earliest_of_the_most_accurate_with_the_lowest_loss(tmp_path):
     writer = open_run(a_job(tmp_path, until="loss<=0.45"))
     for step, loss, accuracy in ((1, 0.5, 0.9), (2, 0.4, 0.9), (3, 0.4, 0.9), (4, 0.1, 0.8), (5, math.nan, math.nan)):
-        writer.evaluation(EvalRecord(step, step / 10, float(step), 0.1, "test", 360, loss, accuracy, step))
-    writer.evaluation(EvalRecord(6, 0.6, 6.0, 0.1, "train", 1437, 0.0, 1.0, 6))
+        writer.evaluation(EvalRecord(step, step / 10, float(step), 0.1, "test", 360, loss, {"accuracy": accuracy}, step))
+    writer.evaluation(EvalRecord(6, 0.6, 6.0, 0.1, "train", 1437, 0.0, {"accuracy": 1.0}, 6))
     summary = summarise(writer.path, CLOCK, state="succeeded", updates_scheduled=6, updates_applied=6)
     writer.close()
     assert summary["best_eval"]["step"] == 2

@@ -16,9 +16,11 @@ import pytest
 from processes import wait_until
 from run_samples import EVALUATION, RESUMED, STEP, a_job, resumed_run, resumed_samples, sample
 
+from crosstrain.metrics import LOSS
+from crosstrain.metrics.classification import ACCURACY
 from crosstrain.records.loggers.base import replay
 from crosstrain.records.loggers.tensorboard import FOLDER, TensorBoardWriter
-from crosstrain.records.loggers.tensorboard_hparams import FIGURES
+from crosstrain.records.loggers.tensorboard_hparams import figures as hparams_figures
 from crosstrain.records.schema import StepRecord
 from crosstrain.records.store.run_directory import RunReader
 
@@ -119,7 +121,7 @@ from crosstrain.records import schema as records
 start = time.process_time()
 from crosstrain.records.loggers.tensorboard import TensorBoardWriter
 writer = TensorBoardWriter(Path(sys.argv[1]))
-writer.evaluation(records.EvalRecord(1, 1.0, 1.0, 0.1, "test", 10, 0.5, 0.5, 1))
+writer.evaluation(records.EvalRecord(1, 1.0, 1.0, 0.1, "test", 10, 0.5, {"accuracy": 0.5}, 1))
 writer.close()
 print(time.process_time() - start, sorted({"tensorflow", "torch", "keras"} & set(sys.modules)))
 """
@@ -228,7 +230,7 @@ def test_a_real_tensorboard_lays_runs_side_by_side(tmp_path):
     modes = next(info for info in experiment["hparamInfos"] if info["name"] == "mode")
     assert modes["domainDiscrete"] == ["sync", "async"]
     assert {"out", "name", "mlflow"}.isdisjoint(kinds)
-    assert [info["name"]["tag"] for info in experiment["metricInfos"]] == list(FIGURES)
+    assert [info["name"]["tag"] for info in experiment["metricInfos"]] == list(hparams_figures((ACCURACY.info, LOSS)))
 
     found = {group["sessions"][0]["name"].split("/")[0]: group for group in groups}
     settings = {name: group["hparams"] for name, group in found.items()}

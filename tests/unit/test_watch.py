@@ -174,7 +174,7 @@ def test_json_lines(tmp_path, started):
     output = Lines(done.stdout)
     first = json.loads(output.wait("running"))
     assert (first["step"], first["loss"], first["evaluations"]) == (5, 1.0, [])
-    assert first["evaluation"]["accuracy"] == EVALUATION.accuracy
+    assert first["evaluation"]["accuracy"] == EVALUATION.metrics["accuracy"]
     assert (first["steps_per_second"], first["examples_per_second"]) == (10, 100)
     assert (first["total_steps"], first["progress"], first["time_left_seconds"]) == (40, 0.125, 3.5)
     writer.event(EventRecord("epoch_ended", 0.5, {"epoch": 1}))

@@ -160,13 +160,11 @@ class AsyncSession:
         for start, stop in split_evenly(self._sizes[split], EVALUATIONS_PER_WORKER * self._job.workers):
             arguments = (self._datasets, tf.constant([start, stop], tf.int32))
             pieces.put(None, self._coordinator.schedule(self._evaluation(split), args=arguments))
-        sums = np.zeros(3)
+        sums = np.zeros(len(self._spec.objective.sums))
         while pieces.outstanding:
             sums += pieces.next()[1]
-        loss_sum, correct, count = sums.tolist()
-        if count != self._sizes[split]:
-            raise RuntimeError(f"evaluation covered {count:g} examples of split {split!r} instead of {self._sizes[split]}")
-        return EvalResult(split, int(count), loss_sum, int(correct), time.perf_counter() - started, self._updates_applied())
+        seconds = time.perf_counter() - started
+        return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._updates_applied())
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
         """Raise RuntimeError: only a single sync worker predicts; see `Session.predict`."""

@@ -109,7 +109,7 @@ def _updates(model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], d
 def evaluation(
     model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout, split: Split
 ) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
-    """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [3], as `TfModel.sums` of these examples."""
+    """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [sums], as `TfModel.sums` of these examples."""
     position = 1 + 2 * _SPLITS.index(split)
 
     def evaluate(iterator: Iterator[Any], bounds: tf.Tensor) -> tf.Tensor:

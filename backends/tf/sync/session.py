@@ -123,10 +123,9 @@ class SyncSession:
         """Evaluate a contiguous share of the split on every rank and add up; the number of examples is checked."""
         started = time.perf_counter()
         self._average_buffers()
-        loss_sum, correct, count = self._evaluations[split]().numpy().tolist()
-        if count != self._sizes[split]:
-            raise RuntimeError(f"evaluation covered {count:g} examples of split {split!r} instead of {self._sizes[split]}")
-        return EvalResult(split, int(count), loss_sum, int(correct), time.perf_counter() - started, self._updates)
+        sums = self._evaluations[split]().numpy().tolist()
+        seconds = time.perf_counter() - started
+        return EvalResult.of(self._spec.objective, split, self._sizes[split], sums, seconds, self._updates)
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
         """Return logits; see `Session.predict`. Raises RuntimeError where there are several ranks."""

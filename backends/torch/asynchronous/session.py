@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from ....core.cluster import Task, TaskSpec
@@ -26,7 +27,7 @@ from .authentication import Hello, connect
 from .server import Listener, initial_shard, shard_bounds, warm_rule
 from .shards import bytes_of
 from .ticket_progress import TicketProgress
-from .ticket_queue import TicketQueue
+from .ticket_queue import EvalSums, TicketQueue
 from .tickets import TrainTicket, cut_evaluation, cut_plan, encode
 from .wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
 
@@ -106,7 +107,7 @@ class AsyncSession:
                     continue
                 self._dispenser.finish_train(worker, progress.close())
             elif frame.kind == Kind.SUMS:
-                self._dispenser.finish_eval(worker, (frame.loss, frame.version, frame.examples))
+                self._dispenser.finish_eval(worker, self._received_sums(link.receive_trailer(frame)))
             elif frame.kind == Kind.CALIBRATED and calibrating:
                 self._dispenser.finish_calibration(CalibrationResult(worker, frame.examples, frame.seconds))
             elif frame.kind == Kind.PULL:
@@ -175,12 +176,14 @@ class AsyncSession:
         self._dispenser.put(cut_evaluation(split, size, self._job.workers, evaluation_batch(self._spec)))
         for result in self._gather(lambda: self._dispenser.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied during an evaluation")
-        sums = self._dispenser.take_sums()
-        examples = sum(piece[2] for piece in sums)
-        if examples != size:
-            raise RuntimeError(f"evaluation counted {examples} examples of the {size} in split {split!r}")
-        loss_sum, correct = sum(piece[0] for piece in sums), sum(piece[1] for piece in sums)
-        return EvalResult(split, examples, loss_sum, correct, time.perf_counter() - began, self._shard.version)
+        sums = [sum(of_pieces) for of_pieces in zip(*self._dispenser.take_sums(), strict=True)]
+        return EvalResult.of(self._spec.objective, split, size, sums, time.perf_counter() - began, self._shard.version)
+
+    def _received_sums(self, trailer: bytes) -> EvalSums:
+        """Return the sums in a frame's trailer. Raises ConnectionError where they are not those of the objective."""
+        if len(trailer) != 8 * len(self._spec.objective.sums):
+            raise ConnectionError(f"it sent {len(trailer)} bytes of sums, where {8 * len(self._spec.objective.sums)} were agreed")
+        return tuple(np.frombuffer(trailer, "<f8").tolist())
 
     def _require_quiet(self, what: str) -> None:
         if not self._dispenser.quiescent:

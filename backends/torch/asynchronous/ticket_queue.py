@@ -12,8 +12,8 @@ from .tickets import EvalTicket, Ticket, TrainTicket
 
 __all__ = ["EvalSums", "TicketQueue"]
 
-EvalSums = tuple[float, int, int]
-"""Sum of losses, correct predictions, examples."""
+EvalSums = tuple[float, ...]
+"""The sums of a piece of an evaluation, in the order of the model's objective."""
 
 
 class TicketQueue:

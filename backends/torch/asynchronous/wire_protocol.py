@@ -26,7 +26,7 @@ class Kind(IntEnum):
     PUSH = 3
     """Worker to a shard: a gradient, and for buffers old − new. version = version read, lr; to the chief also loss and busy seconds."""
     SUMS = 4
-    """Worker to chief: an evaluation piece. examples, version = correct predictions, loss = sum of losses."""
+    """Worker to chief: a piece of an evaluation. The trailer is the vector of its sums, float64, in the order of the model's objective."""
     FETCH = 5
     """Chief to a shard: send all of the state."""
     STORE = 6
@@ -80,12 +80,14 @@ def tune(connection: socket.socket) -> None:
 class Connection:
     """One authenticated connection. Used by one thread at a time, except for `abort`."""
 
-    __slots__ = ("_head_in", "_head_out", "connection")
+    __slots__ = ("_began", "_head_in", "_head_out", "connection")
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._head_in = bytearray(_LAYOUT.size)
         self._head_out = bytearray(_LAYOUT.size)
+        self._began = b""
+        """What has arrived of a trailer, in the place of a payload, together with its header."""
 
     def send(
         self,
@@ -128,8 +130,10 @@ class Connection:
         if frame.kind in _PAYLOAD:
             if filled < len(payload):
                 self._receive_rest(payload, filled)
-        elif filled:
+        elif filled > frame.trailer:
             raise ConnectionError("the peer sent bytes that its frame does not announce")
+        else:
+            self._began = bytes(payload[:filled])
         return frame
 
     def send_parts(self, parts: Sequence[memoryview]) -> None:
@@ -146,8 +150,10 @@ class Connection:
         """Return the bytes that follow the frame's payload. Raises ConnectionError where they are too many."""
         if frame.trailer > MAX_TRAILER_BYTES:
             raise ConnectionError(f"the peer announces a trailer of {frame.trailer} bytes; at most {MAX_TRAILER_BYTES} are agreed")
-        trailer = bytearray(frame.trailer)
-        self._receive_rest(memoryview(trailer), 0)
+        trailer, began = bytearray(frame.trailer), self._began
+        self._began = b""
+        trailer[: len(began)] = began
+        self._receive_rest(memoryview(trailer), len(began))
         return bytes(trailer)
 
     def _receive_rest(self, buffer: memoryview, filled: int) -> None:

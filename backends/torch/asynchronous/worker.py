@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from ....core.cluster import Task, TaskSpec
@@ -209,8 +210,8 @@ class Worker:
         """Compute the sums of an evaluation's piece and return the reply."""
         if self._on_device is not self._values:
             self._on_device.copy_(self._values)
-        loss_sum, correct, examples = self._model.sums(self._splits[ticket.split], ticket.start, ticket.stop)
-        self._chief.link.send(Kind.SUMS, version=correct, examples=examples, loss=loss_sum)
+        sums = self._model.sums(self._splits[ticket.split], ticket.start, ticket.stop)
+        self._chief.link.send(Kind.SUMS, trailer=np.array(sums, "<f8").tobytes())
         return self._chief.receive()
 
     def _calibrate(self, order: CalibrationOrder) -> Frame:

@@ -200,10 +200,8 @@ class SyncSession:
             self._healthy = False
             dist.all_reduce(sums)
             self._healthy = True
-        loss_sum, correct, examples = sums.tolist()
-        if int(examples) != self._sizes[split]:
-            raise RuntimeError(f"evaluation counted {int(examples)} examples of the {self._sizes[split]} in split {split!r}")
-        return EvalResult(split, int(examples), loss_sum, int(correct), time.perf_counter() - began, self._rule.updates)
+        seconds = time.perf_counter() - began
+        return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._rule.updates)
 
     def _average_buffers(self) -> None:
         """Replace every rank's buffers by their mean over the ranks. A second call before further updates changes nothing, not a bit."""

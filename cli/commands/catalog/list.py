@@ -17,6 +17,7 @@ from ....core.errors import UsageError
 from ....core.suggestions import nearest
 from ....core.untrusted.console import note, one_line
 from ....records.store.jsonl import finite_json
+from ....report.catalog.figures import metric_figures
 from ....report.catalog.index import STATES, list_runs
 from ....report.catalog.locate import check_readable, find_run, find_runs, find_sweep
 from ....report.catalog.query import Condition, fitting, in_order, parse_order, parse_since
@@ -94,13 +95,14 @@ def list_command(
     A figure is any that --json prints, or one of the table's: name, accuracy, loss, batch, time_to_target, when. Of an option that is
     given several times one value is enough, of --where all must hold. Failed, running and damaged runs are listed too.
     """
-    conditions = [Condition.parse(text) for text in where]
     earliest = parse_since(since, datetime.now().astimezone()) if since is not None else None
     _check_closed(settings)
     check_readable(out)
     if not out.is_dir() and ctx.get_parameter_source("out") != ParameterSource.DEFAULT:
         raise UsageError(f"--out: there is no folder {str(out)!r}. Give the folder with the runs.")
     known = list_runs(out) if out.is_dir() else []
+    others = metric_figures(known)
+    conditions = [Condition.parse(text, others) for text in where]
     for name in _SETTINGS:
         _tell_unknown(name, settings[name], known)
     chosen = [row for row in known if all(_is_one_of(row, name, settings[name]) for name in _SETTINGS)]
@@ -109,7 +111,7 @@ def list_command(
     if as_json:
         click.echo(json.dumps({"runs": ordered}, indent=1))
     elif ordered:
-        _print_table(ordered, [condition.figure for condition in conditions] + ([parse_order(sort)[0]] if sort else []))
+        _print_table(ordered, [condition.figure for condition in conditions] + ([parse_order(sort, others)[0]] if sort else []))
     elif known:
         note(f"none of the runs in {str(out)!r} fits (there {'is' if len(known) == 1 else 'are'} {len(known)})")
     else:

@@ -150,8 +150,8 @@ class ToySession:
         begin = time.perf_counter()
         start, stop = split_evenly(self.data.info.sizes[split], self.world)[self.rank]
         _, losses, _, correct = self.errors(split, np.arange(start, stop))
-        loss, correct, count = self.star.sum([losses.sum(), correct, len(losses)])
-        return EvalResult(split, int(count), float(loss), int(correct), time.perf_counter() - begin, self.updates)
+        sums = self.star.sum([losses.sum(), correct, len(losses)]).tolist()
+        return EvalResult.of(self.model.objective, split, self.data.info.sizes[split], sums, time.perf_counter() - begin, self.updates)
 
     def state(self):
         def narrow(values):

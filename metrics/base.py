@@ -1,0 +1,72 @@
+"""What a metric is: a function of sums over the examples of a split, and whether more of it is better.
+
+An evaluation is a set of named float64 sums, to which each example contributes exactly once, whatever the number of workers. A metric
+is computed from these sums alone, once, where they have been added up: so it does not depend on how the examples were shared out, which a
+mean of the workers' means would.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["LOSS", "RESERVED_NAMES", "Better", "Metric", "MetricInfo"]
+
+Better = Literal["higher", "lower"]
+
+RESERVED_NAMES = frozenset(
+    ("split", "step", "epoch", "time_seconds", "seconds", "examples", "loss", "updates_applied", "schema", "metrics")
+)
+"""Names that stand beside a metric's in the record of an evaluation, and mean something else there."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricInfo:
+    """What readers of a run need to know of a metric: `name` in files and options, `label` for people, and which way is `better`."""
+
+    name: str
+    label: str
+    better: Better
+
+    def improves(self, new: float, old: float | None) -> bool:
+        """Return whether `new` is better than `old`. A NaN is never better, and anything else is better than a NaN or None."""
+        if math.isnan(new):
+            return False
+        if old is None or math.isnan(old):
+            return True
+        return new > old if self.better == "higher" else new < old
+
+    def best(self, values: Iterable[float]) -> float | None:
+        """Return the best of some values, None where there is none but NaN."""
+        best: float | None = None
+        for value in values:
+            if self.improves(value, best):
+                best = value
+        return best
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(MetricInfo):
+    """A metric of a model. `value` computes it from the named sums; `bounds` are its smallest and largest possible value, where it has any.
+
+    Raises ValueError for a name that is no snake_case word or that means something else in the record of an evaluation.
+    """
+
+    value: Callable[[Mapping[str, float]], float]
+    bounds: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name) or self.name in RESERVED_NAMES:
+            raise ValueError(f"metric name: got {self.name!r}; allowed: a snake_case word, none of {', '.join(sorted(RESERVED_NAMES))}")
+
+    @property
+    def info(self) -> MetricInfo:
+        """What is written down of it."""
+        return MetricInfo(self.name, self.label, self.better)
+
+
+LOSS = MetricInfo("loss", "loss", "lower")
+"""The mean loss, which every model has beside its metrics."""

@@ -1,0 +1,97 @@
+"""What training lowers and what an evaluation counts: the objective of a model, apart from any framework.
+
+The sums of an objective are named float64 numbers that workers add up in one vector, in the order of `sums`. Two of them every backend
+computes itself: ``loss_sum`` (of the examples' losses) and ``examples``. ``correct``, of a classifier, it knows too. Any other sum comes
+from the model's forward module, which then has a function beside `forward`::
+
+    def example_sums(logits_bk, y_b):  # tensors of the framework, for a batch
+        return {"correct_in_5": …}     # [batch] numbers by the name of the sum
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core.errors import UsageError
+from ..core.units import Target
+from ..metrics import LOSS, Metric, MetricInfo
+from ..metrics.classification import ACCURACY
+
+__all__ = ["CLASSIFICATION", "COUNTED", "LOSS_SUM", "Objective"]
+
+LOSS_SUM = "loss_sum"
+COUNTED = "examples"
+"""The sum that tells whether each example was counted exactly once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`loss` names the function whose mean training lowers; `weight` is the sum that the losses' sum is divided by.
+
+    `metrics` are functions of the sums, the first of them the headline. Raises ValueError where a sum is missing or names repeat.
+    """
+
+    name: str
+    loss: str
+    sums: tuple[str, ...]
+    metrics: tuple[Metric, ...]
+    weight: str = COUNTED
+
+    def __post_init__(self) -> None:
+        missing = {LOSS_SUM, COUNTED, self.weight} - set(self.sums)
+        if missing:
+            raise ValueError(f"objective {self.name!r}: its sums lack {', '.join(sorted(missing))}")
+        names = [metric.name for metric in self.metrics]
+        if len(set(names)) != len(names) or len(set(self.sums)) != len(self.sums):
+            raise ValueError(f"objective {self.name!r}: names of sums and of metrics must differ from each other")
+
+    @property
+    def infos(self) -> tuple[MetricInfo, ...]:
+        """What a run's files say of its figures, the metrics first and the loss last."""
+        return (*(metric.info for metric in self.metrics), LOSS)
+
+    def info(self, name: str) -> MetricInfo:
+        """Return a metric, or the loss, by name. Raises KeyError where there is none of that name."""
+        return {info.name: info for info in self.infos}[name]
+
+    def check(self, until: Target | None, keep_best: str | None) -> None:
+        """Raise UsageError where a job stops at, or keeps the best by, a figure that evaluations do not have, or cannot have that value."""
+        names = [info.name for info in self.infos]
+        allowed = f"a figure of the evaluation: {' or '.join(names)}"
+        example = f"{names[0]}{'>=' if self.infos[0].better == 'higher' else '<='}{0.9 if self.infos[0].better == 'higher' else 0.5}"
+        if keep_best is not None and keep_best not in names:
+            raise UsageError.of("--keep-best", keep_best, allowed, names)
+        if until is None:
+            return
+        if until.metric not in names:
+            raise UsageError.of("--until", until.text, f"{allowed}, such as {example}", names)
+        bounds = next((metric.bounds for metric in self.metrics if metric.name == until.metric), None)
+        if bounds is not None and not bounds[0] <= until.value <= bounds[1]:
+            raise UsageError.of("--until", until.text, f"{until.metric} lies between {bounds[0]:g} and {bounds[1]:g}, such as {example}")
+
+    def named(self, sums: Sequence[float]) -> dict[str, float]:
+        """Return a vector of sums by name. Raises ValueError where it is not as long as `sums`."""
+        return dict(zip(self.sums, sums, strict=True))
+
+    def wrong_with(self, sums: Mapping[str, float]) -> str | None:
+        """Return why these cannot be the sums of an evaluation, or None: others than the objective's, no counts, a metric out of bounds."""
+        if set(sums) != set(self.sums):
+            return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.sums))}"
+        for name in {COUNTED, self.weight}:
+            if not (sums[name] > 0 and float(sums[name]).is_integer()):
+                return f"{sums[name]:g} {name}"
+        for metric in self.metrics:
+            value, (least, most) = metric.value(sums), metric.bounds or (-math.inf, math.inf)
+            if value < least or value > most:  # a NaN, of a run that diverged, is neither
+                return f"{metric.label} {value:g}, which lies between {least:g} and {most:g}"
+        return None
+
+    def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the mean loss and every metric by name."""
+        return {LOSS.name: sums[LOSS_SUM] / sums[self.weight], **{metric.name: metric.value(sums) for metric in self.metrics}}
+
+
+CLASSIFICATION = Objective("classification", "cross_entropy", (LOSS_SUM, "correct", COUNTED), (ACCURACY,))
+"""One label an example: the cross entropy of the logits' softmax, and the share of labels that were right."""

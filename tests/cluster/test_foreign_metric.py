@@ -1,0 +1,181 @@
+"""A model with metrics that nothing here knows: it trains on both backends in both modes, stops by them, and appears wherever runs do."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from own_models import importable
+
+from crosstrain.checkpoint import list_checkpoints, peek_meta
+from crosstrain.conformance.runs import run_job, trainer
+from crosstrain.metrics.base import MetricInfo
+from crosstrain.records.loggers.tensorboard import FOLDER
+
+pytestmark = pytest.mark.cluster
+
+TESTS = Path(__file__).parent.parent
+ENVIRONMENT = importable(TESTS)
+JOB = {
+    "model": "foreign_metrics.ranked",
+    "data": "digits",
+    "procs_per_node": 2,
+    "eval_every": "10steps",
+    "checkpoint_every": "10steps",
+    "keep": 1,
+    "lr": 0.02,
+    "mllog": True,
+    "calibrate": False,
+}
+COMBINATIONS = [(backend, mode) for backend in ("tf", "torch") for mode in ("sync", "async")]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run on each backend in each mode: the first two stop by a metric of which less is better, the others keep the best by each."""
+    folder = tmp_path_factory.mktemp("runs")
+    made = {}
+    for backend, mode in COMBINATIONS:
+        name = f"{backend}-{mode}"
+        target = {"until": "mean_rank<=1.9", "epochs": 20, "keep_best": "mean_rank"}
+        made[backend, mode] = run_job(folder, name=name, backend=backend, mode=mode, environment=ENVIRONMENT, **JOB, **target)
+    return made
+
+
+@pytest.mark.parametrize(("backend", "mode"), COMBINATIONS)
+def test_the_run_stops_at_its_target(runs, backend, mode):
+    run = runs[backend, mode]
+    assert run.summary["target_reached"] is True
+    assert run.evals[-1].metrics["mean_rank"] <= 1.9
+    assert all(record.metrics["mean_rank"] > 1.9 for record in run.evals[:-1])
+    assert run.summary["eval"]["mean_rank"] == run.evals[-1].metrics["mean_rank"]
+    assert run.summary["best_eval"]["top5"] == max(record.metrics["top5"] for record in run.evals)
+
+
+@pytest.mark.parametrize(("backend", "mode"), COMBINATIONS)
+def test_the_best_is_kept_by_its_direction(runs, backend, mode):
+    run = runs[backend, mode]
+    kept = {meta.step: meta.metrics["mean_rank"] for meta in map(peek_meta, list_checkpoints(run.path)) if meta.metrics}
+    best = min(record.metrics["mean_rank"] for record in run.evals)
+    assert best in kept.values()
+
+
+def test_both_frameworks_count_the_same(runs):
+    one, other = (runs[backend, "sync"].evals for backend in ("tf", "torch"))
+    for first, second in zip(one, other, strict=True):
+        assert first.metrics == pytest.approx(second.metrics, abs=1e-2)
+        assert first.loss == pytest.approx(second.loss, abs=1e-4)
+
+
+def test_the_run_says_which_way_is_better(runs):
+    for run in runs.values():
+        assert json.loads((run.path / "job.json").read_text())["metrics"] == [
+            {"name": "top5", "label": "top-5 accuracy", "better": "higher"},
+            {"name": "mean_rank", "label": "mean rank", "better": "lower"},
+        ]
+
+
+VIEWS = {
+    "table": (["compare"], ["   top-5 accuracy", "   mean rank"]),
+    "csv": (["compare", "--csv"], ["eval_top5", "eval_mean_rank", "best_eval_top5"]),
+    "markdown": (["compare", "--markdown"], ["top-5 accuracy", "mean rank"]),
+    "latex": (["compare", "--latex"], ["top-5 accuracy", "mean rank"]),
+    "chosen figures": (["compare", "--metric", "top5,mean_rank"], ["top-5 accuracy", "mean rank"]),
+    "curves": (["compare", "--curves", "mean_rank", "--points", "3"], ["tf-sync"]),
+    "json": (["compare", "--json"], ['"eval_mean_rank"']),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_comparisons_have_it(runs, view):
+    command, told = VIEWS[view]
+    done = trainer(*command, *(str(run.path) for run in runs.values()))
+    assert done.returncode == 0, done.stderr
+    assert not [text for text in told if text not in done.stdout], done.stdout
+    if view == "table":
+        assert "   accuracy" not in done.stdout
+
+
+def test_lists_and_conditions_have_it(runs):
+    out = str(runs["tf", "sync"].path.parent)
+    assert "mean rank" in trainer("runs", "list", "--out", out).stdout
+    found = json.loads(trainer("runs", "list", "--out", out, "--where", "mean_rank<=1.9", "--sort", "mean_rank", "--json").stdout)["runs"]
+    assert len(found) == len(runs)
+    assert [row["eval_mean_rank"] for row in found] == sorted(row["eval_mean_rank"] for row in found)
+    assert json.loads(trainer("runs", "list", "--out", out, "--where", "mean_rank>1.9", "--json").stdout)["runs"] == []
+    wrong = trainer("runs", "list", "--out", out, "--where", "mean_rnk>1")
+    assert (wrong.returncode, "mean_rank" in wrong.stderr) == (2, True)
+
+
+def test_one_run_shows_it(runs):
+    path = str(runs["torch", "async"].path)
+    assert "test mean rank" in trainer("runs", "show", path).stdout
+    watched = trainer("watch", path)
+    assert "mean rank 1." in watched.stderr
+    assert "test mean rank" in watched.stdout
+
+
+def test_tables_for_other_programs_have_it(runs, tmp_path):
+    paths = [str(run.path) for run in runs.values()]
+    for what, names in (("evals", ["loss", "top5", "mean_rank"]), ("summary", ["eval_top5", "best_eval_mean_rank"])):
+        file = tmp_path / f"{what}.csv"
+        done = trainer("runs", "export", *paths, "--what", what, "--output", str(file))
+        assert done.returncode == 0, done.stderr
+        header = file.read_text().splitlines()[0].split(",")
+        assert set(names) <= set(header)
+
+
+def test_pictures_and_pages_have_it(runs, tmp_path):
+    paths = [str(run.path) for run in runs.values()]
+    assert trainer("plot", *paths, "--output", str(tmp_path / "plots")).returncode == 0
+    names = {path.stem.split(".")[0] for path in (tmp_path / "plots").iterdir()}
+    assert any("top5" in name for name in names), names
+    assert any("mean_rank" in name for name in names), names
+    page = tmp_path / "report.html"
+    assert trainer("report", *paths, "--output", str(page)).returncode == 0
+    text = page.read_text()
+    assert "Test top-5 accuracy" in text
+    assert "Test mean rank" in text
+
+
+def test_loggers_are_told(runs):
+    for run in runs.values():
+        told = (run.path / "mllog.txt").read_text()
+        assert '"eval_top5"' in told
+        assert '"eval_mean_rank"' in told
+        events = b"".join(path.read_bytes() for path in (run.path / FOLDER).rglob("*tfevents*"))
+        assert b"eval/mean_rank" in events
+
+
+def test_what_evaluations_do_not_have_is_refused(tmp_path):
+    for option, value in (("--until", "accuracy>=0.9"), ("--until", "top5>=1.5"), ("--keep-best", "accuracy")):
+        done = trainer(
+            *("run", "--backend", "torch", "--model", JOB["model"], "--data", "digits", "--out", str(tmp_path / "out"), option, value),
+            environment=ENVIRONMENT,
+        )
+        assert done.returncode == 2, done.stdout
+        assert option in done.stderr
+        assert "top5" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_is_evaluated_by_it(runs):
+    run = runs["torch", "sync"]
+    done = trainer("evaluate", str(run.path), "--trust-run", "--json", environment=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["mean_rank"] == run.evals[-1].metrics["mean_rank"]
+
+
+def test_improvement_has_a_direction_and_no_nan():
+    higher, lower = MetricInfo("a", "a", "higher"), MetricInfo("b", "b", "lower")
+    assert higher.improves(2, 1)
+    assert not higher.improves(1, 2)
+    assert not higher.improves(1, 1)
+    assert lower.improves(1, 2)
+    assert not lower.improves(2, 1)
+    for info in (higher, lower):
+        assert info.improves(1, None)
+        assert info.improves(1, math.nan)
+        assert not info.improves(math.nan, None)
+        assert info.best([math.nan, 3, 1, 2]) == (3 if info is higher else 1)
+        assert info.best([math.nan]) is None
