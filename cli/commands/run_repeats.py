@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-import signal
-import subprocess
 from collections.abc import Sequence
 from datetime import datetime
-from types import FrameType
 from typing import Any
 
 import click
 
 from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.process import python
 from ...core.untrusted.console import note
-from ...launch.tethered import command_ending_with_parent
+from ...launch.sweeps.child_run import SignalsToChild, run_child
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
 
@@ -38,16 +34,17 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
         raise UsageError(f"name: {taken[0].name!r} is taken in {str(job.out)!r}; give another --name")
     given = _without(arguments, "--repeats")
     summaries: list[dict[str, Any]] = []
-    for number in range(repeats):
-        seed = job.seed + number
-        note(f"run {number + 1} of {repeats}: seed {seed}")
-        own = ["--seed", str(seed), "--name", f"{name}-r{number + 1}", "--json"]
-        code, output = _child([*given, *own])
-        if code != 0:
-            if number + 1 < repeats:
-                note(_not_started(job, arguments, name, number + 1, repeats))
-            return code
-        summaries.append(json.loads(output))
+    with SignalsToChild() as signals:
+        for number in range(repeats):
+            seed = job.seed + number
+            note(f"run {number + 1} of {repeats}: seed {seed}")
+            own = ["--seed", str(seed), "--name", f"{name}-r{number + 1}", "--json"]
+            outcome = run_child([*given, *own], signals)
+            if outcome.exit_code != 0:
+                if number + 1 < repeats:
+                    note(_not_started(job, arguments, name, number + 1, repeats))
+                return outcome.exit_code
+            summaries.append(json.loads(outcome.output))
     together = finite_json(aggregate(summaries))
     if as_json:
         click.echo(json.dumps({**together, "paths": [summary["path"] for summary in summaries], "summaries": summaries}, indent=2))
@@ -81,28 +78,6 @@ def _without(arguments: Sequence[str], *options: str) -> list[str]:
         else:
             kept.append(argument)
     return kept
-
-
-def _child(arguments: Sequence[str]) -> tuple[int, str]:
-    """Run one command to its end, passing signals on to it; return its exit code and what it wrote to standard output.
-
-    It ends with this process, also where this one is killed.
-    """
-    command = command_ending_with_parent(python("crosstrain.cli.main", *arguments))
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        child.send_signal(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
-        output, _ = child.communicate()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    code = child.returncode
-    return (code if code >= 0 else 128 - code), output
 
 
 def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> str:

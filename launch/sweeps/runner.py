@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Self
 
 from ...checkpoint import list_checkpoints
 from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.process import python
 from ...core.settings.ineffective import idle_settings
 from ...core.settings.job_fields import environment_name
 from ...core.settings.sweeps import EARLIER, as_arguments
@@ -22,7 +18,7 @@ from ...records.store.jsonl import DamagedRunError
 from ...records.store.run_directory import RunReader
 from ...records.text.numbers import duration_text, number_text, rate_text
 from ..resume.trust import foreign_settings
-from ..tethered import command_ending_with_parent
+from .child_run import SignalsToChild, run_child
 from .folder import Entry, Request, SweepFolder
 from .remaining_time import Finished, finished, seconds_left
 
@@ -31,39 +27,6 @@ __all__ = ["point_arguments", "run_points"]
 USAGE = UsageError.exit_code
 
 Say = Callable[[str], None]
-
-
-class _Signals:
-    """Within the block SIGINT, SIGTERM and SIGHUP (unless that is ignored, as under nohup) go to the child, each once, and are remembered.
-
-    For the main thread.
-    """
-
-    def __init__(self) -> None:
-        self.received = False
-        self._child: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            numbers.append(signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():  # once interrupted, a late second signal must not change the exit code
-            signal.signal(number, signal.SIG_IGN if self.received else handler)
-
-    def watch(self, child: subprocess.Popen[str] | None) -> None:
-        """Pass signals on to this child from now on, and one that came while it was being started."""
-        self._child = child
-        if child is not None and self.received:
-            child.send_signal(signal.SIGINT)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
-        if self._child is not None:
-            self._child.send_signal(number)
 
 
 def point_arguments(entry: Entry, request: Request, folder: Path) -> list[str]:
@@ -87,7 +50,7 @@ def run_points(sweep: SweepFolder, say: Say, *, quiet: bool) -> bool:
     began, total = time.monotonic(), len(sweep.entries)
     if not quiet:
         say(f"{total} points, {sum(entry.state != 'succeeded' for entry in sweep.entries)} to run, in {sweep.path}")
-    with _Signals() as signals:
+    with SignalsToChild() as signals:
         for number, entry in enumerate(sweep.entries, start=1):
             if entry.state == "succeeded":
                 continue
@@ -124,7 +87,7 @@ def _state(path: Path) -> str:
         return "damaged"
 
 
-def _run_point(sweep: SweepFolder, entry: Entry, signals: _Signals, say: Say, *, quiet: bool) -> None:
+def _run_point(sweep: SweepFolder, entry: Entry, signals: SignalsToChild, say: Say, *, quiet: bool) -> None:
     """Run a point, or go on with it where it has a checkpoint; record the outcome."""
     path = sweep.run_path(entry)
     own = ["--quiet"] if quiet else []
@@ -165,34 +128,19 @@ def _archive(path: Path) -> Path:
     return path.rename(target)
 
 
-def _start(sweep: SweepFolder, entry: Entry, arguments: Sequence[str], signals: _Signals, say: Say) -> tuple[int, str | None]:
-    """Run one ``trainer`` to its end; return its exit code and the last error that it wrote.
-
-    It is the leader of a process group, so that Ctrl-C reaches it through this process alone and once.
-    """
+def _start(sweep: SweepFolder, entry: Entry, arguments: Sequence[str], signals: SignalsToChild, say: Say) -> tuple[int, str | None]:
+    """Run one ``trainer`` to its end; return its exit code and the last error that it wrote."""
     entry.attempts += 1
     sweep.write("running")
-    command = command_ending_with_parent(python("crosstrain.cli.main", *arguments))
-    error: str | None = None
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        process_group=0,
-    ) as child:
-        signals.watch(child)
-        assert child.stderr is not None
-        for line in child.stderr:
-            say(line.rstrip("\n"))
-            if line.startswith("error: "):
-                error = line.removeprefix("error: ").strip()
-        child.wait()
-        signals.watch(None)
-    code = child.returncode
-    return (code if code >= 0 else 128 - code), error
+    errors: list[str] = []
+
+    def hear(line: str) -> None:
+        say(line)
+        if line.startswith("error: "):
+            errors.append(line.removeprefix("error: ").strip())
+
+    outcome = run_child(arguments, signals, hear)
+    return outcome.exit_code, errors[-1] if errors else None
 
 
 def _cause(path: Path, code: int, error: str | None) -> str:
