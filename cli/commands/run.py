@@ -19,7 +19,8 @@ from ...core.job import Job
 from ...core.settings.sources import Resolved, given_anew, resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.untrusted.console import note
-from ...launch.environments.detect import Membership, detect
+from ...launch.environments.base import Membership
+from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.base import Launcher
 from ...launch.launchers.local import LocalLauncher
@@ -207,8 +208,7 @@ def _run_with_launcher(
         check_mlflow(job.mlflow)
     try:
         with DeferredInterrupts():
-            if isinstance(launcher, LocalLauncher):
-                launcher.start()
+            launcher.prestart()
             from ...engine.progress.base import make_progress
             from ...launch.driver import driver
 

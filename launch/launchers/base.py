@@ -37,6 +37,10 @@ class NodeChannel:
 class Launcher(Protocol):
     """Brings the nodes' agents to life."""
 
+    def prestart(self) -> None:
+        """Begin what can go on while this process still loads its own code; does nothing where a start may have to wait for others."""
+        ...
+
     def start(self) -> Sequence[NodeChannel]:
         """Start or await one agent a node; return their channels in node order. A second call returns the same ones."""
         ...

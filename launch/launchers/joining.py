@@ -12,7 +12,7 @@ from ...core.job import Job
 from ...core.untrusted.listener import PROOF_SECONDS
 from ...engine.protocol.messages import Message, Stream
 from ...engine.protocol.transport import WrongSecretError, connect
-from ..environments.detect import Membership
+from ..environments.base import Membership
 from ..node.agent import Agent
 
 __all__ = ["asked_anew", "asked_of", "difference", "join_run"]

@@ -39,6 +39,10 @@ class LocalLauncher:
     _channels: list[NodeChannel] = field(default_factory=list)
     _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
+    def prestart(self) -> None:
+        """Start the agents, which load what they need meanwhile."""
+        self.start()
+
     def start(self) -> list[NodeChannel]:
         """Start one agent a node; a second call returns the same ones.
 

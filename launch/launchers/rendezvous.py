@@ -21,7 +21,7 @@ from ...core.untrusted.console import note
 from ...core.untrusted.listener import Door, Exchange
 from ...engine.protocol.messages import Message, Stream
 from ...engine.protocol.transport import accept, start_over_stdio
-from ..environments.detect import Membership
+from ..environments.base import Membership
 from .base import NodeChannel, close_input, send_prepare
 from .joining import difference
 
@@ -76,6 +76,9 @@ class ExternalLauncher:
     _over: str | None = None
     _interrupted: bool = False
     _deciding: threading.Lock = field(default_factory=threading.Lock)
+
+    def prestart(self) -> None:
+        """Nothing to do: the others are awaited once the driver can hear an interrupt."""
 
     def start(self) -> list[NodeChannel]:
         """Listen, start the own agent, and await everybody. Raises RunFailedError, naming who is missing, after the start time-out."""

@@ -30,7 +30,7 @@ OTHER_TEXTS = {
     "core/untrusted/bounded_json.py": "the reader",
     "engine/protocol/messages.py": "messages of tasks",
     "engine/backend_probe.py": "what a process of its own printed",
-    "launch/environments/detect.py": "an environment variable",
+    "launch/environments/tf_config.py": "an environment variable",
     "launch/virtual/namespace_holder.py": "messages of the driver",
     "launch/virtual/network.py": "messages of the holder",
     "report/catalog/index.py": "rows that a database gave",
