@@ -34,7 +34,7 @@ from ...launch.node.scratch import make_scratch, remove_scratch
 from ...launch.resume.trust import LINK, refuse_foreign
 from ...records.store.file_index import UNKNOWN, describe_folder
 from ..interrupts import TerminationAsInterrupt
-from ..options import GivenPath, check_typed_model, model_option, trust_option
+from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
 from ..targets import find_target
 
 __all__ = ["export"]
@@ -79,6 +79,7 @@ def export(
         target = output or _beside(checkpoint.path, format_name or "")
         link = EXPORTS if output is None and target.parent.name == EXPORTS and target.parent.is_symlink() else None
         recorded = checkpoint.meta.job["model"]
+        name_settings({"model": "flag" if model is not None else f"checkpoint {checkpoint.path.name}"})
         check_typed_model(model, recorded)
         taken = {"model": recorded if model is None else None, LINK: link}
         refuse_foreign(taken, checkpoint.path, ("model",), trusted=trust_run)

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -45,7 +45,8 @@ class Agent:
 
         def work() -> None:
             self.stream.receive()
-            self.send(kind, **fields)
+            with suppress(BrokenPipeError):  # whoever asked waits no longer, and the test is over
+                self.send(kind, **fields)
 
         threading.Thread(target=work, daemon=True).start()
 

@@ -128,7 +128,8 @@ def test_a_module_that_is_not_there_is_called_that(place, command, besides):
     alter(place / "evilrun", model="own.mlp")
     done = trainer(*COMMANDS[command], *besides)
     assert done.returncode == 2
-    assert done.stderr == "error: model: got 'own.mlp', but there is no such module; it has to be installed or to lie on PYTHONPATH.\n"
+    name = "--model" if "--model" in besides else f"model (from checkpoint {list_checkpoints(place / 'evilrun')[0].name})"
+    assert done.stderr == f"error: {name}: got 'own.mlp', but there is no such module; it has to be installed or to lie on PYTHONPATH.\n"
 
 
 def test_a_model_that_is_typed_is_the_checkpoints(place):
