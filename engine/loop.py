@@ -70,6 +70,7 @@ class TrainingLoop:
     def __init__(
         self,
         job: Job,
+        *,
         data: DataInfo,
         objective: Objective,
         leaders: TaskGroup,

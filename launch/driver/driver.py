@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -33,6 +33,7 @@ from ...records.store.run_directory import RunReader, RunState
 from ...records.summary.summary import summarise
 from ..launchers.base import Launcher, NodeChannel
 from ..resume.attempts import Attempts, total_steps
+from ..resume.deferred_writes import DeferredWrites
 from ..resume.resumption import Resumption
 from .checkpoint_saver import CheckpointSaver, CheckpointSource
 from .cluster_setup import (
@@ -81,8 +82,7 @@ class Driver:
         self._run_seconds: float | None = None
         self._nodes_sharing_cores: int | None = None
         self._machines: list[str] | None = None
-        self._once_back: list[Callable[[], None]] = []
-        self._status_to_restore: Mapping[str, Any] | None = None
+        self._documents = DeferredWrites()
         self._control: TaskGroup | None = None
         self._recording: Recording
         self._launcher: Launcher
@@ -108,7 +108,7 @@ class Driver:
         placed = backend.placement(self.job)
         self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
         if self._resumption is not None:
-            self._status_to_restore = RunReader(self._resumption.path).status()
+            self._documents = DeferredWrites(RunReader(self._resumption.path).status())
         try:
             self._begin_records()
         except DiskError:
@@ -124,7 +124,7 @@ class Driver:
                 signal.signal(number, signal.SIG_IGN if self._signals else handler)
 
     def _begin_records(self) -> None:
-        self._write(partial(self._recording.writer.write_job, self._described()))
+        self._documents.make(partial(self._recording.writer.write_job, self._described()))
         self._recording.writer.write_status("starting")
         if self.job.mllog and self._resumption is None:
             self._recording.add_mllog(self.job, self._data.info.sizes)
@@ -147,7 +147,7 @@ class Driver:
         except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
             failure = error
         self._recording.ending()
-        failure = finalize_records(self._recording, self._end_processes(failure), self._summary, self._status_to_restore)
+        failure = finalize_records(self._recording, self._end_processes(failure), self._summary, self._documents.status_to_restore)
         if isinstance(failure, DiskError):
             failure = RunFailedError(str(failure))
         if isinstance(failure, UsageError) and self._loop is None and self._resumption is None:
@@ -176,7 +176,7 @@ class Driver:
         infer_isolation(channels, hosts)
         self._nodes_sharing_cores = nodes_sharing_cores(channels, hosts)
         self._machines = [machine_of(host) for host in hosts]
-        self._write(partial(self._recording.writer.write_env, hosts))
+        self._documents.make(partial(self._recording.writer.write_env, hosts))
         for attempt in range(1, MOST_START_ATTEMPTS + 1):
             try:
                 self._start_tasks(control, placed, hosts, deadline)
@@ -194,7 +194,7 @@ class Driver:
         cluster = make_cluster(placed, control.channels, control.reserve_ports(counts, deadline - time.monotonic()))
         threads = threads_per_task(self.job, self._spec, control.channels, hosts, placed)
         tasks = make_tasks(cluster, threads)
-        self._write(partial(self._recording.writer.write_job, {**self._described(), **cluster_document(cluster, threads)}))
+        self._documents.make(partial(self._recording.writer.write_job, {**self._described(), **cluster_document(cluster, threads)}))
         self._recording.expect({task.name: task.placed.node for task in tasks})
         control.start_tasks(tasks, lambda node: self._start_request(control.channels[node], deadline))
         self._recording.event("tasks_started", tasks=[task.name for task in tasks])
@@ -216,13 +216,6 @@ class Driver:
             "cores_available": channel.cores,
             "start_seconds": deadline - time.monotonic(),
         }
-
-    def _write(self, write: Callable[[], None]) -> None:
-        """Write at once; of a run that is to go on, only when it does, so that a start that fails changes nothing of it."""
-        if self._status_to_restore is None:
-            write()
-        else:
-            self._once_back.append(write)
 
     def _described(self) -> dict[str, Any]:
         """The job as ``job.json`` has it before the cluster is known."""
@@ -254,7 +247,15 @@ class Driver:
         )
         start = resumption.start if resumption else None
         self._loop = TrainingLoop(
-            self.job, self._data.info, self._spec.objective, control, recording, self._progress, recording.clock, saver, start
+            self.job,
+            data=self._data.info,
+            objective=self._spec.objective,
+            leaders=control,
+            recorder=recording,
+            progress=self._progress,
+            clock=recording.clock,
+            saver=saver,
+            start=start,
         )
         self._progress.start(self.job, self._loop.triggers.total)
         try:
@@ -277,9 +278,7 @@ class Driver:
         load_state(control, resumption.state, self.job.stall_timeout)
         meta = resumption.checkpoint.meta
         self._recording.writer.cut(meta.step, meta.run_seconds)
-        self._status_to_restore = None
-        for write in self._once_back:
-            write()
+        self._documents.commit()
         self._recording.add_followers(self._command, meta.run_seconds)
         if self.job.mllog:
             self._recording.add_mllog(self.job, self._data.info.sizes, meta.run_seconds)

@@ -13,23 +13,23 @@ __all__ = ["StorageLayout", "after_flatten", "convolutions"]
 
 @dataclass(frozen=True, slots=True)
 class StorageLayout:
-    """A parameter's layout in memory: the canonical value cut to the shape `cut`, its axes in `order`, in the end of shape `shape`."""
+    """A parameter's layout in memory: the canonical value reshaped to `split_shape`, transposed by `order`, reshaped to `shape`."""
 
-    cut: tuple[int, ...]
+    split_shape: tuple[int, ...]
     order: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def held(self, canonical: np.ndarray) -> np.ndarray:
+    def to_storage(self, canonical: np.ndarray) -> np.ndarray:
         """Return a canonical value in this layout, as an array of its own."""
-        return np.ascontiguousarray(canonical.reshape(self.cut).transpose(self.order)).reshape(self.shape)
+        return np.ascontiguousarray(canonical.reshape(self.split_shape).transpose(self.order)).reshape(self.shape)
 
     def as_canonical(self, held: np.ndarray) -> np.ndarray:
-        """Return a held value, contiguous, with the axes of the canonical one (of shape `cut`), on the same memory."""
-        return held.reshape([self.cut[axis] for axis in self.order]).transpose(np.argsort(self.order))
+        """Return a held value, contiguous, with the axes of the canonical one (of shape `split_shape`), on the same memory."""
+        return held.reshape([self.split_shape[axis] for axis in self.order]).transpose(np.argsort(self.order))
 
     def make_canonical(self, value: np.ndarray) -> None:
         """Bring the elements of an array, in which they lie as held, into canonical order in place."""
-        value.reshape(self.cut)[...] = self.as_canonical(value.copy())
+        value.reshape(self.split_shape)[...] = self.as_canonical(value.copy())
 
 
 def convolutions(spec: ModelSpec) -> dict[str, StorageLayout]:

@@ -13,7 +13,7 @@ __all__ = ["RunLogger", "replay"]
 
 
 class RunLogger:
-    """Hears each record as it is made, from any thread; it must not hold up whoever tells it. What it has no use for it passes over."""
+    """Hears each record as it is made. Override what you need; methods must return quickly and may be called from any thread."""
 
     def step(self, record: StepRecord) -> None:
         """A group of updates has been reported."""

@@ -178,7 +178,10 @@ def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, .
 
 
 def _combined_share(shares: Shares, largest: str, short_of_cores: bool) -> float:
-    """Return what the largest part stands for: all work, where that of a slow worker is meant, and the exchange that it holds up."""
+    """Return the share of the run, 0 to 1, that removing this bottleneck would free.
+
+    A slow worker's is all of its work; where a node is short of cores, also the exchange that it holds up.
+    """
     if short_of_cores and largest in (*_WORK, "network"):
         return sum(shares.run[part] for part in (*_WORK, "network"))
     slow = largest in _WORK and shares.slowness >= SLOW

@@ -80,7 +80,7 @@ def test_parts_add_up_to_the_whole(size):
     model, context = build_model("cnn", spec), ForwardContexts(job, spec, 0).training({}, None, tf.range(size))
     split = data_module.resident(data, "train", data_module.layout_for(job, spec, data.info))
     canonical = spec.initial(0)
-    held = {name: model.layouts[name].held(value) if name in model.layouts else value for name, value in canonical.items()}
+    held = {name: model.layouts[name].to_storage(value) if name in model.layouts else value for name, value in canonical.items()}
     parameters = model.parameters({name: tf.constant(value) for name, value in held.items()})
     images, labels = split.laid_batch(tf.range(size))
     whole, cut = split.parts(images, labels, 1), split.parts(images, labels, 3)

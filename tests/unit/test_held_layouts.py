@@ -21,7 +21,7 @@ def test_a_convolution_is_held_channels_last():
     layouts = convolutions(SPEC)
     assert list(layouts) == ["conv.weight"]
     canonical = numbered((4, 3, 5, 2))
-    held = layouts["conv.weight"].held(canonical)
+    held = layouts["conv.weight"].to_storage(canonical)
     assert held.shape == layouts["conv.weight"].shape == (5, 2, 3, 4)
     assert held.flags.c_contiguous
     assert held[3, 1, 2, 0] == canonical[0, 2, 3, 1]
@@ -32,13 +32,13 @@ def test_a_dense_weight_takes_an_image_in_the_order_of_its_pixels():
     layout = after_flatten(SPEC, "fc", channels=4)["fc.weight"]
     image_chw = np.random.default_rng(1).standard_normal((4, 3, 2)).astype(np.float32)
     wanted = canonical @ image_chw.ravel()
-    np.testing.assert_allclose(layout.held(canonical) @ image_chw.transpose(1, 2, 0).ravel(), wanted, rtol=1e-4)
+    np.testing.assert_allclose(layout.to_storage(canonical) @ image_chw.transpose(1, 2, 0).ravel(), wanted, rtol=1e-4)
 
 
 def test_the_way_back_restores_every_element():
     for name, layout in {**convolutions(SPEC), **after_flatten(SPEC, "fc", channels=4)}.items():
         canonical = numbered(next(one.shape for one in SPEC.parameters if one.name == name))
-        held = layout.held(canonical)
+        held = layout.to_storage(canonical)
         view = layout.as_canonical(held)
         assert np.shares_memory(view, held)
         assert np.array_equal(view.reshape(canonical.shape), canonical)

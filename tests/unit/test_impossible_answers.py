@@ -85,7 +85,16 @@ def train(task, mode="sync"):
     job = Job(
         mode=mode, epochs=3, batch_size=BATCH, nodes=2 if mode == "async" else 1, stall_timeout=5.0, eval_every="1epochs", save_final=False
     )
-    return TrainingLoop(job, INFO, CLASSIFICATION, task, Records(), QuietProgress(), lambda: 1.0, Saver()).run()
+    return TrainingLoop(
+        job,
+        data=INFO,
+        objective=CLASSIFICATION,
+        leaders=task,
+        recorder=Records(),
+        progress=QuietProgress(),
+        clock=lambda: 1.0,
+        saver=Saver(),
+    ).run()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

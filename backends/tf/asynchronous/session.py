@@ -256,5 +256,5 @@ class AsyncSession:
     def _flat(self, specs: Sequence[ParameterSpec], values: Mapping[str, Array]) -> Array:
         """Return canonical values as one vector, each in the layout that the model holds it in."""
         layouts = self._model.layouts
-        held = [layouts[spec.name].held(values[spec.name]) if spec.name in layouts else values[spec.name] for spec in specs]
+        held = [layouts[spec.name].to_storage(values[spec.name]) if spec.name in layouts else values[spec.name] for spec in specs]
         return np.concatenate([value.ravel() for value in held])

@@ -126,7 +126,7 @@ class Replica:
             self.loss_scale.restore(dict(zip(LossScale.initial(), given_scale.tolist(), strict=True)))
 
     def _held(self, name: str, canonical: Array) -> Array:
-        return self._model.layouts[name].held(canonical) if name in self._model.layouts else canonical
+        return self._model.layouts[name].to_storage(canonical) if name in self._model.layouts else canonical
 
     def _canonical_view(self, name: str, variable: tf.Variable) -> Array:
         """Return a view of the variable's memory with the elements in canonical order."""

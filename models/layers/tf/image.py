@@ -40,7 +40,7 @@ class HeldParameters(Mapping[str, Any]):
         if name not in self.layouts:
             return value
         layout = self.layouts[name]
-        whole = tf.reshape(value, [layout.cut[axis] for axis in layout.order])
+        whole = tf.reshape(value, [layout.split_shape[axis] for axis in layout.order])
         return tf.reshape(tf.transpose(whole, np.argsort(layout.order)), self.shapes[name])
 
     def __contains__(self, name: object) -> bool:
