@@ -54,7 +54,7 @@ def figure_name(key: str, given: str, others: Sequence[str] = ()) -> str:
     if f"eval_{name}" in others:
         return f"eval_{name}"
     parts = [figure for figure in known if name and name in figure]
-    close = nearest(name, [*known, *ALIASES])
+    close = nearest(name, [*known, *ALIASES, *(other.removeprefix("eval_") for other in others)])
     near = list(dict.fromkeys([*([close] if close else []), *parts]))[:4]
     hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Some are: {', '.join(ALIASES)}."
     raise UsageError(f"{key}: got {given!r}; allowed: a figure of the rows that --json prints. {hint}")

@@ -110,9 +110,7 @@ def test_lists_and_conditions_have_it(runs):
 def test_one_run_shows_it(runs):
     path = str(runs["torch", "async"].path)
     assert "test mean rank" in trainer("runs", "show", path).stdout
-    watched = trainer("watch", path)
-    assert "mean rank 1." in watched.stderr
-    assert "test mean rank" in watched.stdout
+    assert "test mean rank" in trainer("watch", path).stdout
 
 
 def test_tables_for_other_programs_have_it(runs, tmp_path):

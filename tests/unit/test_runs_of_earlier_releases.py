@@ -1,0 +1,59 @@
+"""A run directory that was written before runs said what they are judged by: every reader takes it as one with an accuracy."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from crosstrain.checkpoint import list_checkpoints, peek_meta
+from crosstrain.conformance.runs import trainer
+from crosstrain.metrics import LOSS
+from crosstrain.metrics.classification import ACCURACY
+from crosstrain.records.store.run_directory import RunReader
+
+WRITTEN_BEFORE = Path(__file__).parent / "golden/run-before-metrics"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Path(shutil.copytree(WRITTEN_BEFORE, tmp_path / "runs/before-metrics"))
+
+
+def test_its_evaluations_have_an_accuracy(run):
+    lines = [json.loads(line) for line in (run / "evals.jsonl").read_text().splitlines()]
+    assert all("accuracy" in line and "metrics" not in line for line in lines)
+    reader = RunReader(run)
+    assert reader.metrics() == (ACCURACY.info, LOSS)
+    assert [record.metrics for record in reader.evals()] == [{"accuracy": line["accuracy"]} for line in lines]
+    assert [record.figure("loss") for record in reader.evals()] == [line["loss"] for line in lines]
+
+
+def test_its_checkpoint_has_the_figures_that_it_was_kept_by(run):
+    (path,) = list_checkpoints(run)
+    assert peek_meta(path).metrics == {name: RunReader(run).summary()["eval"][name] for name in ("loss", "accuracy")}
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["runs", "show"], "test accuracy        0.8"),
+        (["compare"], "accuracy"),
+        (["compare", "--curves", "accuracy", "--points", "3", "--json"], '"quantity": "accuracy"'),
+        (["watch"], "test accuracy        0.8"),
+        (["export", "--describe"], "evals.jsonl"),
+        (["explain"], "of each step: computing"),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else "",
+)
+def test_commands_read_it(run, command, told):
+    done = trainer(*command, str(run))
+    assert (done.returncode, told in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_lists_and_tables_have_it(run, tmp_path):
+    found = json.loads(trainer("runs", "list", "--out", str(run.parent), "--where", "accuracy>=0.8", "--json").stdout)["runs"]
+    assert [row["run"] for row in found] == ["before-metrics"]
+    done = trainer("runs", "export", str(run), "--what", "evals", "--output", str(tmp_path / "evals.csv"))
+    assert done.returncode == 0, done.stderr
+    assert {"loss", "accuracy"} <= set((tmp_path / "evals.csv").read_text().splitlines()[0].split(","))
