@@ -46,8 +46,8 @@ from crosstrain.models.base import ForwardContext
 from crosstrain.models.layers.torch import image as layers
 
 taken = []
-in_pairs = layers._conv_in_pairs
-layers._conv_in_pairs = lambda x, *rest: (taken.append(len(x)), in_pairs(x, *rest))[1]
+in_pairs = layers._conv_space_to_depth
+layers._conv_space_to_depth = lambda x, *rest: (taken.append(len(x)), in_pairs(x, *rest))[1]
 convolve = layers.Layers({"conv.weight": torch.zeros(6, 3, 5, 5)}, ForwardContext(training=True)).conv
 for batch in (16, 64):
     convolve(torch.zeros(batch, 3, 32, 32).to(memory_format=torch.channels_last), "conv")

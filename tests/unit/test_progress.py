@@ -55,7 +55,7 @@ def test_plain_lines():
 @given(loss=st.floats(), accuracy=st.floats(0, 1))
 def test_a_loss_is_told_in_few_characters_however_large_or_small(loss, accuracy):
     """In the line of an evaluation, that of an update and in tables, and with its first digits right."""
-    told = evaluation_text(replace(EVALUATION, loss=loss, accuracy=accuracy))
+    told = evaluation_text(replace(EVALUATION, loss=loss, metrics={"accuracy": accuracy}))
     text = re.fullmatch(r"evaluated after step 10  epoch 1  test loss (\S+)  accuracy (\S+)", told)[1]
     state = TrainingState()
     state.update(0, loss, None, None, 0)

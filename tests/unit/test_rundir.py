@@ -101,7 +101,8 @@ step_records = st.builds(
     st.none() | indices,
     st.none() | counts,
 ).map(lambda record: of_one_size(record))
-eval_records = st.builds(EvalRecord, counts, figures, seconds, seconds, names, counts, figures, figures, counts)
+measured = st.dictionaries(names, figures, max_size=3)
+eval_records = st.builds(EvalRecord, counts, figures, seconds, seconds, names, counts, figures, measured, counts)
 plain = st.none() | st.booleans() | counts | names | st.floats(allow_nan=False, allow_infinity=False)
 details = st.dictionaries(names, plain | st.lists(plain, max_size=3), max_size=3)
 event_records = st.builds(EventRecord, names, seconds, details)
