@@ -151,6 +151,7 @@ def test_several_runs_share_a_table_and_a_folder_stands_for_its_runs(out, tmp_pa
     assert said == "3-runs-evals.csv  (4 rows)\n"
     _, rows = read(tmp_path / "3-runs-evals.csv")
     records = [(name, *astuple(record)) for name in ("odd", "one", "two") for record in RunReader(out / name).evals()]
+    records = [(*before, metrics["accuracy"], updates) for *before, metrics, updates in records]
     assert [[str(value) for value in record] for record in records] == [
         [value.replace("NaN", "nan") for value in row.values()] for row in rows
     ]

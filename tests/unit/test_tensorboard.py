@@ -32,7 +32,7 @@ def write_a_run(path):
         writer.step(StepRecord(10 * group, 10, 0, 0.5 * (group + 1), 0.5, 100, (float(4 - group),) * 10, (0.1 / (group + 1),)))
     writer.system(sample(0, 0.5, network_sent_bytes=2000, network_received_bytes=None))
     writer.evaluation(EVALUATION)
-    writer.evaluation(replace(EVALUATION, step=40, loss=0.5, accuracy=0.9375))
+    writer.evaluation(replace(EVALUATION, step=40, loss=0.5, metrics={"accuracy": 0.9375}))
     writer.close()
     writer.close()
 
@@ -194,7 +194,7 @@ def test_a_real_tensorboard_shows_the_values(tmp_path):
 def write_a_compared_run(out, name, job, state, summary):
     writer = TensorBoardWriter(out / name, job)
     writer.step(StepRecord(0, 10, 0, 1.0, 1.0, 100, (0.5,) * 10, (0.1,)))
-    writer.evaluation(replace(EVALUATION, step=10, loss=0.5, accuracy=0.75 if name == "one" else 0.875))
+    writer.evaluation(replace(EVALUATION, step=10, loss=0.5, metrics={"accuracy": 0.75 if name == "one" else 0.875}))
     writer.on_end(state, summary)
     writer.close()
 
