@@ -17,7 +17,7 @@ __all__ = ["Comparability", "Difference", "alike", "compare_settings", "setting_
 class Difference:
     """A setting in which runs differ, or what is wrong with some of them.
 
-    `values` has one text a run, None where it was not recorded or does not apply. `spoils` are the kinds of figures (`rules.GROUPS`)
+    `values` has one text a run, None where it was not recorded or does not apply. `spoils` are the kinds of figures (`factors.GROUPS`)
     that it makes not comparable, in their order; `why` is the reason.
     """
 

@@ -43,7 +43,7 @@ _FOLLOW_NODES = frozenset({"threads", "sharing", "network", "bandwidth", "link",
 class Comparison:
     """What there is to say about some runs.
 
-    `marks` are the kinds of figures (`rules.GROUPS`) of each entry that cannot be compared with the first one's.
+    `marks` are the kinds of figures (`factors.GROUPS`) of each entry that cannot be compared with the first one's.
     `settings` has for each entry what it is called by: its run's name, or with ``--by`` the settings that tell it apart, label → value.
     `judged` are the jobs that the verdicts are on: the entries, or where these are repeats that stand apart, one for all repeats.
     `copies` are the names of runs that are copies of one, in groups: they are one measurement.

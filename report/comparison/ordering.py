@@ -30,7 +30,7 @@ def by_cadence(text: str) -> tuple[int, float]:
 
 
 def by_saving(value: tuple[str, bool]) -> tuple[Any, ...]:
-    """Put in order when checkpoints are saved (see `circumstances.saving`), from often to never."""
+    """Put in order when checkpoints are saved (see `factor_values.saving`), from often to never."""
     every, at_end = value
     return (*by_cadence(every), not at_end)
 

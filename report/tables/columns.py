@@ -27,7 +27,7 @@ Show = Callable[[Any], str]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure in a table: its key in a flat row, what it is called, how it is written, and the kind (`rules.GROUPS`) it belongs to."""
+    """A figure in a table: its key in a flat row, what it is called, how it is written, and the kind (`factors.GROUPS`) it belongs to."""
 
     key: str
     label: str
