@@ -3,7 +3,7 @@
     with VirtualNetwork(3, 100e6, lambda node: 1.0) as network:
         processes = [network.popen(node, ["trainer", "agent"]) for node in range(3)]
 
-Nothing has a name in the file system except the CPU groups, and nothing remains after the caller's end, however it comes (namespace_holder.py).
+Nothing has a name in the file system except the CPU groups, and nothing remains after the caller's end, however it comes.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def test_an_interrupt_while_nodes_are_awaited_ends_the_run(tmp_path, number):
     shared = environment()
     arguments = [*by_rendezvous(tmp_path, free_port(), "--name", "run", *BRIEF), "--nodes", "3", "--start-timeout", "300"]
     with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver:
-        wait_until(lambda: len(driver.alive("launch.agent")) == 1 and (tmp_path / "run/status.json").exists(), 60, "the driver")
+        wait_until(lambda: len(driver.alive("launch.node.agent")) == 1 and (tmp_path / "run/status.json").exists(), 60, "the driver")
         time.sleep(1)
         driver.process.send_signal(number)
         assert driver.wait(60) == 130

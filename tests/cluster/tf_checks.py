@@ -181,8 +181,8 @@ def test_logits_are_those_that_are_evaluated(monkeypatch, session):
     shifted = logits - logits.max(1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(30), data.labels("test")]
     evaluated = found.evaluate("test")
-    assert evaluated.loss_sum == pytest.approx(losses.sum(), rel=1e-4)
-    assert evaluated.correct == (logits.argmax(1) == data.labels("test")).sum()
+    assert evaluated.sums["loss_sum"] == pytest.approx(losses.sum(), rel=1e-4)
+    assert evaluated.sums["correct"] == (logits.argmax(1) == data.labels("test")).sum()
 
 
 def test_states_are_taken_over_whole_or_refused(session):

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 SCRIPT = """
 import sys
 from crosstrain.core.errors import RunFailedError
-from crosstrain.launch.driver.task_group import Control
+from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.{module} import {kind}
 
 before = {kind}.{method}
@@ -24,7 +24,7 @@ def then_fail(self, *arguments, **more):
     before(self, *arguments, **more)
     raise KeyError("of the end")
 
-Control.await_ready = fail_at_start
+TaskGroup.await_ready = fail_at_start
 {kind}.{method} = then_fail
 from crosstrain.cli.main import main
 sys.argv = ["trainer", *sys.argv[1:]]
@@ -46,7 +46,11 @@ def test_each_part_is_done_and_the_first_cause_is_kept(capsys):
 
 @pytest.mark.parametrize(
     ("module", "kind", "method"),
-    [("control", "Control", "end_tasks"), ("control", "Control", "finish"), ("local", "LocalLauncher", "ended")],
+    [
+        ("driver.task_group", "TaskGroup", "end_tasks"),
+        ("driver.task_group", "TaskGroup", "finish"),
+        ("launchers.local", "LocalLauncher", "ended"),
+    ],
 )
 def test_an_error_while_a_run_ends_is_told_and_the_end_is_recorded(tmp_path, module, kind, method):
     script = tmp_path / "run.py"

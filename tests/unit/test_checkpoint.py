@@ -33,6 +33,8 @@ from crosstrain.checkpoint import (
 )
 from crosstrain.cli.targets import find_target
 from crosstrain.core.errors import UsageError
+from crosstrain.metrics import LOSS
+from crosstrain.metrics.classification import ACCURACY
 
 FILES = ("parameters.safetensors", "optimizer.safetensors", "checkpoint.json", "manifest.json")
 
@@ -261,17 +263,17 @@ class TestKeeping:
     def test_the_newest_and_the_best(self, tmp_path):
         for step, accuracy in ((1, 0.5), (2, 0.9), (3, 0.9), (4, math.nan), (10, 0.7), (1_000_000_000, 0.6)):
             save(tmp_path, step, metrics={"accuracy": accuracy, "loss": 1 - accuracy})
-        removed = prune(tmp_path, 2, "accuracy")
+        removed = prune(tmp_path, 2, ACCURACY.info)
         assert [path.name for path in removed] == ["step-000000004", "step-000000003", "step-000000001"]
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000000", "step-000000010", "step-000000002"]
-        assert [path.name for path in prune(tmp_path, 1, "loss")] == ["step-000000010"]
+        assert [path.name for path in prune(tmp_path, 1, LOSS)] == ["step-000000010"]
         assert [path.name for path in prune(tmp_path, 1)] == ["step-000000002"]
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-1000000000"]
 
     def test_without_evaluations_none_is_the_best(self, tmp_path):
         for step in (1, 2):
             save(tmp_path, step)
-        assert [path.name for path in prune(tmp_path, 1, "loss")] == ["step-000000001"]
+        assert [path.name for path in prune(tmp_path, 1, LOSS)] == ["step-000000001"]
 
     def test_one_that_is_held_stays_until_the_next_time(self, tmp_path):
         first, _ = save(tmp_path, 1), save(tmp_path, 2)
