@@ -15,11 +15,12 @@ LINK   := .dev/crosstrain
 SHELL  := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test conformance lint types format bench install clean distclean
+.PHONY: help demo test check conformance lint types format bench install clean distclean
 
 help:
 	@echo 'make demo       train on TensorFlow (async) and on torch (sync), three nodes each, and compare'
 	@echo 'make test       ruff, mypy and every test'
+	@echo 'make check      ruff, mypy and the quick unit tests, for the daily loop'
 	@echo 'make conformance  every backend, optimiser and number of workers against the float64 reference; all slow tests'
 	@echo 'make lint       ruff and mypy alone;  make format  puts the sources in shape'
 	@echo 'make bench      the speed of trainer beside hand-written loops and other trainers'
@@ -36,6 +37,10 @@ demo: $(VENV)/.all
 test: lint
 	@echo '== pytest'
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST)
+
+check: lint
+	@echo '== pytest (unit tests)'
+	@$(BIN)/python -m pytest tests/unit -n $(JOBS) --dist loadscope --no-loadscope-reorder -m 'not slow and not long and not cluster' $(PYTEST)
 
 conformance: $(VENV)/.dev
 	@CROSSTRAIN_CONFORMANCE=full $(BIN)/python -m pytest --timeout 1200 -m '' -k 'conformance or toy or slow' $(PYTEST)

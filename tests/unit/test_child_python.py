@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from model_checkpoints import save_model
 
+pytestmark = pytest.mark.long
+
 TOY = Path(__file__).parent.parent / "toy"
 
 SCRIPT = [sys.executable, "-P", "-m", "crosstrain.cli.main"]

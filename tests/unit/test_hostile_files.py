@@ -34,6 +34,8 @@ from hostile_runs import (
     sign_checkpoint,
 )
 
+pytestmark = pytest.mark.long
+
 SESSION_SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
 CASES_HERE, SECONDS_HERE = 150, 75.0
 """Of `make test`, at most; `make conformance` has thousands of cases."""

@@ -39,6 +39,8 @@ from crosstrain.data.store.build import build_store
 from crosstrain.data.store.removal import find_stores, remove_store
 from crosstrain.data.store.resolve import written_out
 
+pytestmark = pytest.mark.long
+
 HAS_TORCHVISION = all(importlib.util.find_spec(package) for package in ("torch", "torchvision"))
 
 

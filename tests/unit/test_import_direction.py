@@ -143,6 +143,7 @@ def test_a_room_is_small_and_says_what_is_in_it(repository, sources):
         assert (repository / room / "py.typed").exists(), room
 
 
+@pytest.mark.long
 def test_what_the_guides_import_can_be_imported(repository):
     """The places that other people's models, datasets and backends import from."""
     modules = ("data.statistics", "data.base", "models.base", "backends", "backends.base", "conformance.suite", "conformance.model_suite")

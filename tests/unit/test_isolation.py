@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ABSENT = {
     "tf": ["torch", "functorch", "lightning", "pytorch_lightning", "accelerate"],
     "torch": ["tensorflow", "keras", "tf_keras"],

@@ -10,6 +10,8 @@ import zipfile
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 NO_PACKAGES = {"tests", "docs", "benchmarks", "build", "dist", "runs"}
 
 

@@ -12,6 +12,8 @@ from pair_cases import PAIR_CASES
 
 from crosstrain.models.layers.space_to_depth import gradient_uses_space_to_depth, uses_space_to_depth
 
+pytestmark = pytest.mark.long
+
 TOLERANCE = 1e-12
 """Of float64."""
 

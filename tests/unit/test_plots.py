@@ -106,6 +106,7 @@ def test_a_character_is_drawn_in_a_font_that_has_it_or_named(tmp_path, capsys, p
     assert drawn.read_bytes() != boxes.read_bytes()
 
 
+@pytest.mark.long
 def test_names_in_chinese_are_no_reason_for_warnings(tmp_path):
     make_run(tmp_path, "中文运行", steps=8)
     command = [sys.executable, "-m", "crosstrain.cli.main", "plot", "中文运行", "--out", str(tmp_path), "-o", str(tmp_path / "figures")]

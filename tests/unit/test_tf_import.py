@@ -7,6 +7,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 CHECK = """
 import json, os, sys
 from crosstrain.backends.tf.runtime import import_tensorflow
