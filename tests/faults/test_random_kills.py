@@ -1,0 +1,186 @@
+"""Random kills: whatever process of a run dies, and of whatever signal, the run ends soon, names it, and leaves nothing behind.
+
+The cases are drawn from CROSSTRAIN_TEST_SEED, which each prints: set it, and the same ones are drawn again.
+"""
+
+import json
+import os
+import random
+import secrets
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import psutil
+import pytest
+from processes import MarkedRun, free_ports, namespaces_in_use, wait_until
+from strangers import listens
+
+from crosstrain.launch.virtual.cpu_quota import Hierarchy
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # times are compared, and new namespaces are its own
+
+SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
+SIGNALS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT]
+QUICK = [("toy", "sync", False), ("toy", "sync", True), ("torch", "sync", False), ("torch", "async", False)]
+CLUSTERS = [*QUICK, ("tf", "sync", False), ("tf", "async", False), ("torch", "async", True), ("tf", "async", True)]
+"""Backend, mode, and whether its nodes find each other by rendezvous."""
+
+FULL = 24
+END_SECONDS = 12
+"""A lost peer is noticed at once; what a framework needs to end itself, and a driver to end it, is what takes time."""
+
+
+@dataclass
+class Case:
+    """What is killed: `role` says which kind of process, `place` which of them."""
+
+    backend: str
+    mode: str
+    joined: bool
+    nodes: int
+    role: str
+    place: int
+    signal: signal.Signals
+    delay_seconds: float
+
+
+def drawn(number):
+    """The case of a number: the first of them go through the quick clusters, the others through all."""
+    random_numbers = random.Random(f"{SEED} {number}")
+    backend, mode, joined = QUICK[number] if number < len(QUICK) else CLUSTERS[number % len(CLUSTERS)]
+    roles = ["task", "task", "agent", "driver", *([] if joined else ["holder"])]
+    return Case(
+        backend,
+        mode,
+        joined,
+        nodes=3 if joined else random_numbers.choice([2, 3]),
+        role=random_numbers.choice(roles),
+        place=random_numbers.randrange(1000),
+        signal=random_numbers.choice(SIGNALS),
+        delay_seconds=random_numbers.uniform(0.0, 1.0),
+    )
+
+
+def cpu_groups():
+    try:
+        base = Hierarchy.find().base
+    except Exception:  # noqa: BLE001  none can be made here
+        return set()
+    return {folder.name for folder in base.glob("crosstrain-*-node*")}
+
+
+def left_behind(folder):
+    """What a run could leave outside its processes and its directory."""
+    return {
+        "namespaces": namespaces_in_use(),
+        "CPU groups": cpu_groups(),
+        "shared memory": set(os.listdir("/dev/shm")),
+        "temporary files": set(os.listdir(folder)),
+    }
+
+
+class Cluster:
+    """A case's run, under way: one command, or one for each of its nodes."""
+
+    def __init__(self, case, folder, stack):
+        self.case, self.directory, self.port = case, folder / "runs/run", free_ports(1)
+        job = ["run", "--backend", case.backend, "--mode", case.mode, "--nodes", str(case.nodes), "--epochs", "1000000"]
+        job += ["--eval-every", "end", "--sample-interval", "0.5", "--out", str(folder / "runs"), "--name", "run"]
+        ranks = [["--rendezvous", f"127.0.0.1:{self.port}", "--node-rank", str(node)] for node in range(case.nodes)]
+        environment = {"TMPDIR": str(folder / "tmp"), "TRAINER_SECRET": secrets.token_hex(16)}
+        self.runs = [stack.enter_context(MarkedRun([*job, *more], folder, environment)) for more in (ranks if case.joined else [[]])]
+
+    @property
+    def driver(self):
+        return self.runs[0]
+
+    def alive(self):
+        return [pid for run in self.runs for pid in run.alive()]
+
+    def await_training(self):
+        """Wait until steps and every task are recorded."""
+        steps, system = self.directory / "steps.jsonl", self.directory / "system.jsonl"
+        wait_until(
+            lambda: self.driver.process.poll() is not None or (steps.exists() and steps.stat().st_size and len(self.tasks(system)) > 1),
+            90,
+            "the first step",
+        )
+        assert self.driver.process.poll() is None, self.driver.stderr()
+
+    def tasks(self, system=None):
+        """Name, process and node of each task."""
+        system = system or self.directory / "system.jsonl"
+        if not system.exists():
+            return []
+        records = [json.loads(line) for line in system.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return sorted({(entry["task"], entry["pid"], record["node"]) for record in records for entry in record["tasks"]})
+
+    def victim(self):
+        """The process to kill; the task that is to be blamed; what the message says of it; None where nobody is left to say it."""
+        case = self.case
+        if case.role == "driver":
+            return self.driver.process.pid, None, None
+        if case.role == "holder":
+            (pid,) = self.driver.alive("crosstrain.launch.virtual.namespace_holder")
+            return pid, None, f"the holder of the virtual network (process {pid}) was killed by signal {case.signal.value}"
+        if case.role == "agent":
+            node = case.place % case.nodes
+            if case.joined and node:
+                return self.runs[node].process.pid, f"agent-{node}", f"the agent of node {node} (host "
+            (pid,) = self.driver.alive(f"crosstrain.launch.node.agent --node {node}")
+            return pid, f"agent-{node}", f"the agent of node {node} "
+        tasks = self.tasks()
+        name, pid, node = tasks[case.place % len(tasks)]
+        return pid, name, f"task {name} on node {node} "
+
+
+@pytest.mark.parametrize("number", [pytest.param(number, marks=[] if number < len(QUICK) else pytest.mark.slow) for number in range(FULL)])
+def test_whatever_is_killed_the_run_ends_names_it_and_leaves_nothing(tmp_path, number):
+    case = drawn(number)
+    print(f"CROSSTRAIN_TEST_SEED={SEED} {case}")
+    (tmp_path / "tmp").mkdir()
+    before = left_behind(tmp_path / "tmp")
+    with ExitStack() as stack:
+        cluster = Cluster(case, tmp_path, stack)
+        cluster.await_training()
+        time.sleep(case.delay_seconds)
+        pid, blamed, told = cluster.victim()
+        own_temporary_files = temporary_files_of(pid, case, tmp_path / "tmp")
+        os.kill(pid, case.signal)
+        killed = time.monotonic()
+        for run in cluster.runs:
+            run.wait(40)
+        took = time.monotonic() - killed
+        wait_until(lambda: not cluster.alive(), 10, f"the end of {[psutil.Process(left).cmdline() for left in cluster.alive()]}")
+        print(f"ended after {took:.1f} s", cluster.driver.stderr(), sep="\n")
+        assert took < END_SECONDS
+        assert_told(cluster, pid, blamed, told)
+        assert not listens(cluster.port)
+        wait_until(lambda: left_behind(tmp_path / "tmp")["namespaces"] <= before["namespaces"], 5, "the end of the namespaces")
+        after = left_behind(tmp_path / "tmp")
+        after["temporary files"] -= own_temporary_files
+        assert {what: found - before[what] for what, found in after.items()} == {what: set() for what in after}
+
+
+def temporary_files_of(pid, case, folder):
+    """What nobody can remove: the folder of a process that somebody else has started. The next agent on its machine removes it."""
+    return {name for name in os.listdir(folder) if case.role == "agent" and case.joined and f"-{pid}-" in name}
+
+
+def assert_told(cluster, pid, blamed, told):
+    case, codes = cluster.case, [run.process.returncode for run in cluster.runs]
+    dead = next((place for place, run in enumerate(cluster.runs) if run.process.pid == pid), None)
+    assert codes == [-case.signal if place == dead else 1 for place in range(len(codes))]
+    assert all("Traceback" not in run.stderr() for run in cluster.runs)
+    status = json.loads((cluster.directory / "status.json").read_text())
+    if told is None:
+        return
+    assert (status["state"], status["task"], status["exit_code"]) == ("failed", blamed, 1)
+    assert told in cluster.driver.stderr()
+    assert told in status["cause"]
+    if case.role == "task":
+        assert f"was killed by {case.signal.name}" in status["cause"]
+    summary = json.loads((cluster.directory / "summary.json").read_text())
+    assert summary["state"] == "failed"
