@@ -18,12 +18,20 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PROTOCOL", "Message", "ProtocolError", "RawArray", "ReusableBuffer", "Stream"]
+__all__ = ["FILE_PIECE_BYTES", "PROTOCOL", "Message", "ProtocolError", "RawArray", "ReusableBuffer", "Stream"]
 
-PROTOCOL = 3
-MAX_HEADER_BYTES = 16 * 2**20
-MAX_ARRAY_BYTES = 2**30
-"""Of the arrays of one message together: logits of a thousand examples have some megabytes, a state travels in parts."""
+PROTOCOL = 4
+MAX_HEADER_BYTES = 2 * 2**20
+"""A state of ten thousand arrays is described in half of that; what a hostile header is read into takes fifty times its bytes."""
+
+MAX_ARRAY_BYTES = 32 * 2**20
+"""Of the arrays of one message together: logits come in blocks, and states and files in parts."""
+
+HEADER_WEIGHT = 50
+"""How many bytes of memory a byte of a header takes at most, once it is read: a list of empty lists does."""
+
+FILE_PIECE_BYTES = 8 * 2**20
+"""Files travel to the driver in pieces of at most this size."""
 
 MOST_DIMENSIONS = 64
 """As many as numpy has."""
@@ -86,12 +94,16 @@ class ReusableBuffer:
 
 
 class Stream:
-    """Messages over a pair of binary files. Sending is safe from several threads; receiving belongs to one."""
+    """Messages over a pair of binary files. Sending is safe from several threads; receiving belongs to one.
+
+    `weight` is about how many bytes of memory the message takes that was received last.
+    """
 
     def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
         self._reader: Any = reader  # has readinto besides, as every buffered binary file
         self._writer = writer
         self._lock = threading.Lock()
+        self.weight = 0
 
     def send(self, message: Message) -> None:
         """Write one message and flush. Raises OSError (BrokenPipeError) where the peer is gone."""
@@ -126,6 +138,7 @@ class Stream:
         total = sum(size for *_, size in described)
         if total > MAX_ARRAY_BYTES:
             raise ProtocolError("arrays of more bytes than a message may have")
+        self.weight = HEADER_WEIGHT * len(line) + total
         memory = None if room is None else room.of(total)
         arrays: dict[str, RawArray] = {}
         for name, dtype, shape, size in described:

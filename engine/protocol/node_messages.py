@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ...records.schema import Count, Seconds, SystemRecord, TaskSample
-from .messages import PROTOCOL, Message, RawArray
+from .messages import FILE_PIECE_BYTES, MAX_ARRAY_BYTES, PROTOCOL, Message, RawArray
 from .state_transfer import PART_BYTES
 
 __all__ = ["wrong_with"]
@@ -229,6 +229,9 @@ _ARRAYS: Mapping[str, Mapping[str, tuple[str, int]]] = {
 }
 """The arrays that a kind has: their type and number of dimensions."""
 
+_MOST_BYTES = {"log": FILE_PIECE_BYTES, "trace": FILE_PIECE_BYTES, "state_part": PART_BYTES}
+"""Of what comes in parts: how large each may be."""
+
 _ITEM_BYTES = {"|u1": 1, "<f4": 4, "<i8": 8}
 _OPTIONAL = frozenset({"staleness"})
 _MAY_BE_NAN = ("evaluated", "sums")
@@ -280,7 +283,7 @@ def _wrong_with_arrays(message: Message) -> str | None:
             return f"without its array {name!r}"
         if array.dtype != dtype or len(array.shape) != dimensions or math.prod(array.shape) * _ITEM_BYTES[dtype] != len(array.data):
             return f"whose array {name!r} is of another type or shape"
-        if message.kind == "state_part" and not 0 < len(array.data) <= PART_BYTES:
+        if len(array.data) > _MOST_BYTES.get(message.kind, MAX_ARRAY_BYTES) or (message.kind == "state_part" and not array.data):
             return f"of {len(array.data)} bytes"
     return None
 

@@ -32,6 +32,9 @@ CLOSE_GRACE_SECONDS = 10.0
 PREDICTION_BLOCK = 1024
 """Examples whose logits travel in one message: few bytes, and an interrupt is noticed between two of them."""
 
+PREDICTION_BYTES = 16 * 2**20
+"""Of the logits of one message: fewer examples where there are very many classes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
@@ -116,8 +119,9 @@ class Evaluator:
     def _predict(self, control: TaskGroup, split: Split) -> Array:
         size = self._data.info.sizes[split]
         logits_nk: Array = np.empty((size, self._model.classes), np.float32)
-        for sequence, start in enumerate(range(0, size, PREDICTION_BLOCK), 2):
-            stop = min(start + PREDICTION_BLOCK, size)
+        block = max(1, min(PREDICTION_BLOCK, PREDICTION_BYTES // (logits_nk.itemsize * self._model.classes)))
+        for sequence, start in enumerate(range(0, size, block), 2):
+            stop = min(start + block, size)
             fields = {"sequence": sequence, "split": split, "start": start, "stop": stop}
             (message,) = _answers(control, Message("predict", fields))
             logits_bk = message.array("logits")

@@ -18,18 +18,51 @@ __all__ = ["DRIVER", "Members"]
 DRIVER = -1
 """The number that messages of the driver to itself carry."""
 
+MOST_WAITING_BYTES = 64 * 2**20
+"""Memory of what a node has said and the driver has not come to. A node that says more waits; one message may wait whatever it weighs."""
+
+
+class _Waiting:
+    """What a node has said and the driver has not come to, in bytes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._bytes = 0
+        self._over = False
+
+    def add(self, weight: int) -> bool:
+        """Wait until there is room for a message; return False where nobody will take it any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or not self._bytes or self._bytes + weight <= MOST_WAITING_BYTES)
+            self._bytes += weight
+            return not self._over
+
+    def remove(self, weight: int) -> None:
+        """The driver has come to a message."""
+        with self._changed:
+            self._bytes -= weight
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nothing more of the node is taken."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
 
 class Members:
     """The nodes behind `channels`. `lost` are those whose channel has ended, in the order in which that was read.
 
-    `broken` says of some of them what they sent that nobody sends: they have been cut off.
+    `broken` says of some of them what they sent that nobody sends: they have been cut off, and nothing more of them is heard.
     """
 
     def __init__(self, channels: Sequence[NodeChannel]) -> None:
         self.lost: list[int] = []
         self.broken: dict[int, str] = {}
         self._channels = {channel.node: channel for channel in channels}
-        self._inbox: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[int, Message | None, int]] = queue.SimpleQueue()
+        self._waiting = {node: _Waiting() for node in self._channels}
+        self._deaf_to: set[int] = set()
         self._outboxes: dict[int, queue.Queue[Message]] = {node: queue.Queue() for node in self._channels}
         for channel in channels:
             for work, name in ((self._read, "from"), (self._write, "to")):
@@ -43,8 +76,12 @@ class Members:
     def next(self, timeout_seconds: float) -> tuple[int, Message | None] | None:
         """Return the next message and its node, None after the time. None instead of a message, once a node: it is among the lost now."""
         try:
-            node, message = self._inbox.get(timeout=max(0.0, timeout_seconds))
+            node, message, weight = self._inbox.get(timeout=max(0.0, timeout_seconds))
         except queue.Empty:
+            return None
+        if weight:
+            self._waiting[node].remove(weight)
+        if node in self._deaf_to:
             return None
         if message is not None:
             return node, message
@@ -56,13 +93,15 @@ class Members:
     def cut_off(self, node: int, why: str) -> None:
         """Give a node up for what it has sent; from now on it is lost."""
         self.broken.setdefault(node, why)
+        self._deaf_to.add(node)
+        self._waiting[node].end()
         self.give_up(node)
         if node not in self.lost:
             self.lost.append(node)
 
     def say(self, message: Message) -> None:
         """Put a message of the driver's own into the queue; safe in a signal handler."""
-        self._inbox.put((DRIVER, message))
+        self._inbox.put((DRIVER, message, 0))
 
     def tell(self, node: int, message: Message) -> None:
         """Have a message sent, after those before it; one to a node that is lost goes nowhere. Safe from any thread."""
@@ -92,9 +131,13 @@ class Members:
                 message = None
             except (OSError, ValueError, MemoryError):
                 message = None
-            self._inbox.put((channel.node, message))
             if message is None:
+                self._inbox.put((channel.node, None, 0))
                 return
+            weight = channel.stream.weight
+            if not self._waiting[channel.node].add(weight):
+                return
+            self._inbox.put((channel.node, message, weight))
 
     def _write(self, channel: NodeChannel) -> None:
         """Send what the node is told: a node that does not read, because it is frozen, would hold up the driver for ever."""
@@ -107,5 +150,5 @@ class Members:
                     channel.stream.send(message)
             except (OSError, ValueError):
                 reachable = False
-                self._inbox.put((channel.node, None))
+                self._inbox.put((channel.node, None, 0))
             box.task_done()

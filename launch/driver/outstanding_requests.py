@@ -1,7 +1,11 @@
-"""What the driver has asked of its nodes and leading tasks and is not answered yet: an answer that nobody waits for is none."""
+"""What the driver has asked of its nodes and leading tasks and is not answered yet: an answer that nobody waits for is none.
+
+What nodes say unasked has its time and its number too, so that none keeps the driver busy with it, or fills its disk.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +18,15 @@ _OF_NODES = frozenset({"hello", "ports", "sampled", "states", "stopped"})
 _OF_COMMANDS = frozenset({"done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end"})
 _OF_THE_FIRST = frozenset({"steps", "evaluated", "state_begin", "state_part", "state_end"})
 """What the first leading task alone reports."""
+
+_ONCE_ENDING = frozenset({"log", "trace"})
+"""What a node sends between being asked to stop and having stopped."""
+
+_MOST_REMARKS = {"phase": 100, "error": 10, "death": 1}
+"""How often something may be said of a task from its start to its end: a start has half a dozen phases."""
+
+_SPARE_SAMPLES = 20
+"""How many more samples than its interval allows a node may send: one may follow another at once, and a machine may be busy."""
 
 _DURING = {"evaluated": "evaluate", "predicted": "predict", "calibrated": "calibrate"}
 """The command that an answer is part of; steps are reported during any, as each but ``train`` begins by making the cluster quiescent."""
@@ -43,10 +56,19 @@ class Asked:
         self._commands: dict[str, deque[_Command]] = {}
         self._states: deque[_State] = deque()
         self._trains = False
+        self._remarks: Counter[tuple[str, str]] = Counter()
+        self._samples: Counter[int] = Counter()
+        self._sampling: dict[int, tuple[float, float]] = {}
+
+    def of_samples(self, node: int, interval_seconds: float | None) -> None:
+        """A node takes samples from now on; None: it takes those only that it is asked for."""
+        if interval_seconds is not None:
+            self._sampling.setdefault(node, (time.monotonic(), interval_seconds))
 
     def of_node(self, node: int, kind: str) -> None:
         """A node has been asked for one message of a kind."""
         self._owed[node, kind] += 1
+        self._samples[node] -= kind == "sampled"
 
     def started(self, tasks: Iterable[str], leaders: Iterable[str]) -> None:
         """Tasks are being started, of which some lead; what was asked of others before is forgotten."""
@@ -55,6 +77,7 @@ class Asked:
         self._commands = {leader: deque() for leader in leaders}
         self._states.clear()
         self._trains = False
+        self._remarks.clear()
 
     def of_leader(self, leader: str, command: Message) -> None:
         """A leading task has been sent a command."""
@@ -72,7 +95,22 @@ class Asked:
         elif kind in _OF_COMMANDS:
             wrong = self._wrong_with_answer(message)
             return None if wrong is None else f"a message {kind!r} {wrong}"
+        elif kind in _ONCE_ENDING:
+            return None if self._owed[node, "stopped"] else f"a message {kind!r} before it was asked to stop"
+        elif kind in _MOST_REMARKS:
+            task = message["task"] if kind == "death" else message["from"]
+            self._remarks[task, kind] += 1
+            return f"more messages {kind!r} of {task} than there can be" if self._remarks[task, kind] > _MOST_REMARKS[kind] else None
+        elif kind == "sample":
+            self._samples[node] += 1
+            return f"more messages {kind!r} than its interval allows" if self._samples[node] > self._most_samples(node) else None
         return None
+
+    def _most_samples(self, node: int) -> float:
+        if node not in self._sampling:
+            return _SPARE_SAMPLES
+        since, interval_seconds = self._sampling[node]
+        return _SPARE_SAMPLES + 2 * (time.monotonic() - since) / interval_seconds
 
     def _wrong_with_answer(self, message: Message) -> str | None:
         kind, task = message.kind, message["from"]

@@ -231,11 +231,11 @@ class Recording:
         self._tasks = dict(tasks)
 
     def log(self, node: int, task: str, text: bytes) -> None:
-        """Keep the log of a task whose node does not see our files; one under a name that is no task of the node is a `breach`."""
+        """Append to the log of a task whose node does not see our files; one under a name that is no task of the node is a `breach`."""
         with self._named(node, "log"):
             self._of_a_task(node, task)
-            with self._disk_errors(self.path), _delete_if_incomplete(self.writer.log_path(node, task)) as path:
-                path.write_bytes(text)
+            with self._disk_errors(self.path), _delete_if_incomplete(self.writer.log_path(node, task)) as path, path.open("ab") as file:
+                file.write(text)
 
     def trace(self, node: int, path: str, data: bytes) -> None:
         """Append to a file of a task's trace; `path` is ``<task>/<file>`` on the node, and any other a `breach`."""

@@ -141,7 +141,9 @@ class TaskGroup:
         self._expect_tasks({task.name: task.placed.node for task in tasks}, [task.name for task in tasks if task.placed.leading])
         for channel in self.channels:
             own = [task_to_fields(task) for task in tasks if task.placed.node == channel.node]
-            self._members.tell(channel.node, Message("start", {**request(channel.node), "tasks": own}))
+            fields = request(channel.node)
+            self._asked.of_samples(channel.node, fields["sample_interval_seconds"])
+            self._members.tell(channel.node, Message("start", {**fields, "tasks": own}))
 
     def _expect_tasks(self, node_of: Mapping[str, int], leaders: Sequence[str]) -> None:
         """From now on there are these tasks, each on its node, and no others; `leaders` lead, in this order."""

@@ -13,12 +13,15 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.untrusted.console import note
-from ...engine.protocol.messages import PROTOCOL, Message, RawArray, ReusableBuffer, Stream
+from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
 from .port_reservation import PortBlock
 from .scratch import make_scratch, remove_scratch
 from .supervisor import Death, Supervisor, tail
@@ -32,9 +35,6 @@ __all__ = ["Agent", "main"]
 ORPHAN_CHECK_SECONDS = 0.5
 ORPHAN_PATIENCE_SECONDS = 4.0
 """The end of the control stream ends an agent at once; this is how long it may take before it is ended the hard way."""
-
-PIECE_BYTES = 8 * 2**20
-"""Files travel to the driver in pieces of this size."""
 
 FOREIGN_VARIABLES = frozenset(
     {"TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRAINER_SECRET"}
@@ -180,18 +180,21 @@ class Agent:
         if not self._ships_logs:
             return
         for log in sorted(self._logs.glob("*.log")):
-            text = log.read_bytes()
-            self._send(Message("log", {"task": log.stem}, {"text": RawArray("|u1", [len(text)], text)}))
+            self._ship(log, "log", {"task": log.stem}, "text")
 
     def _ship_traces(self) -> None:
-        """Send what the tasks left in their folders for traces, in pieces; the driver puts them together."""
+        """Send what the tasks left in their folders for traces."""
         folder = self._scratch / "profile"
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            with path.open("rb") as file:
-                while data := file.read(PIECE_BYTES):
-                    fields = {"path": path.relative_to(folder).as_posix()}
-                    self._send(Message("trace", fields, {"data": RawArray("|u1", [len(data)], data)}))
-            path.unlink()
+            self._ship(path, "trace", {"path": path.relative_to(folder).as_posix()}, "data")
+
+    def _ship(self, path: Path, kind: str, fields: Mapping[str, str], array: str) -> None:
+        """Send a file in pieces, which the driver puts together, and remove it: tasks that are started anew begin another."""
+        with path.open("rb") as file:
+            pieces = iter(partial(file.read, FILE_PIECE_BYTES), b"")
+            for data in chain([next(pieces, b"")], pieces):  # an empty file is one empty piece
+                self._send(Message(kind, fields, {array: RawArray("|u1", [len(data)], data)}))
+        path.unlink()
 
     def _send(self, message: Message) -> None:
         """Send to the driver. Where it is gone the end of the stream ends the agent; a reader thread must not die of it before."""

@@ -1,0 +1,59 @@
+"""A node that has the secret and attacks its driver: the run fails and names the node and its deed; the memory of the driver is bounded."""
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import hostile_node
+import pytest
+from processes import MarkedRun, free_ports, wait_until
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+MOST_MORE_BYTES = 300 * 2**20
+NODE = r"node 1 \(host .*, 127\.0\.0\.1\)"
+SAID = {
+    **dict.fromkeys(hostile_node.ATTACKS, rf"{NODE} sent .*: it is broken, or hostile, and has been cut off"),
+    hostile_node.SILENT: rf"stalled.*the agent of {NODE} does not answer",
+}
+
+
+def peak_bytes(pid):
+    """The most memory that a process has had, None where it has ended."""
+    try:
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+@pytest.mark.parametrize("attack", hostile_node.ATTACKS)
+def test_a_node_that_attacks_is_cut_off_and_named(tmp_path, attack):
+    job = ["run", "--backend", "toy", "--nodes", "2", "--epochs", "1000000", "--eval-every", "end", "--stall-timeout", "3"]
+    job += ["--sample-interval", "0.2", "--rendezvous", f"127.0.0.1:{free_ports(1)}", "--out", str(tmp_path), "--name", "run"]
+    secret = {"TRAINER_SECRET": secrets.token_hex(16)}
+    with MarkedRun([*job, "--node-rank", "0"], tmp_path, secret) as driver:
+        command = [sys.executable, hostile_node.__file__, attack, *job, "--node-rank", "1"]
+        environment = {**os.environ, **secret}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as attacker:
+            try:
+                assert attacker.stdout.readline() == "attacks\n", driver.stderr()
+                before, peaks = peak_bytes(driver.process.pid), []
+                wait_until(
+                    lambda: driver.process.poll() is not None or peaks.append(peak_bytes(driver.process.pid)), 30, "the end of the run"
+                )
+            finally:
+                attacker.kill()
+        told = driver.stderr()
+        print(told, f"{(max(filter(None, peaks), default=before) - before) / 2**20:.0f} MiB more", sep="\n")
+        assert driver.wait(10) == 1
+        assert "Traceback" not in told
+        assert re.search(SAID[attack], told)
+        assert max(filter(None, peaks), default=before) - before < MOST_MORE_BYTES
+        status = json.loads((tmp_path / "run/status.json").read_text())
+        assert (status["state"], status["task"], status["exit_code"]) == ("failed", "agent-1", 1)
+        assert driver.alive() == []

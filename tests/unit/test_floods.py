@@ -1,0 +1,172 @@
+"""A node that says too much: it waits, or is cut off; the driver's memory is bounded either way."""
+
+import os
+import socket
+import threading
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import wait_until
+from test_incoming import NODE_OF, SOUND, cluster, send
+
+from crosstrain.core.errors import RunFailedError
+from crosstrain.core.untrusted.listener import Exchange
+from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, Message, ProtocolError, RawArray, Stream
+from crosstrain.engine.protocol.transport import WrongSecretError, accept, connect
+from crosstrain.launch.driver.node_channels import MOST_WAITING_BYTES, Members
+from crosstrain.launch.driver.outstanding_requests import Asked
+from crosstrain.launch.launchers.base import NodeChannel
+from crosstrain.launch.node.agent import Agent
+
+SECRET = b"a secret of some length"
+
+
+@contextmanager
+def streams():
+    """The driver's end of a node, and the node's."""
+    with ExitStack() as ends:
+        pair = [ends.enter_context(end) for end in socket.socketpair()]
+        both = tuple(Stream(*(ends.enter_context(end.makefile(mode)) for mode in ("rb", "wb"))) for end in pair)
+        ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
+        yield both
+
+
+def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_lost():
+    size, count, sent = FILE_PIECE_BYTES, 4 * MOST_WAITING_BYTES // FILE_PIECE_BYTES, []
+
+    def flood(node):
+        for number in range(count):
+            node.send(Message("log", {"number": number}, {"text": RawArray("|u1", [size], bytes(size))}))
+            sent.append(number)
+
+    with streams() as (driver, node):
+        members = Members([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
+        flooding = threading.Thread(target=flood, args=(node,))
+        flooding.start()
+        wait_until(lambda: len(sent) >= MOST_WAITING_BYTES // size - 2, 20, "what may wait")
+        time.sleep(0.3)
+        assert len(sent) <= MOST_WAITING_BYTES // size + 1  # and one that has been read and may not wait yet
+        assert [members.next(5.0)[1]["number"] for _ in range(count)] == list(range(count))
+        flooding.join()
+
+
+def test_a_message_larger_than_what_may_wait_is_heard():
+    """What a header weighs is estimated, so that one alone may weigh more."""
+    with streams() as (driver, node):
+        members = Members([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
+        for number in range(3):
+            threading.Thread(target=node.send, args=(Message("long", {"text": "x" * (MAX_HEADER_BYTES - 100)}),)).start()
+            assert members.next(5.0)[1].kind == "long", number
+
+
+def listen(control):
+    while True:
+        control.receive(5.0)
+
+
+@pytest.mark.parametrize("kind", ["phase", "error", "sample"])
+def test_a_node_that_says_the_same_over_and_over_is_cut_off_and_blamed(kind):
+    with cluster() as (control, (_, node)):
+
+        def flood():
+            with suppress(OSError), node.makefile("rb") as reader, node.makefile("wb") as writer:  # cut off
+                while True:
+                    Stream(reader, writer).send(SOUND[kind])
+
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        with pytest.raises(
+            RunFailedError, match=rf"node 1.* sent more messages '{kind}' .*: it is broken, or hostile, and has been"
+        ) as raised:
+            listen(control)
+        assert raised.value.task == "agent-1"
+        flooding.join(5.0)
+        assert not flooding.is_alive()
+
+
+@pytest.mark.parametrize("kind", ["log", "trace"])
+def test_files_come_only_from_nodes_that_were_asked_to_stop(kind):
+    with cluster() as (control, (_, node)):
+        send(node, SOUND[kind])
+        with pytest.raises(RunFailedError, match=f"node 1.* sent a message '{kind}' before it was asked to stop"):
+            control.receive(5.0)
+
+
+@given(interval=st.floats(0.05, 60.0), seconds=st.floats(0.0, 1e4), asked=st.integers(0, 30))
+def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval, seconds, asked):
+    """However late the driver comes to them."""
+    requests = Asked([1])
+    requests.of_samples(1, interval)
+    requests._sampling[1] = (time.monotonic() - seconds, interval)
+    for _ in range(asked):
+        requests.of_node(1, "sampled")
+    regular = min(2000, int(seconds / interval))
+    assert all(requests.wrong_with(1, SOUND["sample"]) is None for _ in range(regular + asked))
+
+
+def test_tasks_that_are_started_anew_may_say_as_much_again():
+    requests = Asked([1])
+    for _ in range(3):
+        requests.started(NODE_OF, ["worker-1"])
+        assert requests.wrong_with(1, SOUND["death"]) is None
+        assert "more messages 'death' of worker-1" in requests.wrong_with(1, SOUND["death"])
+
+
+@pytest.mark.parametrize("size", [0, 1, FILE_PIECE_BYTES, FILE_PIECE_BYTES + 1, 2 * FILE_PIECE_BYTES + 5])
+def test_a_log_of_any_size_travels_in_pieces_once(tmp_path, size):
+    sent = []
+    agent = Agent(SimpleNamespace(send=sent.append), 1)
+    agent._logs, agent._ships_logs, text = tmp_path, True, os.urandom(size)
+    (tmp_path / "worker-1.log").write_bytes(text)
+    agent._ship_logs()
+    assert b"".join(message.array("text").tobytes() for message in sent) == text
+    assert sent
+    assert all(message["task"] == "worker-1" and message.array("text").size <= FILE_PIECE_BYTES for message in sent)
+    agent._ship_logs()
+    assert len(sent) == max(1, -(-size // FILE_PIECE_BYTES))
+
+
+def test_a_header_is_bounded():
+    with streams() as (driver, node):
+        sending = threading.Thread(target=node.send, args=(Message("x", {"text": "x" * MAX_HEADER_BYTES}),), daemon=True)
+        sending.start()
+        with pytest.raises(ProtocolError, match="too long"):
+            driver.receive()
+        driver.cut()
+        sending.join(5.0)
+
+
+def test_a_recorded_handshake_is_worth_nothing():
+    """What an agent said to the driver, said again to the same driver: the challenge is another."""
+    said = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as door, socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def meet():
+            return accept(Exchange(door.accept()[0], time.monotonic() + 5.0), SECRET)
+
+        def between():
+            inner = socket.create_connection(door.getsockname())
+            outer, _ = listening.accept()
+            with inner, outer:
+                outer.sendall(inner.recv(32, socket.MSG_WAITALL))
+                for _ in range(2):
+                    said.extend(piece := outer.recv(32, socket.MSG_WAITALL))
+                    inner.sendall(piece)
+                outer.sendall(inner.recv(32, socket.MSG_WAITALL))
+
+        relay = threading.Thread(target=between)
+        relay.start()
+        agent = threading.Thread(target=lambda: connect(listening.getsockname(), SECRET).close())
+        agent.start()
+        meet().close()
+        for thread in (relay, agent):
+            thread.join(5.0)
+        assert len(said) == 64
+        with socket.create_connection(door.getsockname()) as again:
+            again.sendall(said)
+            with pytest.raises(WrongSecretError):
+                meet()
