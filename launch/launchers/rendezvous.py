@@ -217,6 +217,8 @@ class ExternalLauncher:
             return f"there is no node {place[0]} among {self.job.nodes}"
         if (place[1] == 0 and place[0] in channels) or place in standbys:
             return f"node {place[0]} has joined already; is a rank used twice?"
+        if place[1] < 0 or (place[1] > 0 and len(standbys) >= self.place.standbys):
+            return f"node {place[0]} has no process {place[1]}; was it started in another way than the driver?"
         return difference(self.asked, message["asked"])
 
     def _channel(self, node: int, stream: Stream, address: str, process: subprocess.Popen[bytes] | None) -> NodeChannel:
