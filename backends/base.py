@@ -20,6 +20,7 @@ from ..data.base import Dataset, Split
 from ..data.sampler import Batches, Sampler
 from ..models.base import Array, ModelSpec
 from ..models.objectives import COUNTED, Objective
+from .capabilities import Capabilities
 
 __all__ = [
     "Availability",
@@ -39,8 +40,6 @@ __all__ = [
 
 CALIBRATION_BATCHES = 2000
 """Batches that are gathered in turn while ``data`` is timed, at most: so many that they do not all stay in a cache."""
-
-Mode = Literal["sync", "async"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +234,17 @@ class Server(Protocol):
 
 
 class Backend(Protocol):
-    """A framework. `modes` are those it can train in."""
+    """A framework, and what of a job it can carry out; the core hands it no job that asks for more."""
 
-    name: str
-    modes: frozenset[Mode]
+    @property
+    def name(self) -> str:
+        """What ``--backend`` takes."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it declares; known without the framework."""
+        ...
 
     def probe(self) -> Availability:
         """Import the framework and say what is found. Called in a process of its own."""

@@ -11,17 +11,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from ..checkpoint import Checkpoint, Meta, read_checkpoint
 from ..checkpoint.compatibility import rebuilt_model
 from ..checkpoint.safetensors_file import header
-from ..core.errors import TrainerError
-from ..core.plugins import find, load
+from ..core.errors import TrainerError, UsageError
 from ..core.process import die_with_parent
 from ..models.base import Array, ModelSpec
+from .capabilities import ExportFormat
+from .loading import load_backend
 
-__all__ = ["PLAIN", "PLAIN_FORMATS", "Export", "ExportFormat", "Exporter", "main"]
+__all__ = ["PLAIN", "PLAIN_FORMATS", "Export", "Exporter", "main"]
 
 PLAIN = "-"
 """Stands for "no backend"."""
@@ -29,17 +30,6 @@ PLAIN = "-"
 DESCRIPTION = "model.json"
 README = "README.md"
 SAFETENSORS = "model.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class ExportFormat:
-    """A format. `summary` says what it is in a line; `usage` is Python code that loads it from the current folder, for its README.
-
-    The word IMAGES in the code becomes the shape of a batch of one image.
-    """
-
-    summary: str
-    usage: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +52,7 @@ class Export:
 
 @runtime_checkable
 class Exporter(Protocol):
-    """What a backend has that can export; found by the presence of these two."""
-
-    export_formats: Mapping[str, ExportFormat]
+    """What a backend has besides where its capabilities name formats to export."""
 
     def export(self, request: Export) -> None:
         """Write the files of a format. May import the framework: it is called in a process of its own."""
@@ -107,9 +95,12 @@ def export_checkpoint(backend: str, export_format: str, checkpoint: Checkpoint, 
         chosen = PLAIN_FORMATS[export_format]
         export_plain(request)
     else:
-        exporter: Exporter = load(find("backend", backend), "backend")
-        chosen = exporter.export_formats[export_format]
-        exporter.export(request)
+        exporter = load_backend(backend)
+        formats = exporter.capabilities.export_formats
+        if export_format not in formats:
+            raise UsageError.of("--format", export_format, f"{', '.join(formats) or 'none'} on backend {backend}", formats)
+        chosen = formats[export_format]
+        cast(Exporter, exporter).export(request)
     (folder / DESCRIPTION).write_text(json.dumps(_description(meta, export_format), indent=1) + "\n", encoding="utf-8")
     (folder / README).write_text(_readme(meta, export_format, chosen), encoding="utf-8")
 

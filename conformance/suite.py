@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from ..backends.loading import load_backend
 from ..core.job import Job
-from ..core.plugins import find, load
 from ..data.store.stored_dataset import open_dataset
 from ..records.store.run_directory import RunReader
 from .reference import Trained, train_logistic_regression
@@ -120,9 +120,8 @@ class BackendConformance:
 
         A backend without async mode has to say so.
         """
-        backend = load(find("backend", self.backend), "backend")
         options: dict[str, Any] = {"nodes": 2, "batch_size": 10, "epochs": 16, "lr": 0.02}
-        if "async" not in backend.modes:
+        if "async" not in load_backend(self.backend).capabilities.modes:
             refused = trainer("run", "--backend", self.backend, "--mode", "async", "--out", str(tmp_path))
             assert refused.returncode == 2
             assert "async" in refused.stderr
@@ -139,8 +138,7 @@ class BackendConformance:
     @pytest.mark.slow
     def test_every_part_of_a_step_is_calibrated(self, tmp_path: Path) -> None:
         """In each of its modes every worker repeats each part of a step, and the run still ends well."""
-        modes = load(find("backend", self.backend), "backend").modes
-        for mode in sorted(modes):
+        for mode in sorted(load_backend(self.backend).capabilities.modes):
             run = self.train(tmp_path / mode, mode=mode, nodes=2, global_batch_size=22, steps=60, calibrate=True)
             found = RunReader(run.path).calibration()
             assert found is not None, [record for record in RunReader(run.path).events() if record.event == "calibration_failed"]

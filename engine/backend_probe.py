@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from ..backends.base import Availability
+from ..backends.loading import load_backend
 from ..core.errors import UsageError
-from ..core.plugins import available, find, load
+from ..core.plugins import available, find
 from ..core.process import python
 
 __all__ = ["main", "probe", "probe_all"]
@@ -77,7 +78,7 @@ def main(name: str) -> None:
     answer_to = os.dup(1)
     os.dup2(2, 1)
     try:
-        found: Availability = load(find("backend", name), "backend").probe()
+        found = load_backend(name).probe()
     except UsageError as error:
         sys.exit(str(error))
     with os.fdopen(answer_to, "w", encoding="utf-8") as stream:

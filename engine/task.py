@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..backends.base import Backend, Server, Session, State, StepResult
+from ..backends.base import Server, Session, State, StepResult
+from ..backends.loading import load_backend
 from ..core.cluster import Cluster, Task, TaskSpec
 from ..core.errors import RunFailedError, TrainerError
 from ..core.job import Job
@@ -178,7 +179,7 @@ def preload(job: Job, stream: Stream) -> None:
     The collector rests meanwhile, and leaves what was imported alone from then on: looking through a framework's objects again and again
     is a seventh of the time that importing torch takes.
     """
-    backend: Backend = load(find("backend", job.backend), "backend")
+    backend = load_backend(job.backend)
     phase(f"importing what {job.backend} needs")
     gc.disable()
     try:
@@ -229,9 +230,8 @@ def open_session(task: Task, opened: Message) -> Session | Server:
     if opened.get("normalisation") is not None:
         data = data.normalised_as(*opened["normalisation"])
     model = load(find("model", job.model), "model")(data.info)
-    backend: Backend = load(find("backend", job.backend), "backend")
     phase("joining the cluster", for_others=True)
-    return backend.open(task, job, model, data)
+    return load_backend(job.backend).open(task, job, model, data)
 
 
 def main(arguments: list[str] | None = None) -> None:

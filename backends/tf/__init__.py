@@ -12,8 +12,9 @@ from ...core.cluster import Task, TaskSpec
 from ...core.job import Job
 from ...data.base import Dataset
 from ...models.base import ModelSpec
-from ..base import Availability, Mode, Server, Session
-from ..export import Export, ExportFormat
+from ..base import Availability, Server, Session
+from ..capabilities import Capabilities, ExportFormat
+from ..export import Export
 from ..placement import parameter_server_placement, ranks_placement
 
 __all__ = ["BACKEND", "EXPORT_FORMATS", "TfBackend"]
@@ -42,8 +43,15 @@ class TfBackend:
     """Implements `Backend`."""
 
     name: str = "tf"
-    modes: frozenset[Mode] = frozenset(("sync", "async"))
-    export_formats = EXPORT_FORMATS
+    capabilities = Capabilities(
+        modes=frozenset({"sync", "async"}),
+        precisions=frozenset({"fp32", "bf16", "fp16"}),
+        devices=frozenset({"cpu", "gpu"}),
+        augmentation=True,
+        deterministic=True,
+        profiling=True,
+        export_formats=EXPORT_FORMATS,
+    )
 
     def probe(self) -> Availability:
         """Import TensorFlow and list its devices."""

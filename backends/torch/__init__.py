@@ -1,20 +1,20 @@
 """How does torch carry out a job? DistributedDataParallel in sync mode, our own parameter server on plain TCP in async mode.
 
-Importing this package imports no torch: the driver asks it for `placement` and `modes` only.
+Importing this package imports no torch: the driver asks it for `placement` and `capabilities` only.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from typing import Literal
 
 from ...core.cluster import Task, TaskSpec
 from ...core.job import Job
 from ...data.base import Dataset
 from ...models.base import ModelSpec
 from ..base import Availability, Server, Session
-from ..export import Export, ExportFormat
+from ..capabilities import Capabilities, ExportFormat
+from ..export import Export
 from ..placement import parameter_server_placement, ranks_placement
 
 __all__ = ["BACKEND", "EXPORT_FORMATS", "TorchBackend"]
@@ -38,8 +38,15 @@ class TorchBackend:
     """The backend called ``torch``."""
 
     name = "torch"
-    modes: frozenset[Literal["sync", "async"]] = frozenset({"sync", "async"})
-    export_formats = EXPORT_FORMATS
+    capabilities = Capabilities(
+        modes=frozenset({"sync", "async"}),
+        precisions=frozenset({"fp32", "bf16", "fp16"}),
+        devices=frozenset({"cpu", "gpu"}),
+        augmentation=True,
+        deterministic=True,
+        profiling=True,
+        export_formats=EXPORT_FORMATS,
+    )
 
     def probe(self) -> Availability:
         """Import torch and list its devices."""

@@ -13,11 +13,12 @@ import click
 import numpy as np
 
 from ...backends.base import State
+from ...backends.loading import load_backend
 from ...checkpoint import Checkpoint, Meta, find_checkpoint
 from ...checkpoint.compatibility import rebuilt_model
 from ...core.errors import MissingPackageError, UsageError, writing
 from ...core.job import Job
-from ...core.plugins import available, forward_backends, forward_plugin, load
+from ...core.plugins import available, forward_backends, forward_plugin
 from ...core.untrusted.console import note
 from ...data.base import Split
 from ...data.store.resolve import written_out
@@ -67,7 +68,7 @@ def evaluate(
     checkpoint, damaged = find_checkpoint(find_target(source))
     for error in damaged:
         note(f"{error} An older one is taken.")
-    options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision}
+    options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision, "device": None}
     name_settings({field: "flag" if typed is not None else f"checkpoint {checkpoint.path.name}" for field, typed in options.items()})
     check_typed_model(model, checkpoint.meta.job["model"])
     taken = _taken(checkpoint.meta, model, data, data_dir)
@@ -129,7 +130,7 @@ def _backend(meta: Meta, asked: str | None) -> str:
     if asked is not None:
         if asked not in known:
             raise UsageError.of("--backend", asked, ", ".join(known), known)
-        load(known[asked], "backend")  # raises where its framework is not installed
+        load_backend(asked)  # raises where its framework is not installed
         forward_plugin(model, asked)
         return asked
     on = forward_backends(model)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import click
 
-from ...backends.export import PLAIN, PLAIN_FORMATS, Exporter, ExportFormat
+from ...backends.capabilities import ExportFormat
+from ...backends.export import PLAIN, PLAIN_FORMATS
+from ...backends.loading import declared_capabilities, load_backend
 from ...checkpoint import (
     CHECKPOINTS,
     Checkpoint,
@@ -27,7 +29,7 @@ from ...checkpoint import (
     read_checkpoint,
 )
 from ...core.errors import TrainerError, UsageError
-from ...core.plugins import Plugin, available, load
+from ...core.plugins import Plugin, available
 from ...core.process import python
 from ...core.untrusted.console import note
 from ...launch.node.scratch import make_scratch, remove_scratch
@@ -109,12 +111,11 @@ def _choices() -> dict[str, Choice]:
     found = {name: Choice(described, None) for name, described in PLAIN_FORMATS.items()}
     for plugin in available("backend").values():
         try:
-            backend = load(dataclasses.replace(plugin, requires=""), "backend")  # its module is there without its framework
+            formats = declared_capabilities(plugin).export_formats
         except UsageError as error:
             note(str(error))
             continue
-        if isinstance(backend, Exporter):
-            found.update({name: Choice(described, plugin) for name, described in backend.export_formats.items() if name not in found})
+        found.update({name: Choice(described, plugin) for name, described in formats.items() if name not in found})
     return found
 
 
@@ -124,7 +125,7 @@ def _choice(name: str) -> Choice:
         raise UsageError.of("--format", name, ", ".join(choices), choices)
     choice = choices[name]
     if choice.backend is not None:
-        load(choice.backend, "backend")  # raises where its framework is not installed
+        load_backend(choice.backend.name)  # raises where its framework is not installed
     return choice
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ...backends.base import Backend
+from ...backends.capabilities import refuse_unsupported
+from ...backends.loading import load_backend
 from ...checkpoint import CHECKPOINTS, described_data
 from ...core.cluster import TaskSpec
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, UsageError
@@ -102,9 +103,8 @@ class Driver:
         self._spec.objective.check(Target.parse(self.job.until) if self.job.until else None, self.job.keep_best)
         forward_plugin(self.job.model, self.job.backend)
         refuse_empty_servers(self.job, self._spec)
-        backend: Backend = load(find("backend", self.job.backend), "backend")
-        if self.job.mode not in backend.modes:
-            raise UsageError.of("mode", self.job.mode, f"on backend {backend.name}: {', '.join(sorted(backend.modes))}")
+        backend = load_backend(self.job.backend)
+        refuse_unsupported(self.job, self.job.backend, backend.capabilities)
         placed = backend.placement(self.job)
         self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
         if self._resumption is not None:

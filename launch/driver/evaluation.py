@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ...backends.base import Backend, EvalResult, State
+from ...backends.base import EvalResult, State
+from ...backends.capabilities import refuse_unsupported
+from ...backends.loading import load_backend
 from ...core.errors import InterruptedRunError, TrainerError
 from ...core.job import Job
-from ...core.plugins import find, load
 from ...data.base import Split
 from ...data.store.stored_dataset import StoredDataset
 from ...engine.protocol.codec import eval_from_message
@@ -53,13 +54,16 @@ class Evaluated:
 class Evaluator:
     """Evaluates a state by a job of a single sync worker, which says on which backend, data and device.
 
-    The task opens the job's data itself; `data` is the same store, perhaps normalised by other numbers than its own.
+    The task opens the job's data itself; `data` is the same store, perhaps normalised by other numbers than its own. Raises UsageError
+    where the job asks for what its backend does not declare.
     """
 
     def __init__(self, job: Job, model: ModelSpec, data: StoredDataset, warn: Callable[[str], None]) -> None:
         self._job = job
         self._model = model
         self._data = data
+        self._backend = load_backend(job.backend)
+        refuse_unsupported(job, job.backend, self._backend.capabilities)
         self._launcher = LocalLauncher(job, warn)
         self._control: TaskGroup | None = None
         self._signals = 0
@@ -92,8 +96,7 @@ class Evaluator:
             raise InterruptedRunError("interrupted by the user")
         hosts = control.hello(deadline - time.monotonic())
         infer_isolation(channels, hosts)
-        backend: Backend = load(find("backend", self._job.backend), "backend")
-        placed = backend.placement(self._job)
+        placed = self._backend.placement(self._job)
         cluster = make_cluster(placed, channels, control.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
         threads = threads_per_task(self._job, self._model, channels, hosts, placed)
         request = {

@@ -107,6 +107,12 @@ def test_every_field_with_an_invalid_value(capsys, monkeypatch, source, field):
         ("augment", {"augment": "flip"}, "must not be mirrored"),
         ("cores_per_node", {"cores_per_node": "4000"}, "cores for a node, which is what this machine has"),
         ("momentum", {"momentum": 0.5, "optimizer": "adam"}, "belongs to optimizer sgd"),
+        ("mode", {"mode": "async"}, "got 'async', which backend toy does not support; supported there: sync."),
+        ("precision", {"precision": "bf16"}, "got 'bf16', which backend toy does not support; supported there: fp32."),
+        ("device", {"device": "gpu"}, "got 'gpu', which backend toy does not support; supported there: auto, cpu."),
+        ("augment", {"augment": "crop"}, "got 'crop', which backend toy does not support; supported there: none."),
+        ("deterministic", {"deterministic": True}, "got 'true', which backend toy does not support; supported there: false."),
+        ("profile", {"profile": 5}, "got '5', which backend toy does not support; supported there: 0."),
     ],
 )
 def test_what_is_found_out_later(capsys, monkeypatch, source, field, settings, words):

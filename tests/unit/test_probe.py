@@ -14,22 +14,31 @@ from crosstrain.engine.backend_probe import probe, probe_all
 PLUGIN = """
 import os, signal, sys
 from crosstrain.backends.base import Availability
+from crosstrain.backends.capabilities import Capabilities
 
-class Loud:
+class Described:
+    name, capabilities = "described", Capabilities()
+    placement = preload = open = None
+
+class Loud(Described):
     def probe(self):
         print("a framework greets")
         os.write(1, b"and so does its C library")
         return Availability("loud", "1.0", ("cpu", "gpu:0 Y"))
 
-class Crashing:
+class Crashing(Described):
     def probe(self):
         os.kill(os.getpid(), signal.SIGSEGV)
 
-class Raising:
+class Raising(Described):
     def probe(self):
         raise OSError("libcudart.so: cannot open shared object file")
 
-loud, crashing, raising = Loud(), Crashing(), Raising()
+class Bare:
+    def probe(self):
+        return Availability("bare", "1.0", ("cpu",))
+
+loud, crashing, raising, bare = Loud(), Crashing(), Raising(), Bare()
 """
 
 ENTRIES = """[crosstrain.backends]
@@ -37,6 +46,7 @@ loud = some_plugin:loud
 crashing = some_plugin:crashing
 raising = some_plugin:raising
 gone = some_plugin:gone
+bare = some_plugin:bare
 """
 
 
@@ -54,11 +64,12 @@ def plugins(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("plugins")
 def test_each_plugin_is_answered_for():
-    loud, crashing, raising, gone = probe_all(["loud", "crashing", "raising", "gone"])
+    loud, crashing, raising, gone, bare = probe_all(["loud", "crashing", "raising", "gone", "bare"])
     assert loud == Availability("loud", "1.0", ("cpu", "gpu:0 Y"))
     assert (crashing.version, crashing.problem) == (None, "probing it ended with SIGSEGV")
     assert raising.problem == "probing it ended with exit code 1: OSError: libcudart.so: cannot open shared object file"
     assert "backend 'gone' could not be loaded from 'some_plugin:gone'" in gone.problem
+    assert "backend 'bare' (some_plugin:bare) is incomplete; it lacks: name, capabilities, placement, preload, open." in bare.problem
     assert all(found.hint == "see the plugin's own documentation" for found in (crashing, raising, gone))
 
 

@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from crosstrain.backends.base import Availability, CalibrationResult, EvalResult, State, StepResult, calibration_batches, make_sampler
+from crosstrain.backends.capabilities import Capabilities
 from crosstrain.backends.placement import ranks_placement
 from crosstrain.backends.timing import repeat
 from crosstrain.core.cluster import split_evenly
@@ -197,7 +198,7 @@ class ToySession:
 
 class ToyBackend:
     name = "toy"
-    modes = frozenset({"sync"})
+    capabilities = Capabilities()  # sync mode, fp32, on the CPU: what else a job asks for is refused
 
     def probe(self):
         return Availability("toy", np.__version__, ("cpu",))

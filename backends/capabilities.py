@@ -1,0 +1,70 @@
+"""What a backend can do of all that a job may ask for; whatever it does not declare is refused before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..core.errors import UsageError
+from ..core.job import Job
+
+__all__ = ["Capabilities", "Device", "ExportFormat", "Mode", "Precision", "refuse_unsupported"]
+
+Mode = Literal["sync", "async"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Device = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFormat:
+    """A format. `summary` says what it is in a line; `usage` is Python code that loads it from the current folder, for its README.
+
+    The word IMAGES in the code becomes the shape of a batch of one image.
+    """
+
+    summary: str
+    usage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend declares. The defaults are the least that a backend can be: sync training in fp32 on the CPU.
+
+    - `modes`, `precisions`, `devices`: the values of ``--mode``, ``--precision`` and ``--device`` that it carries out; ``--device auto`` is
+      always possible.
+    - `augmentation`: it applies the changes of its batches (``--augment``).
+    - `deterministic`: two runs of one sync job are equal to the bit where ``--deterministic`` asks for it.
+    - `profiling`: it writes traces (``--profile``).
+    - `export_formats`: what its `export` can write, by the name that ``trainer export --format`` takes.
+    """
+
+    modes: frozenset[Mode] = frozenset({"sync"})
+    precisions: frozenset[Precision] = frozenset({"fp32"})
+    devices: frozenset[Device] = frozenset({"cpu"})
+    augmentation: bool = False
+    deterministic: bool = False
+    profiling: bool = False
+    export_formats: Mapping[str, ExportFormat] = field(default_factory=dict)
+
+
+def refuse_unsupported(job: Job, backend: str, capabilities: Capabilities) -> None:
+    """Raise UsageError, which begins with the field's name, for the first thing that a job asks for and its backend does not declare."""
+    for name, asked, supported in _asked(job, capabilities):
+        if asked not in supported:
+            listed = ", ".join(supported) or "nothing"
+            raise UsageError(f"{name}: got {asked!r}, which backend {backend} does not support; supported there: {listed}.")
+
+
+def _asked(job: Job, capabilities: Capabilities) -> Iterator[tuple[str, str, Sequence[str]]]:
+    """Yield each field of a job that a backend has to carry out: its name, its value, and the values that the backend supports."""
+    yield "mode", job.mode, sorted(capabilities.modes)
+    yield "precision", job.precision, sorted(capabilities.precisions, reverse=True)
+    yield "device", job.device, ["auto", *sorted(capabilities.devices)]
+    yield "augment", job.augment, ["none", *([job.augment] if capabilities.augmentation else [])]
+    yield "deterministic", _switch(job.deterministic), ["false", *(["true"] if capabilities.deterministic else [])]
+    yield "profile", str(job.profile), ["0", *([str(job.profile)] if capabilities.profiling else [])]
+
+
+def _switch(value: bool) -> str:
+    return str(value).lower()

@@ -1,0 +1,88 @@
+"""A job that asks for more than its backend declares is refused, by the name of what it asks for; any other is not."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.backends.capabilities import Capabilities, refuse_unsupported
+from crosstrain.backends.loading import declared_capabilities
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
+from crosstrain.core.plugins import find
+
+TOY = Path(__file__).parent.parent / "toy"
+
+MODES, PRECISIONS, DEVICES = ("sync", "async"), ("fp32", "bf16", "fp16"), ("auto", "cpu", "gpu")
+AUGMENTS, PROFILES = ("none", "crop", "flip", "crop+flip"), (0, 1, 100)
+
+FIELDS = ("mode", "precision", "device", "augment", "deterministic", "profile")
+
+EVERY_JOB = [
+    dict(zip(FIELDS, values, strict=True))
+    for values in itertools.product(MODES, PRECISIONS, DEVICES, AUGMENTS, (False, True), PROFILES)
+    if values[0] == "sync" or not values[4]
+]
+
+declarations = st.builds(
+    Capabilities,
+    modes=st.frozensets(st.sampled_from(MODES)),
+    precisions=st.frozensets(st.sampled_from(PRECISIONS)),
+    devices=st.frozensets(st.sampled_from(DEVICES[1:])),
+    augmentation=st.booleans(),
+    deterministic=st.booleans(),
+    profiling=st.booleans(),
+)
+
+
+def beyond(job, can):
+    """The fields by which a job asks for what is not declared, said field by field."""
+    found = set()
+    if job["mode"] not in can.modes:
+        found.add("mode")
+    if job["precision"] not in can.precisions:
+        found.add("precision")
+    if job["device"] != "auto" and job["device"] not in can.devices:
+        found.add("device")
+    if job["augment"] != "none" and not can.augmentation:
+        found.add("augment")
+    if job["deterministic"] and not can.deterministic:
+        found.add("deterministic")
+    if job["profile"] and not can.profiling:
+        found.add("profile")
+    return found
+
+
+def check(fields, can):
+    job, wanted = Job.model_validate({"backend": "some", **fields}), beyond(fields, can)
+    if not wanted:
+        refuse_unsupported(job, "some", can)
+        return
+    with pytest.raises(UsageError) as refusal:
+        refuse_unsupported(job, "some", can)
+    field, _, what = str(refusal.value).partition(": ")
+    assert field in wanted
+    assert what.startswith(f"got {str(fields[field]).lower()!r}, which backend some does not support; supported there: ")
+
+
+@given(fields=st.sampled_from(EVERY_JOB), can=declarations)
+def test_exactly_what_is_not_declared_is_refused(fields, can):
+    check(fields, can)
+
+
+@pytest.mark.parametrize("backend", ["tf", "torch", "toy"])
+def test_every_job_on_every_backend(backend, monkeypatch):
+    monkeypatch.syspath_prepend(str(TOY))
+    can = declared_capabilities(find("backend", backend))
+    for fields in EVERY_JOB:
+        check(fields, can)
+    refused = {field for fields in EVERY_JOB for field in beyond(fields, can)}
+    assert refused == (set(FIELDS) if backend == "toy" else set())
+
+
+def test_the_default_is_the_least():
+    refuse_unsupported(Job(), "some", Capabilities())
