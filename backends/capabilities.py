@@ -36,6 +36,10 @@ class Capabilities:
     - `augmentation`: it applies the changes of its batches (``--augment``).
     - `deterministic`: two runs of one sync job are equal to the bit where ``--deterministic`` asks for it.
     - `profiling`: it writes traces (``--profile``).
+    - `packages`: the top-level modules that it imports, each with the distributions that it may come in. Where one is lacking the backend
+      counts as not installed; the releases of all are recorded with each run.
+    - `install`: the command that installs them; `gpu_install`: what to do where a GPU is there and the framework does not see it.
+    - `host_network_warning`: what users have to know where several tasks share the host's own network, such as open ports.
     - `export_formats`: what its `export` can write, by the name that ``trainer export --format`` takes.
     """
 
@@ -45,6 +49,10 @@ class Capabilities:
     augmentation: bool = False
     deterministic: bool = False
     profiling: bool = False
+    packages: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    install: str = ""
+    gpu_install: str = ""
+    host_network_warning: str = ""
     export_formats: Mapping[str, ExportFormat] = field(default_factory=dict)
 
 

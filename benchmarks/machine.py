@@ -19,7 +19,7 @@ BUSY_LOAD = 0.5
 
 def describe(network: str, threads: int | None) -> dict[str, Any]:
     """Return the machine, the versions and the network of the runs of three nodes."""
-    host = describe_host()
+    host = describe_host({})
     facts = {key: host[key] for key in ("cpu_model", "cores_available", "memory_total_bytes", "kernel", "python")}
     return {
         **facts,

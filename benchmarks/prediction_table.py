@@ -41,7 +41,7 @@ def write_documents(
 
 def _machine() -> str:
     """Return what the runs were measured on, in words."""
-    host = describe_host()
+    host = describe_host({})
     versions = ", ".join(f"{name} {version(name)}" for name in ("tensorflow", "torch"))
     return f"{host['cores_available']:g} cores of {host['cpu_model']}, Linux {host['kernel']}, {versions}"
 

@@ -1,11 +1,11 @@
-"""Does a model compute the same on two backends? A suite for pytest.
+"""Does a model compute the same on every backend? A suite for pytest.
 
 Subclass `ModelConformance` in a pytest module and name the model::
 
     class TestMyModel(ModelConformance):
         model = "my_package.my_model"
 
-Every case runs real processes through the command ``trainer``, each backend in its own, the two at the same time. Tolerances: logits within
+Every case runs real processes through the command ``trainer``, each backend in its own, two at the same time. Tolerances: logits within
 1e-4 and gradients within 1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers.
 
 A model whose fifty steps take minutes may name fewer `quick_steps`; those are compared unless the environment has
@@ -16,7 +16,7 @@ CROSSTRAIN_CONFORMANCE=full. Comparisons on other numbers of workers than 1 and 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,9 +27,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ..backends.loading import declared_capabilities
 from ..checkpoint import find_checkpoint
 from ..core.job import Job
-from ..core.plugins import find, load
+from ..core.plugins import Plugin, available, find, forward_backends, load, missing_packages
 from ..data.store.stored_dataset import open_dataset
 from .runs import FinishedRun, norm_wise_difference, relative_difference, run_job, trainer
 
@@ -45,7 +46,7 @@ GLOBAL_BATCH = 64
 
 T = TypeVar("T")
 
-Train = Callable[[int], tuple[FinishedRun, FinishedRun]]
+Train = Callable[[int], Mapping[str, FinishedRun]]
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,23 @@ class FirstStep:
     buffers: Mapping[str, NDArray[np.float32]]
 
 
+def pairs(found: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
+    """Yield what was found for the first backend with what was found for each of the others, and the names of the two."""
+    (first, ours), *others = found.items()
+    for name, theirs in others:
+        yield f"{first} and {name}", ours, theirs
+
+
+def _installed(plugin: Plugin) -> bool:
+    return not missing_packages(declared_capabilities(plugin).packages)
+
+
 class ModelConformance:
-    """What every model with forward functions for two backends has to show.
+    """What every model with forward functions for two or more backends has to show.
 
     - `model`, `data`: names as for ``--model`` and ``--data``. `data` needs 64 training examples or more.
-    - `backends`: the two that are compared; `network`: how nodes are connected.
+    - `backends`: those that are compared, each with the first; by default all that are installed and have the model.
+    - `network`: how nodes are connected.
     - `options`: further fields of the job, such as the learning rate. A model that draws at random needs ``deterministic``.
     - `steps`: how many losses are compared; `quick_steps`: how many where not the full suite is asked for.
     - `quick_workers`: the number of workers on which they are compared without the marker `slow`, besides one.
@@ -72,7 +85,7 @@ class ModelConformance:
 
     model: ClassVar[str]
     data: ClassVar[str] = "digits"
-    backends: ClassVar[tuple[str, str]] = ("tf", "torch")
+    backends: ClassVar[Sequence[str] | None] = None
     network: ClassVar[str] = "auto"
     options: ClassVar[Mapping[str, Any]] = {}
     steps: ClassVar[int] = 50
@@ -88,11 +101,20 @@ class ModelConformance:
         return run_job(out, tensorboard=False, eval_every="end", **{**common, **cls.options, **options})
 
     @classmethod
-    def on_both(cls, compute: Callable[[str], T]) -> tuple[T, T]:
-        """Return what `compute` returns for each backend; both at once, since starting a framework keeps one core busy."""
+    def compared_backends(cls) -> Sequence[str]:
+        """Return the names of the backends that are compared: two or more."""
+        known = available("backend")
+        names = cls.backends or [name for name in forward_backends(cls.model) if _installed(known[name])]
+        if len(names) < 2:
+            raise AssertionError(f"model {cls.model!r} is compared on two backends or more; there are: {', '.join(names) or 'none'}")
+        return names
+
+    @classmethod
+    def on_all(cls, compute: Callable[[str], T]) -> Mapping[str, T]:
+        """Return what `compute` returns for each backend; two at once, since starting a framework keeps one core busy."""
+        names = cls.compared_backends()
         with ThreadPoolExecutor(2) as pool:
-            ours, theirs = pool.map(compute, cls.backends)
-        return ours, theirs
+            return dict(zip(names, pool.map(compute, names), strict=True))
 
     @classmethod
     def compared_steps(cls) -> int:
@@ -103,12 +125,12 @@ class ModelConformance:
     @pytest.fixture(scope="class")
     @classmethod
     def train(cls, tmp_path_factory: pytest.TempPathFactory) -> Train:
-        """Return a function that trains on both backends with a number of workers, once, and then returns the same runs again."""
+        """Return a function that trains on all backends with a number of workers, once, and then returns the same runs again."""
         out = tmp_path_factory.mktemp("runs")
         steps = cls.compared_steps()
 
-        def trained(workers: int) -> tuple[FinishedRun, FinishedRun]:
-            return cls.on_both(lambda backend: cls.run(out, backend=backend, nodes=workers, steps=steps, save_final=workers == 1))
+        def trained(workers: int) -> Mapping[str, FinishedRun]:
+            return cls.on_all(lambda backend: cls.run(out, backend=backend, nodes=workers, steps=steps, save_final=workers == 1))
 
         return cache(trained)
 
@@ -120,13 +142,16 @@ class ModelConformance:
 
     @pytest.mark.cluster
     def test_losses_agree(self, workers: int, train: Train) -> None:
-        """Both backends have the same losses, step by step; and the same as one worker has."""
-        ours, theirs = train(workers)
-        assert len(ours.losses) == len(theirs.losses) == self.compared_steps()
-        assert np.all(np.isfinite(ours.losses))
-        assert relative_difference(ours.losses, theirs.losses) <= LOSS_TOLERANCE
+        """All backends have the same losses, step by step; and the same as one worker has."""
+        runs = train(workers)
+        for run in runs.values():
+            assert len(run.losses) == self.compared_steps()
+            assert np.all(np.isfinite(run.losses))
+        for names, ours, theirs in pairs(runs):
+            assert relative_difference(ours.losses, theirs.losses) <= LOSS_TOLERANCE, names
         if self.equal_over_workers:
-            assert relative_difference(ours.losses, train(1)[0].losses) <= LOSS_TOLERANCE
+            first, *_ = runs
+            assert relative_difference(runs[first].losses, train(1)[first].losses) <= LOSS_TOLERANCE
 
     @pytest.mark.cluster
     def test_gradients_agree(self, tmp_path: Path) -> None:
@@ -134,15 +159,16 @@ class ModelConformance:
 
         That step's running statistics, where the model keeps some, agree as well.
         """
-        differences: list[float] = []
+        differences: list[Mapping[str, float]] = []
         for seed in self.gradient_seeds:
-            ours, theirs = self.on_both(partial(self.first_step, tmp_path / f"seed-{seed}", seed))
-            if theirs.buffers:
-                assert norm_wise_difference(ours.buffers, theirs.buffers) <= BUFFER_TOLERANCE
-            differences.append(norm_wise_difference(ours.gradient, theirs.gradient))
-            if differences[-1] <= GRADIENT_TOLERANCE:
+            steps = self.on_all(partial(self.first_step, tmp_path / f"seed-{seed}", seed))
+            for names, ours, theirs in pairs(steps):
+                if theirs.buffers:
+                    assert norm_wise_difference(ours.buffers, theirs.buffers) <= BUFFER_TOLERANCE, names
+            differences.append({names: norm_wise_difference(ours.gradient, theirs.gradient) for names, ours, theirs in pairs(steps)})
+            if max(differences[-1].values()) <= GRADIENT_TOLERANCE:
                 break
-        assert differences[-1] <= GRADIENT_TOLERANCE, f"gradients differ by {differences} with the seeds {self.gradient_seeds}"
+        assert max(differences[-1].values()) <= GRADIENT_TOLERANCE, f"gradients differ by {differences} with seeds {self.gradient_seeds}"
 
     @classmethod
     def first_step(cls, out: Path, seed: int, backend: str) -> FirstStep:
@@ -154,12 +180,13 @@ class ModelConformance:
 
     @pytest.mark.cluster
     def test_logits_agree(self, train: Train, tmp_path: Path) -> None:
-        """Both backends compute the same logits of the test split from one trained model."""
-        run, _ = train(1)
-        ours, theirs = self.on_both(lambda backend: self.logits(run, backend, tmp_path))
-        assert norm_wise_difference({"logits": ours}, {"logits": theirs}) <= LOGITS_TOLERANCE
-        assert np.all(np.isfinite(theirs))
-        assert theirs.std() > 0
+        """All backends compute the same logits of the test split from one trained model."""
+        run = next(iter(train(1).values()))
+        found = self.on_all(lambda backend: self.logits(run, backend, tmp_path))
+        for names, ours, theirs in pairs(found):
+            assert norm_wise_difference({"logits": ours}, {"logits": theirs}) <= LOGITS_TOLERANCE, names
+            assert np.all(np.isfinite(theirs)), names
+            assert theirs.std() > 0, names
 
     @staticmethod
     def logits(run: FinishedRun, backend: str, out: Path) -> NDArray[np.float32]:

@@ -53,7 +53,7 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False, protected_namespaces=())
 
     backend: str = Field(
-        "auto", description="The framework that trains: a name from `trainer backends`; auto takes the first installed of tf, torch."
+        "auto", description="The framework that trains: a name from `trainer backends`; auto takes the first that is installed."
     )
     mode: Literal["sync", "async"] = Field(
         "sync", description="sync: one update per global batch (all-reduce); async: one update per worker batch (parameter server)."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -26,6 +26,7 @@ __all__ = [
     "forward_backends",
     "forward_plugin",
     "load",
+    "missing_packages",
     "module_exists",
 ]
 
@@ -43,31 +44,53 @@ GROUPS: Mapping[Kind, str] = {
 class Plugin:
     """A name, the object it stands for (``module`` or ``module:attribute``), and how to install what it needs.
 
-    `requires` is the top-level module that has to be importable; empty where nothing is needed beyond crosstrain itself.
+    `requires` is the top-level module that has to be importable, and `distributions` are those that it may come in; empty where nothing is
+    needed beyond crosstrain itself. `provider` is the distribution whose entry point it is, where it is none of ours.
     """
 
     name: str
     target: str
     requires: str = ""
     install: str = ""
+    distributions: tuple[str, ...] = ()
+    provider: str = ""
 
     @property
     def installed(self) -> bool:
         """Whether the package that the plugin needs can be found (it is not imported)."""
-        return not self.requires or importlib.util.find_spec(self.requires) is not None
+        return not self.requires or not missing_packages([self.requires])
+
+
+def missing_packages(names: Iterable[str]) -> list[str]:
+    """Return those top-level modules that cannot be found; none is imported."""
+    return [name for name in names if importlib.util.find_spec(name) is None]
 
 
 NO_MODULE = "but there is no such module; it has to be installed or to lie on PYTHONPATH."
 """What is said of a model's module path that leads nowhere, after the path."""
 
+_BACKENDS = (
+    Plugin(
+        name="tf",
+        target="crosstrain.backends.tf:BACKEND",
+        requires="tensorflow",
+        install="pip install 'crosstrain[tf]'",
+        distributions=("tensorflow", "tensorflow-cpu", "tf-nightly"),
+    ),
+    Plugin(
+        name="torch",
+        target="crosstrain.backends.torch:BACKEND",
+        requires="torch",
+        install="pip install 'crosstrain[torch]'",
+        distributions=("torch",),
+    ),
+)
+
 _MODELS = ("logreg", "cnn", "alexnet", "resnet18")
-"""Each is a folder with a forward function for both frameworks."""
+"""Each is a folder with a forward function for each of our backends."""
 
 BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
-    "backend": (
-        Plugin("tf", "crosstrain.backends.tf:BACKEND", "tensorflow", "pip install 'crosstrain[tf]'"),
-        Plugin("torch", "crosstrain.backends.torch:BACKEND", "torch", "pip install 'crosstrain[torch]'"),
-    ),
+    "backend": _BACKENDS,
     "model": tuple(Plugin(name, f"crosstrain.models.{name}:build") for name in _MODELS),
     "dataset": (
         Plugin("digits", "crosstrain.data.sources.digits:DATASET"),
@@ -79,7 +102,7 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("svhn", "crosstrain.data.sources.svhn:DATASET"),
         Plugin("image-folder", "crosstrain.data.sources.image_folder:DATASET"),
     ),
-    "forward": tuple(Plugin(f"{name}/{on}", f"crosstrain.models.{name}.{on}") for name in _MODELS for on in ("tf", "torch")),
+    "forward": tuple(Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in _MODELS for on in _BACKENDS),
 }
 
 
@@ -89,7 +112,7 @@ def available(kind: Kind) -> dict[str, Plugin]:
 
     found = dict(_built_in(kind))
     for point in entry_points(group=GROUPS[kind]):
-        found.setdefault(point.name, Plugin(point.name, point.value))
+        found.setdefault(point.name, Plugin(point.name, point.value, provider=point.dist.name if point.dist else ""))
     return found
 
 
@@ -152,7 +175,9 @@ def load(plugin: Plugin, kind: Kind) -> Any:
         module: ModuleType = importlib.import_module(module_name)
         return getattr(module, attribute) if attribute else module
     except Exception as error:  # a plugin may raise anything while it is imported
-        raise UsageError(f"{kind} {plugin.name!r} could not be loaded from {plugin.target!r}: {type(error).__name__}: {error}") from error
+        problem = f"{kind} {plugin.name!r} could not be loaded from {plugin.target!r}: {type(error).__name__}: {error}"
+        told = f" It comes with the package {plugin.provider!r}, whose documentation says what else it needs." if plugin.provider else ""
+        raise UsageError(f"{problem}{'.' if told else ''}{told}") from error
 
 
 def forward_plugin(model: str, backend: str) -> Plugin:

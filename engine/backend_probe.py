@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from ..backends.base import Availability
-from ..backends.loading import load_backend
+from ..backends.loading import declared_capabilities, load_backend
 from ..core.errors import UsageError
-from ..core.plugins import available, find
+from ..core.plugins import available, find, missing_packages
 from ..core.process import python
 
 __all__ = ["main", "probe", "probe_all"]
@@ -78,7 +78,10 @@ def main(name: str) -> None:
     answer_to = os.dup(1)
     os.dup2(2, 1)
     try:
-        found = load_backend(name).probe()
+        capabilities = declared_capabilities(find("backend", name))
+        lacking = missing_packages(capabilities.packages)
+        absent = Availability(name, None, problem=f"the package {', '.join(lacking)} is not installed", hint=capabilities.install or None)
+        found = absent if lacking else load_backend(name).probe()
     except UsageError as error:
         sys.exit(str(error))
     with os.fdopen(answer_to, "w", encoding="utf-8") as stream:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import Server, Session, State, StepResult
-from ..backends.loading import load_backend
+from ..backends.loading import install_hint, load_backend
 from ..core.cluster import Cluster, Task, TaskSpec
-from ..core.errors import RunFailedError, TrainerError
+from ..core.errors import MissingPackageError, RunFailedError, TrainerError
 from ..core.job import Job
 from ..core.plugins import find, load
 from ..core.process import die_with_parent
@@ -185,6 +185,9 @@ def preload(job: Job, stream: Stream) -> None:
     try:
         with start_watched(time.monotonic() + job.start_timeout, partial(_report_stuck, stream)):
             backend.preload(job)
+    except (ImportError, OSError) as error:  # the second: a shared library that cannot be loaded
+        what = f"backend {job.backend!r} cannot import what it needs: {type(error).__name__}: {error}"
+        raise MissingPackageError(f"{what}. {install_hint(job.backend)}") from error
     finally:
         gc.freeze()
         gc.enable()

@@ -13,8 +13,11 @@ from typing import Any, Literal
 import psutil
 
 from ..backends.base import Availability
+from ..backends.capabilities import Capabilities
+from ..backends.loading import declared_capabilities
 from ..core.errors import TrainerError
 from ..core.job import Job
+from ..core.plugins import find
 from ..data.store.location import cache_root
 from ..engine.backend_probe import probe_all
 from ..monitor.gpu_devices import GpuHardware, nvidia_hardware
@@ -31,11 +34,6 @@ LEAST_MEMORY_BYTES = 1 * _GIB
 LEAST_DISK_BYTES = 1 * _GIB
 """Room for prepared data (glyphs28: 55 MB) and some hundred run directories."""
 
-_GPU_BUILDS = {
-    "tf": "pip install 'tensorflow[and-cuda]'",
-    "torch": "install a CUDA build of torch, as its own site tells for your driver",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -51,7 +49,7 @@ def examine() -> tuple[list[Check], bool]:
     """Look at everything, in about the time that importing the frameworks takes; return the checks and whether a backend can train."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(probe_all)
-        host, hardware, virtual = describe_host(), nvidia_hardware(), possible()
+        host, hardware, virtual = describe_host({}), nvidia_hardware(), possible()
         backends = asked.result()
     checks = [
         *map(backend_check, backends),
@@ -85,15 +83,18 @@ def gpu_checks(hardware: GpuHardware, backends: list[Availability], problem: str
         return
     yield Check("gpu", "ok", f"{hardware.device_nodes} NVIDIA with device files")
     for backend in backends:
+        if backend.problem is not None:
+            continue
+        capabilities = declared_capabilities(find("backend", backend.name))
         seen = sum(device.startswith("gpu") for device in backend.devices)
-        if backend.problem is None and seen < hardware.device_nodes:
-            yield Check(f"gpu for {backend.name}", "lack", f"sees {seen} of {hardware.device_nodes}", _why_unseen(backend.name))
+        if "gpu" in capabilities.devices and seen < hardware.device_nodes:
+            yield Check(f"gpu for {backend.name}", "lack", f"sees {seen} of {hardware.device_nodes}", _why_unseen(capabilities))
     if problem:
         yield Check("gpu monitoring", "lack", problem, "pip install nvidia-ml-py")
 
 
-def _why_unseen(backend: str) -> str:
-    build = _GPU_BUILDS.get(backend, "see how the framework is installed for GPUs")
+def _why_unseen(capabilities: Capabilities) -> str:
+    build = capabilities.gpu_install or "see how the framework is installed for GPUs"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     return build if hidden is None else f"CUDA_VISIBLE_DEVICES is {hidden!r}: unset it to see all; otherwise {build}"
 

@@ -29,10 +29,8 @@ _DRIVERS_WITHOUT_SPEED = frozenset({"veth", "bridge", "tun", "dummy", "loopback"
 PACKAGES: Mapping[str, Sequence[str]] = {
     "crosstrain": ("crosstrain",),
     "numpy": ("numpy",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly"),
-    "torch": ("torch",),
 }
-"""What is looked for, and the distributions it comes in."""
+"""What is looked for on every node beside the packages of frameworks, and the distributions it comes in."""
 
 
 def cores_available(pid: int | None = None) -> float | None:
@@ -46,9 +44,10 @@ def cores_available(pid: int | None = None) -> float | None:
     return float(min(limits)) if limits else None
 
 
-def describe_host() -> dict[str, Any]:
+def describe_host(framework_packages: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return what this process's node is; null for what the system does not tell.
 
+    `framework_packages` are those whose releases are looked for besides `PACKAGES`, each with the distributions that it may come in.
     In a network namespace the interfaces are the namespace's; in a container cores and memory limit are the container's.
     """
     gpus = GpuProbe()
@@ -72,7 +71,7 @@ def describe_host() -> dict[str, Any]:
         "kernel": platform.release(),
         "machine": platform.machine(),
         "python": platform.python_version(),
-        "packages": installed_versions(),
+        "packages": installed_versions({**PACKAGES, **framework_packages}),
         "gpus": None if devices is None else [{key: device[key] for key in ("name", "memory_total_bytes")} for device in devices],
         "gpu_problem": gpus.problem,
     }
@@ -125,9 +124,9 @@ def _driver(interface: str) -> str | None:
     return answer.tobytes()[4:36].split(b"\0", 1)[0].decode()
 
 
-def installed_versions() -> dict[str, str | None]:
-    """Return the release of each of `PACKAGES` as its metadata has it; None where none of its distributions is installed."""
-    return {name: _first(distributions) for name, distributions in PACKAGES.items()}
+def installed_versions(packages: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
+    """Return the release of each package as its metadata has it; None where none of its distributions is installed."""
+    return {name: _first(distributions) for name, distributions in packages.items()}
 
 
 def _first(distributions: Sequence[str]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...core.cluster import Task, TaskSpec
 from ...core.job import Job
+from ...core.plugins import find
 from ...data.base import Dataset
 from ...models.base import ModelSpec
 from ..base import Availability, Server, Session
@@ -39,6 +40,9 @@ EXPORT_FORMATS: Mapping[str, ExportFormat] = {
 }
 
 
+_ROW = find("backend", "tf")
+
+
 class TfBackend:
     """Implements `Backend`."""
 
@@ -50,6 +54,12 @@ class TfBackend:
         augmentation=True,
         deterministic=True,
         profiling=True,
+        packages={_ROW.requires: _ROW.distributions},
+        install=_ROW.install,
+        gpu_install="pip install 'tensorflow[and-cuda]'",
+        host_network_warning=(
+            "TensorFlow's servers listen on every interface of this machine without authentication: run this on a trusted network only"
+        ),
         export_formats=EXPORT_FORMATS,
     )
 
@@ -60,7 +70,7 @@ class TfBackend:
         try:
             import_tensorflow(deterministic=False)
         except ImportError as error:
-            return Availability(self.name, None, problem=f"tensorflow cannot be imported: {error}", hint="pip install 'crosstrain[tf]'")
+            return Availability(self.name, None, problem=f"tensorflow cannot be imported: {error}", hint=self.capabilities.install)
         import tensorflow as tf
 
         gpus = enumerate(tf.config.list_physical_devices("GPU"))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from ...core.cluster import Task, TaskSpec
 from ...core.job import Job
+from ...core.plugins import find
 from ...data.base import Dataset
 from ...models.base import ModelSpec
 from ..base import Availability, Server, Session
@@ -19,7 +20,7 @@ from ..placement import parameter_server_placement, ranks_placement
 
 __all__ = ["BACKEND", "EXPORT_FORMATS", "TorchBackend"]
 
-INSTALL = "pip install 'crosstrain[torch]'"
+_ROW = find("backend", "torch")
 
 
 EXPORT_FORMATS: Mapping[str, ExportFormat] = {
@@ -45,16 +46,19 @@ class TorchBackend:
         augmentation=True,
         deterministic=True,
         profiling=True,
+        packages={_ROW.requires: _ROW.distributions},
+        install=_ROW.install,
+        gpu_install="install a CUDA build of torch, as its own site tells for your driver",
         export_formats=EXPORT_FORMATS,
     )
 
     def probe(self) -> Availability:
         """Import torch and list its devices."""
         if importlib.util.find_spec("torch") is None:
-            return Availability(self.name, None, problem="torch is not installed", hint=INSTALL)
+            return Availability(self.name, None, problem="torch is not installed", hint=_ROW.install)
         from .runtime import availability
 
-        return availability(self.name, INSTALL)
+        return availability(self.name, _ROW.install)
 
     def placement(self, job: Job) -> list[TaskSpec]:
         """Sync: one rank a worker. Async: the chief is the first parameter server."""

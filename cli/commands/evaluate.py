@@ -1,4 +1,4 @@
-"""``trainer evaluate``: the accuracy of a trained model, on either backend, whichever one trained it."""
+"""``trainer evaluate``: the accuracy of a trained model, on any backend, whichever one trained it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ..targets import find_target
 __all__ = ["evaluate"]
 
 
-@click.command(short_help="Evaluate a trained model on a dataset, on either backend.")
+@click.command(short_help="Evaluate a trained model on a dataset, on any backend.")
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
 @model_option
 @click.option("--data", metavar="NAME", help="A name from `trainer data list` [default: what it was trained on].")

@@ -56,7 +56,7 @@ class Choice:
 @click.command(short_help="Write a trained model for other programs, or list a run's files.")
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
 @model_option
-@click.option("--format", "format_name", metavar="NAME", help="savedmodel, tf-checkpoint, torch or safetensors.")
+@click.option("--format", "format_name", metavar="NAME", help="safetensors, or a format of a framework; without one, all are listed.")
 @click.option("--output", "-o", type=GivenPath(), help="Folder to make [default: RUN/exports/STEP-FORMAT].")
 @click.option("--describe", is_flag=True, help="List the files, what each is for and how large it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

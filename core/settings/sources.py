@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from ..errors import MissingPackageError, UsageError
 from ..job import Job
-from ..plugins import NO_MODULE, Kind, available, find, forward_plugin, module_exists
+from ..plugins import BUILT_IN, NO_MODULE, Kind, Plugin, available, find, forward_plugin, load, missing_packages, module_exists
 from ..suggestions import nearest
 from ..untrusted.console import one_line
 from .config_files import SWEEP, read_config
@@ -25,7 +25,6 @@ from .job_fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name
 from .messages import Given, as_usage_error
 
 __all__ = [
-    "AUTO_BACKENDS",
     "RESERVED_VARIABLES",
     "SWEEP_KEYS",
     "Resolved",
@@ -35,9 +34,6 @@ __all__ = [
     "refuse_misplaced",
     "resolve",
 ]
-
-AUTO_BACKENDS = ("tf", "torch")
-"""The backends that ``auto`` tries, in this order."""
 
 RESERVED_VARIABLES: Mapping[str, str] = {
     "TRAINER_DATA_CACHE": "folder of the prepared datasets",
@@ -136,8 +132,8 @@ def resolve(
     """Merge the layers and validate the result. Imports no framework.
 
     `flags` has the options that were given, by field name; values may be strings. `config` is the path of a TOML file or the name of a
-    shipped one. ``backend = auto`` becomes the first installed of `AUTO_BACKENDS`. Raises UsageError (MissingPackageError where no
-    framework is installed) with one message for the first wrong value. `standing` is the run that ``--resume`` names.
+    shipped one. ``backend = auto`` becomes the first that is installed, our own ones first. Raises UsageError (MissingPackageError
+    where no framework is installed) with one message for the first wrong value. `standing` is the run that ``--resume`` names.
     """
     given = _merge(_from_run(standing), _from_file(config), _from_environment(environ), _from_flags(flags))
     if standing is not None:
@@ -299,18 +295,36 @@ def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, Given]) -
 def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:
     notes: tuple[str, ...] = ()
     if job.backend == "auto":
-        backend = _first_installed()
+        backend, among = _first_installed()
         job = job.model_copy(update={"backend": backend})
-        sources = {**sources, "backend": f"{sources['backend']} (auto: the first installed of {', '.join(AUTO_BACKENDS)})"}
-        notes = (f"backend: {backend} (the first installed of {', '.join(AUTO_BACKENDS)}; choose with --backend)",)
+        sources = {**sources, "backend": f"{sources['backend']} (auto: the first installed of {', '.join(among)})"}
+        notes = (f"backend: {backend} (the first installed of {', '.join(among)}; choose with --backend)",)
     forward_plugin(job.model, job.backend)
     return Resolved(job, sources, notes)
 
 
-def _first_installed() -> str:
-    known = available("backend")
-    for name in AUTO_BACKENDS:
-        if known[name].installed:
-            return name
-    hints = " or ".join(f"`{known[name].install}`" for name in AUTO_BACKENDS)
-    raise MissingPackageError(f"backend: no framework is installed. Install one with {hints}.")
+def _first_installed() -> tuple[str, list[str]]:
+    """Return the first backend whose framework is installed, and those among which it was looked for: our own, then those of others."""
+    ours = {plugin.name: plugin for plugin in BUILT_IN["backend"]}
+    for name, plugin in ours.items():
+        if plugin.installed:
+            return name, list(ours)
+    known, problems = available("backend"), []
+    for name, plugin in known.items():
+        if name not in ours and (problem := _unusable(plugin)) is None:
+            return name, list(known)
+        problems += [problem] if name not in ours and problem else []
+    hints = " or ".join(f"`{plugin.install}`" for plugin in ours.values())
+    raise MissingPackageError(" ".join([f"backend: no framework is installed. Install one with {hints}.", *problems]))
+
+
+def _unusable(plugin: Plugin) -> str | None:
+    """Say why a backend of somebody else's cannot be used; None where it can. It declares the packages that it needs."""
+    try:
+        declared = getattr(load(plugin, "backend"), "capabilities", None)
+    except UsageError as error:
+        return str(error)
+    if declared is None:
+        return f"Backend {plugin.name!r} declares no capabilities."
+    missing = missing_packages(declared.packages)
+    return f"Backend {plugin.name!r} needs the package {missing[0]!r}: {declared.install or plugin.provider}." if missing else None

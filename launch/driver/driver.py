@@ -105,6 +105,7 @@ class Driver:
         refuse_empty_servers(self.job, self._spec)
         backend = load_backend(self.job.backend)
         refuse_unsupported(self.job, self.job.backend, backend.capabilities)
+        self._framework_packages = backend.capabilities.packages
         placed = backend.placement(self.job)
         self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
         if self._resumption is not None:
@@ -227,6 +228,7 @@ class Driver:
             "sources": self._sources,
             "command": self._command,
             "segments": self._segments.described,
+            "framework_packages": sorted(self._framework_packages),
             "metrics": described_metrics(self._spec.objective.infos),
         }
 

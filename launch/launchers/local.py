@@ -133,12 +133,10 @@ class LocalLauncher:
         if self._alone:
             return
         text = f"all nodes share 127.0.0.1 ({why}); traffic is counted per task from its sockets"
-        if self.job.backend == "tf":
-            text += (
-                "; TensorFlow's servers listen on every interface of this machine without authentication: "
-                "run this on a trusted network only"
-            )
-        self.warn(text)
+        from ...backends.loading import load_backend
+
+        own = load_backend(self.job.backend).capabilities.host_network_warning
+        self.warn(f"{text}; {own}" if own else text)
 
     def _isolated_node(self, network: VirtualNetwork, node: int) -> NodeChannel:
         started = start_over_stdio(partial(network.popen, node), self._command(node))

@@ -112,9 +112,11 @@ class Agent:
         """Answer the driver's first message: start the tasks that are sure to come, then load the monitor and greet."""
         for _ in range(message["tasks"]):
             self._supervisor.prestart(self._scratch, _task_environment(self._scratch), Message("prepare", {"job": message["job"]}))
+        from ...backends.packages import recorded_packages
         from ...monitor.host import describe_host
 
-        greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": _identity(), "host": describe_host()}
+        host = describe_host(recorded_packages(message["job"]["backend"]))
+        greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": _identity(), "host": host}
         self._send(Message("hello", {**greeting, "scratch": str(self._scratch)}))
 
     def _start(self, message: Message) -> None:

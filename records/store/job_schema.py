@@ -19,6 +19,9 @@ __all__ = ["JOB_DEFAULTS", "RecordedJob"]
 
 MOST_METRICS = 64
 
+MOST_PACKAGES = 64
+"""Of one framework."""
+
 _LACKING: Any = None
 """A field may be lacking; where it is there, it is no null."""
 
@@ -63,6 +66,7 @@ class _Decided(Part):
     cluster: _Cluster = _LACKING
     threads_per_task: Annotated[list[Count], Field(max_length=MOST_NODES)] = _LACKING
     segments: Annotated[list[_Segment], Field(max_length=MOST_TASKS)] = _LACKING
+    framework_packages: Annotated[list[Name], Field(max_length=MOST_PACKAGES)] = _LACKING
     metrics: Annotated[list[_Metric], Field(max_length=MOST_METRICS)] = _LACKING
 
 

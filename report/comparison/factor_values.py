@@ -6,7 +6,7 @@ Each is hashable; None where it was not recorded or does not apply.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...core.job import DEFAULT_EPOCHS, Job
@@ -50,6 +50,7 @@ __all__ = [
 Value = Callable[[DescribedRun], Any]
 
 _PACKAGES: Mapping[str, str] = {plugin.name: plugin.requires for plugin in BUILT_IN["backend"]}
+"""Of our own backends, for runs that do not record it."""
 
 
 def shown(value: Any) -> str:
@@ -143,9 +144,22 @@ def package(name: str) -> Value:
 
 
 def framework(run: DescribedRun) -> Any:
-    """Read the release of the framework that trained; None for a backend that is not ours."""
-    name = _PACKAGES.get(str(run.summary["backend"]))
-    return None if name is None else package(name)(run)
+    """Read the releases of the packages that the run's backend declares, as the run records it.
+
+    None where that is not known: in a run of an earlier release, on a backend that is not ours.
+    """
+    backend = str(run.summary["backend"])
+    names = run.job.get("framework_packages")
+    if names is None:
+        names = [_PACKAGES[backend]] if backend in _PACKAGES else []
+    if len(names) <= 1:
+        return package(names[0])(run) if names else None
+    return _occurring(_together(node.get("packages") or {}, names) for node in run.nodes)
+
+
+def _together(releases: Mapping[str, str | None], names: Sequence[str]) -> str | None:
+    """Write the releases of several packages; None where one is not known."""
+    return None if any(releases.get(name) is None for name in names) else ", ".join(f"{name} {releases[name]}" for name in names)
 
 
 def cores(run: DescribedRun) -> Any:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from crosstrain.conformance.model_suite import ModelConformance
 from crosstrain.conformance.suite import BackendConformance
 from crosstrain.core import plugins
 
@@ -25,3 +26,12 @@ def test_entry_points_make_it_known():
 
 class TestToyBackend(BackendConformance):
     backend = "toy"
+
+
+class TestLogisticRegression(ModelConformance):
+    """A model is compared on as many backends as have it: ours and the toy."""
+
+    model = "logreg"
+
+    def test_all_three_are_compared(self):
+        assert self.compared_backends() == ["tf", "torch", "toy"]

@@ -252,6 +252,18 @@ def test_releases_of_two_frameworks_are_not_held_against_each_other_through_a_th
     assert found.comparable(SPEED, range(3)) == [0, 1]
 
 
+def test_the_releases_of_every_package_that_a_backend_of_others_declares_are_compared():
+    def run(name, jaxlib):
+        node = {"packages": {**PACKAGES, "jax": "0.9", "jaxlib": jaxlib}}
+        return made(name, backend="jax", node=node, described={"framework_packages": ["jax", "jaxlib"]})
+
+    alike = compare_settings([run("a", "0.9"), run("b", "0.9")])
+    assert (alike.faults, alike.unrecorded) == ([], {})
+    other = compare_settings([run("a", "0.9"), run("b", "0.8")])
+    assert [difference.key for difference in other.faults] == ["framework"]
+    assert compare_settings([run("a", "0.9"), run("b", None)]).unrecorded == {"framework's release": ["b"]}
+
+
 def test_what_was_not_recorded_is_told_and_taken_as_alike():
     found = compare_settings([made(), made("two", node={"kernel": None, "packages": None})])
     assert found.unrecorded == {"kernel": ["two"], "framework's release": ["two"], "trainer's release": ["two"]}

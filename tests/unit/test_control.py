@@ -29,7 +29,7 @@ class Agent:
         self.stream.send(Message(kind, fields))
 
     def hello(self, host: str) -> None:
-        told = {"node": self.node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "host": {**describe_host(), "hostname": host}}
+        told = {"node": self.node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "host": {**describe_host({}), "hostname": host}}
         self.send("hello", protocol=PROTOCOL, scratch="", **told)
 
     def death(self, task: str, order: int = 1, *, error: str | None = None, **how: object) -> None:

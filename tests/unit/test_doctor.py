@@ -62,6 +62,12 @@ def test_a_framework_that_does_not_see_the_gpu_is_named_with_a_remedy(monkeypatc
     assert lacking.remedy.startswith("CUDA_VISIBLE_DEVICES is '': unset it")
 
 
+def test_a_backend_that_knows_no_gpu_lacks_none(monkeypatch, repository):
+    monkeypatch.syspath_prepend(str(repository / "tests/toy"))
+    (check,) = gpu_checks(GpuHardware(1, 1, driver_loaded=True), [Availability("toy", "2.0", ("cpu",))], None)
+    assert check.state == "ok"
+
+
 def test_a_machine_without_gpu_lacks_nothing():
     (check,) = gpu_checks(GpuHardware(0, 0, driver_loaded=False), [TF, TORCH], None)
     assert check.state == "ok"

@@ -91,6 +91,14 @@ def test_no_framework_at_all_says_what_to_install(monkeypatch, tmp_path):
         resolve({}, {})
 
 
+def test_auto_takes_a_backend_of_others_where_none_of_ours_is_installed(monkeypatch, repository):
+    kept = [entry for entry in sys.path if "site-packages" not in entry]
+    monkeypatch.setattr(sys, "path", [*kept, str(repository / "tests/toy")])
+    resolved = resolve({}, {})
+    assert resolved.job.backend == "toy"
+    assert resolved.sources["backend"] == "default (auto: the first installed of tf, torch, toy)"
+
+
 @pytest.mark.parametrize(
     ("flags", "environ", "expected"),
     [

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from monitor_tools import program
 
+from crosstrain.backends.packages import recorded_packages
 from crosstrain.monitor.gpu import GpuProbe
 from crosstrain.monitor.host import cores_available, describe_host
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups 
 
 
 def test_the_host_describes_itself_as_other_programs_do():
-    described = json.loads(json.dumps(describe_host()))
+    described = json.loads(json.dumps(describe_host(recorded_packages("tf"))))
     nproc = subprocess.run(["nproc"], capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}).stdout
     kernel = subprocess.run(["uname", "-r"], capture_output=True, text=True, check=True).stdout
     total = next(int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
@@ -82,7 +83,7 @@ def test_cores_follow_the_cpu_quota_of_a_group_further_up():
 
 
 def test_the_memory_limit_of_a_group_further_up():
-    code = "say()\nfrom crosstrain.monitor.host import describe_host\nprint(describe_host()['memory_limit_bytes'])"
+    code = "say()\nfrom crosstrain.monitor.host import describe_host\nprint(describe_host({})['memory_limit_bytes'])"
     with control_group("memory") as group, program(f"import site\nsite.main()\n{code}") as task:
         task.line()
         limit = group / ("memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes")

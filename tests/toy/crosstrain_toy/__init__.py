@@ -154,6 +154,9 @@ class ToySession:
         sums = self.star.sum([losses.sum(), correct, len(losses)]).tolist()
         return EvalResult.of(self.model.objective, split, self.data.info.sizes[split], sums, time.perf_counter() - begin, self.updates)
 
+    def predict(self, split, start, stop):
+        return self.forward.forward(self.values, self.inputs[split][start:stop], training=False).astype(np.float32)
+
     def state(self):
         def narrow(values):
             return {name: value.astype(np.float32) for name, value in values.items()}
@@ -198,10 +201,10 @@ class ToySession:
 
 class ToyBackend:
     name = "toy"
-    capabilities = Capabilities()  # sync mode, fp32, on the CPU: what else a job asks for is refused
+    capabilities = Capabilities(packages={"numpy": ["numpy"]}, install="pip install numpy")  # sync mode, fp32, on the CPU, and no more
 
     def probe(self):
-        return Availability("toy", np.__version__, ("cpu",))
+        return Availability(self.name, np.__version__, ("cpu",))
 
     def placement(self, job):
         return ranks_placement(job)
