@@ -7,10 +7,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import TracebackType
 
-__all__ = ["die_with_parent", "isolated_python", "pid_namespace", "python", "start_of"]
+__all__ = ["NOTICES", "InterruptsIgnored", "die_with_parent", "ignore_interrupts", "isolated_python", "pid_namespace", "python", "start_of"]
 
 _PR_SET_PDEATHSIG = 1
+
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""What batch systems send some time before a job is over; nobody presses a key for them."""
+
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, *NOTICES)
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -37,6 +43,26 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(70)
+
+
+def ignore_interrupts() -> None:
+    """Ignore what asks a process to end, as do the processes that this one starts: for whoever ends with the channel to its driver.
+
+    Batch systems send these signals to every process of a job; what becomes of the run is for the driver alone to decide.
+    """
+    for number in _INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class InterruptsIgnored:
+    """The same for as long as the block lasts. For the main thread."""
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def pid_namespace() -> int:

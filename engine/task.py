@@ -26,7 +26,7 @@ from ..core.cluster import Cluster, Task, TaskSpec
 from ..core.errors import MissingPackageError, RunFailedError, TrainerError
 from ..core.job import Job
 from ..core.plugins import find, load
-from ..core.process import die_with_parent
+from ..core.process import die_with_parent, ignore_interrupts
 from ..core.startup import phase, start_watched, tell_phases
 from ..data.store.stored_dataset import open_dataset
 from .peer_loss import lost_a_peer
@@ -243,6 +243,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args(arguments)
+    ignore_interrupts()
     die_with_parent(options.parent)
     connection = socket.socket(fileno=options.fd)
     stream = Stream(connection.makefile("rb"), connection.makefile("wb"))

@@ -19,6 +19,7 @@ from ...core.cluster import TaskSpec
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, UsageError
 from ...core.job import Job
 from ...core.plugins import find, forward_plugin, load
+from ...core.process import NOTICES
 from ...core.units import Target
 from ...core.untrusted.console import note
 from ...data.augment import augmentation
@@ -56,6 +57,8 @@ __all__ = ["Driver", "run"]
 
 CLOSE_GRACE_SECONDS = 10.0
 """How long tasks may take to leave the cluster in good order."""
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 
 MOST_START_ATTEMPTS = 3
 """A port may be taken by another program between its reservation and its use."""
@@ -117,7 +120,7 @@ class Driver:
             if self._resumption is None:
                 shutil.rmtree(self.path)
             raise
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        previous = {number: signal.signal(number, self._on_signal) for number in ENDING_SIGNALS}
         try:
             return self._supervised(placed)
         finally:
@@ -366,7 +369,12 @@ class Driver:
     # Signals --------------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The first signal ends the run in good order, a second one at once: tasks follow their agents, agents follow this process."""
+        """The first signal ends the run in good order, a second one at once: tasks follow their agents, agents follow this process.
+
+        A notice of a batch system, which may send several, is never the second.
+        """
+        if self._signals and number in NOTICES:
+            return
         self._signals += 1
         if self._signals > 1:
             self._launcher.kill()

@@ -17,6 +17,7 @@ from ...backends.capabilities import refuse_unsupported
 from ...backends.loading import load_backend
 from ...core.errors import InterruptedRunError, TrainerError
 from ...core.job import Job
+from ...core.process import NOTICES
 from ...data.base import Split
 from ...data.store.stored_dataset import StoredDataset
 from ...engine.protocol.codec import eval_from_message
@@ -71,9 +72,9 @@ class Evaluator:
     def evaluate(self, state: State, split: Split, *, logits: bool) -> Evaluated:
         """Evaluate on every example of a split. Every process is ended when this returns or raises, whatever happened.
 
-        Raises RunFailedError where the task dies, InterruptedRunError after SIGINT, SIGTERM or SIGHUP.
+        Raises RunFailedError where the task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2.
         """
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)}
         code = 1
         try:
             evaluated = self._evaluate(self._start(), state, split, logits=logits)
@@ -140,7 +141,9 @@ class Evaluator:
         self._launcher.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The first signal ends the evaluation in good order, a second one at once."""
+        """The first signal ends the evaluation in good order, a second one at once; a notice of a batch system is never the second."""
+        if self._signals and number in NOTICES:
+            return
         self._signals += 1
         if self._signals > 1:
             self._launcher.kill()

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
+from ...core.process import InterruptsIgnored
 from ...core.untrusted.listener import PROOF_SECONDS
 from ...engine.protocol.messages import Message, Stream
 from ...engine.protocol.transport import WrongSecretError, connect
@@ -60,8 +61,12 @@ def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_t
     """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended. `asked`: see ExternalLauncher."""
     request = Message("join", {"node": place.node, "local_rank": place.local_rank, "asked": dict(asked)})
     stream = _welcomed(request, place, secret, start_timeout_seconds)
-    if place.local_rank == 0:
-        return Agent(stream, place.node).serve()
+    with InterruptsIgnored():
+        return Agent(stream, place.node).serve() if place.local_rank == 0 else _stand_by(stream)
+
+
+def _stand_by(stream: Stream) -> int:
+    """Wait for the end of the run; return its exit code. Raises RunFailedError where the driver goes before."""
     while (message := stream.receive()) is not None:
         if message.kind == "finish":
             return int(message["exit_code"])

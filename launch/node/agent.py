@@ -20,6 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core.process import ignore_interrupts
 from ...core.untrusted.console import note
 from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
 from .port_reservation import PortBlock
@@ -239,6 +240,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args(arguments)
+    ignore_interrupts()
     writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     agent = Agent(Stream(sys.stdin.buffer, writer), options.node)

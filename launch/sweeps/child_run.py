@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Self
 
-from ...core.process import python
+from ...core.process import NOTICES, python
 from ..tethered import command_ending_with_parent
 
 __all__ = ["ChildOutcome", "SignalsToChild", "run_child"]
 
 
 class SignalsToChild:
-    """Within the block SIGINT, SIGTERM and SIGHUP (unless that is ignored, as under nohup) go to the child, each once, and are remembered.
+    """Within the block SIGINT, SIGTERM, SIGHUP (unless ignored, as under nohup), SIGUSR1 and SIGUSR2 go to the child.
 
-    For the main thread.
+    Each goes there once, and is remembered. For the main thread.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class SignalsToChild:
         self._child: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        numbers = [signal.SIGINT, signal.SIGTERM]
+        numbers = [signal.SIGINT, signal.SIGTERM, *NOTICES]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         self._before = {number: signal.signal(number, self._on_signal) for number in numbers}

@@ -72,10 +72,10 @@ def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
         training(run, tmp_path)
         log = tmp_path / "runs/run/logs/0/worker-0.log"
         log.write_text(log.read_text() + "the last words of rank 0\n")
-        os.kill(task_pid(run, tmp_path, "worker-0"), signal.SIGTERM)
+        os.kill(task_pid(run, tmp_path, "worker-0"), signal.SIGHUP)
         assert run.wait(10) == 1
         assert status(tmp_path)["task"] == "worker-0"
-        assert "SIGTERM" in run.stderr()
+        assert "SIGHUP" in run.stderr()
         assert "the last words of rank 0" in run.stderr()
 
 

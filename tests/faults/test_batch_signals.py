@@ -1,0 +1,72 @@
+"""Signals that a batch system sends to every process of a job: the driver alone decides what becomes of the run."""
+
+import os
+import secrets
+import signal
+from contextlib import ExitStack
+
+import pytest
+from processes import MarkedRun, free_ports, wait_until
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+
+def begun(run, folder):
+    steps = folder / "run/steps.jsonl"
+    wait_until(lambda: run.process.poll() is not None or (steps.exists() and steps.stat().st_size), 90, "the first step")
+    assert run.process.poll() is None, run.stderr()
+
+
+def local(tmp_path, *more):
+    job = ["run", "--backend", "toy", "--nodes", "2", "--out", str(tmp_path), "--name", "run", "--eval-every", "end"]
+    return MarkedRun([*job, *more], tmp_path)
+
+
+def steps_done(folder):
+    return len((folder / "run/steps.jsonl").read_bytes().splitlines())
+
+
+def test_signals_that_a_batch_system_sends_to_every_process_end_none_but_by_the_driver(tmp_path):
+    """The driver saves and ends at the first notice, and further notices are none to hurry."""
+    with local(tmp_path, "--epochs", "1000000", "--checkpoint-every", "1000000steps") as run:
+        begun(run, tmp_path)
+        others = [*run.alive("launch.node.agent"), *run.alive("engine.task")]
+        assert len(others) == 4
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            for pid in others:
+                os.kill(pid, number)
+        before = steps_done(tmp_path)
+        wait_until(lambda: steps_done(tmp_path) > before + 3, 60, "further steps")
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR1):
+            run.process.send_signal(number)
+        assert run.wait(60) == 75, run.stderr()
+        assert run.alive() == []
+        assert list((tmp_path / "run/checkpoints").glob("step-*"))
+
+
+def test_signals_to_a_node_that_has_joined_do_not_end_it(tmp_path):
+    job = [
+        "run",
+        "--backend",
+        "toy",
+        "--nodes",
+        "2",
+        "--epochs",
+        "1000000",
+        "--eval-every",
+        "end",
+        "--rendezvous",
+        f"127.0.0.1:{free_ports(1)}",
+    ]
+    job += ["--out", str(tmp_path), "--name", "run", "--checkpoint-every", "1000000steps"]
+    secret = {"TRAINER_SECRET": secrets.token_hex(16)}
+    with ExitStack() as entered:
+        first, second = (entered.enter_context(MarkedRun([*job, "--node-rank", rank], tmp_path, secret)) for rank in "01")
+        begun(first, tmp_path)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            for pid in second.alive():
+                os.kill(pid, number)
+        before = steps_done(tmp_path)
+        wait_until(lambda: steps_done(tmp_path) > before + 3, 60, "further steps")
+        first.process.send_signal(signal.SIGUSR2)
+        assert (first.wait(60), second.wait(60)) == (75, 75), first.stderr()
