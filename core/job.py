@@ -141,6 +141,9 @@ class Job(BaseModel):
     )
     start_timeout: Patience = Field(120.0, description="Seconds within which the cluster must have formed and warmed up.")
     stall_timeout: Patience = Field(120.0, description="Seconds without any progress after which a run is declared stalled.")
+    node_timeout: Annotated[float, Field(ge=3, le=365 * 86_400)] = Field(
+        10.0, description="Seconds without any sign of life after which a node is lost; each gives one a second."
+    )
     on_nan: Literal["fail", "continue"] = Field(
         "fail", description="A loss that is NaN or infinite ends the run, which has failed then (fail), or is only told (continue)."
     )

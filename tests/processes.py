@@ -18,18 +18,22 @@ MARK = "CROSSTRAIN_TEST_MARK"
 
 @dataclass
 class MarkedRun:
-    """A `trainer` command started in a session of its own, whose processes can be found whoever their parent is."""
+    """A `trainer` command started in a session of its own, whose processes can be found whoever their parent is.
+
+    `before`: what stands before the command, such as one that runs it somewhere else.
+    """
 
     arguments: list[str]
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    before: list[str] = field(default_factory=list)
 
     def __enter__(self):
         self.errors = (self.folder / f"stderr-{self.mark}.txt").open("w+")
         self.output = (self.folder / f"stdout-{self.mark}.txt").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "crosstrain.cli.main", *self.arguments],
+            [*self.before, sys.executable, "-m", "crosstrain.cli.main", *self.arguments],
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=self.errors,

@@ -6,9 +6,13 @@ message on never looks into them: an agent starts without numpy.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
+import stat
+import sys
+import termios
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["FILE_PIECE_BYTES", "PROTOCOL", "Message", "ProtocolError", "RawArray", "ReusableBuffer", "Stream"]
 
 PROTOCOL = 4
+"""Raised by one with every change of what is said, or when; driver and agents have to agree on it."""
+
 MAX_HEADER_BYTES = 2 * 2**20
 """A state of ten thousand arrays is described in half of that; what a hostile header is read into takes fifty times its bytes."""
 
@@ -32,6 +38,9 @@ HEADER_WEIGHT = 50
 
 FILE_PIECE_BYTES = 8 * 2**20
 """Files travel to the driver in pieces of at most this size."""
+
+MOST_PROBE_SECONDS = 32_767
+"""The most that Linux takes for TCP_KEEPIDLE and TCP_KEEPINTVL."""
 
 MOST_DIMENSIONS = 64
 """As many as numpy has."""
@@ -96,7 +105,8 @@ class ReusableBuffer:
 class Stream:
     """Messages over a pair of binary files. Sending is safe from several threads; receiving belongs to one.
 
-    `weight` is about how many bytes of memory the message takes that was received last.
+    Cutting and closing are safe from any thread, and wait for none. `weight` is about how many bytes of memory the message takes that was
+    received last.
     """
 
     def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
@@ -104,6 +114,7 @@ class Stream:
         self._writer = writer
         self._lock = threading.Lock()
         self.weight = 0
+        self._taken_bytes = 0
 
     def send(self, message: Message) -> None:
         """Write one message and flush. Raises OSError (BrokenPipeError) where the peer is gone."""
@@ -123,6 +134,7 @@ class Stream:
         Raises ProtocolError for anything that is not a message, ConnectionError where the stream ends within one.
         """
         line = self._reader.readline(MAX_HEADER_BYTES)
+        self._taken_bytes += len(line)
         if not line.endswith(b"\n"):
             if len(line) == MAX_HEADER_BYTES:
                 raise ProtocolError("a header that is too long")
@@ -152,23 +164,69 @@ class Stream:
 
     def _fill(self, data: memoryview) -> None:
         while data:
-            count = self._reader.readinto(data)
+            count = self._reader.readinto1(data)  # as much as there is, so that what arrives slowly is seen to arrive
             if not count:
                 raise ConnectionError("the stream ended within an array")  # whoever sent it has gone, and did nothing wrong
+            self._taken_bytes += count
             data = data[count:]
 
     def cut(self) -> None:
-        """End a connection at once, also under a thread that waits in it; `close` would wait for that one."""
-        with socket.socket(fileno=os.dup(self._reader.fileno())) as connection, suppress(OSError):  # the peer may be gone already
-            connection.shutdown(socket.SHUT_RDWR)
+        """End a connection at once, also under threads that read or write; does nothing to pipes, or where it is closed already."""
+        for connection in self._connections():
+            with connection, suppress(OSError):  # the peer may be gone already
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def limit_silence(self, seconds: float) -> None:
+        """Have the system end a connection over TCP whose peer acknowledges nothing for so long, also while nothing is sent."""
+        for connection in self._connections():
+            with connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    _limit_silence(connection, seconds)
+
+    def _connections(self) -> list[socket.socket]:
+        """Return descriptors of our own for the sockets among the files; the caller closes them."""
+        found = []
+        for file in (self._reader, self._writer):
+            with suppress(OSError, ValueError):  # it has been closed
+                descriptor = os.dup(file.fileno())
+                if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                    found.append(socket.socket(fileno=descriptor))
+                else:
+                    os.close(descriptor)
+        return found
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that have arrived and were not taken by this process yet; 0 where the stream has been closed."""
+        count = bytearray(4)
+        with suppress(OSError, ValueError):
+            fcntl.ioctl(self._reader.fileno(), termios.FIONREAD, count)
+        return int.from_bytes(count, sys.byteorder)
+
+    @property
+    def arrivals(self) -> tuple[int, int]:
+        """Figures that change whenever something arrives, be it a part of a message or while this process is busy with another."""
+        return self._taken_bytes, self.unread_bytes
 
     def close(self) -> None:
         """Close both directions; errors of a peer that is gone are of no interest here."""
+        self.cut()  # closing would wait for a thread that reads
         for file in (self._writer, self._reader):
             try:
                 file.close()
             except OSError:
                 continue
+
+
+def _limit_silence(connection: socket.socket, seconds: float) -> None:
+    """Set what the system has of: probes after a third of the time and at each further one, and the time until all is lost."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probe = max(1, min(int(seconds / 3), MOST_PROBE_SECONDS))
+    wanted = {"TCP_KEEPIDLE": probe, "TCP_KEEPINTVL": probe, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": min(int(seconds * 1000), 2**31 - 1)}
+    for name, value in wanted.items():
+        option = getattr(socket, name, None)
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _described(name: object, dtype: object, shape: object, size: object) -> tuple[str, str, list[int], int]:

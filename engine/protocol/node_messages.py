@@ -198,6 +198,7 @@ class _StatePart(_OfTask):
 
 
 _KINDS: Mapping[str, type[_Said]] = {
+    "alive": _Nothing,
     "hello": _Hello,
     "ports": _Ports,
     "sample": _Sample,

@@ -172,7 +172,12 @@ class Driver:
         deadline = time.monotonic() + self.job.start_timeout
         channels = self._launcher.start()
         self._control = control = TaskGroup(
-            channels, self._recording.sample, self._recording.log, self._recording.trace, self._launcher.check
+            channels,
+            self._recording.sample,
+            self._recording.log,
+            self._recording.trace,
+            self._launcher.check,
+            node_timeout_seconds=self.job.node_timeout,
         )
         if self._signals:
             raise InterruptedRunError("interrupted by the user")

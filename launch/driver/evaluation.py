@@ -92,7 +92,9 @@ class Evaluator:
         """Bring the one task to life, warm."""
         deadline = time.monotonic() + self._job.start_timeout
         channels = self._launcher.start()
-        control = self._control = TaskGroup(channels, lambda sample: None, lambda node, task, text: None)
+        control = self._control = TaskGroup(
+            channels, lambda sample: None, lambda node, task, text: None, node_timeout_seconds=self._job.node_timeout
+        )
         if self._signals:
             raise InterruptedRunError("interrupted by the user")
         hosts = control.hello(deadline - time.monotonic())

@@ -1,6 +1,7 @@
 """The nodes of a run as its driver sees them: what they say comes in one queue, and what they are told never makes the driver wait.
 
-Whether a node can still be talked to is a state, known from the moment its end was read on: no later wait can miss it.
+Whether a node can still be talked to is a state, known from the moment its end was read on: no later wait can miss it. A node that says
+nothing for too long is given up, and is lost then like any other.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
+from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import Message, ProtocolError
 from ..launchers.base import NodeChannel
 
@@ -23,9 +26,10 @@ MOST_WAITING_BYTES = 64 * 2**20
 
 
 class _Waiting:
-    """What a node has said and the driver has not come to, in bytes."""
+    """What a node has said and the driver has not come to, in bytes. `held_up`: the node waits for the driver, and not the other way."""
 
     def __init__(self) -> None:
+        self.held_up = False
         self._changed = threading.Condition()
         self._bytes = 0
         self._over = False
@@ -33,7 +37,9 @@ class _Waiting:
     def add(self, weight: int) -> bool:
         """Wait until there is room for a message; return False where nobody will take it any more."""
         with self._changed:
+            self.held_up = True
             self._changed.wait_for(lambda: self._over or not self._bytes or self._bytes + weight <= MOST_WAITING_BYTES)
+            self.held_up = False
             self._bytes += weight
             return not self._over
 
@@ -53,12 +59,16 @@ class _Waiting:
 class Members:
     """The nodes behind `channels`. `lost` are those whose channel has ended, in the order in which that was read.
 
-    `broken` says of some of them what they sent that nobody sends: they have been cut off, and nothing more of them is heard.
+    `broken` says of some of them what they sent that nobody sends: they have been cut off, and nothing more of them is heard. `silent`:
+    after how many seconds without a sign of life others have been.
     """
 
     def __init__(self, channels: Sequence[NodeChannel]) -> None:
         self.lost: list[int] = []
         self.broken: dict[int, str] = {}
+        self.silent: dict[int, float] = {}
+        self._ended: set[int] = set()
+        self._watched = threading.Event()
         self._channels = {channel.node: channel for channel in channels}
         self._inbox: queue.SimpleQueue[tuple[int, Message | None, int]] = queue.SimpleQueue()
         self._waiting = {node: _Waiting() for node in self._channels}
@@ -73,6 +83,16 @@ class Members:
         """The nodes that are not lost."""
         return self._channels.keys() - set(self.lost)
 
+    def watch(self, limit_seconds: float) -> None:
+        """From now on give every node a sign of life each second, and give up those of which nothing arrives for so long."""
+        self._watched.set()
+        threading.Thread(target=self._watch, args=(limit_seconds,), name="silence", daemon=True).start()
+
+    @property
+    def arrivals(self) -> dict[int, tuple[int, int]]:
+        """Figures of each node that is present, which change whenever something arrives from it."""
+        return {node: self._channels[node].stream.arrivals for node in self.present}
+
     def next(self, timeout_seconds: float) -> tuple[int, Message | None] | None:
         """Return the next message and its node, None after the time. None instead of a message, once a node: it is among the lost now."""
         try:
@@ -81,12 +101,10 @@ class Members:
             return None
         if weight:
             self._waiting[node].remove(weight)
-        if node in self._deaf_to:
+        if node in self.lost:
             return None
         if message is not None:
             return node, message
-        if node in self.lost:
-            return None
         self.lost.append(node)
         return node, None
 
@@ -110,7 +128,7 @@ class Members:
     def flush(self, timeout_seconds: float) -> None:
         """Wait until all that was told has been sent, or cannot be."""
         deadline = time.monotonic() + timeout_seconds
-        for box in self._outboxes.values():
+        for box in (self._outboxes[node] for node in self.present):
             with box.all_tasks_done:
                 box.all_tasks_done.wait_for(lambda box=box: not box.unfinished_tasks, max(0.0, deadline - time.monotonic()))  # type: ignore[misc]
 
@@ -131,7 +149,10 @@ class Members:
                 message = None
             except (OSError, ValueError, MemoryError):
                 message = None
+            if message == ALIVE:
+                continue
             if message is None:
+                self._ended.add(channel.node)
                 self._inbox.put((channel.node, None, 0))
                 return
             weight = channel.stream.weight
@@ -139,16 +160,29 @@ class Members:
                 return
             self._inbox.put((channel.node, message, weight))
 
+    def _watch(self, limit_seconds: float) -> None:
+        counter = SilenceCounter(limit_seconds, time.monotonic())
+        while watched := self._channels.keys() - self._ended - self.silent.keys():
+            time.sleep(TICK_SECONDS)
+            heard = {node: self._channels[node].stream.arrivals for node in watched if not self._waiting[node].held_up}
+            for node in counter.tick(time.monotonic(), heard):
+                self.silent[node] = limit_seconds
+                self._inbox.put((node, None, 0))  # its reader may not come back, where a process cannot even be killed
+                self.give_up(node)
+
     def _write(self, channel: NodeChannel) -> None:
         """Send what the node is told: a node that does not read, because it is frozen, would hold up the driver for ever."""
         box = self._outboxes[channel.node]
         reachable = True
         while True:
-            message = box.get()
+            told = None
+            with suppress(queue.Empty):
+                told = box.get(timeout=INTERVAL_SECONDS if reachable else None)
             try:
-                if reachable:
-                    channel.stream.send(message)
+                if reachable and (told is not None or self._watched.is_set()):
+                    channel.stream.send(ALIVE if told is None else told)
             except (OSError, ValueError):
                 reachable = False
                 self._inbox.put((channel.node, None, 0))
-            box.task_done()
+            if told is not None:
+                box.task_done()

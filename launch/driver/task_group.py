@@ -16,6 +16,7 @@ from ...backends.base import State
 from ...core.cluster import Task
 from ...core.errors import InterruptedRunError, RunFailedError, TrainerError, UsageError
 from ...core.startup import REPORT_SECONDS
+from ...engine.protocol.heartbeat import TICK_SECONDS
 from ...engine.protocol.messages import PROTOCOL, Message
 from ...engine.protocol.node_messages import wrong_with
 from ...engine.protocol.state_transfer import load_messages
@@ -61,7 +62,8 @@ class _Fallen:
 class TaskGroup:
     """Talks to every node. `on_sample`, `on_log` and `on_trace` are called from the caller's thread, within `receive`.
 
-    So is `check`, at least once a second: it raises where something else than a node has failed.
+    So is `check`, at least once a second: it raises where something else than a node has failed. A node that has greeted and says nothing
+    for `node_timeout_seconds` is lost; without a limit none is for that.
     """
 
     def __init__(
@@ -71,12 +73,14 @@ class TaskGroup:
         on_log: Callable[[int, str, bytes], None],
         on_trace: Callable[[int, str, bytes], None] | None = None,
         check: Callable[[], None] | None = None,
+        node_timeout_seconds: float | None = None,
     ) -> None:
         self.channels = channels
         self._on_sample = on_sample
         self._on_log = on_log
         self._on_trace = on_trace
         self._check = check
+        self._node_timeout_seconds = node_timeout_seconds
         self._members = Members(channels)
         self._silent: set[int] = set()
         self._hosts: dict[int, str | None] = {}
@@ -124,6 +128,8 @@ class TaskGroup:
             self._hosts[node] = message["host"]["hostname"]
             if self.channels[node].process is not None:
                 self.channels[node].scratch = Path(message["scratch"])
+        if self._node_timeout_seconds is not None:
+            self._members.watch(self._node_timeout_seconds)
         return [hosts[channel.node] for channel in self.channels]
 
     def reserve_ports(self, counts: Mapping[int, int], timeout_seconds: float) -> dict[int, list[int]]:
@@ -316,6 +322,9 @@ class TaskGroup:
             answer = self._sorted(self._members.next(0.5))
             if answer is not None and answer[1].kind == "stopped":
                 waiting = waiting - {answer[0]}
+        for node in waiting & self._members.present:
+            self._silent.add(node)
+            self._members.give_up(node)  # closing its channel would wait for what it does not read
 
     @property
     def breach(self) -> RunFailedError | None:
@@ -342,22 +351,36 @@ class TaskGroup:
 
     def first_failure(self) -> TrainerError:
         """Await further deaths for a moment, then return the error that names the first cause."""
+        arrived = self._members.arrivals
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
         while (remaining := deadline - time.monotonic()) > 0:
             self._sorted(self._members.next(remaining))
+        self._await_silent_cause(arrived)
         asked = next((error for error in self._fallen.errors.values() if error["exit_code"] == UsageError.exit_code), None)
         if asked is not None:
             return UsageError(asked["message"])
         in_use = next((error for error in self._fallen.errors.values() if error["errno"] == errno.EADDRINUSE), None)
         if in_use is not None:
             return AddressInUseError(in_use["message"])
-        errors = self._fallen.errors
-        first = first_cause(
-            [Fall(node, death, death is not None and is_victim(death, errors.get(death["task"]))) for node, death in self._fallen.falls]
-        )
+        first = first_cause(self._falls())
         if first.death is None:
             return RunFailedError(self._describe_loss(first.node), f"agent-{first.node}")
         return self._describe_death(first.node, first.death)
+
+    def _falls(self) -> list[Fall]:
+        errors = self._fallen.errors
+        return [Fall(node, death, death is not None and is_victim(death, errors.get(death["task"]))) for node, death in self._fallen.falls]
+
+    def _await_silent_cause(self, before: Mapping[int, tuple[int, int]]) -> None:
+        """Where only victims have fallen, wait until each node has said something since `before`, or is lost: then that is the cause."""
+        if self._node_timeout_seconds is None:
+            return
+        deadline = time.monotonic() + self._node_timeout_seconds + CAUSE_WINDOW_SECONDS
+        while time.monotonic() < deadline and all(fall.victim for fall in self._falls()):
+            now = self._members.arrivals
+            if all(now[node] != mark for node, mark in before.items() if node in now):
+                return
+            self._sorted(self._members.next(TICK_SECONDS))
 
     def _describe_death(self, node: int, death: Message) -> RunFailedError:
         task: str = death["task"]
@@ -372,6 +395,10 @@ class TaskGroup:
     def _describe_loss(self, node: int) -> str:
         if node in self._members.broken:
             return f"{self._place(node)} sent {self._members.broken[node]}: it is broken, or hostile, and has been cut off"
+        if node in self._members.silent:
+            places = " and ".join(self._place(each) for each in sorted(self._members.silent))
+            have = "have" if len(self._members.silent) > 1 else "has"
+            return f"{places} {have} not been heard of for {self._members.silent[node]:g} s (--node-timeout)"
         process = self.channels[node].process
         code = process.poll() if process is not None else None
         if process is not None and code is None:

@@ -11,12 +11,12 @@ from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
 from ...core.process import InterruptsIgnored
 from ...core.untrusted.listener import PROOF_SECONDS
-from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import WrongSecretError, connect
 from ..environments.base import Membership
 from ..node.agent import Agent
 
-__all__ = ["asked_anew", "asked_of", "difference", "join_run"]
+__all__ = ["another_protocol", "asked_anew", "asked_of", "difference", "join_run"]
 
 OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir", "mlflow", "mlflow_experiment"})
 """Fields that may differ between the nodes of one job."""
@@ -57,20 +57,30 @@ def _value(settings: Mapping[str, Any], key: str) -> str:
     return repr(settings[key]) if key in settings else "not given"
 
 
+def another_protocol(whose: str, theirs: object, ours: str) -> str:
+    """Say that a peer speaks another version of the protocol, or none that has a number."""
+    spoken = f"protocol {theirs}" if type(theirs) is int else "a protocol from before it had a number"
+    return f"{whose} speaks {spoken}, {ours} {PROTOCOL}: install the same version everywhere"
+
+
 def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_timeout_seconds: float) -> int:
     """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended. `asked`: see ExternalLauncher."""
-    request = Message("join", {"node": place.node, "local_rank": place.local_rank, "asked": dict(asked)})
+    request = Message("join", {"protocol": PROTOCOL, "node": place.node, "local_rank": place.local_rank, "asked": dict(asked)})
     stream = _welcomed(request, place, secret, start_timeout_seconds)
     with InterruptsIgnored():
-        return Agent(stream, place.node).serve() if place.local_rank == 0 else _stand_by(stream)
+        return Agent(stream, place.node, remote=True).serve() if place.local_rank == 0 else _stand_by(stream)
 
 
 def _stand_by(stream: Stream) -> int:
     """Wait for the end of the run; return its exit code. Raises RunFailedError where the driver goes before."""
-    while (message := stream.receive()) is not None:
-        if message.kind == "finish":
-            return int(message["exit_code"])
-    raise RunFailedError("the driver has gone")
+    why = ""
+    try:
+        while (message := stream.receive()) is not None:
+            if message.kind == "finish":
+                return int(message["exit_code"])
+    except OSError as error:
+        why = f" ({error})"
+    raise RunFailedError(f"the driver has gone{why}")
 
 
 def _welcomed(request: Message, place: Membership, secret: bytes, start_timeout_seconds: float) -> Stream:
@@ -108,6 +118,10 @@ def _ask(request: Message, stream: Stream) -> Stream:
         welcome = answer.kind == "welcome"
         if not welcome:
             raise UsageError(f"the driver turned this process away: {answer.get('reason', answer.kind)}")
+        if (found := answer.get("protocol")) != PROTOCOL:
+            welcome = False
+            raise UsageError(another_protocol("the driver", found, "this process"))
+        stream.limit_silence(2 * answer["node_timeout_seconds"])
     finally:
         if not welcome:
             stream.close()

@@ -19,11 +19,11 @@ from ...core.process import python
 from ...core.settings.sweeps import value_text
 from ...core.untrusted.console import note
 from ...core.untrusted.listener import Door, Exchange
-from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import accept, start_over_stdio
 from ..environments.base import Membership
 from .base import NodeChannel, close_input, send_prepare
-from .joining import difference
+from .joining import another_protocol, difference
 
 __all__ = ["ExternalLauncher", "apply_membership"]
 
@@ -114,7 +114,8 @@ class ExternalLauncher:
                 _refuse(joiner, problem)
                 raise UsageError(f"process {local_rank} of node {node} ({peer}): {problem}")
             try:
-                stream.send(Message("welcome", {}))
+                stream.send(Message("welcome", {"protocol": PROTOCOL, "node_timeout_seconds": self.job.node_timeout}))
+                stream.limit_silence(2 * self.job.node_timeout)  # the heartbeat comes first; this is for what nobody reads or writes
             except OSError as error:
                 note(f"trainer: process {local_rank} of node {node} ({peer}) went away before it was welcomed: {error}")
                 continue  # it comes again, or is missed in the end
@@ -213,6 +214,8 @@ class ExternalLauncher:
 
     def _problem(self, message: Message, channels: Mapping[int, NodeChannel], standbys: set[tuple[int, int]]) -> str | None:
         place = (message["node"], message["local_rank"])
+        if (found := message.get("protocol")) != PROTOCOL:
+            return another_protocol("it", found, "the driver")
         if not 0 <= place[0] < self.job.nodes:
             return f"there is no node {place[0]} among {self.job.nodes}"
         if (place[1] == 0 and place[0] in channels) or place in standbys:

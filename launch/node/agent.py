@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from ...core.process import ignore_interrupts
 from ...core.untrusted.console import note
+from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
 from .port_reservation import PortBlock
 from .scratch import make_scratch, remove_scratch
@@ -37,6 +38,12 @@ ORPHAN_CHECK_SECONDS = 0.5
 ORPHAN_PATIENCE_SECONDS = 4.0
 """The end of the control stream ends an agent at once; this is how long it may take before it is ended the hard way."""
 
+DRIVER = 0
+"""The only peer that an agent listens for."""
+
+HELD_UP_BYTES = 2**16
+"""With so much unread it is this agent that is busy, and the driver that has to wait: nothing more may arrive."""
+
 FOREIGN_VARIABLES = frozenset(
     {"TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRAINER_SECRET"}
 )
@@ -44,11 +51,19 @@ FOREIGN_VARIABLES = frozenset(
 
 
 class Agent:
-    """Serves one driver over `stream` until it says ``finish`` or goes away. `node` is the node's number."""
+    """Serves one driver over `stream` until it says ``finish`` or goes away. `node` is the node's number.
 
-    def __init__(self, stream: Stream, node: int) -> None:
+    `remote`: the driver may be cut off from it, and is given up when it says nothing for too long. One whose child this agent is may have
+    been stopped and go on later.
+    """
+
+    def __init__(self, stream: Stream, node: int, *, remote: bool = False) -> None:
         self._stream = stream
         self._node = node
+        self._remote = remote
+        self._node_timeout_seconds = 0.0
+        self._listening = False
+        self._ended = threading.Event()
         self._ports = PortBlock()
         self._supervisor = Supervisor(self._from_task, self._on_death)
         self._sampler: NodeSampler | None = None
@@ -64,6 +79,7 @@ class Agent:
         try:
             while (message := self._stream.receive(room)) is not None:
                 if message.kind == "finish":
+                    self._ended.set()  # the driver may go now
                     return int(message["exit_code"])
                 self._handle(message)
             return 1
@@ -76,6 +92,7 @@ class Agent:
             self._stop_sampler()
             remove_scratch(self._scratch)
             self._ports.release()
+            self._ended.set()
 
     def abandon(self) -> None:
         """Kill the tasks, remove the temporary files and end this process at once; for when `serve` does not come to its end."""
@@ -84,10 +101,14 @@ class Agent:
         os._exit(1)
 
     def _handle(self, message: Message) -> None:
+        if message.kind != "prepare":
+            self._listen()
         to = message.get("to")
         if to is not None:
             fields = {key: value for key, value in message.fields.items() if key != "to"}
             self._supervisor.send(to, Message(message.kind, fields, message.arrays))
+        elif message.kind == "alive":
+            pass  # that it has arrived says it all
         elif message.kind == "prepare":
             self._prepare(message)
         elif message.kind == "reserve":
@@ -119,6 +140,40 @@ class Agent:
         host = describe_host(recorded_packages(message["job"]["backend"]))
         greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": _identity(), "host": host}
         self._send(Message("hello", {**greeting, "scratch": str(self._scratch)}))
+        self._node_timeout_seconds = message["job"]["node_timeout"]
+        threading.Thread(target=self._give_signs_of_life, name="alive", daemon=True).start()
+
+    def _give_signs_of_life(self) -> None:
+        """Tell the driver every second that this agent lives, also while its main thread ends tasks or waits for one."""
+        while not self._ended.wait(INTERVAL_SECONDS):
+            try:
+                self._stream.send(ALIVE)
+            except OSError:
+                if self._remote:
+                    self._leave_driver()
+                return  # a parent that has gone is noticed by its number
+
+    def _listen(self) -> None:
+        """Give the driver up where nothing more arrives: from its first request on; before, it awaits others in silence."""
+        if self._remote and not self._listening:
+            self._listening = True
+            threading.Thread(target=self._watch_driver, name="silence", daemon=True).start()
+
+    def _watch_driver(self) -> None:
+        counter = SilenceCounter(self._node_timeout_seconds, time.monotonic())
+        while not self._ended.wait(TICK_SECONDS):
+            held_up = self._stream.unread_bytes >= HELD_UP_BYTES
+            if counter.tick(time.monotonic(), {} if held_up else {DRIVER: self._stream.arrivals}):
+                note(f"agent of node {self._node}: the driver has not been heard of for {counter.limit_seconds:g} s (--node-timeout)")
+                self._leave_driver()
+                return
+
+    def _leave_driver(self) -> None:
+        """End the tasks and have `serve` come to its end, or end without it."""
+        self._supervisor.kill()
+        self._stream.cut()
+        if not self._ended.wait(ORPHAN_PATIENCE_SECONDS):
+            self.abandon()
 
     def _start(self, message: Message) -> None:
         if message["log_folder"] is None:

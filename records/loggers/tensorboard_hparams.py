@@ -18,7 +18,8 @@ __all__ = ["HParams", "figures"]
 
 NOT_COMPARED = (
     *NOT_SETTINGS,
-    *("data_dir", "tensorboard", "mllog", "keep", "keep_best", "save_final", "launcher", "start_timeout", "stall_timeout", "on_nan"),
+    *("data_dir", "tensorboard", "mllog", "keep", "keep_best", "save_final"),
+    *("launcher", "start_timeout", "stall_timeout", "node_timeout", "on_nan"),
 )
 """Settings that change neither what is computed nor how fast."""
 

@@ -211,6 +211,7 @@ _MACHINE = (
     ),
     Factor("start_timeout", "time limit of the start", read.job_field("start_timeout"), NOTHING, _GIVES_UP),
     Factor("stall_timeout", "time limit of a stall", read.job_field("stall_timeout"), NOTHING, _GIVES_UP),
+    Factor("node_timeout", "time limit of a silent node", read.job_field("node_timeout"), NOTHING, _GIVES_UP),
     Factor("on_nan", "what becomes of a loss that is not finite", read.job_field("on_nan"), NOTHING, _GIVES_UP),
 )
 

@@ -71,6 +71,7 @@ DIFFERENCES = [
     ("sample_interval", {}, {"sample_interval": 2.0}, {RESOURCES}),
     ("start_timeout", {}, {"start_timeout": 60.0}, set()),
     ("stall_timeout", {}, {"stall_timeout": 60.0}, set()),
+    ("node_timeout", {}, {"node_timeout": 60.0}, set()),
     ("on_nan", {}, {"on_nan": "continue"}, set()),
 ]  # fmt: skip
 

@@ -58,6 +58,7 @@ SOUND = {
         ),
         Message("ports", {"ports": [4000]}),
         Message("sample", {"record": sample()}),
+        Message("alive"),
         Message("sampled"),
         Message("states", {"states": {"worker-1": "S"}}),
         Message("stopped"),

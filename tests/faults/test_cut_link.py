@@ -1,0 +1,109 @@
+"""A node that cannot be reached any more, though nothing of it has ended: its link is down, or somebody is stopped."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import time
+from contextlib import ExitStack
+
+import pytest
+from processes import MarkedRun, wait_until
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # times are compared
+
+NODES = 3
+DRIVER_SECONDS, AGENT_SECONDS = 12, 15
+"""Within how much time after the cut the driver has ended, and everything on the node that is cut off."""
+
+
+def ip(*arguments):
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def network():
+    """The names of three network namespaces whose links meet in a bridge, with the addresses 10.99.0.1 to 10.99.0.3 on link ``eth``."""
+    name = f"cut{os.getpid()}"
+    if ip("netns", "add", f"{name}-hub").returncode != 0:
+        pytest.skip("no network namespaces can be made here")
+    with ExitStack() as cleanup:
+        cleanup.callback(ip, "netns", "del", f"{name}-hub")
+
+        def do(*arguments):
+            done = ip(*arguments)
+            assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+
+        do("-n", f"{name}-hub", "link", "add", "bridge", "type", "bridge")
+        do("-n", f"{name}-hub", "link", "set", "bridge", "up")
+        for node in range(NODES):
+            own = f"{name}-{node}"
+            do("netns", "add", own)
+            cleanup.callback(ip, "netns", "del", own)
+            do("-n", own, "link", "add", "eth", "type", "veth", "peer", "name", f"node{node}", "netns", f"{name}-hub")
+            do("-n", f"{name}-hub", "link", "set", f"node{node}", "master", "bridge", "up")
+            do("-n", own, "address", "add", f"10.99.0.{node + 1}/24", "dev", "eth")
+            for link in ("lo", "eth"):
+                do("-n", own, "link", "set", link, "up")
+        yield [f"{name}-{node}" for node in range(NODES)]
+
+
+def begun(run, folder):
+    steps = folder / "run/steps.jsonl"
+    wait_until(lambda: run.process.poll() is not None or (steps.exists() and steps.stat().st_size), 90, "the first step")
+    assert run.process.poll() is None, run.stderr()
+
+
+@pytest.mark.parametrize("backend", ["toy", "torch"])
+def test_a_node_whose_link_is_cut_is_named_and_ends_itself(tmp_path, network, backend):
+    job = ["run", "--backend", backend, "--nodes", str(NODES), "--epochs", "1000000", "--eval-every", "end", "--out", str(tmp_path)]
+    job += ["--name", "run", "--rendezvous", "10.99.0.1:29400"]
+    secret = {"TRAINER_SECRET": secrets.token_hex(16)}
+    with ExitStack() as entered:
+        runs = [
+            entered.enter_context(MarkedRun([*job, "--node-rank", str(node)], tmp_path, secret, before=["ip", "netns", "exec", name]))
+            for node, name in enumerate(network)
+        ]
+        begun(runs[0], tmp_path)
+        time.sleep(2)
+        assert ip("-n", network[2], "link", "set", "eth", "down").returncode == 0
+        cut = time.monotonic()
+        assert runs[0].wait(60) == 1
+        driver_seconds = time.monotonic() - cut
+        wait_until(lambda: not runs[2].alive(), 60, "the end of the node that is cut off")
+        agent_seconds = time.monotonic() - cut
+        print(f"driver {driver_seconds:.1f} s, node 2 {agent_seconds:.1f} s")
+        wait_until(lambda: not any(run.alive() for run in runs), 10, "the end of every process")
+        assert [run.wait(10) for run in runs] == [1, 1, 1]
+        host = f"node 2 (host {os.uname().nodename}, 10.99.0.3) has not been heard of for 10 s (--node-timeout)"
+        assert host in runs[0].stderr()
+        assert "agent of node 2: the driver has not been heard of for 10 s (--node-timeout)" in runs[2].stderr()
+        status = json.loads((tmp_path / "run/status.json").read_text())
+        assert (status["state"], status["task"], status["exit_code"]) == ("failed", "agent-2", 1)
+        assert driver_seconds < DRIVER_SECONDS
+        assert agent_seconds < AGENT_SECONDS
+
+
+def local(tmp_path, *more):
+    job = ["run", "--backend", "toy", "--nodes", "2", "--out", str(tmp_path), "--name", "run", "--eval-every", "end"]
+    return MarkedRun([*job, *more], tmp_path)
+
+
+def steps_done(folder):
+    return len((folder / "run/steps.jsonl").read_bytes().splitlines())
+
+
+def test_a_driver_that_was_stopped_goes_on_with_its_local_agents(tmp_path):
+    """For longer than the time after which a silent node is lost."""
+    with local(tmp_path, "--epochs", "1000000", "--checkpoint-every", "1000000steps", "--node-timeout", "3") as run:
+        begun(run, tmp_path)
+        os.kill(run.process.pid, signal.SIGSTOP)
+        time.sleep(15)
+        before = steps_done(tmp_path)
+        os.kill(run.process.pid, signal.SIGCONT)
+        wait_until(lambda: steps_done(tmp_path) > before + 3, 60, "further steps")
+        time.sleep(5)  # longer than the time-out
+        assert run.process.poll() is None, run.stderr()
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.wait(60) == 75, run.stderr()
