@@ -132,6 +132,21 @@ def test_a_sweep_at_work_is_refused(out, capsys):
     assert everything(out) == before
 
 
+def test_a_run_of_a_sweep_at_work_stays_too(out, capsys):
+    """The sweep counts the runs that it has done, and would end at one that has gone."""
+    sweep = a_sweep(out)
+    before = everything(out)
+    held = lock(sweep)
+    try:
+        assert invoke(["runs", "delete", str(sweep / "lr=0"), "one", "--yes", "--out", str(out)]) == 2
+        assert "is at work; end it first" in capsys.readouterr().err
+        assert everything(out) == before
+    finally:
+        os.close(held)
+    assert invoke(["runs", "delete", str(sweep / "lr=0"), str(sweep / "lr=1"), "--yes", "--out", str(out)]) == 0
+    assert not (sweep / "lr=0").exists()
+
+
 def test_without_a_terminal_nobody_is_asked_and_nothing_goes(out):
     done = subprocess.run([*DELETE, "one", "--out", str(out)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")

@@ -33,12 +33,16 @@ _GONE = re.compile(r"\..+\.gone-\w{8}")
 def delete(runs: Sequence[Path], sweeps: Sequence[Path], *, yes: bool) -> None:
     """Show what goes, ask (unless `yes`), and delete the run directories, and sweeps' folders with theirs.
 
-    Raises UsageError before anything is deleted: where one is a link or at work, and where nobody can be asked.
+    Raises UsageError before anything is deleted: where one is a link or at work, or of a sweep at work, and where nobody can be asked.
     """
     sweeps = _once(sweeps)
     with ExitStack() as held:
         for sweep in sweeps:
             _hold(sweep, held)
+        whole = {os.path.realpath(sweep) for sweep in sweeps}
+        around = {Path(os.path.realpath(run)).parent for run in runs}
+        for sweep in sorted(folder for folder in around if (folder / SWEEP_FILE).exists() and str(folder) not in whole):
+            _hold(sweep, held)  # it counts the runs that it has done
         theirs = [run for sweep in sweeps for run in _runs_of(sweep)]
         if _delete(_once([*runs, *theirs]), yes=yes):
             _end(sweeps)
