@@ -158,7 +158,7 @@ class Nodes:
     def greet(self, protocol=PROTOCOL):
         for node, stream in enumerate(self.streams):
             told = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "protocol": protocol}
-            stream.send(Message("hello", {**told, "host": {**describe_host(), "hostname": f"host-{node}"}}))
+            stream.send(Message("hello", {**told, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
         self.control.hello(30.0)
 
     def live(self, node):
