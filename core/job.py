@@ -211,7 +211,7 @@ class Job(BaseModel):
         size = len(value.encode(errors="replace"))
         if size > LONGEST_RUN_NAME_BYTES:
             raise ValueError(f"a folder name of at most {LONGEST_RUN_NAME_BYTES} bytes (this one has {size})")
-        if not is_plain_name(value) or value.startswith((".", "-")):
+        if not is_plain_name(value) or not value.strip() or value.startswith((".", "-")):
             raise ValueError("a folder name of visible characters, without slashes, that does not start with a dot or a dash")
         return value
 

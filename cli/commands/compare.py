@@ -76,8 +76,8 @@ def compare(
         return
     if over is not None or smooth is not None or points is not None:
         raise UsageError("--over, --smooth and --points: say what a curve is like; name it with --curves loss, for example.")
-    comparison = compare_paths(paths, fold=fold, by=_listed(by))
-    columns = [column(text, metric_columns(comparison.runs)) for text in _listed(metric)]
+    comparison = compare_paths(paths, fold=fold, by=_listed("--by", by, "settings, such as nodes or batch_size"))
+    columns = [column(text, metric_columns(comparison.runs)) for text in _listed("--metric", metric, "figures, such as accuracy or memory")]
     if as_json:
         click.echo(json.dumps(comparison.to_json(), indent=1))
     elif csv_too:
@@ -89,8 +89,13 @@ def compare(
         click.echo(as_text(comparison, columns, layout=layout, width=width), nl=False)
 
 
-def _listed(text: str | None) -> list[str]:
-    return [] if text is None else [part for part in text.split(",") if part.strip()]
+def _listed(option: str, text: str | None, allowed: str) -> list[str]:
+    if text is None:
+        return []
+    parts = [part for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError.of(option, text, f"one or several {allowed}, with commas between")
+    return parts
 
 
 def _print_curves(paths: Sequence[Path], quantity: str, over: str, smooth: float | None, points: int | None, as_json: bool) -> None:

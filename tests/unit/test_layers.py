@@ -124,6 +124,11 @@ def test_auto_takes_a_backend_of_others_where_none_of_ours_is_installed(monkeypa
             {},
             "--name: got '-x'; allowed: a folder name of visible characters, without slashes, that does not start with a dot or a dash.",
         ),
+        (
+            {"name": "  "},
+            {},
+            "--name: got '  '; allowed: a folder name of visible characters, without slashes, that does not start with a dot or a dash.",
+        ),
         ({"name": "n" * 300}, {}, f"--name: got '{'n' * 300}'; allowed: a folder name of at most 200 bytes (this one has 300)."),
         ({"seed": "-1"}, {}, "--seed: got '-1'; allowed: a whole number of at least 0 and less than 9223372036854775808."),
         ({}, {"TRAINER_EPOCHS": "two"}, "TRAINER_EPOCHS: got 'two'; allowed: a whole number of at least 1 and at most 1000000000."),

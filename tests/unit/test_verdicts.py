@@ -19,6 +19,7 @@ from report_runs import make_run
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.commands.sweep_table import points_text
+from crosstrain.core.errors import UsageError
 from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.report.catalog.shown import show_runs
 from crosstrain.report.comparison.comparison import compare_paths, compare_runs
@@ -240,6 +241,19 @@ def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_wit
     assert "† not to be compared with" in text
     assert text.splitlines()[-1] == "`trainer compare --by precision` takes that for what is compared, and marks nothing for it."
     assert "no verdict" not in CliRunner().invoke(compare, [*paths, "--by", "precision"], catch_exceptions=False).output
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "allowed"),
+    [
+        ("--by", ",", "one or several settings, such as nodes or batch_size, with commas between"),
+        ("--metric", "", "one or several figures, such as accuracy or memory, with commas between"),
+    ],
+)
+def test_a_list_without_a_name_in_it_is_refused(tmp_path, option, text, allowed):
+    result = CliRunner().invoke(compare, [*written(tmp_path, *ALIKE), option, text])
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception) == f"{option}: got {text!r}; allowed: {allowed}."
 
 
 def test_the_page_has_the_verdict_of_compare(tmp_path):
