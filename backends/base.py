@@ -126,7 +126,7 @@ class EvalResult:
 class State:
     """All that training changes: canonical names, canonical layouts, numpy, nothing of the framework.
 
-    `slots` maps slot name (``momentum``; ``first_moment``, ``second_moment``) to values by parameter name. `buffers` are the model's
+    `slots` maps slot name (those of `core.update_rules`) to values by parameter name. `buffers` are the model's
     (averaged over workers in sync mode). `updates` is the number of updates applied (Adam's t). `scalars` are further numbers that
     training changes (``loss_scale``, ``clean_steps`` with fp16).
     """

@@ -19,6 +19,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ...core.job import Job
+from ...core.update_rules import FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, slot_names
 
 __all__ = ["Adam", "Optimizer", "Sgd", "build_optimizer"]
 
@@ -60,14 +61,10 @@ class Optimizer(Protocol):
 class Sgd:
     """Stochastic gradient descent. Scalars: η."""
 
+    slots: tuple[str, ...]
     momentum: float
     nesterov: bool
     weight_decay: float
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The accumulated gradient, where there is momentum."""
-        return ("momentum",) if self.momentum else ()
 
     @property
     def needs_count(self) -> bool:
@@ -90,7 +87,7 @@ class Sgd:
             return tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=scalars[0], delta=gradient, use_locking=True)
         return tf.raw_ops.ResourceApplyMomentum(
             var=variable.handle,
-            accum=slots["momentum"].handle,
+            accum=slots[MOMENTUM].handle,
             lr=scalars[0],
             grad=gradient,
             momentum=self.momentum,
@@ -103,16 +100,12 @@ class Sgd:
 class Adam:
     """Adam, or AdamW where `decoupled`. Scalars: α, ε' (see on top) and η·d."""
 
+    slots: tuple[str, ...]
     beta1: float
     beta2: float
     epsilon: float
     weight_decay: float
     decoupled: bool
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The running means of the gradient and of its square."""
-        return ("first_moment", "second_moment")
 
     @property
     def needs_count(self) -> bool:
@@ -145,8 +138,8 @@ class Adam:
         with tf.control_dependencies(before):
             return tf.raw_ops.ResourceApplyAdam(
                 var=variable.handle,
-                m=slots["first_moment"].handle,
-                v=slots["second_moment"].handle,
+                m=slots[FIRST_MOMENT].handle,
+                v=slots[SECOND_MOMENT].handle,
                 beta1_power=0.0,
                 beta2_power=0.0,
                 lr=step_size,
@@ -161,8 +154,8 @@ class Adam:
 def build_optimizer(job: Job) -> Optimizer:
     """Return the job's update rule."""
     if job.optimizer == "sgd":
-        return Sgd(job.momentum, job.nesterov, job.weight_decay)
-    return Adam(job.beta1, job.beta2, job.epsilon, job.weight_decay, decoupled=job.optimizer == "adamw")
+        return Sgd(slot_names(job), job.momentum, job.nesterov, job.weight_decay)
+    return Adam(slot_names(job), job.beta1, job.beta2, job.epsilon, job.weight_decay, decoupled=job.optimizer == "adamw")
 
 
 def _float32(value: float) -> float:

@@ -14,8 +14,9 @@ from typing import Protocol
 import torch
 
 from ...core.job import Job
+from ...core.update_rules import FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, slot_names
 
-__all__ = ["Rule", "make_rule", "slot_names"]
+__all__ = ["Rule", "make_rule"]
 
 Tensors = Sequence[torch.Tensor]
 
@@ -32,13 +33,6 @@ class Rule(Protocol):
     def step(self, gradients: Tensors, lr: float) -> None:
         """Apply one update. The gradients may be overwritten."""
         ...
-
-
-def slot_names(job: Job) -> tuple[str, ...]:
-    """Return the names of the tensors that the job's rule keeps for each parameter."""
-    if job.optimizer == "sgd":
-        return ("momentum",) if job.momentum else ()
-    return ("first_moment", "second_moment")
 
 
 def make_rule(job: Job, parameters: Tensors) -> Rule:
@@ -62,7 +56,7 @@ class Descent:
         self.updates = 0
         self.slots = slots
         self._parameters = list(parameters)
-        self._velocity = slots.get("momentum", [])
+        self._velocity = slots.get(MOMENTUM, [])
         self._decay, self._momentum, self._nesterov = job.weight_decay, job.momentum, job.nesterov
 
     def step(self, gradients: Tensors, lr: float) -> None:
@@ -102,7 +96,7 @@ class Adam:
 
     def step(self, gradients: Tensors, lr: float) -> None:
         """Apply one update."""
-        first, second = self.slots["first_moment"], self.slots["second_moment"]
+        first, second = self.slots[FIRST_MOMENT], self.slots[SECOND_MOMENT]
         if self._decay and self._decoupled:
             torch._foreach_mul_(self._parameters, 1.0 - lr * self._decay)
         elif self._decay:

@@ -21,6 +21,7 @@ from ...core.job import Job
 from ...core.plugins import find, load
 from ...core.settings.sources import Resolved, Standing, resolve
 from ...core.units import Target
+from ...core.update_rules import slot_names
 from ...data.sampler import run_sampler
 from ...data.store.resolve import written_out
 from ...data.store.stored_dataset import open_dataset
@@ -36,9 +37,6 @@ from ...records.store.run_directory import RunReader
 from .trust import LINK, links_outside, refuse_foreign
 
 __all__ = ["Resumption", "load_resumption"]
-
-SLOTS: Mapping[str, tuple[str, ...]] = {"sgd": ("momentum",), "adam": ("first_moment", "second_moment")}
-"""The slots of each update rule; that of AdamW has Adam's."""
 
 IDENTITY = ("model", "data", "seed")
 """What makes a training this training: that of the checkpoint is gone on with, another one with ``--force`` only."""
@@ -188,9 +186,7 @@ def _state(checkpoint: Checkpoint, job: Job, before: Mapping[str, Any], spec: Mo
     meta, notes = checkpoint.meta, []
     arrays: dict[str, NDArray[Any]] = dict(checkpoint.arrays)
     if any(before.get(field) != getattr(job, field) for field in ("optimizer", "momentum")):
-        rule = "adam" if job.optimizer == "adamw" else job.optimizer
-        wanted = SLOTS.get(rule, ()) if rule != "sgd" or job.momentum else ()
-        left_out = {key.split("/")[1] for key in arrays if key.startswith("slots/")} - set(wanted)
+        left_out = {key.split("/")[1] for key in arrays if key.startswith("slots/")} - set(slot_names(job))
         arrays = {key: value for key, value in arrays.items() if not (key.startswith("slots/") and key.split("/")[1] in left_out)}
         if left_out:
             notes.append(f"the optimizer changed: {', '.join(sorted(left_out))} of the one before is dropped")

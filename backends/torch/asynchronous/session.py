@@ -17,11 +17,11 @@ import torch
 from ....core.cluster import Task, TaskSpec
 from ....core.errors import RunFailedError
 from ....core.job import Job
+from ....core.update_rules import slot_names
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
 from ..model import evaluation_batch
-from ..optimizers import slot_names
 from ..state import StateMemory
 from .authentication import Hello, connect
 from .server import Listener, initial_shard, shard_bounds, warm_rule

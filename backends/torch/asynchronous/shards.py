@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from ....core.job import Job
+from ....core.update_rules import slot_names
 from ....models.base import Array
-from ..optimizers import make_rule, slot_names
+from ..optimizers import make_rule
 
 __all__ = ["Shard", "bytes_of"]
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ....core.cluster import Task, split_evenly
 from ....core.job import Job
 from ....core.startup import phase
+from ....core.update_rules import slot_names
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
@@ -26,7 +27,7 @@ from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State
 from ..calibration import Calibrator
 from ..data import first_examples, part, resident_splits
 from ..model import Context, DistributedLoss, Model
-from ..optimizers import make_rule, slot_names
+from ..optimizers import make_rule
 from ..precision import LossScale, precision_used
 from ..profiler import make_tracer
 from ..runtime import keep_steps_memory

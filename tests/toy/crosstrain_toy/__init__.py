@@ -13,6 +13,7 @@ from crosstrain.backends.placement import ranks_placement
 from crosstrain.backends.timing import repeat
 from crosstrain.core.cluster import split_evenly
 from crosstrain.core.plugins import forward_plugin, load
+from crosstrain.core.update_rules import FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, slot_names
 
 
 class Star:
@@ -91,8 +92,8 @@ class ToySession:
         self.values = {name: value.astype(np.float64) for name, value in state.parameters.items()}
         zeros = {name: np.zeros_like(value) for name, value in self.values.items()}
         slots = state.slots or {}
-        self.first = {name: value.astype(np.float64) for name, value in slots.get("first_moment", slots.get("momentum", zeros)).items()}
-        self.second = {name: value.astype(np.float64) for name, value in slots.get("second_moment", zeros).items()}
+        self.first = {name: value.astype(np.float64) for name, value in slots.get(FIRST_MOMENT, slots.get(MOMENTUM, zeros)).items()}
+        self.second = {name: value.astype(np.float64) for name, value in slots.get(SECOND_MOMENT, zeros).items()}
         self.updates = state.updates
 
     def errors(self, split, indices):
@@ -161,10 +162,8 @@ class ToySession:
         def narrow(values):
             return {name: value.astype(np.float32) for name, value in values.items()}
 
-        slots = {"first_moment": narrow(self.first), "second_moment": narrow(self.second)}
-        if self.job.optimizer == "sgd":
-            slots = {"momentum": narrow(self.first)} if self.job.momentum else {}
-        return State(narrow(self.values), slots, self.updates)
+        kept = {MOMENTUM: self.first, FIRST_MOMENT: self.first, SECOND_MOMENT: self.second}
+        return State(narrow(self.values), {name: narrow(kept[name]) for name in slot_names(self.job)}, self.updates)
 
     def load(self, state):
         given = state or State({name: np.zeros_like(value) for name, value in self.values.items()})
@@ -172,10 +171,8 @@ class ToySession:
         def spread(values):
             return {name: self.star.sum(values.get(name, np.zeros(self.values[name].shape))) for name in self.values}
 
-        slots = {name: spread(given.slots.get(name, {})) for name in ("momentum", "first_moment", "second_moment")}
-        wanted = ["first_moment", "second_moment"] if self.job.optimizer != "sgd" else ["momentum"] if self.job.momentum else []
-        used = {name: slots[name] for name in wanted}
-        self.load_values(State(spread(given.parameters), used, int(self.star.sum([given.updates])[0])))
+        slots = {name: spread(given.slots.get(name, {})) for name in slot_names(self.job)}
+        self.load_values(State(spread(given.parameters), slots, int(self.star.sum([given.updates])[0])))
 
     def calibrate(self, order):
         batches = calibration_batches(self.sampler, self.rank)
