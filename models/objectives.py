@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ..core.errors import UsageError
 from ..core.units import Target
-from ..metrics import LOSS, Metric, MetricInfo
+from ..metrics import LOSS, Better, Metric, MetricInfo
 from ..metrics.classification import ACCURACY
 
 __all__ = ["CLASSIFICATION", "COUNTED", "LOSS_SUM", "Objective"]
@@ -24,6 +24,8 @@ __all__ = ["CLASSIFICATION", "COUNTED", "LOSS_SUM", "Objective"]
 LOSS_SUM = "loss_sum"
 COUNTED = "examples"
 """The sum that tells whether each example was counted exactly once."""
+
+_COMPARISONS: Mapping[Better, str] = {"higher": ">=", "lower": "<="}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +59,30 @@ class Objective:
         return {info.name: info for info in self.infos}[name]
 
     def check(self, until: Target | None, keep_best: str | None) -> None:
-        """Raise UsageError where a job stops at, or keeps the best by, a figure that evaluations do not have, or cannot have that value."""
+        """Raise UsageError where a job stops at, or keeps the best by, a figure that evaluations do not have, or where its goal is none.
+
+        None is a value that the metric cannot have, and one that it is the better the further it is from.
+        """
         names = [info.name for info in self.infos]
         allowed = f"a figure of the evaluation: {' or '.join(names)}"
-        example = f"{names[0]}{'>=' if self.infos[0].better == 'higher' else '<='}{0.9 if self.infos[0].better == 'higher' else 0.5}"
         if keep_best is not None and keep_best not in names:
-            raise UsageError.of("--keep-best", keep_best, allowed, names)
+            raise UsageError.of("keep_best", keep_best, allowed, names)
         if until is None:
             return
         if until.metric not in names:
-            raise UsageError.of("--until", until.text, f"{allowed}, such as {example}", names)
+            raise UsageError.of("until", until.text, f"{allowed}, such as {self._goal(self.infos[0])}", names)
+        info = self.info(until.metric)
         bounds = next((metric.bounds for metric in self.metrics if metric.name == until.metric), None)
         if bounds is not None and not bounds[0] <= until.value <= bounds[1]:
-            raise UsageError.of("--until", until.text, f"{until.metric} lies between {bounds[0]:g} and {bounds[1]:g}, such as {example}")
+            raise UsageError.of("until", until.text, f"{info.name} from {bounds[0]:g} to {bounds[1]:g}, such as {self._goal(info)}")
+        if until.comparison != _COMPARISONS[info.better]:
+            raise UsageError.of("until", until.text, f"{info.name}{_COMPARISONS[info.better]}…: {info.better} is better")
+
+    def _goal(self, info: MetricInfo) -> str:
+        """Return a goal as an example."""
+        bounds = next((metric.bounds for metric in self.metrics if metric.name == info.name), None) or (0.0, 1.0)
+        share = 0.9 if info.better == "higher" else 0.3
+        return f"{info.name}{_COMPARISONS[info.better]}{bounds[0] + share * (bounds[1] - bounds[0]):g}"
 
     def named(self, sums: Sequence[float]) -> dict[str, float]:
         """Return a vector of sums by name. Raises ValueError where it is not as long as `sums`."""

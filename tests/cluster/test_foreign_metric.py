@@ -146,7 +146,12 @@ def test_loggers_are_told(runs):
 
 
 def test_what_evaluations_do_not_have_is_refused(tmp_path):
-    for option, value in (("--until", "accuracy>=0.9"), ("--until", "top5>=1.5"), ("--keep-best", "accuracy")):
+    for option, value in (
+        ("--until", "accuracy>=0.9"),
+        ("--until", "top5>=1.5"),
+        ("--until", "top5<=0.5"),
+        ("--keep-best", "accuracy"),
+    ):
         done = trainer(
             *("run", "--backend", "torch", "--model", JOB["model"], "--data", "digits", "--out", str(tmp_path / "out"), option, value),
             environment=ENVIRONMENT,
