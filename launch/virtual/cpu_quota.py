@@ -41,7 +41,7 @@ class Hierarchy:
 
     @classmethod
     def find(cls) -> Hierarchy:
-        """Return the nearest place to this process where it may make groups. Raises LackingError where there is none."""
+        """Return the nearest place to this process where it may make groups. Raises MissingCapabilityError where there is none."""
         found = _version_1() or _version_2()
         if found is None:
             raise MissingCapabilityError(
@@ -96,7 +96,7 @@ class CpuGroups:
         self._prefix = f"crosstrain-{pid_namespace()}-{owner}-{start_of(owner)}-{os.getpid()}"
 
     def make(self, node: int, cores: float) -> CpuGroup:
-        """Make the group of a node and limit it to `cores` (such as 0.5). Raises LackingError where that is not allowed."""
+        """Make the group of a node and limit it to `cores` (such as 0.5). Raises MissingCapabilityError where that is not allowed."""
         group = CpuGroup(self._hierarchy.base / f"{self._prefix}-node{node}")
         try:
             group.folder.mkdir()

@@ -36,7 +36,7 @@ def _call(name: str, *arguments: int) -> None:
 def new_network() -> int:
     """Move this thread into a new, empty network namespace; return a descriptor that keeps it alive.
 
-    Raises LackingError where the kernel refuses.
+    Raises MissingCapabilityError where the kernel refuses.
     """
     try:
         _call("unshare", _CLONE_NEWNET)
@@ -57,7 +57,7 @@ def open_user_namespace() -> int | None:
 
     With the capability SYS_ADMIN nothing is done and None returned. Otherwise the (single-threaded) process moves into a user
     namespace in which it has every capability and in which its own user and group keep their numbers, so that the user's files
-    stay the user's. Raises LackingError where user namespaces are forbidden.
+    stay the user's. Raises MissingCapabilityError where user namespaces are forbidden.
     """
     if _may_administrate():
         return None

@@ -74,7 +74,7 @@ class VirtualNetwork:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Make the nodes. Raises LackingError (a UsageError) where the machine cannot, with nothing left behind."""
+        """Make the nodes. Raises MissingCapabilityError (a UsageError) where the machine cannot, with nothing left behind."""
         if self._started is not None:
             raise RuntimeError("the virtual network has been started already")
         if sys.platform != "linux":

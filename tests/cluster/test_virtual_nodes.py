@@ -300,7 +300,7 @@ def test_a_later_run_sweeps_what_a_killed_holder_left(groups: Path) -> None:
 
 ORDINARY_USER = """
 import json, os, subprocess, sys
-from crosstrain.launch.virtual.errors import LackingError
+from crosstrain.launch.virtual.errors import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 able = possible()
 said = {"ok": able.ok, "rootless": able.rootless, "bandwidth": able.bandwidth, "reason": able.reason, "cpu_quota": able.cpu_quota}
@@ -317,7 +317,7 @@ if able.ok:
         said["counted"] = network.peer_counters()
     try:
         VirtualNetwork(1, None, lambda node: 0.5).start()
-    except LackingError as lack:
+    except MissingCapabilityError as lack:
         said["lack"] = [lack.exit_code, lack.part, str(lack)]
 print(json.dumps(said))
 """

@@ -67,15 +67,15 @@ def test_a_killed_task_fails_the_run_and_is_named(tmp_path, backend, mode, victi
 
 
 def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
-    """The toy's rank 1 loses its peer first when that is terminated; the peer is blamed, and its log shown."""
+    """The toy's rank 1 loses its peer first when that is killed; the peer is blamed, and its log shown."""
     with start(tmp_path, "toy", "sync") as run:
         training(run, tmp_path)
         log = tmp_path / "runs/run/logs/0/worker-0.log"
         log.write_text(log.read_text() + "the last words of rank 0\n")
-        os.kill(task_pid(run, tmp_path, "worker-0"), signal.SIGHUP)
+        os.kill(task_pid(run, tmp_path, "worker-0"), signal.SIGKILL)
         assert run.wait(10) == 1
         assert status(tmp_path)["task"] == "worker-0"
-        assert "SIGHUP" in run.stderr()
+        assert "SIGKILL" in run.stderr()
         assert "the last words of rank 0" in run.stderr()
 
 
