@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.job import DEFAULT_EPOCHS, Job
-from ..data.base import Dataset
+from ..data.augment import Changes, augmentation
+from ..data.base import DataInfo, Dataset
 from ..data.sampler import Sampler
 from ..engine.learning_rate import learning_rates
 from ..models.logreg import build
@@ -32,20 +33,36 @@ class Trained:
 
 def train_logistic_regression(job: Job, data: Dataset) -> Trained:
     """Train one sync job on one worker in float64."""
-    sampler = Sampler(data.info.sizes["train"], job.seed, job.global_batch, workers=1, mode="sync")
+    changed = augmentation(job.augment, data.info)
+    sampler = Sampler(data.info.sizes["train"], job.seed, job.global_batch, workers=1, mode="sync", augment=changed)
     total = job.steps or (job.epochs or DEFAULT_EPOCHS) * sampler.steps_per_epoch
     rates = learning_rates(job, 0, total, sampler.steps_per_epoch, total)
-    inputs = data.inputs("train").reshape(data.info.sizes["train"], -1).astype(np.float64)
+    images_nchw = data.images("train")
     labels = data.labels("train")
     weights: Values = {name: value.astype(np.float64) for name, value in build(data.info).initial(job.seed).items()}
     update = _Optimizer(job, weights)
     losses = np.empty(total)
     for step in range(total):
         epoch, in_epoch = divmod(step, sampler.steps_per_epoch)
-        chosen = sampler.whole(epoch, in_epoch, 1).indices
-        losses[step], gradients = _loss_and_gradients(weights, inputs[chosen], labels[chosen])
+        batch = sampler.whole(epoch, in_epoch, 1)
+        x_bi = _inputs(data.info, images_nchw[batch.indices], batch.changes)
+        losses[step], gradients = _loss_and_gradients(weights, x_bi, labels[batch.indices])
         update.apply(gradients, rates[step])
     return Trained(losses, weights)
+
+
+def _inputs(info: DataInfo, images_bchw: NDArray[np.uint8], changes: Changes | None) -> NDArray[np.float64]:
+    """Return what the model reads, one row an example: each image moved and mirrored as its change says, and normalised."""
+    channels, height, width = info.input_shape
+    pixels_bchw = images_bchw.astype(np.float64)
+    if changes is not None:
+        rows, columns = np.arange(height), np.arange(width)
+        for image_chw, (dy, dx, flip) in zip(pixels_bchw, changes, strict=True):
+            from_rows, from_columns = rows - dy, (columns[::-1] if flip else columns) - dx
+            inside = ((from_rows >= 0) & (from_rows < height))[:, None] & ((from_columns >= 0) & (from_columns < width))
+            image_chw[:] = np.where(inside, image_chw[:, from_rows % height][:, :, from_columns % width], 0.0)
+    mean_c, std_c = (np.array(values, dtype=np.float64).reshape(channels, 1, 1) for values in (info.mean, info.std))
+    return ((pixels_bchw / 255.0 - mean_c) / std_c).reshape(len(images_bchw), -1)
 
 
 def _loss_and_gradients(weights: Values, x_bi: NDArray[np.float64], labels_b: NDArray[np.int64]) -> tuple[float, Values]:

@@ -18,7 +18,7 @@ from ..core.process import python
 from ..records.schema import EvalRecord, StepRecord
 from ..records.store.run_directory import RunReader
 
-__all__ = ["FinishedRun", "norm_wise_difference", "relative_difference", "run_job", "trainer"]
+__all__ = ["FinishedRun", "norm_wise_difference", "options_of", "read_run", "relative_difference", "run_job", "trainer"]
 
 TIMEOUT_SECONDS = 900.0
 
@@ -50,14 +50,20 @@ def run_job(out: Path, environment: Mapping[str, str] | None = None, **options: 
 
     Raises AssertionError with what the command printed where it failed.
     """
-    arguments = ["run", "--json", "--quiet", "--out", str(out)]
-    for key, value in options.items():
-        flag = key.replace("_", "-")
-        arguments += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    arguments = ["run", "--json", "--quiet", "--out", str(out), *options_of(options)]
     done = trainer(*arguments, environment=environment)
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}")
     return read_run(Path(json.loads(done.stdout)["path"]))
+
+
+def options_of(fields: Mapping[str, object]) -> list[str]:
+    """Return fields of a job as what is typed for them."""
+    typed: list[str] = []
+    for key, value in fields.items():
+        flag = key.replace("_", "-")
+        typed += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return typed
 
 
 def read_run(path: Path) -> FinishedRun:

@@ -1,0 +1,47 @@
+"""The judge of the conformance suite reads images as the product's own definitions say, though it shares no code with them."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.conformance.reference import _inputs as judged_inputs
+from crosstrain.conformance.reference import train_logistic_regression
+from crosstrain.core.job import Job
+from crosstrain.data.augment import apply_changes
+from crosstrain.data.base import DataInfo
+from crosstrain.data.store.stored_dataset import open_dataset
+
+shifts = st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(0, 1))
+
+
+@given(
+    changes=st.lists(shifts, min_size=1, max_size=6),
+    shape=st.tuples(st.integers(1, 3), st.integers(4, 9), st.integers(4, 9)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_changed_images_are_those_of_the_definition(changes, shape, seed):
+    draw = np.random.default_rng(seed)
+    images = draw.integers(0, 256, (len(changes), *shape), dtype=np.uint8)
+    mean, std = tuple(draw.uniform(0, 1, shape[0]).tolist()), tuple(draw.uniform(0.1, 1, shape[0]).tolist())
+    info = DataInfo("made-up", shape, 2, {"train": len(images), "test": 1}, mean, std)
+    moved = np.array(changes, dtype=np.int32)
+    changed = apply_changes(images, moved).astype(np.float64) / 255
+    expected = (changed - np.reshape(mean, (-1, 1, 1))) / np.reshape(std, (-1, 1, 1))
+    np.testing.assert_array_equal(judged_inputs(info, images, moved), expected.reshape(len(images), -1))
+
+
+def test_without_changes_they_are_the_dataset_s_own_inputs():
+    data = open_dataset("digits")
+    found = judged_inputs(data.info, data.images("test"), None)
+    np.testing.assert_array_equal(found.astype(np.float32), data.inputs("test").reshape(len(found), -1))
+
+
+def test_changes_change_what_is_learnt():
+    job = {"backend": "reference", "steps": 20, "global_batch_size": 30}
+    plain, changed = (
+        train_logistic_regression(Job.model_validate({**job, "augment": kind}), open_dataset("digits")) for kind in ("none", "crop")
+    )
+    assert np.all(np.isfinite(changed.losses))
+    assert np.max(np.abs(plain.losses - changed.losses)) > 1e-3
