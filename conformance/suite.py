@@ -40,7 +40,7 @@ WEIGHT_TOLERANCE = 1e-4
 ASYNC_ACCURACY_TOLERANCE = 0.02
 
 LOW_PRECISION_TOLERANCE = 0.05
-"""bf16 keeps 8 bits of a number: each product is off by up to 2⁻⁸, and sixty steps add some of that up."""
+"""bf16 keeps 8 bits of a number: each product is off by up to 2⁻⁸, and the steps add some of that up."""
 
 DROPOUT_LOSS_TOLERANCE = 1e-4
 """Of two steps. Other masks move the loss by more."""
@@ -67,6 +67,7 @@ class BackendConformance:
 
     backend: ClassVar[str]
     network: ClassVar[str] = "auto"
+    precision_model: ClassVar[str] = "cnn"
     buffers_model: ClassVar[str] = "resnet18"
     dropout_model: ClassVar[str] = "alexnet"
 
@@ -181,7 +182,8 @@ class BackendConformance:
         """Its losses are near those of fp32 and not the same, and the summary says what was used; without the hardware it is refused."""
         if precision not in self.capabilities.precisions:
             pytest.skip(f"backend {self.backend} does not declare {precision}")
-        options: dict[str, Any] = {"global_batch_size": 30, "steps": 60, **OPTIMIZERS["sgd"]}
+        self.require_forward(self.precision_model)
+        options: dict[str, Any] = {"model": self.precision_model, "global_batch_size": 30, "steps": 20, **OPTIMIZERS["sgd"]}
         asked = {**options, "precision": precision, "network": self.network}
         tried = trainer("run", "--backend", self.backend, "--out", str(tmp_path), "--quiet", "--json", *options_of(asked))
         if tried.returncode == 2:
