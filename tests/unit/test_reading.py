@@ -26,6 +26,7 @@ from crosstrain.core.untrusted.bounded_json import (
 OTHER_TEXTS = {
     "backends/tf/__init__.py": "a program that is shown to the reader of an export",
     "cli/commands/run_repeats.py": "what a trainer of its own printed",
+    "conformance/suite.py": "what a trainer of its own printed",
     "conformance/runs.py": "what a trainer of its own printed",
     "core/untrusted/bounded_json.py": "the reader",
     "engine/protocol/messages.py": "messages of tasks",
