@@ -8,7 +8,7 @@ from typing import Any
 from .base import LOSS, MetricInfo
 from .classification import ACCURACY
 
-__all__ = ["described_metrics", "figure_of", "read_metrics"]
+__all__ = ["described_metrics", "read_metrics"]
 
 
 def described_metrics(infos: Sequence[MetricInfo]) -> list[dict[str, str]]:
@@ -22,9 +22,3 @@ def read_metrics(job: Mapping[str, Any]) -> tuple[MetricInfo, ...]:
     if listed is None:
         return ACCURACY.info, LOSS
     return (*(MetricInfo(one["name"], one["label"], one["better"]) for one in listed), LOSS)
-
-
-def figure_of(evaluation: Any, name: str) -> float:
-    """Return a metric or the loss of an evaluation record; NaN where it has none of that name."""
-    found = evaluation.loss if name == LOSS.name else evaluation.metrics.get(name)
-    return float("nan") if found is None else float(found)

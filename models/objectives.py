@@ -72,7 +72,7 @@ class Objective:
         if until.metric not in names:
             raise UsageError.of("until", until.text, f"{allowed}, such as {self._goal(self.infos[0])}", names)
         info = self.info(until.metric)
-        bounds = next((metric.bounds for metric in self.metrics if metric.name == until.metric), None)
+        bounds = self._bounds(info)
         if bounds is not None and not bounds[0] <= until.value <= bounds[1]:
             raise UsageError.of("until", until.text, f"{info.name} from {bounds[0]:g} to {bounds[1]:g}, such as {self._goal(info)}")
         if until.comparison != _COMPARISONS[info.better]:
@@ -80,9 +80,12 @@ class Objective:
 
     def _goal(self, info: MetricInfo) -> str:
         """Return a goal as an example."""
-        bounds = next((metric.bounds for metric in self.metrics if metric.name == info.name), None) or (0.0, 1.0)
+        least, most = self._bounds(info) or (0.0, 1.0)
         share = 0.9 if info.better == "higher" else 0.3
-        return f"{info.name}{_COMPARISONS[info.better]}{bounds[0] + share * (bounds[1] - bounds[0]):g}"
+        return f"{info.name}{_COMPARISONS[info.better]}{least + share * (most - least):g}"
+
+    def _bounds(self, info: MetricInfo) -> tuple[float, float] | None:
+        return next((metric.bounds for metric in self.metrics if metric.name == info.name), None)
 
     def named(self, sums: Sequence[float]) -> dict[str, float]:
         """Return a vector of sums by name. Raises ValueError where it is not as long as `sums`."""

@@ -72,7 +72,6 @@ class Members:
         self._channels = {channel.node: channel for channel in channels}
         self._inbox: queue.SimpleQueue[tuple[int, Message | None, int]] = queue.SimpleQueue()
         self._waiting = {node: _Waiting() for node in self._channels}
-        self._deaf_to: set[int] = set()
         self._outboxes: dict[int, queue.Queue[Message]] = {node: queue.Queue() for node in self._channels}
         for channel in channels:
             for work, name in ((self._read, "from"), (self._write, "to")):
@@ -111,7 +110,6 @@ class Members:
     def cut_off(self, node: int, why: str) -> None:
         """Give a node up for what it has sent; from now on it is lost."""
         self.broken.setdefault(node, why)
-        self._deaf_to.add(node)
         self._waiting[node].end()
         self.give_up(node)
         if node not in self.lost:

@@ -11,7 +11,7 @@ from ...records.store.jsonl import NON_FINITE
 from ...records.store.summary_schema import summary_type
 from .run import describe, labelled
 
-__all__ = ["FIGURES", "load", "number", "row", "rows"]
+__all__ = ["FIGURES", "load", "metric_figures", "metrics_of", "number", "row", "rows"]
 
 _PLAIN = (
     "run",
@@ -88,6 +88,11 @@ def metric_figures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row if name not in FIGURES and "eval_" in name))
 
 
+def metrics_of(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the metrics of an evaluation in a summary, by name; none where there was no evaluation."""
+    return {name: value for name, value in (evaluation or {}).items() if name not in RESERVED_NAMES}
+
+
 def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
     """Return the summaries of the runs. Raises UsageError for one that does not exist or has no summary (yet)."""
     return [{**run.summary, "run": run.name} for run in labelled([describe(path) for path in paths])]
@@ -104,9 +109,7 @@ def row(summary: Mapping[str, Any]) -> dict[str, Any]:
     flat["eval_error"] = 1 - accuracy if isinstance(accuracy, int | float) else accuracy  # null, or the string for a figure that is none
     flat.update({name: [_reach(node, path) for node in summary["per_node"]] for name, path in _PER_NODE.items()})
     for kind in ("eval", "best_eval"):
-        for name, value in (summary.get(kind) or {}).items():
-            if name not in RESERVED_NAMES:
-                flat[f"{kind}_{name}"] = value
+        flat.update({f"{kind}_{name}": value for name, value in metrics_of(summary.get(kind)).items()})
     return flat
 
 

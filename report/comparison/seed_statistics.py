@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...metrics.base import RESERVED_NAMES
-from ..catalog.figures import number
+from ..catalog.figures import metrics_of, number
 
 __all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "drop_fastest_and_slowest", "spread"]
 
@@ -40,7 +39,7 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     staying, dropped = drop_fastest_and_slowest(summaries)
     with_target = summaries[0]["target"] is not None
-    evaluated = dict.fromkeys(name for summary in summaries for name in summary.get("eval") or {} if name not in RESERVED_NAMES)
+    evaluated = dict.fromkeys(name for summary in summaries for name in metrics_of(summary.get("eval")))
     further = {name: ("eval", name) for name in evaluated if name not in FIGURES}
     return {
         "runs": len(summaries),
