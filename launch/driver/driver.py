@@ -49,9 +49,11 @@ from .cluster_setup import (
     refuse_empty_servers,
     threads_per_task,
 )
-from .outcome import Ending, finalize_records, resume_hint, state_and_exit_code, train_seconds_by_node, with_task_states, with_what_is_kept
+from .first_failure import AddressInUseError
+from .nodes import Nodes
+from .outcome import Ending, add_what_is_kept, finalize_records, resume_hint, state_and_exit_code, train_seconds_by_node, with_task_states
 from .recorder import PROFILE, Recording, calibrate_run
-from .task_group import AddressInUseError, TaskGroup, load_state
+from .task_group import TaskGroup, load_state
 
 __all__ = ["Driver", "run"]
 
@@ -87,6 +89,7 @@ class Driver:
         self._nodes_sharing_cores: int | None = None
         self._machines: list[str] | None = None
         self._documents = DeferredWrites()
+        self._nodes: Nodes | None = None
         self._control: TaskGroup | None = None
         self._recording: Recording
         self._launcher: Launcher
@@ -146,8 +149,8 @@ class Driver:
     def _supervised(self, placed: Sequence[TaskSpec]) -> dict[str, Any]:
         failure: BaseException | None = None
         try:
-            control = self._start(placed)
-            self._train(control)
+            started = self._start(placed)
+            self._train(*started)
         except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
             failure = error
         self._recording.ending()
@@ -167,11 +170,11 @@ class Driver:
 
     # Start ----------------------------------------------------------------------------------------------------------
 
-    def _start(self, placed: Sequence[TaskSpec]) -> TaskGroup:
+    def _start(self, placed: Sequence[TaskSpec]) -> tuple[Nodes, TaskGroup]:
         """Bring the cluster to life, warm."""
         deadline = time.monotonic() + self.job.start_timeout
         channels = self._launcher.start()
-        self._control = control = TaskGroup(
+        self._nodes = nodes = Nodes(
             channels,
             self._recording.sample,
             self._recording.log,
@@ -181,31 +184,31 @@ class Driver:
         )
         if self._signals:
             raise InterruptedRunError("interrupted by the user")
-        hosts = control.hello(deadline - time.monotonic())
+        hosts = nodes.greet(deadline - time.monotonic())
         infer_isolation(channels, hosts)
         self._nodes_sharing_cores = nodes_sharing_cores(channels, hosts)
         self._machines = [machine_of(host) for host in hosts]
         self._documents.make(partial(self._recording.writer.write_env, hosts))
         for attempt in range(1, MOST_START_ATTEMPTS + 1):
+            self._control = control = TaskGroup(nodes)
             try:
-                self._start_tasks(control, placed, hosts, deadline)
+                self._start_tasks(nodes, control, placed, hosts, deadline)
                 break
             except AddressInUseError as error:
                 if attempt == MOST_START_ATTEMPTS:
                     raise RunFailedError(f"{MOST_START_ATTEMPTS} times a port was taken before a task could listen: {error}") from error
                 self._recording.event("start_repeated", cause=str(error))
                 control.end_tasks(0.0, politely=False)
-                control.reset()
-        return control
+        return nodes, control
 
-    def _start_tasks(self, control: TaskGroup, placed: Sequence[TaskSpec], hosts: Hosts, deadline: float) -> None:
-        counts = {channel.node: sum(task.node == channel.node for task in placed) for channel in control.channels}
-        cluster = make_cluster(placed, control.channels, control.reserve_ports(counts, deadline - time.monotonic()))
-        threads = threads_per_task(self.job, self._spec, control.channels, hosts, placed)
+    def _start_tasks(self, nodes: Nodes, control: TaskGroup, placed: Sequence[TaskSpec], hosts: Hosts, deadline: float) -> None:
+        counts = {channel.node: sum(task.node == channel.node for task in placed) for channel in nodes.channels}
+        cluster = make_cluster(placed, nodes.channels, control.reserve_ports(counts, deadline - time.monotonic()))
+        threads = threads_per_task(self.job, self._spec, nodes.channels, hosts, placed)
         tasks = make_tasks(cluster, threads)
         self._documents.make(partial(self._recording.writer.write_job, {**self._described(), **cluster_document(cluster, threads)}))
         self._recording.expect({task.name: task.placed.node for task in tasks})
-        control.start_tasks(tasks, lambda node: self._start_request(control.channels[node], deadline))
+        control.start_tasks(tasks, lambda node: self._start_request(nodes.channels[node], deadline))
         self._recording.event("tasks_started", tasks=[task.name for task in tasks])
         if self._resumption is None:
             self._recording.add_followers(self._command)
@@ -242,7 +245,7 @@ class Driver:
 
     # Train ----------------------------------------------------------------------------------------------------------
 
-    def _train(self, control: TaskGroup) -> None:
+    def _train(self, nodes: Nodes, control: TaskGroup) -> None:
         recording = self._recording
         resumption = self._resumption
         if resumption is not None:
@@ -270,13 +273,17 @@ class Driver:
         self._progress.start(self.job, self._loop.triggers.total)
         try:
             outcome = self._loop.run()
+        except StalledRunError as error:
+            told = with_task_states(error, control.standing())
+            add_what_is_kept(told, self.job, self.path)
+            raise told from error
         except (RunFailedError, InterruptedRunError) as error:
-            told = with_task_states(error, control.standing()) if isinstance(error, StalledRunError) else error
-            raise with_what_is_kept(told, self.job, self.path) from error
+            add_what_is_kept(error, self.job, self.path)
+            raise
         self._run_seconds = recording.clock()
         recording.event("run_ended")
         if self.job.monitor:
-            with control.interrupts_deferred():  # the run is whole; what an interrupt can still cut short is its calibration
+            with nodes.interrupts_deferred():  # the run is whole; what an interrupt can still cut short is its calibration
                 control.sample_now()
         if outcome.interrupted:
             raise self._interrupted(saver)
@@ -315,10 +322,11 @@ class Driver:
             ending.do(self._saver.abandon)
         if self._control is not None:
             ending.do(partial(self._end_tasks, self._control, politely=failure is None))
-            ending.failure = ending.failure or self._recording.breach or self._control.breach
+        if self._nodes is not None:
+            ending.failure = ending.failure or self._recording.breach or self._nodes.breach
         _, code = state_and_exit_code(ending.failure or self._recording.refused)
-        if self._control is not None:
-            ending.do(partial(self._control.finish, code))
+        if self._nodes is not None:
+            ending.do(partial(self._nodes.finish, code))
         ending.do(partial(self._launcher.ended, code))
         ending.do(self._launcher.close)
         return ending.failure
@@ -391,14 +399,14 @@ class Driver:
                 note(f"trainer: the status (interrupted, exit code {InterruptedRunError.exit_code}) could not be written: {error}")
             finally:
                 os._exit(InterruptedRunError.exit_code)
-        if self._loop is not None and self._control is not None and self._loop.interrupt():
+        if self._loop is not None and self._nodes is not None and self._loop.interrupt():
             note("trainer: saving a checkpoint and ending the run (once more to end it at once)")
-            self._control.wake()
+            self._nodes.wake()
             return
         note("trainer: ending the run (once more to end it at once)")
         self._launcher.interrupt()
-        if self._control is not None:
-            self._control.interrupt()
+        if self._nodes is not None:
+            self._nodes.interrupt()
 
 
 def run(

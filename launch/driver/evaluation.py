@@ -25,6 +25,7 @@ from ...engine.protocol.messages import Message
 from ...models.base import Array, ModelSpec
 from ..launchers.local import LocalLauncher
 from .cluster_setup import infer_isolation, make_cluster, make_tasks, threads_per_task
+from .nodes import Nodes
 from .task_group import TaskGroup, load_state
 
 __all__ = ["Evaluated", "Evaluator"]
@@ -66,7 +67,8 @@ class Evaluator:
         self._backend = load_backend(job.backend)
         refuse_unsupported(job, job.backend, self._backend.capabilities)
         self._launcher = LocalLauncher(job, warn)
-        self._control: TaskGroup | None = None
+        self._nodes: Nodes | None = None
+        self._tasks: TaskGroup | None = None
         self._signals = 0
 
     def evaluate(self, state: State, split: Split, *, logits: bool) -> Evaluated:
@@ -92,15 +94,16 @@ class Evaluator:
         """Bring the one task to life, warm."""
         deadline = time.monotonic() + self._job.start_timeout
         channels = self._launcher.start()
-        control = self._control = TaskGroup(
+        nodes = self._nodes = Nodes(
             channels, lambda sample: None, lambda node, task, text: None, node_timeout_seconds=self._job.node_timeout
         )
         if self._signals:
             raise InterruptedRunError("interrupted by the user")
-        hosts = control.hello(deadline - time.monotonic())
+        hosts = nodes.greet(deadline - time.monotonic())
+        tasks = self._tasks = TaskGroup(nodes)
         infer_isolation(channels, hosts)
         placed = self._backend.placement(self._job)
-        cluster = make_cluster(placed, channels, control.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
+        cluster = make_cluster(placed, channels, tasks.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
         threads = threads_per_task(self._job, self._model, channels, hosts, placed)
         request = {
             "job": self._job.model_dump(mode="json"),
@@ -111,35 +114,36 @@ class Evaluator:
             "start_seconds": deadline - time.monotonic(),
             "normalisation": [list(self._data.info.mean), list(self._data.info.std)],
         }
-        control.start_tasks(make_tasks(cluster, threads), lambda node: request)
-        self._precisions = control.await_ready(deadline - time.monotonic())
-        return control
+        tasks.start_tasks(make_tasks(cluster, threads), lambda node: request)
+        self._precisions = tasks.await_ready(deadline - time.monotonic())
+        return tasks
 
-    def _evaluate(self, control: TaskGroup, state: State, split: Split, *, logits: bool) -> Evaluated:
-        load_state(control, state, self._job.start_timeout)
-        (message,) = _answers(control, Message("evaluate", {"sequence": 1, "split": split}))
+    def _evaluate(self, tasks: TaskGroup, state: State, split: Split, *, logits: bool) -> Evaluated:
+        load_state(tasks, state, self._job.start_timeout)
+        (message,) = _answers(tasks, Message("evaluate", {"sequence": 1, "split": split}))
         used = next(iter(self._precisions.values())) or self._job.precision
         result = eval_from_message(message)
-        return Evaluated(result, self._model.objective.figures(result.sums), used, self._predict(control, split) if logits else None)
+        return Evaluated(result, self._model.objective.figures(result.sums), used, self._predict(tasks, split) if logits else None)
 
-    def _predict(self, control: TaskGroup, split: Split) -> Array:
+    def _predict(self, tasks: TaskGroup, split: Split) -> Array:
         size = self._data.info.sizes[split]
         logits_nk: Array = np.empty((size, self._model.classes), np.float32)
         block = max(1, min(PREDICTION_BLOCK, PREDICTION_BYTES // (logits_nk.itemsize * self._model.classes)))
         for sequence, start in enumerate(range(0, size, block), 2):
             stop = min(start + block, size)
             fields = {"sequence": sequence, "split": split, "start": start, "stop": stop}
-            (message,) = _answers(control, Message("predict", fields))
+            (message,) = _answers(tasks, Message("predict", fields))
             logits_bk = message.array("logits")
             if logits_bk.shape != (stop - start, self._model.classes):
-                control.refuse(0, f"logits of shape {logits_bk.shape} for {stop - start} examples of {self._model.classes} classes")
+                tasks.refuse(0, f"logits of shape {logits_bk.shape} for {stop - start} examples of {self._model.classes} classes")
             logits_nk[start:stop] = logits_bk
         return logits_nk
 
     def _end(self, code: int) -> None:
-        if self._control is not None:
-            self._control.end_tasks(CLOSE_GRACE_SECONDS, politely=code == 0)
-            self._control.finish(code)
+        if self._tasks is not None:
+            self._tasks.end_tasks(CLOSE_GRACE_SECONDS, politely=code == 0)
+        if self._nodes is not None:
+            self._nodes.finish(code)
         self._launcher.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -150,16 +154,16 @@ class Evaluator:
         if self._signals > 1:
             self._launcher.kill()
             os._exit(InterruptedRunError.exit_code)
-        if self._control is not None:
-            self._control.interrupt()
+        if self._nodes is not None:
+            self._nodes.interrupt()
 
 
-def _answers(control: TaskGroup, command: Message) -> list[Message]:
+def _answers(tasks: TaskGroup, command: Message) -> list[Message]:
     """Send a command and return what is answered before its ``done``. The task's death, or an interrupt, is raised meanwhile."""
-    control.send(command)
+    tasks.send(command)
     answers: list[Message] = []
     while True:
-        received = control.receive(1.0)
+        received = tasks.receive(1.0)
         if received is None:
             continue
         message: Any = received[1]

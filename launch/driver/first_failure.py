@@ -6,13 +6,35 @@ last. The clocks of two machines are never compared: on one node its own count o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...core.errors import RunFailedError, TrainerError, UsageError
 from ...engine.peer_loss import tells_of_a_lost_peer
 from ...engine.protocol.messages import Message
 
-__all__ = ["Fall", "first_cause", "is_victim"]
+__all__ = ["AddressInUseError", "Failures", "Fall", "NodeLostError", "TaskDiedError", "first_cause", "is_victim"]
+
+
+class AddressInUseError(TrainerError):
+    """A reserved port was taken by another program before the task could listen on it."""
+
+
+class _LossError(RunFailedError):
+    """Something that a run is made of has ended, on this node."""
+
+    def __init__(self, message: str, task: str | None, node: int) -> None:
+        super().__init__(message, task)
+        self.node = node
+
+
+class TaskDiedError(_LossError):
+    """A task has ended, and the run has not."""
+
+
+class NodeLostError(_LossError):
+    """A node has gone, or was cut off; `task` names its agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +68,66 @@ def first_cause(falls: Sequence[Fall]) -> Fall:
     """
     equals = [fall for fall in falls if not fall.victim] or list(falls)
     return min((fall for fall in equals if fall.node == equals[0].node), key=lambda fall: fall.order)
+
+
+class Failures:
+    """What a group of tasks has lost, in the order of arrival, and what its tasks said of that. `lost` nodes were so before it began."""
+
+    def __init__(self, lost: Iterable[int]) -> None:
+        self._ended: list[tuple[int, Message | None]] = [(node, None) for node in lost]
+        self._errors: dict[str, Message] = {}
+        self._phases: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._ended)
+
+    def heard(self, node: int, message: Message | None) -> bool:
+        """Keep what a node says of its tasks' ends, or None for its own; return whether it was that."""
+        if message is None or message.kind == "death":
+            self._ended.append((node, message))
+        elif message.kind == "error":
+            self._errors[message["from"]] = message
+        elif message.kind == "phase":
+            self._phases[message["from"]] = message["name"]
+        else:
+            return False
+        return True
+
+    def is_ready(self, task: str) -> None:
+        """A task has started: what it was doing for that is over."""
+        self._phases.pop(task, None)
+
+    def described_start(self, task: str) -> str:
+        """Name a task that is not ready yet, with what it said last that it was doing."""
+        return f"{task} ({self._phases[task]})" if task in self._phases else task
+
+    @property
+    def deaths(self) -> list[Message]:
+        """The deaths of tasks so far, in order of arrival."""
+        return [death for _, death in self._ended if death is not None]
+
+    @property
+    def falls(self) -> list[Fall]:
+        """All that has ended, in order of arrival."""
+        return [Fall(node, death, death is not None and is_victim(death, self._errors.get(death["task"]))) for node, death in self._ended]
+
+    def told_by_tasks(self) -> TrainerError | None:
+        """Return what a task said before it ended that no other end can have caused: a wrong request, or a port that was taken."""
+        for error in self._errors.values():
+            if error["exit_code"] == UsageError.exit_code:
+                return UsageError(error["message"])
+        for error in self._errors.values():
+            if error["errno"] == errno.EADDRINUSE:
+                return AddressInUseError(error["message"])
+        return None
+
+    def death_of(self, node: int, name: str, death: Message) -> TaskDiedError:
+        """Return the error that names a task's end, on the node of this `name`, with the last lines of its log."""
+        task: str = death["task"]
+        how = f"was killed by {death['signal']}" if death["signal"] else f"ended with exit code {death['code']}"
+        doing = f" while {self._phases[task]}" if task in self._phases else ""
+        error = self._errors.get(task)
+        why = f" ({error['type']}: {error['message'].splitlines()[0] if error['message'] else ''})" if error else ""
+        log = "\n".join(f"  {line}" for line in death["tail"])
+        text = f"task {task} on {name} {how}{doing}{why}"
+        return TaskDiedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task, node)

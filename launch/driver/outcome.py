@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 __all__ = [
     "Ending",
+    "add_what_is_kept",
     "finalize_records",
     "resume_hint",
     "state_and_exit_code",
     "train_seconds_by_node",
     "with_task_states",
-    "with_what_is_kept",
 ]
 
 
@@ -153,11 +153,10 @@ def with_task_states(error: StalledRunError, standing: ClusterState) -> StalledR
     return StalledRunError(f"{error}; {'; '.join(named)}", to_blame[0] if to_blame else None)
 
 
-def with_what_is_kept(error: RunFailedError | InterruptedRunError, job: Job, run: Path) -> RunFailedError | InterruptedRunError:
-    """Return the error that ended the training of a run, with what it can go on from in its first line."""
+def add_what_is_kept(error: RunFailedError | InterruptedRunError, job: Job, run: Path) -> None:
+    """Put what a run can go on from into the first line of the error that ended its training."""
     first, *rest = str(error).split("\n", 1)
-    text = "\n".join([f"{first}; {resume_hint(job, run)}", *rest])
-    return type(error)(text, error.task) if isinstance(error, RunFailedError) else type(error)(text)
+    error.args = ("\n".join([f"{first}; {resume_hint(job, run)}", *rest]),)
 
 
 def _first_line(failure: BaseException) -> str:

@@ -48,7 +48,7 @@ def test_each_part_is_done_and_the_first_cause_is_kept(capsys):
     ("module", "kind", "method"),
     [
         ("driver.task_group", "TaskGroup", "end_tasks"),
-        ("driver.task_group", "TaskGroup", "finish"),
+        ("driver.nodes", "Nodes", "finish"),
         ("launchers.local", "LocalLauncher", "ended"),
     ],
 )

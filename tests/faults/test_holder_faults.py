@@ -8,6 +8,7 @@ from processes import namespaces_in_use, wait_until
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
+from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.local import LocalLauncher
 
@@ -22,9 +23,9 @@ def listen(control):
 def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left():
     before = namespaces_in_use()
     launcher = LocalLauncher(Job(backend="toy", nodes=2, epochs=1), print)
-    control = TaskGroup(launcher.start(), lambda record: None, lambda *log: None, check=launcher.check)
+    control = TaskGroup(Nodes(launcher.start(), lambda record: None, lambda *log: None, check=launcher.check))
     try:
-        control.hello(60)
+        control.nodes.greet(60)
         if launcher.network is None:
             pytest.skip("no virtual network can be made here")
         holder = launcher.network.holder_pid
@@ -32,7 +33,7 @@ def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left()
         with pytest.raises(RunFailedError, match=rf"the holder of the virtual network \(process {holder}\) was killed by signal 9"):
             listen(control)
         control.end_tasks(0.0, politely=False)
-        control.finish(1)
+        control.nodes.finish(1)
     finally:
         launcher.close()
     wait_until(lambda: namespaces_in_use() <= before, 5, "the end of the namespaces")

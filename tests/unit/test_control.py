@@ -11,6 +11,7 @@ import pytest
 
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.outcome import with_task_states
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
@@ -72,7 +73,7 @@ def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
                 ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
                 channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
                 agents.append(Agent(node, pair[1], theirs))
-            control = TaskGroup(channels, on_sample=lambda record: None, on_log=lambda *part: None)
+            control = TaskGroup(Nodes(channels, on_sample=lambda record: None, on_log=lambda *part: None))
             control._expect_tasks({f"worker-{node}": node for node in range(nodes)}, [])  # as if each had started one
             return control, agents
 
@@ -87,7 +88,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def test_an_interrupt_ends_what_is_awaited(cluster):
     control, (agent,) = cluster(1)
-    control.interrupt()
+    control.nodes.interrupt()
     agent.answer("sampled")
     with pytest.raises(InterruptedRunError):
         control.sample_now()
@@ -95,8 +96,8 @@ def test_an_interrupt_ends_what_is_awaited(cluster):
 
 def test_a_deferred_interrupt_ends_what_is_awaited_next(cluster):
     control, (agent,) = cluster(1)
-    with control.interrupts_deferred():
-        control.interrupt()
+    with control.nodes.interrupts_deferred():
+        control.nodes.interrupt()
         agent.answer("sampled")
         control.sample_now()
     with pytest.raises(InterruptedRunError):
@@ -120,7 +121,7 @@ def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(cluster, victim_
     control, agents = cluster(3)
     for number, agent in enumerate(agents):
         agent.hello(f"host-{number}")
-    control.hello(5.0)
+    control.nodes.greet(5.0)
     if victim_first:
         agents[0].death("worker-0", error="Connection reset by peer")
         time.sleep(0.2)
@@ -131,7 +132,7 @@ def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(cluster, victim_
     agents[0].answer("stopped")
     agents[2].answer("stopped")
     assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 2
-    assert seconds(lambda: control.finish(1)) < 2
+    assert seconds(lambda: control.nodes.finish(1)) < 2
 
 
 def test_a_lost_node_ends_the_next_start_too(cluster):
@@ -140,9 +141,9 @@ def test_a_lost_node_ends_the_next_start_too(cluster):
     agents[0].answer("stopped")
     agents[1].go()
     control.end_tasks(0.0, politely=False)
-    control.reset()
+    anew = TaskGroup(control.nodes)
     with pytest.raises(RunFailedError, match="node 1"):
-        control.reserve_ports({0: 1, 1: 1}, 30.0)
+        anew.reserve_ports({0: 1, 1: 1}, 30.0)
 
 
 def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):

@@ -13,6 +13,7 @@ from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.engine.protocol.heartbeat import ALIVE, MOST_TICK_SECONDS, SilenceCounter
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.launch.driver import nodes
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.environments.detect import detect
 from crosstrain.launch.launchers.base import NodeChannel
@@ -150,7 +151,7 @@ class Nodes:
             files.callback(ends[1].shutdown, socket.SHUT_RDWR)
             self.streams.append(theirs)
             channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
-        self.control = TaskGroup(channels, lambda record: None, lambda *log: None, node_timeout_seconds=limit_seconds)
+        self.control = TaskGroup(nodes.Nodes(channels, lambda record: None, lambda *log: None, node_timeout_seconds=limit_seconds))
         self.control._expect_tasks({f"worker-{node}": node for node in range(count)}, ["worker-0"])
         self.over = threading.Event()
         files.callback(self.over.set)
@@ -159,7 +160,7 @@ class Nodes:
         for node, stream in enumerate(self.streams):
             told = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "protocol": protocol}
             stream.send(Message("hello", {**told, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
-        self.control.hello(30.0)
+        self.control.nodes.greet(30.0)
 
     def live(self, node):
         """Give signs of life, and read what comes, until the test is over."""

@@ -24,6 +24,7 @@ from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, PROTOCOL, Messa
 from crosstrain.engine.protocol.node_messages import wrong_with
 from crosstrain.engine.protocol.state_transfer import StateSender
 from crosstrain.engine.task import _report_error
+from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.outstanding_requests import Asked
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
@@ -131,7 +132,7 @@ def cluster():
         for each in theirs:
             ends.callback(each.shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
         channels = [NodeChannel(node, stream, "127.0.0.1", None, None, False) for node, stream in enumerate(streams)]
-        control = TaskGroup(channels, lambda record: None, lambda *log: None)
+        control = TaskGroup(Nodes(channels, lambda record: None, lambda *log: None))
         control._expect_tasks(NODE_OF, ["worker-1", "worker-0"])
         yield control, theirs
 
@@ -275,9 +276,9 @@ def test_what_is_forbidden_is_a_breach_also_while_the_run_ends():
         answering.start()
         control.end_tasks(0.0, politely=True)
         answering.join()
-        assert control.breach is not None
-        assert control.breach.task == "agent-1"
-        assert "node 1 (host 127.0.0.1) sent a message 'nobody sends this'" in str(control.breach)
+        assert control.nodes.breach is not None
+        assert control.nodes.breach.task == "agent-1"
+        assert "node 1 (host 127.0.0.1) sent a message 'nobody sends this'" in str(control.nodes.breach)
 
 
 def test_a_node_that_ends_in_the_middle_of_a_message_is_lost_and_no_breach():
@@ -286,7 +287,7 @@ def test_a_node_that_ends_in_the_middle_of_a_message_is_lost_and_no_breach():
         node.shutdown(socket.SHUT_RDWR)
         with pytest.raises(RunFailedError, match="has gone: the connection to it has ended"):
             control.receive(5.0)
-        assert control.breach is None
+        assert control.nodes.breach is None
 
 
 def test_arrays_of_a_message_are_bounded():

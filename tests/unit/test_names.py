@@ -21,6 +21,7 @@ from crosstrain.core.errors import RunFailedError
 from crosstrain.core.untrusted.path_names import UnsafeNameError, inside, is_plain_name
 from crosstrain.engine.progress.base import QuietProgress
 from crosstrain.engine.protocol.messages import Message, RawArray, Stream
+from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
@@ -108,7 +109,8 @@ def test_a_run_that_ends_hears_it_and_tells_it_once(tmp_path):
         recording.start_clock()
         recording.expect({"worker-0": 0})
         recording.ending()
-        control = TaskGroup([NodeChannel(0, ours, "127.0.0.1", None, None, False)], recording.sample, recording.log, recording.trace)
+        channel = NodeChannel(0, ours, "127.0.0.1", None, None, False)
+        control = TaskGroup(Nodes([channel], recording.sample, recording.log, recording.trace))
         for number in range(3):
             theirs.send(Message("log", {"task": f"../../../{number}"}, {"text": RawArray("|u1", [1], b"x")}))
         theirs.send(Message("log", {"task": "worker-0"}, {"text": RawArray("|u1", [4], b"said")}))

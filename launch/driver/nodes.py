@@ -1,0 +1,224 @@
+"""The nodes of a run, from its start to its end: what they are, what they report on the side, and which of them are lost.
+
+Tasks come and go on them (`task_group.py`); a node that is lost is so for all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import InterruptedRunError, RunFailedError
+from ...engine.protocol.messages import PROTOCOL, Message
+from ...engine.protocol.node_messages import wrong_with
+from ..launchers.base import NodeChannel
+from .first_failure import NodeLostError
+from .node_channels import DRIVER, Members
+from .outstanding_requests import Asked
+
+__all__ = ["Nodes"]
+
+FLUSH_SECONDS = 2.0
+"""How long the last words to the agents may take."""
+
+OWN_END_SECONDS = 0.1
+"""How long is waited for the exit code of an agent of our own whose channel has ended."""
+
+
+class Nodes:
+    """Hears every node. `on_sample`, `on_log` and `on_trace` are called from the caller's thread, within `receive`.
+
+    So is `check`, at least once a second: it raises where something else than a node has failed. A node that has greeted and says nothing
+    for `node_timeout_seconds` is lost; without a limit none is for that.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[NodeChannel],
+        on_sample: Callable[[Mapping[str, Any]], None],
+        on_log: Callable[[int, str, bytes], None],
+        on_trace: Callable[[int, str, bytes], None] | None = None,
+        check: Callable[[], None] | None = None,
+        node_timeout_seconds: float | None = None,
+    ) -> None:
+        self.channels = channels
+        self.members = Members(channels)
+        self.asked = Asked(channel.node for channel in channels)
+        self.node_timeout_seconds = node_timeout_seconds
+        self._on_sample = on_sample
+        self._on_log = on_log
+        self._on_trace = on_trace
+        self._check = check
+        self._hosts: dict[int, str | None] = {}
+        self._silent: set[int] = set()
+        self._interrupted = threading.Event()
+        self._deferring = False
+
+    # What the user does ---------------------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Make whoever listens raise InterruptedRunError next; safe to call from a signal handler."""
+        self._interrupted.set()
+        self.members.say(Message("interrupt"))
+
+    @contextmanager
+    def interrupts_deferred(self) -> Iterator[None]:
+        """Within the block an interrupt is only remembered: the first `receive` of tasks after it raises."""
+        self._deferring = True
+        try:
+            yield
+        finally:
+            self._deferring = False
+
+    def wake(self) -> None:
+        """Make a `receive` that waits return None; safe to call from a signal handler."""
+        self.members.say(Message("wake"))
+
+    def raise_if_interrupted(self) -> None:
+        """Raise InterruptedRunError where the user has interrupted the run."""
+        if self._interrupted.is_set() and not self._deferring:
+            raise InterruptedRunError("interrupted by the user")
+
+    def check(self) -> None:
+        """Raise RunFailedError where something that the nodes live in has gone."""
+        if self._check is not None:
+            self._check()
+
+    # What they say --------------------------------------------------------------------------------------------------
+
+    def greet(self, timeout_seconds: float) -> list[dict[str, Any]]:
+        """Await every agent's greeting; return the nodes' descriptions in node order. From then on a silent node is lost."""
+        hosts: dict[int, dict[str, Any]] = {}
+        deadline = time.monotonic() + timeout_seconds
+        while missing := sorted({channel.node for channel in self.channels} - hosts.keys()):
+            if (left := deadline - time.monotonic()) <= 0:
+                raise RunFailedError(f"waited too long for agents of nodes {missing}; --start-timeout sets how long")
+            answer = self.receive(min(left, 1.0), {})
+            self.raise_if_interrupted()
+            self.check()
+            if answer is None:
+                continue
+            node, message = answer
+            if message is None:
+                raise self.loss(node)
+            if message.kind == "hello":
+                hosts[node] = self._greeted(node, message)
+        if self.node_timeout_seconds is not None:
+            self.members.watch(self.node_timeout_seconds)
+        return [hosts[channel.node] for channel in self.channels]
+
+    def _greeted(self, node: int, message: Message) -> dict[str, Any]:
+        if message["protocol"] != PROTOCOL:
+            raise RunFailedError(
+                f"node {node} speaks protocol {message['protocol']}, this driver {PROTOCOL}: install the same version everywhere"
+            )
+        self._hosts[node] = message["host"]["hostname"]
+        if self.channels[node].process is not None:
+            self.channels[node].scratch = Path(message["scratch"])
+        return {**message["host"], "identity": message["identity"]}
+
+    def receive(self, timeout_seconds: float, node_of: Mapping[str, int]) -> tuple[int, Message | None] | None:
+        """Return what a node says next of the tasks that there are or in answer to a request, or None after the time.
+
+        None in place of a message, once a node: it is lost. What nodes report on the side is passed on here, and a node that says what
+        none does is cut off. `node_of` has the node of each task.
+        """
+        answer = self.members.next(timeout_seconds)
+        if answer is None:
+            return None
+        node, message = answer
+        if message is None or node == DRIVER:
+            return answer
+        wrong = wrong_with(node, message, node_of) or self.asked.wrong_with(node, message)
+        if wrong is not None:
+            return (node, None) if self.cut_off(node, wrong) else None
+        if message.kind == "sample":
+            self._on_sample({**message["record"], "node": node})  # whatever node it says it is of
+        elif message.kind == "log":
+            self._on_log(node, message.get("task"), message.array("text").tobytes())
+        elif message.kind == "trace":
+            if self._on_trace is not None:
+                self._on_trace(node, message.get("path"), message.array("data").tobytes())
+        else:
+            return node, message
+        return None
+
+    def ask(self, node: int, message: Message, kind: str) -> None:
+        """Send a node a request that it answers by one message of a kind."""
+        self.asked.of_node(node, kind)
+        self.members.tell(node, message)
+
+    # How they end ---------------------------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> Sequence[int]:
+        """The nodes that are lost, in the order in which that was noticed."""
+        return self.members.lost
+
+    @property
+    def answering(self) -> set[int]:
+        """The nodes that are not lost, and have answered whatever they were asked."""
+        return self.members.present - self._silent
+
+    def cut_off(self, node: int, wrong: str) -> bool:
+        """Cut a node off for what it has sent; return whether it is lost by that."""
+        if node in self.members.lost:
+            return False
+        self.members.cut_off(node, wrong)
+        return True
+
+    def ignores_requests(self, nodes: set[int]) -> None:
+        """Remember nodes that do not answer: they are not waited for again."""
+        self._silent |= nodes
+
+    def give_up_silent(self) -> None:
+        """Cut off the nodes that do not answer: closing their channels would wait for what they do not read."""
+        for node in self._silent & self.members.present:
+            self.members.give_up(node)
+
+    @property
+    def breach(self) -> RunFailedError | None:
+        """What a node did that none does, whenever it did, so that nothing of the run can be relied on; None where none did."""
+        broken = next(iter(self.members.broken), None)
+        return None if broken is None else self.loss(broken)
+
+    def finish(self, exit_code: int) -> None:
+        """Tell the agents that the run is over, and how it went."""
+        for node in self.answering:
+            self.members.tell(node, Message("finish", {"exit_code": exit_code}))
+        self.members.flush(FLUSH_SECONDS)
+
+    def loss(self, node: int) -> NodeLostError:
+        """Return the error that a run without this node ends with."""
+        return NodeLostError(self.describe_loss(node), f"agent-{node}", node)
+
+    def describe_loss(self, node: int) -> str:
+        """Say how a node was lost, in words."""
+        members = self.members
+        if node in members.broken:
+            return f"{self.name(node)} sent {members.broken[node]}: it is broken, or hostile, and has been cut off"
+        if node in members.silent:
+            places = " and ".join(self.name(each) for each in sorted(members.silent))
+            have = "have" if len(members.silent) > 1 else "has"
+            return f"{places} {have} not been heard of for {members.silent[node]:g} s (--node-timeout)"
+        process = self.channels[node].process
+        code = process.poll() if process is not None else None
+        if process is not None and code is None:
+            time.sleep(OWN_END_SECONDS)
+            code = process.poll()
+        if code is None:
+            how = "has gone: the connection to it has ended"
+        else:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"the agent of {self.name(node)} {how}"
+
+    def name(self, node: int) -> str:
+        """Name a node, with its host where the run has nodes on others than this."""
+        if all(channel.process is not None for channel in self.channels):
+            return f"node {node}"
+        host, address = self._hosts.get(node), self.channels[node].address
+        return f"node {node} (host {address})" if host is None else f"node {node} (host {host}, {address})"
