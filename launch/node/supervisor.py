@@ -4,19 +4,20 @@ A task may be started as a spare, before anybody knows which task of the cluster
 death of a spare concerns nobody: the task that it would have become is started anew.
 
 Only the main thread starts tasks, because the parent-death signal follows the thread that forked. One other thread reaps whatever
-dies, so that the order of deaths is the kernel's.
+dies, so that the order of deaths is the kernel's. A death is reported when all that the task had said has been: nothing follows it.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import resource
 import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.process import python
@@ -45,7 +46,10 @@ class Death:
 
 @dataclass
 class _Child:
-    """`early_log`: where a task that began as a spare writes until it has moved to its `log`. `usable`: a spare that still may be taken."""
+    """`early_log`: where a task that began as a spare writes until it has moved to its `log`. `usable`: a spare that still may be taken.
+
+    `ended` gets its death, once it has been reaped.
+    """
 
     name: str
     process: subprocess.Popen[bytes]
@@ -54,10 +58,11 @@ class _Child:
     early_log: Path | None = None
     usable: bool = False
     spare: bool = False
+    ended: queue.SimpleQueue[tuple[Death, resource.struct_rusage]] = field(default_factory=queue.SimpleQueue)
 
 
 class Supervisor:
-    """Starts and ends the tasks of one node. `on_message` and `on_death` are called from reader and reaper threads.
+    """Starts and ends the tasks of one node. `on_message` and `on_death` are called from a thread of each task.
 
     The arrays of a message are there for `on_message` until it returns.
     """
@@ -123,7 +128,7 @@ class Supervisor:
             self._children[process.pid] = child
             self._changed.notify_all()
         ours.close()
-        threading.Thread(target=self._read, args=(child,), name=f"read-{name}", daemon=True).start()
+        threading.Thread(target=self._follow, args=(child,), name=f"read-{name}", daemon=True).start()
         return child
 
     def send(self, task: str, message: Message) -> None:
@@ -154,8 +159,9 @@ class Supervisor:
     def kill(self) -> None:
         """Kill the process group of every task that still lives."""
         with self._changed:
-            for pid in self._children:
-                _kill_group(pid)
+            for pid, child in self._children.items():
+                if child.process.returncode is None:
+                    _kill_group(pid)
 
     def state_of(self, task: str) -> str:
         """Return the kernel's state letter of a task (``R S D T Z``), or ``gone``."""
@@ -167,6 +173,17 @@ class Supervisor:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return "gone"
+
+    def _follow(self, child: _Child) -> None:
+        """Report what a task says, then its death."""
+        self._read(child)
+        death, usage = child.ended.get()
+        if not child.spare:
+            self._on_death(death, usage)
+        with self._changed:
+            if self._children.get(death.pid) is child:
+                del self._children[death.pid]
+            self._changed.notify_all()
 
     def _read(self, child: _Child) -> None:
         room = ReusableBuffer()
@@ -186,7 +203,7 @@ class Supervisor:
     def _reap(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._children))
+                self._changed.wait_for(lambda: any(child.process.returncode is None for child in self._children.values()))
             dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             if dead is None:
                 continue
@@ -196,13 +213,13 @@ class Supervisor:
                 child = self._children.get(pid)
                 if child is None:
                     continue
+                killed = os.WIFSIGNALED(status)
+                child.process.returncode = -os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
                 child.usable = False
                 self._deaths += not child.spare
                 order = self._deaths
             if child.early_log is not None:
                 _rescue(child.early_log, child.log)
-            killed = os.WIFSIGNALED(status)
-            child.process.returncode = -os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
             death = Death(
                 task=child.name,
                 pid=pid,
@@ -212,11 +229,8 @@ class Supervisor:
                 cpu_seconds=usage.ru_utime + usage.ru_stime,
                 max_rss_bytes=usage.ru_maxrss * 1024,
             )
-            if not child.spare:
-                self._on_death(death, usage)
-            with self._changed:
-                del self._children[pid]
-                self._changed.notify_all()
+            child.ended.put((death, usage))
+            child.stream.cut()  # what has arrived can still be read; a process of the task's that outlives it is not waited for
 
 
 def _kill_group(pid: int) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,36 @@ def test_spares_that_nobody_takes_are_dismissed(node):
     node.supervisor.kill_unclaimed()
     wait_until(lambda: set(node.children()) <= before, 10, "the end of the spares")
     assert node.deaths == []
+
+
+CHATTERBOX = """
+import os, socket, sys
+from crosstrain.engine.protocol.messages import Message, Stream
+connection = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
+if os.fork() == 0:  # a process that outlives the task, out of reach of whoever kills the task's group
+    os.setsid()
+    connection.recv(1)  # until the other end gives up
+    os._exit(0)
+stream = Stream(connection.makefile("rb"), connection.makefile("wb"))
+for number in range({count}):
+    stream.send(Message("phase", {{"name": str(number)}}))
+os._exit(3)
+"""
+
+
+def test_a_death_is_the_last_that_is_heard_of_a_task(tmp_path, monkeypatch):
+    """However slowly what it said is taken, and although a process of its own keeps its end of the channel open."""
+    count, heard = 40, []
+    script = tmp_path / "chatterbox.py"
+    script.write_text(CHATTERBOX.format(count=count))
+    monkeypatch.setattr("crosstrain.launch.node.supervisor.python", lambda module, *arguments: [sys.executable, str(script), *arguments])
+
+    def slowly(task, message):
+        time.sleep(0.01)
+        heard.append(message.kind)
+
+    supervisor = Supervisor(slowly, lambda death, usage: heard.append(("death", death.code)))
+    supervisor.start("worker-0", tmp_path / "worker-0.log", os.environ)
+    supervisor.stop(10.0)
+    assert heard == [*["phase"] * count, ("death", 3)]
+    assert supervisor.alive() == []
