@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint import CHECKPOINTS, ArrayEntry, CheckpointWriter, Meta, described_data, described_model, prune
-from ...core.job import Job
 from ...core.peer_memory import PeerMemory
-from ...data.store.stored_dataset import StoredDataset
 from ...engine.interfaces import ImpossibleAnswerError, PendingCheckpoint
 from ...engine.protocol.messages import Message, RawArray
 from ...engine.protocol.state_transfer import WINDOW
 from ...metrics import LOSS
-from ...models.base import ModelSpec
 from .recorder import Recording
+from .training_job import TrainingJob
 
-__all__ = ["CheckpointSaver", "CheckpointSource"]
+__all__ = ["CheckpointSaver"]
 
 READ_CHUNK_BYTES = 2**19
 """How much of a task's memory is read at a time: it is still in the processor's cache when it is hashed and written."""
@@ -43,15 +41,6 @@ FREE_SPACE_RESERVE_BYTES = 8 * 2**20
 
 MOST_SLOTS = 8
 """Values that an optimiser keeps for each parameter: two with Adam."""
-
-
-@dataclass(frozen=True)
-class CheckpointSource:
-    """What the checkpoints of a run are of."""
-
-    job: Job
-    model: ModelSpec
-    data: StoredDataset
 
 
 @dataclass(frozen=True)
@@ -107,9 +96,9 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self, subject: CheckpointSource, recording: Recording, answer: Callable[[str], None], spent: Callable[[], Mapping[str, Any]]
+        self, training: TrainingJob, recording: Recording, answer: Callable[[str], None], spent: Callable[[], Mapping[str, Any]]
     ) -> None:
-        self._subject = subject
+        self._training = training
         self._recording = recording
         self._answer = answer
         self._spent = spent
@@ -157,18 +146,16 @@ class CheckpointSaver:
             raise self._error
 
     def abandon(self) -> None:
-        """Give up what is being saved, and leave nothing half-written; the run has failed."""
+        """Give up what is being saved, and leave nothing half-written; nothing is saved after that."""
         with self._changed:
             self._abandoned = True
-            if not self._unfinished:
-                return
         self._queue.put(None)
         with self._changed:
             self._changed.wait_for(lambda: not self._unfinished or self._error is not None, timeout=5.0)
 
     def _expect_state_of_model(self, entries: Sequence[ArrayEntry]) -> None:
         """Raise ImpossibleAnswerError where arrays are not those of the run's model, and slots of its parameters, all of float32."""
-        model = self._subject.model
+        model = self._training.model
         shapes = {f"parameters/{each.name}": each.shape for each in model.parameters}
         shapes |= {f"buffers/{each.name}": each.shape for each in model.buffers}
         found = {entry.key: entry.shape for entry in entries}
@@ -180,7 +167,7 @@ class CheckpointSaver:
             raise ImpossibleAnswerError("a state that is none of the run's model")
 
     def _meta(self, save: PendingCheckpoint, message: Message) -> Meta:
-        job, evaluation = self._subject.job, save.evaluation
+        job, evaluation = self._training.job, save.evaluation
         return Meta(
             step=save.cursor.step,
             epoch=save.cursor.epoch,
@@ -188,8 +175,8 @@ class CheckpointSaver:
             run_seconds=max(0.0, save.run_seconds),
             seed=job.seed,
             job=job.recorded(),
-            model=described_model(self._subject.model),
-            data=described_data(self._subject.data.info, self._subject.data.digest, job.data_dir),
+            model=described_model(self._training.model),
+            data=described_data(self._training.data.info, self._training.data.digest, job.data_dir),
             scalars=dict(message["scalars"]),
             metrics=None if evaluation is None else {LOSS.name: evaluation.loss, **evaluation.metrics},
             spent={**self._spent(), "updates": message["updates"]},
@@ -202,7 +189,7 @@ class CheckpointSaver:
     # The thread -------------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while True:
+        while not (self._abandoned and not self._unfinished):
             item = self._queue.get()
             if not isinstance(item, _SaveRequest):
                 continue
@@ -281,7 +268,7 @@ class CheckpointSaver:
             self._answer("state_ack")
 
     def _finished(self, begin: _SaveRequest, path: Path, seconds: float, *, read: bool) -> None:
-        job = self._subject.job
+        job = self._training.job
         size = sum(file.stat().st_size for file in path.iterdir())
         self.newest = path
         self._recording.event(
@@ -293,7 +280,7 @@ class CheckpointSaver:
             stall_seconds=begin.stall_seconds,
             taken_from="memory" if read else "messages",
         )
-        prune(self._recording.path, job.keep, self._subject.model.objective.info(job.keep_best) if job.keep_best else None)
+        prune(self._recording.path, job.keep, self._training.model.objective.info(job.keep_best) if job.keep_best else None)
 
     def _failed(self, step: int, error: OSError) -> None:
         cause = error.strerror or str(error)

@@ -1,99 +1,77 @@
-"""The driver: the process of the ``trainer run`` that the user typed. It takes a job from its start to its end, whatever the end is."""
+"""The driver: the process of the ``trainer run`` that the user typed. It takes a job from its start to its end, whatever the end is.
+
+It owns what a run has once: the nodes, the records, the clock, the signals, and the policy that says what a failure means. What can be
+begun again, the tasks and their training, is an `Attempt`.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-from ...backends.capabilities import refuse_unsupported
-from ...backends.loading import load_backend
-from ...checkpoint import CHECKPOINTS, described_data
-from ...core.cluster import TaskSpec
-from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, UsageError
+from ...checkpoint import CHECKPOINTS
+from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, TrainerError, UsageError
 from ...core.job import Job
-from ...core.plugins import find, forward_plugin, load
-from ...core.process import NOTICES
-from ...core.units import Target
 from ...core.untrusted.console import note
-from ...data.augment import augmentation
-from ...data.store.stored_dataset import StoredDataset, open_dataset
 from ...engine.interfaces import TrainingTotals
-from ...engine.loop import TrainingLoop
 from ...engine.progress.base import Progress
-from ...engine.protocol.messages import Message
-from ...metrics.recorded import described_metrics
-from ...models.base import ModelSpec
 from ...records.schema import Clock
 from ...records.store.run_directory import RunReader, RunState
-from ...records.summary.summary import summarise
-from ..launchers.base import Launcher, NodeChannel
+from ..ending_signals import EndingSignals
+from ..launchers.base import Launcher
 from ..resume.attempts import Attempts, total_steps
 from ..resume.deferred_writes import DeferredWrites
+from ..resume.origin import Origin, newest_origin
 from ..resume.resumption import Resumption
-from .checkpoint_saver import CheckpointSaver, CheckpointSource
-from .cluster_setup import (
-    Hosts,
-    cluster_document,
-    infer_isolation,
-    machine_of,
-    make_cluster,
-    make_tasks,
-    nodes_sharing_cores,
-    refuse_empty_servers,
-    threads_per_task,
-)
-from .first_failure import AddressInUseError
+from .attempt import Attempt
+from .cluster_setup import Hosts, infer_isolation, machine_of, nodes_sharing_cores
 from .nodes import Nodes
-from .outcome import Ending, add_what_is_kept, finalize_records, resume_hint, state_and_exit_code, train_seconds_by_node, with_task_states
-from .recorder import PROFILE, Recording, calibrate_run
-from .task_group import TaskGroup, load_state
+from .outcome import Ending, add_what_is_kept, finalize_records, resume_hint, train_seconds_by_node
+from .recorder import Recording, calibrate_run
+from .restart_policy import AttemptSummary, FailFast, PortClashRetry, RestartPolicy, Stop, failure_of
+from .training_job import TrainingJob
 
 __all__ = ["Driver", "run"]
 
-CLOSE_GRACE_SECONDS = 10.0
-"""How long tasks may take to leave the cluster in good order."""
-
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
-
-MOST_START_ATTEMPTS = 3
-"""A port may be taken by another program between its reservation and its use."""
+TODAYS_POLICY: RestartPolicy = PortClashRetry(FailFast())
 
 
 class Driver:
     """Runs one job. `sources` says where each value of the job came from; `command` is what the user typed.
 
-    `resumption` is the run that goes on with this job, where it is not a new one.
+    `resumption` is the run that goes on with this job, where it is not a new one. `policy` decides what follows a failure.
     """
 
     def __init__(
-        self, job: Job, sources: Mapping[str, str], progress: Progress, command: Sequence[str], resumption: Resumption | None = None
+        self,
+        job: Job,
+        sources: Mapping[str, str],
+        progress: Progress,
+        command: Sequence[str],
+        resumption: Resumption | None = None,
+        policy: RestartPolicy = TODAYS_POLICY,
     ) -> None:
         self.job = job
         self._sources = dict(sources)
         self._progress = progress
         self._command = job.recorded_command(command)
         self._resumption = resumption
+        self._policy = policy
         self._segments = Attempts(resumption, self._command)
-        self._saver: CheckpointSaver | None = None
-        self._precision_used: str | None = None
-        self._signals = 0
-        self._loop: TrainingLoop | None = None
-        self._run_seconds: float | None = None
+        self._documents = DeferredWrites()
+        self._attempts: list[Attempt] = []
+        self._interrupts: list[Callable[[], None]] = []
+        self._signals = EndingSignals(self._end_in_good_order, self._end_at_once)
         self._nodes_sharing_cores: int | None = None
         self._machines: list[str] | None = None
-        self._documents = DeferredWrites()
-        self._nodes: Nodes | None = None
-        self._control: TaskGroup | None = None
         self._recording: Recording
         self._launcher: Launcher
-        self._data: StoredDataset
+        self._training: TrainingJob
 
     @property
     def path(self) -> Path:
@@ -103,16 +81,7 @@ class Driver:
     def execute(self, launcher: Launcher) -> dict[str, Any]:
         """Run the job; return the summary. Raises what ended the run, after everything has been written and every process ended."""
         self._launcher = launcher
-        self._data = open_dataset(self.job.data, self.job.data_dir)
-        augmentation(self.job.augment, self._data.info)  # refused here, before anything is started
-        self._spec: ModelSpec = load(find("model", self.job.model), "model")(self._data.info)
-        self._spec.objective.check(Target.parse(self.job.until) if self.job.until else None, self.job.keep_best)
-        forward_plugin(self.job.model, self.job.backend)
-        refuse_empty_servers(self.job, self._spec)
-        backend = load_backend(self.job.backend)
-        refuse_unsupported(self.job, self.job.backend, backend.capabilities)
-        self._framework_packages = backend.capabilities.packages
-        placed = backend.placement(self.job)
+        self._training = TrainingJob.of(self.job)
         self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
         if self._resumption is not None:
             self._documents = DeferredWrites(RunReader(self._resumption.path).status())
@@ -123,41 +92,53 @@ class Driver:
             if self._resumption is None:
                 shutil.rmtree(self.path)
             raise
-        previous = {number: signal.signal(number, self._on_signal) for number in ENDING_SIGNALS}
-        try:
-            return self._supervised(placed)
-        finally:
-            for number, handler in previous.items():  # once interrupted, a late second signal must not change the exit code
-                signal.signal(number, signal.SIG_IGN if self._signals else handler)
+        self._interrupts.append(launcher.interrupt)
+        with self._signals:
+            return self._supervised()
 
     def _begin_records(self) -> None:
         self._documents.make(partial(self._recording.writer.write_job, self._described()))
         self._recording.writer.write_status("starting")
         if self.job.mllog and self._resumption is None:
-            self._recording.add_mllog(self.job, self._data.info.sizes)
+            self._recording.add_mllog(self.job, self._training.data.info.sizes)
         self._report_skipped_files()
 
     def _report_skipped_files(self) -> None:
         """Record which files of the data are no examples, and say how many; none is dropped in silence."""
-        files = self._data.left_out
+        files = self._training.data.left_out
         if not files:
             return
         self._recording.event("files_left_out", count=len(files), files=list(files))
         what = "1 file was" if len(files) == 1 else f"{len(files):,} files were"
         self._progress.message(f"{what} no usable picture and left out of {self.job.data}; {self.path / 'events.jsonl'} names them")
 
-    def _supervised(self, placed: Sequence[TaskSpec]) -> dict[str, Any]:
-        failure: BaseException | None = None
+    def _described(self) -> dict[str, Any]:
+        """The job as ``job.json`` has it before the cluster is known."""
+        return {
+            **self._training.document,
+            "total_steps": total_steps(self.job, self._training.data.info.sizes["train"], self._resumption),
+            "sources": self._sources,
+            "command": self._command,
+            "segments": self._segments.described,
+        }
+
+    # From start to end ----------------------------------------------------------------------------------------------
+
+    def _supervised(self) -> dict[str, Any]:
+        """Run the job, and end everything that was begun for it, the last first; return the summary."""
+        ending = Ending()
+        ending.later(self._launcher.close)
+        ending.later(lambda: self._launcher.ended(ending.outcome.exit_code))
         try:
-            started = self._start(placed)
-            self._train(*started)
+            self._run(*self._meet_nodes(ending))
         except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
-            failure = error
+            ending.blame(error)
         self._recording.ending()
-        failure = finalize_records(self._recording, self._end_processes(failure), self._summary, self._documents.status_to_restore)
-        if isinstance(failure, DiskError):
-            failure = RunFailedError(str(failure))
-        if isinstance(failure, UsageError) and self._loop is None and self._resumption is None:
+        ending.do(self._end_clock)
+        ending.run_steps()
+        finalize_records(self._recording, ending, self._summary, self._documents.status_to_restore)
+        failure = RunFailedError(str(ending.failure)) if isinstance(ending.failure, DiskError) else ending.failure
+        if isinstance(failure, UsageError) and not self._began and self._resumption is None:
             shutil.rmtree(self.path)  # the message says it all, and nothing was trained
         if isinstance(failure, RunFailedError | InterruptedRunError) and self._recording.writer.there:
             failure.run = self.path
@@ -168,245 +149,204 @@ class Driver:
             raise RuntimeError("a run that succeeded has no summary")
         return summary
 
-    # Start ----------------------------------------------------------------------------------------------------------
-
-    def _start(self, placed: Sequence[TaskSpec]) -> tuple[Nodes, TaskGroup]:
-        """Bring the cluster to life, warm."""
+    def _meet_nodes(self, ending: Ending) -> tuple[Nodes, Hosts, float]:
+        """Start or await the nodes; return them, what they are, and until when the tasks may take to start."""
         deadline = time.monotonic() + self.job.start_timeout
-        channels = self._launcher.start()
-        self._nodes = nodes = Nodes(
-            channels,
-            self._recording.sample,
-            self._recording.log,
-            self._recording.trace,
+        recording = self._recording
+        nodes = Nodes(
+            self._launcher.start(),
+            recording.sample,
+            recording.log,
+            recording.trace,
             self._launcher.check,
             node_timeout_seconds=self.job.node_timeout,
         )
-        if self._signals:
+        ending.later(lambda: nodes.finish(ending.outcome.exit_code))
+        ending.later(lambda: ending.blame(recording.refused))
+        ending.later(lambda: ending.blame(recording.breach or nodes.breach))
+        ending.later(lambda: self._end_attempts(politely=ending.failure is None))
+        self._interrupts.append(nodes.interrupt)
+        if self._signals.interrupted:
             raise InterruptedRunError("interrupted by the user")
         hosts = nodes.greet(deadline - time.monotonic())
-        infer_isolation(channels, hosts)
-        self._nodes_sharing_cores = nodes_sharing_cores(channels, hosts)
+        infer_isolation(nodes.channels, hosts)
+        self._nodes_sharing_cores = nodes_sharing_cores(nodes.channels, hosts)
         self._machines = [machine_of(host) for host in hosts]
-        self._documents.make(partial(self._recording.writer.write_env, hosts))
-        for attempt in range(1, MOST_START_ATTEMPTS + 1):
-            self._control = control = TaskGroup(nodes)
+        self._documents.make(partial(recording.writer.write_env, hosts))
+        return nodes, hosts, deadline
+
+    def _run(self, nodes: Nodes, hosts: Hosts, deadline: float) -> None:
+        """Attempt the run until it has been trained, or until the policy has it end with a failure; then finish it."""
+        first = origin = self._resumption.origin if self._resumption else Origin()
+        earlier: list[AttemptSummary] = []
+        while True:
+            attempt = Attempt(self._training, nodes, self._recording, self._progress, origin, self._spent)
+            self._attempts.append(attempt)
             try:
-                self._start_tasks(nodes, control, placed, hosts, deadline)
+                self._start(attempt, hosts, deadline)
+                self._train(attempt)
                 break
-            except AddressInUseError as error:
-                if attempt == MOST_START_ATTEMPTS:
-                    raise RunFailedError(f"{MOST_START_ATTEMPTS} times a port was taken before a task could listen: {error}") from error
-                self._recording.event("start_repeated", cause=str(error))
-                control.end_tasks(0.0, politely=False)
-        return nodes, control
+            except TrainerError as error:
+                earlier.append(self._prepare_another(error, attempt, nodes, earlier))
+            if attempt.began:
+                origin = newest_origin(self.path, self.job, self._training.model, first)
+                deadline = time.monotonic() + self.job.start_timeout
+        self._finish(attempt, nodes)
 
-    def _start_tasks(self, nodes: Nodes, control: TaskGroup, placed: Sequence[TaskSpec], hosts: Hosts, deadline: float) -> None:
-        counts = {channel.node: sum(task.node == channel.node for task in placed) for channel in nodes.channels}
-        cluster = make_cluster(placed, nodes.channels, control.reserve_ports(counts, deadline - time.monotonic()))
-        threads = threads_per_task(self.job, self._spec, nodes.channels, hosts, placed)
-        tasks = make_tasks(cluster, threads)
-        self._documents.make(partial(self._recording.writer.write_job, {**self._described(), **cluster_document(cluster, threads)}))
-        self._recording.expect({task.name: task.placed.node for task in tasks})
-        control.start_tasks(tasks, lambda node: self._start_request(nodes.channels[node], deadline))
-        self._recording.event("tasks_started", tasks=[task.name for task in tasks])
-        if self._resumption is None:
-            self._recording.add_followers(self._command)
-        else:
-            self._recording.load_followers()
-        precisions = control.await_ready(deadline - time.monotonic())
-        self._precision_used = ", ".join(sorted({used for used in precisions.values() if used})) or self.job.precision
-        self._recording.event("cluster_ready")
+    def _prepare_another(self, error: TrainerError, attempt: Attempt, nodes: Nodes, earlier: Sequence[AttemptSummary]) -> AttemptSummary:
+        """End an attempt that has failed, where the policy wants another and the nodes are there for it; else raise what ends the run."""
+        failure = failure_of(error, attempt.totals.updates_reported)
+        decision = Stop() if failure is None else self._policy.decide(failure, earlier, len(nodes.channels))
+        ends_run = error
+        if failure is not None and not isinstance(decision, Stop):
+            self._recording.event("attempt_failed" if attempt.began else "start_repeated", cause=failure.cause)
+            if attempt.began:
+                self._progress.message(f"{failure.cause}; the run goes on from its newest checkpoint")
+            attempt.end(politely=False)
+            nodes.wait(decision.after_seconds)
+            if not nodes.lost:
+                return AttemptSummary(attempt.origin.start.cursor.step, attempt.seconds, failure)
+            ends_run = nodes.loss(nodes.lost[0])
+        elif isinstance(decision, Stop) and decision.because:
+            ends_run = RunFailedError(f"{decision.because}: {error}")
+        if attempt.trains and isinstance(ends_run, RunFailedError | InterruptedRunError):
+            add_what_is_kept(ends_run, self.job, self.path)
+        if ends_run is error:
+            raise error
+        raise ends_run from error
 
-    def _start_request(self, channel: NodeChannel, deadline: float) -> dict[str, Any]:
-        logs = self._recording.writer.log_path(channel.node, "task").parent.absolute()
-        return {
-            "job": self.job.model_dump(mode="json"),
-            "log_folder": str(logs) if channel.shares_files else None,
-            "sample_interval_seconds": self.job.sample_interval if self.job.monitor else None,
-            "isolated": channel.isolated,
-            "cores_available": channel.cores,
-            "start_seconds": deadline - time.monotonic(),
-        }
-
-    def _described(self) -> dict[str, Any]:
-        """The job as ``job.json`` has it before the cluster is known."""
-        return {
-            **self.job.recorded(),
-            "global_batch_size_resolved": self.job.global_batch,
-            "total_steps": total_steps(self.job, self._data.info.sizes["train"], self._resumption),
-            "dataset": described_data(self._data.info, self._data.digest, self.job.data_dir),
-            "sources": self._sources,
-            "command": self._command,
-            "segments": self._segments.described,
-            "framework_packages": sorted(self._framework_packages),
-            "metrics": described_metrics(self._spec.objective.infos),
-        }
-
-    # Train ----------------------------------------------------------------------------------------------------------
-
-    def _train(self, nodes: Nodes, control: TaskGroup) -> None:
+    def _start(self, attempt: Attempt, hosts: Hosts, deadline: float) -> None:
+        """Bring an attempt's cluster to life, warm."""
         recording = self._recording
-        resumption = self._resumption
-        if resumption is not None:
-            self._go_back(control, resumption)
+        cluster = attempt.form_cluster(hosts, deadline)
+        self._documents.make(partial(recording.writer.write_job, {**self._described(), **cluster}))
+        recording.expect(attempt.tasks.node_of)
+        attempt.start_tasks(deadline)
+        recording.event("tasks_started", tasks=list(attempt.tasks.node_of))
+        if self._resumption is None:
+            recording.add_followers(self._command)
+        else:
+            recording.load_followers()
+        attempt.await_ready(deadline)
+        recording.event("cluster_ready")
+
+    def _train(self, attempt: Attempt) -> None:
+        """Train; the run clock runs from the start of the first attempt to the end of the last."""
+        recording, resumption = self._recording, self._resumption
+        attempt.load_origin()
+        restarts = self._began
+        if restarts:
+            self._take_back(attempt.origin, recording.run_seconds)
+        elif resumption is not None:
+            self._take_back(attempt.origin, resumption.run_seconds)
         recording.writer.write_status("running")
         if self.job.monitor:
-            control.sample_now()
+            attempt.tasks.sample_now()
         recording.start_clock(resumption.run_seconds if resumption else 0.0)
-        recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event)
-        saver = self._saver = CheckpointSaver(
-            CheckpointSource(self.job, self._spec, self._data), recording, lambda kind: control.send_to_first(Message(kind)), self._spent
-        )
-        start = resumption.start if resumption else None
-        self._loop = TrainingLoop(
-            self.job,
-            data=self._data.info,
-            objective=self._spec.objective,
-            leaders=control,
-            recorder=recording,
-            progress=self._progress,
-            clock=recording.clock,
-            saver=saver,
-            start=start,
-        )
-        self._progress.start(self.job, self._loop.triggers.total)
-        try:
-            outcome = self._loop.run()
-        except StalledRunError as error:
-            told = with_task_states(error, control.standing())
-            add_what_is_kept(told, self.job, self.path)
-            raise told from error
-        except (RunFailedError, InterruptedRunError) as error:
-            add_what_is_kept(error, self.job, self.path)
-            raise
-        self._run_seconds = recording.clock()
+        if restarts:
+            recording.event("run_restarted", **attempt.origin.place)
+        else:
+            recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event)
+            self._progress.start(self.job, attempt.loop.triggers.total)
+        attempt.train()
+
+    def _take_back(self, origin: Origin, run_seconds: float) -> None:
+        """Take the run back to where the state was saved that its tasks have now; what was recorded later than `run_seconds` goes too."""
+        recording = self._recording
+        recording.take_back(origin.start.cursor.step, run_seconds)
+        self._documents.commit()
+        recording.add_followers(self._command, run_seconds)
+        if self.job.mllog:
+            recording.add_mllog(self.job, self._training.data.info.sizes, run_seconds)
+        origin.remove_later_checkpoints(self.path)
+        for error in origin.damaged:
+            recording.event("checkpoint_damaged", path=f"{CHECKPOINTS}/{error.path.name}", file=error.file, problem=error.problem)
+
+    def _finish(self, attempt: Attempt, nodes: Nodes) -> None:
+        """Training is over: stop the clock, and calibrate unless the user has ended it."""
+        recording = self._recording
+        recording.stop_clock()
         recording.event("run_ended")
         if self.job.monitor:
             with nodes.interrupts_deferred():  # the run is whole; what an interrupt can still cut short is its calibration
-                control.sample_now()
-        if outcome.interrupted:
-            raise self._interrupted(saver)
+                attempt.tasks.sample_now()
+        if attempt.totals.interrupted:
+            kept = resume_hint(self.job, self.path)
+            if attempt.saver.newest is None:
+                raise InterruptedRunError(f"interrupted by the user; the last checkpoint could not be saved; {kept}")
+            raise ResumableRunError(f"interrupted by the user; {kept}")
         if self.job.calibrate:
-            calibrate_run(self.job, self._spec, control, recording, outcome.train_seconds)
-
-    def _go_back(self, control: TaskGroup, resumption: Resumption) -> None:
-        """Bring the state to the tasks, and only then take the run back to where that state was saved."""
-        load_state(control, resumption.state, self.job.stall_timeout)
-        meta = resumption.checkpoint.meta
-        self._recording.writer.cut(meta.step, meta.run_seconds)
-        self._documents.commit()
-        self._recording.add_followers(self._command, meta.run_seconds)
-        if self.job.mllog:
-            self._recording.add_mllog(self.job, self._data.info.sizes, meta.run_seconds)
-        resumption.remove_later_checkpoints()
-        for error in resumption.damaged:
-            self._recording.event("checkpoint_damaged", path=f"{CHECKPOINTS}/{error.path.name}", file=error.file, problem=error.problem)
-
-    def _interrupted(self, saver: CheckpointSaver) -> InterruptedRunError:
-        kept = resume_hint(self.job, self.path)
-        if saver.newest is None:
-            return InterruptedRunError(f"interrupted by the user; the last checkpoint could not be saved; {kept}")
-        return ResumableRunError(f"interrupted by the user; {kept}")
+            calibrate_run(self.job, self._training.model, attempt.tasks, recording, attempt.totals.train_seconds)
 
     # End ------------------------------------------------------------------------------------------------------------
 
-    def _end_processes(self, failure: BaseException | None) -> BaseException | None:
-        """End every process that this one started or commands, within a bound; return what ended the run.
-
-        An error in one part of that keeps none of the others from being done, and fails the run like any other.
-        """
-        ending = Ending(failure)
-        ending.do(self._end_clock)
-        if self._saver is not None:
-            ending.do(self._saver.abandon)
-        if self._control is not None:
-            ending.do(partial(self._end_tasks, self._control, politely=failure is None))
-        if self._nodes is not None:
-            ending.failure = ending.failure or self._recording.breach or self._nodes.breach
-        _, code = state_and_exit_code(ending.failure or self._recording.refused)
-        if self._nodes is not None:
-            ending.do(partial(self._nodes.finish, code))
-        ending.do(partial(self._launcher.ended, code))
-        ending.do(self._launcher.close)
-        return ending.failure
+    @property
+    def _began(self) -> bool:
+        """Whether training has begun, in any attempt."""
+        return any(attempt.began for attempt in self._attempts)
 
     def _end_clock(self) -> None:
-        self._recording.start_clock(self._resumption.run_seconds if self._resumption else 0.0)
-        if self._run_seconds is None:
-            self._run_seconds = self._recording.clock()
+        self._recording.flush_pending(self._resumption.run_seconds if self._resumption else 0.0)
+        self._recording.stop_clock()
 
-    def _end_tasks(self, control: TaskGroup, *, politely: bool) -> None:
-        control.end_tasks(CLOSE_GRACE_SECONDS, politely=politely)
-        for death in control.deaths:
-            known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
-            self._recording.event("task_ended", **{key: death[key] for key in known})
+    def _end_attempts(self, *, politely: bool) -> None:
+        for attempt in self._attempts:
+            attempt.end(politely=politely)
 
     def _summary(self, state: RunState) -> dict[str, Any] | None:
         """Return the summary of a run that ended so; none where training had not begun."""
-        if self._loop is None:
+        if not self._began:
             return None
-        outcome = self._loop.outcome
-        spent = self._spent()
+        attempt = self._attempts[-1]
+        spent = self._spent(attempt.origin, attempt.totals)
         clock = Clock(
-            run_seconds=self._run_seconds or 0.0,
+            run_seconds=self._recording.run_seconds,
             total_seconds=self._segments.total_before + time.time() - self._recording.began,
             earlier=self._segments.earlier,
             **{**spent, "train_seconds_by_node": tuple(spent["train_seconds_by_node"])},
         )
-        summary = summarise(
+        return self._training.summary(
             self.path,
             clock,
-            state=state,
-            updates_scheduled=outcome.updates_scheduled,
-            updates_applied=outcome.updates_applied,
-            examples_per_epoch=self._data.info.sizes["train"],
+            state,
+            attempt.totals,
             nodes_sharing_cores=self._nodes_sharing_cores,
-            precision_used=self._precision_used,
-            synthetic=self._data.info.synthetic,
+            precision_used=attempt.precision_used,
             machines=self._machines,
         )
-        return {**summary, "profile": PROFILE if (self.path / PROFILE).is_dir() else None}
 
-    def _spent(self) -> dict[str, Any]:
-        """Return the seconds that the run has spent so far, with its earlier parts."""
-        outcome = self._loop.outcome if self._loop is not None else TrainingTotals()
+    def _spent(self, origin: Origin, totals: TrainingTotals) -> dict[str, Any]:
+        """Return the seconds that a run has spent which has these totals in an attempt from `origin`, with its earlier parts."""
         return {
             "init_seconds": self._segments.earlier_init_seconds + self._recording.init_seconds,
-            "train_seconds": outcome.train_seconds,
-            "eval_seconds": outcome.eval_seconds,
-            "checkpoint_seconds": outcome.checkpoint_seconds,
-            "train_seconds_by_node": self._segments.add_earlier_node_seconds(train_seconds_by_node(self.job, outcome)),
+            "train_seconds": totals.train_seconds,
+            "eval_seconds": totals.eval_seconds,
+            "checkpoint_seconds": totals.checkpoint_seconds,
+            "train_seconds_by_node": origin.with_node_seconds_before(train_seconds_by_node(self.job, totals)),
         }
 
     # Signals --------------------------------------------------------------------------------------------------------
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The first signal ends the run in good order, a second one at once: tasks follow their agents, agents follow this process.
-
-        A notice of a batch system, which may send several, is never the second.
-        """
-        if self._signals and number in NOTICES:
-            return
-        self._signals += 1
-        if self._signals > 1:
-            self._launcher.kill()
-            cause = "interrupted twice by the user"
-            note(f"error: {cause}; ended at once; {resume_hint(self.job, self.path)}")
-            try:
-                self._recording.writer.write_status("interrupted", cause=cause, exit_code=InterruptedRunError.exit_code)
-            except DiskError as error:
-                note(f"trainer: the status (interrupted, exit code {InterruptedRunError.exit_code}) could not be written: {error}")
-            finally:
-                os._exit(InterruptedRunError.exit_code)
-        if self._loop is not None and self._nodes is not None and self._loop.interrupt():
+    def _end_in_good_order(self) -> None:
+        if any(attempt.interrupt() for attempt in self._attempts):
             note("trainer: saving a checkpoint and ending the run (once more to end it at once)")
-            self._nodes.wake()
             return
         note("trainer: ending the run (once more to end it at once)")
-        self._launcher.interrupt()
-        if self._nodes is not None:
-            self._nodes.interrupt()
+        for interrupt in self._interrupts:
+            interrupt()
+
+    def _end_at_once(self) -> NoReturn:
+        """Tasks follow their agents, and agents follow this process."""
+        self._launcher.kill()
+        cause = "interrupted twice by the user"
+        note(f"error: {cause}; ended at once; {resume_hint(self.job, self.path)}")
+        code = InterruptedRunError.exit_code
+        try:
+            self._recording.writer.write_status("interrupted", cause=cause, exit_code=code)
+        except DiskError as error:
+            note(f"trainer: the status (interrupted, exit code {code}) could not be written: {error}")
+        finally:
+            os._exit(code)
 
 
 def run(
@@ -417,11 +357,12 @@ def run(
     command: Sequence[str],
     launcher: Launcher,
     resumption: Resumption | None = None,
+    policy: RestartPolicy = TODAYS_POLICY,
 ) -> tuple[Path, dict[str, Any]]:
     """Run a job on the launcher's nodes, or go on with a run; return the run directory and the summary.
 
-    What fails is raised, after it has been recorded.
+    What fails is raised, after it has been recorded, where `policy` does not have the run begin anew.
     """
-    driver = Driver(job, sources, progress, command, resumption)
+    driver = Driver(job, sources, progress, command, resumption, policy)
     summary = driver.execute(launcher)
     return driver.path, summary

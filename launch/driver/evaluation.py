@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -17,12 +15,12 @@ from ...backends.capabilities import refuse_unsupported
 from ...backends.loading import load_backend
 from ...core.errors import InterruptedRunError, TrainerError
 from ...core.job import Job
-from ...core.process import NOTICES
 from ...data.base import Split
 from ...data.store.stored_dataset import StoredDataset
 from ...engine.protocol.codec import eval_from_message
 from ...engine.protocol.messages import Message
 from ...models.base import Array, ModelSpec
+from ..ending_signals import EndingSignals
 from ..launchers.local import LocalLauncher
 from .cluster_setup import infer_isolation, make_cluster, make_tasks, threads_per_task
 from .nodes import Nodes
@@ -69,26 +67,24 @@ class Evaluator:
         self._launcher = LocalLauncher(job, warn)
         self._nodes: Nodes | None = None
         self._tasks: TaskGroup | None = None
-        self._signals = 0
+        self._signals = EndingSignals(self._interrupt, self._end_at_once)
 
     def evaluate(self, state: State, split: Split, *, logits: bool) -> Evaluated:
         """Evaluate on every example of a split. Every process is ended when this returns or raises, whatever happened.
 
         Raises RunFailedError where the task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2.
         """
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)}
         code = 1
-        try:
-            evaluated = self._evaluate(self._start(), state, split, logits=logits)
-            code = 0
-            return evaluated
-        except TrainerError as error:
-            code = error.exit_code
-            raise
-        finally:
-            self._end(code)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        with self._signals:
+            try:
+                evaluated = self._evaluate(self._start(), state, split, logits=logits)
+                code = 0
+                return evaluated
+            except TrainerError as error:
+                code = error.exit_code
+                raise
+            finally:
+                self._end(code)
 
     def _start(self) -> TaskGroup:
         """Bring the one task to life, warm."""
@@ -97,12 +93,12 @@ class Evaluator:
         nodes = self._nodes = Nodes(
             channels, lambda sample: None, lambda node, task, text: None, node_timeout_seconds=self._job.node_timeout
         )
-        if self._signals:
+        if self._signals.interrupted:
             raise InterruptedRunError("interrupted by the user")
         hosts = nodes.greet(deadline - time.monotonic())
-        tasks = self._tasks = TaskGroup(nodes)
         infer_isolation(channels, hosts)
         placed = self._backend.placement(self._job)
+        tasks = self._tasks = TaskGroup(nodes, placed)
         cluster = make_cluster(placed, channels, tasks.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
         threads = threads_per_task(self._job, self._model, channels, hosts, placed)
         request = {
@@ -146,16 +142,13 @@ class Evaluator:
             self._nodes.finish(code)
         self._launcher.close()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The first signal ends the evaluation in good order, a second one at once; a notice of a batch system is never the second."""
-        if self._signals and number in NOTICES:
-            return
-        self._signals += 1
-        if self._signals > 1:
-            self._launcher.kill()
-            os._exit(InterruptedRunError.exit_code)
+    def _interrupt(self) -> None:
         if self._nodes is not None:
             self._nodes.interrupt()
+
+    def _end_at_once(self) -> NoReturn:
+        self._launcher.kill()
+        os._exit(InterruptedRunError.exit_code)
 
 
 def _answers(tasks: TaskGroup, command: Message) -> list[Message]:

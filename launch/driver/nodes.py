@@ -152,6 +152,14 @@ class Nodes:
         self.asked.of_node(node, kind)
         self.members.tell(node, message)
 
+    def wait(self, seconds: float) -> None:
+        """Hear the nodes for so long, while there are no tasks on them. Raises InterruptedRunError where the user interrupts."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.receive(min(left, 1.0), {})
+            self.raise_if_interrupted()
+            self.check()
+
     # How they end ---------------------------------------------------------------------------------------------------
 
     @property

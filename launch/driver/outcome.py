@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,84 +24,84 @@ T = TypeVar("T")
 
 __all__ = [
     "Ending",
+    "Outcome",
     "add_what_is_kept",
     "finalize_records",
     "resume_hint",
-    "state_and_exit_code",
     "train_seconds_by_node",
     "with_task_states",
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: the state and exit code that are recorded; where it failed, the cause in one line, and the task that did first."""
+
+    state: RunState
+    exit_code: int
+    cause: str | None = None
+    task: str | None = None
+
+    @classmethod
+    def of(cls, failure: BaseException | None) -> Outcome:
+        """Return what a run has come to that `failure` ended; None is a success."""
+        if failure is None:
+            return cls("succeeded", 0)
+        cause = (str(failure) or type(failure).__name__).splitlines()[0]  # what follows are the last lines of a log, which is there
+        code = failure.exit_code if isinstance(failure, TrainerError) else None
+        if isinstance(failure, InterruptedRunError | KeyboardInterrupt):
+            return cls("interrupted", InterruptedRunError.exit_code if code is None else code, cause)
+        return cls("failed", 1 if code is None else code, cause, getattr(failure, "task", None))
+
+
 class Ending:
-    """Ends a run in parts, each of which is done whatever became of those before. `failure` is what ended the run, the first cause."""
+    """Ends a run in steps, each of which is done whatever became of those before. `failure` is what ended the run, the first cause."""
 
-    def __init__(self, failure: BaseException | None) -> None:
+    def __init__(self, failure: BaseException | None = None) -> None:
         self.failure = failure
+        self._steps: list[Callable[[], None]] = []
+        self._refused: dict[str, BaseException] = {}
 
-    def do(self, part: Callable[[], None]) -> None:
-        """Do a part. What it raises is what ended the run where nothing did before, and is told where something did."""
+    @property
+    def outcome(self) -> Outcome:
+        """What the run has come to as far as is known."""
+        return Outcome.of(self.failure)
+
+    def blame(self, failure: BaseException | None) -> None:
+        """Something has gone wrong, or nothing: that is what ended the run where nothing did before."""
+        self.failure = self.failure or failure
+
+    def later(self, step: Callable[[], None]) -> None:
+        """Remember a step for `run_steps`: how what has just been begun is ended."""
+        self._steps.append(step)
+
+    def run_steps(self) -> None:
+        """Do what is remembered, the last first: what was begun last is ended first."""
+        while self._steps:
+            self.do(self._steps.pop())
+
+    def do(self, step: Callable[[], None]) -> None:
+        """Do a step. What it raises is what ended the run where nothing did before, and is told where something did."""
         try:
-            part()
+            step()
         except BaseException as error:  # noqa: BLE001 — raised in the end by whoever ends the run, or told
             if self.failure is None:
                 self.failure = error
             else:
                 note("trainer: while the run was being ended: " + "".join(traceback.format_exception(error)).rstrip())
 
-
-def finalize_records(
-    recording: Recording,
-    failure: BaseException | None,
-    summarised: Callable[[RunState], dict[str, Any] | None],
-    status_before: Mapping[str, Any] | None,
-) -> BaseException | None:
-    """Write summary and status of a run that `failure` ended, and close its records.
-
-    `summarised` returns the summary of a run that ended in a state, or none where training had not begun. `status_before` is that of a
-    run that was to go on and never did, which is what it was. Returns what ended the run: the disk's refusal where nothing else did.
-    """
-    recording.check(at_once=True)
-    writer = recording.writer
-    failure = before = failure or recording.refused
-    state, _ = state_and_exit_code(failure)
-    if failure is not None:
-        recording.event("run_failed" if state == "failed" else "run_interrupted", cause=_first_line(failure))
-    attempts = _Attempts(failure)
-    summary = attempts.make("the summary", partial(summarised, state)) if writer.there else None
-    if summary is not None:
-        attempts.make("the summary", partial(writer.write_summary, summary))
-    attempts.make("the last records", partial(recording.ended, state_and_exit_code(attempts.failure)[0], summary))
-    _write_status(writer, attempts, status_before)
-    attempts.make("the last records", recording.close)
-    attempts.failure = attempts.failure or recording.refused
-    if attempts.failure is not before:  # the disk refused part of that, so what it took of it is put right
-        if summary is not None:
-            attempts.make("the summary", partial(writer.write_summary, {**summary, "state": state_and_exit_code(attempts.failure)[0]}))
-        _write_status(writer, attempts, status_before)
-    attempts.tell()
-    return attempts.failure
-
-
-class _Attempts:
-    """Attempts to write about the end of a run. `failure` is what ended it: the disk's refusal where nothing did before."""
-
-    def __init__(self, failure: BaseException | None) -> None:
-        self.failure = failure
-        self._refused: dict[str, BaseException] = {}
-
-    def make(self, what: str, write: Callable[[], T]) -> T | None:
-        """Write something, and keep why it could not be: mostly what the disk refuses. Returns what `write` does, or None."""
+    def write(self, what: str, write: Callable[[], T]) -> T | None:
+        """Write something about the end; return what `write` does. Why it cannot be written, mostly the disk's refusal, is kept."""
         try:
             made = write()
         except Exception as error:  # noqa: BLE001 — it is told, and raised where nothing else ended the run
             self._refused[what] = error
-            self.failure = self.failure or error
+            self.blame(error)
             return None
         self._refused.pop(what, None)
         return made
 
-    def tell(self) -> None:
+    def tell_unwritten(self) -> None:
         """Say what could not be written, and why where that is not what ended the run."""
         why = {what: "" if str(error) == str(self.failure) else f": {_described(error)}" for what, error in self._refused.items()}
         for reason in dict.fromkeys(why.values()):
@@ -112,15 +113,41 @@ def _described(error: BaseException) -> str:
     return str(error) if isinstance(error, TrainerError) else "".join(traceback.format_exception(error)).rstrip()
 
 
-def _write_status(writer: RunWriter, attempts: _Attempts, before: Mapping[str, Any] | None) -> None:
+def finalize_records(
+    recording: Recording,
+    ending: Ending,
+    summarised: Callable[[RunState], dict[str, Any] | None],
+    status_before: Mapping[str, Any] | None,
+) -> None:
+    """Write summary and status of a run that has ended, and close its records. What the disk refuses of that ends it where nothing did.
+
+    `summarised` returns the summary of a run that ended in a state, or none where training had not begun. `status_before` is that of a
+    run that was to go on and never did, which is what it was.
+    """
+    recording.check(at_once=True)
+    ending.blame(recording.refused)
+    writer, outcome = recording.writer, ending.outcome
+    if outcome.cause is not None:
+        recording.event("run_failed" if outcome.state == "failed" else "run_interrupted", cause=outcome.cause)
+    summary = ending.write("the summary", partial(summarised, outcome.state)) if writer.there else None
+    if summary is not None:
+        ending.write("the summary", partial(writer.write_summary, summary))
+    ending.write("the last records", lambda: recording.ended(ending.outcome.state, summary))
+    _write_status(writer, ending, status_before)
+    ending.write("the last records", recording.close)
+    ending.blame(recording.refused)
+    if ending.outcome != outcome:  # the disk refused part of that, so what it took of it is put right
+        if summary is not None:
+            ending.write("the summary", partial(writer.write_summary, {**summary, "state": ending.outcome.state}))
+        _write_status(writer, ending, status_before)
+    ending.tell_unwritten()
+
+
+def _write_status(writer: RunWriter, ending: Ending, before: Mapping[str, Any] | None) -> None:
     """Write how the run ended."""
-    if before is not None:
-        state, code, cause, task = before["state"], before["exit_code"], before["cause"], before["task"]
-    else:
-        failure = attempts.failure
-        state, code = state_and_exit_code(failure)
-        cause, task = None if failure is None else _first_line(failure), getattr(failure, "task", None)
-    attempts.make(f"the status ({state}, exit code {code})", partial(writer.write_status, state, cause=cause, exit_code=code, task=task))
+    outcome = ending.outcome if before is None else Outcome(before["state"], before["exit_code"], before["cause"], before["task"])
+    write = partial(writer.write_status, outcome.state, cause=outcome.cause, exit_code=outcome.exit_code, task=outcome.task)
+    ending.write(f"the status ({outcome.state}, exit code {outcome.exit_code})", write)
 
 
 def resume_hint(job: Job, run: Path) -> str:
@@ -157,17 +184,3 @@ def add_what_is_kept(error: RunFailedError | InterruptedRunError, job: Job, run:
     """Put what a run can go on from into the first line of the error that ended its training."""
     first, *rest = str(error).split("\n", 1)
     error.args = ("\n".join([f"{first}; {resume_hint(job, run)}", *rest]),)
-
-
-def _first_line(failure: BaseException) -> str:
-    """Return what ended a run, in a line; what follows it are the last lines of a log, which is there."""
-    return (str(failure) or type(failure).__name__).splitlines()[0]
-
-
-def state_and_exit_code(failure: BaseException | None) -> tuple[RunState, int]:
-    """Return the state of a run that ended so, and the exit code of its command; None is a success."""
-    if failure is None:
-        return "succeeded", 0
-    if isinstance(failure, InterruptedRunError | KeyboardInterrupt):
-        return "interrupted", failure.exit_code if isinstance(failure, TrainerError) else InterruptedRunError.exit_code
-    return "failed", failure.exit_code if isinstance(failure, TrainerError) else 1

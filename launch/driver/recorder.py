@@ -64,6 +64,7 @@ class Recording:
         self._ending = False
         self._next_check = 0.0
         self._zero: float | None = None
+        self._stopped_at: float | None = None
         self._part_began_seconds = 0.0
         self._pending: list[Callable[[], None]] = []
         self._early_lock = threading.RLock()
@@ -80,14 +81,30 @@ class Recording:
     def start_clock(self, run_seconds: float = 0.0) -> None:
         """Start the run clock, at `run_seconds`, and write what was held back; a second call does nothing."""
         with self._early_lock:
+            if self._zero is None:
+                self.init_seconds = time.time() - self.began
+                self.flush_pending(run_seconds)
+
+    def flush_pending(self, run_seconds: float) -> None:
+        """Write what was held back, with `run_seconds` as the time on a run clock that has not been started; else there is nothing."""
+        with self._early_lock:
             if self._zero is not None:
                 return
             self._zero = time.monotonic() - run_seconds
             self._part_began_seconds = run_seconds
-            self.init_seconds = time.time() - self.began
             for write in self._pending:
                 write()
             self._pending.clear()
+
+    def stop_clock(self) -> None:
+        """The time until here is that of the run, `run_seconds`; a second call does nothing. What is recorded later has a later time."""
+        if self._stopped_at is None:
+            self._stopped_at = self.clock()
+
+    @property
+    def run_seconds(self) -> float:
+        """What the run took, in seconds on its clock: until that was stopped, or until now."""
+        return self.clock() if self._stopped_at is None else self._stopped_at
 
     def clock(self) -> float:
         """Return seconds on the run clock. Raises RuntimeError where it has not been started."""
@@ -118,6 +135,17 @@ class Recording:
             from ...records.loggers.mlflow import load_mlflow
 
             load_mlflow(self.job.mlflow)
+
+    def take_back(self, step: int, run_seconds: float) -> None:
+        """Take the records back to a checkpoint of `step` updates; of events and samples those up to `run_seconds` stay.
+
+        Who has heard the others hears that this attempt has failed; add followers anew. Call while nothing is written. Raises DiskError.
+        """
+        followers, self._followers, self._following = self._followers, [], False
+        for follower in followers:
+            follower.on_end("failed", None)
+            follower.close()
+        self.writer.cut(step, run_seconds)
 
     def add_followers(self, command: Sequence[str], run_seconds: float | None = None) -> None:
         """Tell TensorBoard and MLflow too, as the job asks. Loading them takes a while: call it while the tasks load theirs.

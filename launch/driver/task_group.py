@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ...backends.base import State
-from ...core.cluster import Task
+from ...core.cluster import Task, TaskSpec
 from ...core.errors import RunFailedError, TrainerError
 from ...core.startup import REPORT_SECONDS
 from ...engine.protocol.heartbeat import TICK_SECONDS
@@ -41,14 +41,15 @@ class ClusterState:
 
 
 class TaskGroup:
-    """Talks to the tasks on `nodes`, once they are started. It raises what ends them until `end_tasks` is called."""
+    """Talks to the tasks `placed` on `nodes`, those of them that lead in their order. It raises what ends them, until `end_tasks`."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Nodes, placed: Sequence[TaskSpec]) -> None:
         self.nodes = nodes
         self._failures = Failures(nodes.lost)
-        self._node_of: dict[str, int] = {}
-        self._leaders: dict[str, int] = {}
+        self.node_of = {task.name: task.node for task in placed}
+        self._leaders = {task.name: number for number, task in enumerate(task for task in placed if task.leading)}
         self._ending = False
+        nodes.asked.started(self.node_of, self._leaders)
 
     def __len__(self) -> int:
         return len(self._leaders)
@@ -67,18 +68,11 @@ class TaskGroup:
 
     def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], dict[str, Any]]) -> None:
         """Have every node start its tasks. `request` gives the fields of a node's ``start`` message beside its tasks."""
-        self._expect_tasks({task.name: task.placed.node for task in tasks}, [task.name for task in tasks if task.placed.leading])
         for channel in self.nodes.channels:
             own = [task_to_fields(task) for task in tasks if task.placed.node == channel.node]
             fields = request(channel.node)
             self.nodes.asked.of_samples(channel.node, fields["sample_interval_seconds"])
             self.nodes.members.tell(channel.node, Message("start", {**fields, "tasks": own}))
-
-    def _expect_tasks(self, node_of: Mapping[str, int], leaders: Sequence[str]) -> None:
-        """From now on there are these tasks, each on its node, and no others; `leaders` lead, in this order."""
-        self._node_of = dict(node_of)
-        self._leaders = {name: number for number, name in enumerate(leaders)}
-        self.nodes.asked.started(node_of, leaders)
 
     def await_ready(self, timeout_seconds: float) -> dict[str, str | None]:
         """Await every task's report that it is warm; return the precision that each says it computes in.
@@ -88,8 +82,8 @@ class TaskGroup:
         ready: dict[str, str | None] = {}
         deadline = time.monotonic() + timeout_seconds
         reported = deadline + 2 * REPORT_SECONDS  # a task that is stuck says first where, and ends
-        while len(ready) < len(self._node_of):
-            missing = sorted(set(self._node_of) - set(ready))
+        while len(ready) < len(self.node_of):
+            missing = sorted(set(self.node_of) - set(ready))
             _, message = self._expect("ready", reported, partial(self._described_starts, missing), "--start-timeout")
             if time.monotonic() > deadline:
                 raise RunFailedError(f"{message['from']} was ready only after --start-timeout, which says how long a start may take")
@@ -135,7 +129,7 @@ class TaskGroup:
             self._send_to(next(iter(self._leaders)), message)
 
     def _send_to(self, task: str, message: Message) -> None:
-        self.nodes.members.tell(self._node_of[task], Message(message.kind, {**message.fields, "to": task}, message.arrays))
+        self.nodes.members.tell(self.node_of[task], Message(message.kind, {**message.fields, "to": task}, message.arrays))
 
     def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Return the next message of a leading task with the task's number, or None after the time."""
@@ -157,7 +151,7 @@ class TaskGroup:
 
     def _sorted(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Await a message; keep what tells of an end, and return what does not, if anything."""
-        answer = self.nodes.receive(timeout_seconds, self._node_of)
+        answer = self.nodes.receive(timeout_seconds, self.node_of)
         if answer is None or self._failures.heard(*answer) or answer[1] is None:
             return None
         return answer[0], answer[1]
@@ -170,7 +164,7 @@ class TaskGroup:
 
     def refuse(self, leader: int, wrong: str) -> NoReturn:
         """Cut the node of a leading task off, whose answer cannot be. Raises RunFailedError."""
-        self._refuse(self._node_of[list(self._leaders)[leader]], f"an answer that cannot be: {wrong}")
+        self._refuse(self.node_of[list(self._leaders)[leader]], f"an answer that cannot be: {wrong}")
 
     def sample_now(self, timeout_seconds: float = 5.0) -> None:
         """Have every node take a sample now and await it, so that figures of the run clock begin and end with it."""
@@ -194,7 +188,7 @@ class TaskGroup:
             answer = self._sorted(remaining)
             if answer is not None and answer[1].kind == "states":
                 node, message = answer
-                states |= {task: state for task, state in message["states"].items() if self._node_of.get(task) == node}
+                states |= {task: state for task, state in message["states"].items() if self.node_of.get(task) == node}
                 waiting = waiting - {node}
         self.nodes.ignores_requests(waiting)
         lost = {node: self.nodes.describe_loss(node) for node in self.nodes.lost}
@@ -214,7 +208,7 @@ class TaskGroup:
         waiting = nodes.answering
         for node in waiting:
             if politely:
-                for name in (name for name, place in self._node_of.items() if place == node):
+                for name in (name for name, place in self.node_of.items() if place == node):
                     nodes.members.tell(node, Message("close", {"to": name}))
             nodes.ask(node, Message("stop", {"grace_seconds": grace_seconds if politely else 0.0}), "stopped")
         deadline = time.monotonic() + grace_seconds + KILL_SECONDS

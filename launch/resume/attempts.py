@@ -25,13 +25,11 @@ class Attempts:
         self._spent: Mapping[str, Any] = {}
         earlier: Sequence[Mapping[str, Any]] = ()
         if resumption is not None:
-            meta, cursor = resumption.checkpoint.meta, resumption.start.cursor
-            self._spent, earlier = meta.spent, resumption.segments
+            self._spent, earlier = resumption.origin.spent, resumption.segments
             changed = {field: list(values) for field, values in resumption.changed.items()}
-            place = {"step": cursor.step, "epoch": cursor.epoch, "examples": cursor.examples}
-            self.event = {**place, "checkpoint": resumption.checkpoint.path.name, "changed": changed}
-            own |= {**self.event, "run_seconds": meta.run_seconds}
-            self._run_seconds = meta.run_seconds
+            self.event = {**resumption.origin.place, "changed": changed}
+            own |= {**self.event, "run_seconds": resumption.run_seconds}
+            self._run_seconds = resumption.run_seconds
         else:
             self._run_seconds = 0.0
         self.described = [*earlier, own]
@@ -52,14 +50,8 @@ class Attempts:
         names = ("train_seconds", "eval_seconds", "checkpoint_seconds")
         return {"run_seconds": self._run_seconds, **{name: float(self._spent.get(name, 0.0)) for name in names}}
 
-    def add_earlier_node_seconds(self, seconds: Sequence[float | None]) -> list[float | None]:
-        """Add the training time of each node in the earlier parts; nodes that are no more are left out."""
-        before = [*self._spent.get("train_seconds_by_node", ()), *[None] * len(seconds)]
-        both = zip(seconds, before[: len(seconds)], strict=True)
-        return [None if now is None and then is None else (now or 0.0) + (then or 0.0) for now, then in both]
-
 
 def total_steps(job: Job, train_examples: int, resumption: Resumption | None) -> int:
     """Return how many updates a run may make in all, those before it was resumed included; one with a target may make fewer."""
-    start = START if resumption is None else resumption.start.cursor
+    start = START if resumption is None else resumption.origin.start.cursor
     return Triggers(job, EpochIndex(run_sampler(job, train_examples), start)).total

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...backends.base import State
-from ...checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, is_checkpoint, list_checkpoints
+from ...checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, is_checkpoint
 from ...checkpoint.compatibility import data_problem, model_problem
-from ...checkpoint.draft_folders import remove
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.plugins import find, load
@@ -26,14 +24,13 @@ from ...data.sampler import run_sampler
 from ...data.store.resolve import written_out
 from ...data.store.stored_dataset import open_dataset
 from ...engine.epochs import DataCursor, EpochIndex
-from ...engine.interfaces import ResumePoint
 from ...engine.protocol.codec import state_from_arrays
 from ...engine.triggers import Triggers
-from ...metrics import MetricInfo
 from ...models.base import ModelSpec
 from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
+from .origin import Origin, evaluations_until, later_checkpoints, resume_point
 from .trust import LINK, links_outside, refuse_foreign
 
 __all__ = ["Resumption", "load_resumption"]
@@ -51,11 +48,8 @@ class Resumption:
     """
 
     path: Path
-    checkpoint: Checkpoint
-    damaged: tuple[DamagedCheckpointError, ...]
     resolved: Resolved
-    start: ResumePoint
-    state: State
+    origin: Origin
     changed: Mapping[str, tuple[Any, Any]]
     segments: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...]
@@ -63,12 +57,7 @@ class Resumption:
     @property
     def run_seconds(self) -> float:
         """The run clock at the checkpoint."""
-        return self.checkpoint.meta.run_seconds
-
-    def remove_later_checkpoints(self) -> None:
-        """Remove the checkpoints that are newer than the one the run goes on from: damaged, or of updates that will be done anew."""
-        for path in _later_checkpoints(self.path, self.checkpoint):
-            remove(path)
+        return self.origin.run_seconds
 
 
 def load_resumption(
@@ -121,11 +110,10 @@ def load_resumption(
     _require_remaining_steps(reader, job, EpochIndex(run_sampler(job, data.info.sizes["train"]), cursor), resolved)
     notes = [*(f"{error} The one before it is used." for error in damaged)]
     notes.append(f"resuming {given_name} from step {meta.step:,} (epoch {cursor.epoch + 1}, {cursor.examples:,} examples into it)")
-    if later := _later_checkpoints(path, checkpoint):
+    if later := later_checkpoints(path, checkpoint):
         names = ", ".join(other.name for other in reversed(later))
         notes.append(f"what followed that step is done anew: once training goes on, its records and {names} are removed")
-    evals = [record for record in reader.evals() if record.split == "test" and record.step <= meta.step]
-    evals = [record for record in evals if record.time_seconds <= meta.run_seconds]
+    evals = evaluations_until(reader, checkpoint)
     reached = _reached(job.until, evals)
     if reached is not None and not (resolved.sources["until"].startswith("run ") and _stopped_by(reader, job, meta.run_seconds)):
         notes.append(f"an evaluation after step {reached.step:,} reached {job.until} already; this part ends at the next one that does")
@@ -133,22 +121,15 @@ def load_resumption(
     notes += [f"going on although {problem} (--force)" for problem in problems] + dropped
     if job.schedule == "cosine" and any(before.get(field) != getattr(job, field) for field in ("steps", "epochs")):
         notes.append("the cosine of the learning rate now reaches to the new end of training, so the rate goes on from a higher value")
+    start = resume_point(cursor, evals, spec.objective.infos, meta.spent, None if reached is None else reached.time_seconds)
     return Resumption(
         path,
-        checkpoint,
-        tuple(damaged),
         resolved,
-        _start(cursor, evals, spec.objective.infos, meta.spent, reached),
-        state,
+        Origin(start, state, checkpoint, meta.spent, tuple(damaged)),
         changed,
         described.get("segments", ()),
         tuple(notes),
     )
-
-
-def _later_checkpoints(run_path: Path, checkpoint: Checkpoint) -> list[Path]:
-    """Return a run's checkpoints that are newer than one of them, newest first."""
-    return list(takewhile(lambda path: not path.samefile(checkpoint.path), list_checkpoints(run_path)))  # one of the two may be relative
 
 
 def _require_same_training(problems: Sequence[str], *, force: bool) -> None:
@@ -207,21 +188,6 @@ def _fill_missing_parameters(state: State, spec: ModelSpec, seed: int) -> State:
 
     buffers = fill(spec.initial_buffers(), state.buffers)
     return State(fill(spec.initial(seed), state.parameters), {}, state.updates, buffers, state.scalars)
-
-
-def _start(
-    cursor: DataCursor, evals: Sequence[EvalRecord], infos: Sequence[MetricInfo], spent: Mapping[str, Any], reached: EvalRecord | None
-) -> ResumePoint:
-    """Return where the run goes on. `evals` are those so far; one that `reached` the target does not stop the run again."""
-    return ResumePoint(
-        cursor,
-        spent.get("train_seconds", 0.0),
-        spent.get("eval_seconds", 0.0),
-        spent.get("checkpoint_seconds", 0.0),
-        evals[-1] if evals else None,
-        {info.name: best for info in infos if (best := info.best(record.figure(info.name) for record in evals)) is not None},
-        None if reached is None else reached.time_seconds,
-    )
 
 
 def _stopped_by(reader: RunReader, job: Job, run_seconds: float) -> bool:

@@ -23,7 +23,7 @@ def listen(control):
 def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left():
     before = namespaces_in_use()
     launcher = LocalLauncher(Job(backend="toy", nodes=2, epochs=1), print)
-    control = TaskGroup(Nodes(launcher.start(), lambda record: None, lambda *log: None, check=launcher.check))
+    control = TaskGroup(Nodes(launcher.start(), lambda record: None, lambda *log: None, check=launcher.check), [])
     try:
         control.nodes.greet(60)
         if launcher.network is None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 import numpy as np
 import pytest
 
+from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.driver.nodes import Nodes
@@ -73,9 +74,8 @@ def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
                 ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
                 channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
                 agents.append(Agent(node, pair[1], theirs))
-            control = TaskGroup(Nodes(channels, on_sample=lambda record: None, on_log=lambda *part: None))
-            control._expect_tasks({f"worker-{node}": node for node in range(nodes)}, [])  # as if each had started one
-            return control, agents
+            placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(nodes)]  # as if each had started one
+            return TaskGroup(Nodes(channels, on_sample=lambda record: None, on_log=lambda *part: None), placed), agents
 
         yield make
 
@@ -141,7 +141,7 @@ def test_a_lost_node_ends_the_next_start_too(cluster):
     agents[0].answer("stopped")
     agents[1].go()
     control.end_tasks(0.0, politely=False)
-    anew = TaskGroup(control.nodes)
+    anew = TaskGroup(control.nodes, [])
     with pytest.raises(RunFailedError, match="node 1"):
         anew.reserve_ports({0: 1, 1: 1}, 30.0)
 
@@ -174,7 +174,6 @@ def test_who_is_awaited_in_vain_is_named(cluster):
 def test_a_node_that_does_not_read_holds_nobody_up(cluster):
     """A frozen agent leaves its channel full; the driver has to go on, to find out."""
     control, (agent,) = cluster(1)
-    control._expect_tasks({"worker-0": 0}, ["worker-0"])
     plan = Message("train", {"sequence": 1}, {"learning_rates": np.zeros(2**17)})
     assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
     assert control.receive(0.1) is None

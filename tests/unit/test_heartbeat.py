@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.engine.protocol.heartbeat import ALIVE, MOST_TICK_SECONDS, SilenceCounter
@@ -151,8 +152,9 @@ class Nodes:
             files.callback(ends[1].shutdown, socket.SHUT_RDWR)
             self.streams.append(theirs)
             channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
-        self.control = TaskGroup(nodes.Nodes(channels, lambda record: None, lambda *log: None, node_timeout_seconds=limit_seconds))
-        self.control._expect_tasks({f"worker-{node}": node for node in range(count)}, ["worker-0"])
+        placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(count)]
+        heard = nodes.Nodes(channels, lambda record: None, lambda *log: None, node_timeout_seconds=limit_seconds)
+        self.control = TaskGroup(heard, placed)
         self.over = threading.Event()
         files.callback(self.over.set)
 

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from crosstrain.backends.base import CalibrationResult, EvalResult, State, StepResult
+from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.peer_memory import PeerMemory
 from crosstrain.engine.protocol import codec
@@ -132,8 +133,8 @@ def cluster():
         for each in theirs:
             ends.callback(each.shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
         channels = [NodeChannel(node, stream, "127.0.0.1", None, None, False) for node, stream in enumerate(streams)]
-        control = TaskGroup(Nodes(channels, lambda record: None, lambda *log: None))
-        control._expect_tasks(NODE_OF, ["worker-1", "worker-0"])
+        placed = [TaskSpec("worker", number, number, leading=True) for number in (1, 0)]
+        control = TaskGroup(Nodes(channels, lambda record: None, lambda *log: None), placed)
         yield control, theirs
 
 

@@ -110,7 +110,7 @@ def test_a_run_that_ends_hears_it_and_tells_it_once(tmp_path):
         recording.expect({"worker-0": 0})
         recording.ending()
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, False)
-        control = TaskGroup(Nodes([channel], recording.sample, recording.log, recording.trace))
+        control = TaskGroup(Nodes([channel], recording.sample, recording.log, recording.trace), [])
         for number in range(3):
             theirs.send(Message("log", {"task": f"../../../{number}"}, {"text": RawArray("|u1", [1], b"x")}))
         theirs.send(Message("log", {"task": "worker-0"}, {"text": RawArray("|u1", [4], b"said")}))

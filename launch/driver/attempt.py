@@ -1,0 +1,156 @@
+"""One attempt at a run: its cluster, the tasks in it, the training loop that commands them, and the saver of its checkpoints.
+
+What a run is made of, its nodes, records and clock, outlasts its attempts. An attempt that has failed is ended, and is of no more use;
+another one begins where its `Origin` says, with tasks, ports and a secret of its own. So nothing has to be set back for that, and whoever
+still speaks for an earlier attempt is not understood by this one's tasks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...core.cluster import Task
+from ...core.errors import StalledRunError
+from ...engine.interfaces import TrainingTotals
+from ...engine.loop import TrainingLoop
+from ...engine.progress.base import Progress
+from ...engine.protocol.messages import Message
+from ..launchers.base import NodeChannel
+from ..resume.origin import Origin
+from .checkpoint_saver import CheckpointSaver
+from .cluster_setup import Hosts, cluster_document, make_cluster, make_tasks, threads_per_task
+from .nodes import Nodes
+from .outcome import with_task_states
+from .recorder import Recording
+from .task_group import TaskGroup, load_state
+from .training_job import TrainingJob
+
+__all__ = ["Attempt"]
+
+CLOSE_GRACE_SECONDS = 10.0
+"""How long tasks may take to leave the cluster in good order."""
+
+
+class Attempt:
+    """Trains a job on `nodes`, from `origin` on.
+
+    `began`: training has begun; `trains`: it has, and neither ended nor been stopped in good order.
+
+    `spent` returns the seconds that the run had spent when this attempt has these totals, for its checkpoints. Call `form_cluster`,
+    `start_tasks`, `await_ready`, `load_origin` and `train`, in this order; whatever they raise, `end` ends every task.
+    """
+
+    def __init__(
+        self,
+        training: TrainingJob,
+        nodes: Nodes,
+        recording: Recording,
+        progress: Progress,
+        origin: Origin,
+        spent: Callable[[Origin, TrainingTotals], Mapping[str, Any]],
+    ) -> None:
+        self.origin = origin
+        self.tasks = TaskGroup(nodes, training.placed)
+        self.began = self.trains = False
+        self.precision_used: str = training.job.precision
+        self._training = training
+        self._nodes = nodes
+        self._recording = recording
+        self._clustered: Sequence[Task] = ()
+        self._made_at = time.monotonic()
+        self._ended = False
+        self.saver = CheckpointSaver(
+            training, recording, lambda kind: self.tasks.send_to_first(Message(kind)), lambda: spent(origin, self.loop.outcome)
+        )
+        self.loop = TrainingLoop(
+            training.job,
+            data=training.data.info,
+            objective=training.model.objective,
+            leaders=self.tasks,
+            recorder=recording,
+            progress=progress,
+            clock=recording.clock,
+            saver=self.saver,
+            start=origin.start,
+        )
+
+    @property
+    def totals(self) -> TrainingTotals:
+        """What the run has done by now, with what had been done at the origin."""
+        return self.loop.outcome
+
+    @property
+    def seconds(self) -> float:
+        """How long ago this attempt was made."""
+        return time.monotonic() - self._made_at
+
+    # From its start to the end of training --------------------------------------------------------------------------
+
+    def form_cluster(self, hosts: Hosts, deadline: float) -> dict[str, Any]:
+        """Give every task an address; return what ``job.json`` says of the cluster."""
+        channels, job = self._nodes.channels, self._training.job
+        counts = {channel.node: sum(task.node == channel.node for task in self._training.placed) for channel in channels}
+        cluster = make_cluster(self._training.placed, channels, self.tasks.reserve_ports(counts, deadline - time.monotonic()))
+        threads = threads_per_task(job, self._training.model, channels, hosts, self._training.placed)
+        self._clustered = make_tasks(cluster, threads)
+        return cluster_document(cluster, threads)
+
+    def start_tasks(self, deadline: float) -> None:
+        """Have every node start its tasks."""
+        self.tasks.start_tasks(self._clustered, lambda node: self._start_request(self._nodes.channels[node], deadline))
+
+    def _start_request(self, channel: NodeChannel, deadline: float) -> dict[str, Any]:
+        job = self._training.job
+        logs = self._recording.writer.log_path(channel.node, "task").parent.absolute()
+        return {
+            "job": job.model_dump(mode="json"),
+            "log_folder": str(logs) if channel.shares_files else None,
+            "sample_interval_seconds": job.sample_interval if job.monitor else None,
+            "isolated": channel.isolated,
+            "cores_available": channel.cores,
+            "start_seconds": deadline - time.monotonic(),
+        }
+
+    def await_ready(self, deadline: float) -> None:
+        """Await that every task is warm."""
+        precisions = self.tasks.await_ready(deadline - time.monotonic())
+        self.precision_used = ", ".join(sorted({used for used in precisions.values() if used})) or self._training.job.precision
+
+    def load_origin(self) -> None:
+        """Bring the state of the origin to the tasks, which have the initial one."""
+        if self.origin.state is not None:
+            load_state(self.tasks, self.origin.state, self._training.job.stall_timeout)
+
+    def train(self) -> TrainingTotals:
+        """Train to the end, or until the user stops it. A stall is raised with what is known of nodes and tasks."""
+        self.began = self.trains = True
+        try:
+            totals = self.loop.run()
+        except StalledRunError as error:
+            raise with_task_states(error, self.tasks.standing()) from error
+        self.trains = False
+        return totals
+
+    def interrupt(self) -> bool:
+        """Have training stop with a checkpoint; return False where none is saved on the way. Safe in a signal handler."""
+        if self._ended or not self.loop.interrupt():
+            return False
+        self._nodes.wake()
+        return True
+
+    # Its end --------------------------------------------------------------------------------------------------------
+
+    def end(self, *, politely: bool) -> None:
+        """End every task, and record how each ended; a second call does nothing. Bounded. `politely`: the cluster is in order."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self.saver.abandon()
+        finally:
+            self.tasks.end_tasks(CLOSE_GRACE_SECONDS, politely=politely)
+        for death in self.tasks.deaths:
+            known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
+            self._recording.event("task_ended", **{key: death[key] for key in known})

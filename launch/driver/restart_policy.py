@@ -1,0 +1,112 @@
+"""What becomes of a run when something that it is made of has failed: a policy decides, and the driver carries it out.
+
+A policy is asked about what another attempt could mend: a task or a node that was lost, a stall, a port that was taken. What the job
+itself is the cause of (a loss that is not finite, a full disk, a request that cannot be met) ends the run without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal, Protocol
+
+from ...core.errors import StalledRunError, TrainerError
+from .first_failure import AddressInUseError, NodeLostError, TaskDiedError
+
+__all__ = ["AttemptSummary", "Decision", "FailFast", "Failure", "PortClashRetry", "Restart", "RestartPolicy", "Stop", "failure_of"]
+
+MOST_PORT_CLASHES = 3
+"""A port may be taken by another program between its reservation and its use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What an attempt has ended with.
+
+    `kind`: a task has died; a node was lost; nothing was finished for the stall time-out; a port was taken before a task could listen.
+    `task` and `node` are the first that failed, where one is known. `cause` is for people, in one line. `step`: updates done by then.
+    """
+
+    kind: Literal["task", "node", "stall", "port"]
+    task: str | None
+    node: int | None
+    cause: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSummary:
+    """An attempt that is over: the step at which it began, how many seconds it lasted, and what it ended with."""
+
+    first_step: int
+    seconds: float
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the run with the failure. `because`: what people are told before it, where the failure does not say it all."""
+
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the tasks anew on the same nodes, after so many seconds, and go on from the newest checkpoint.
+
+    A run that has saved none begins anew. Where a node is lost this cannot be done, and the run ends as by `Stop`.
+    """
+
+    after_seconds: float = 0.0
+
+
+Decision = Stop | Restart
+
+
+class RestartPolicy(Protocol):
+    """Decides what follows a failure."""
+
+    def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
+        """Return what is to be done about a failure of a run on so many nodes, before which there were `attempts`, oldest first."""
+        ...
+
+
+class FailFast:
+    """The first failure ends the run."""
+
+    def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
+        """Stop."""
+        return Stop()
+
+
+class PortClashRetry:
+    """A start whose ports were taken by others is tried again at once, with other ports; what else fails is for `otherwise` to decide."""
+
+    def __init__(self, otherwise: RestartPolicy) -> None:
+        self._otherwise = otherwise
+
+    def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
+        """Restart after a clash of ports, unless it is the third in a row."""
+        if failure.kind != "port":
+            return self._otherwise.decide(failure, attempts, nodes)
+        clashes = 1 + sum(1 for _ in takewhile(lambda attempt: attempt.failure.kind == "port", reversed(attempts)))
+        if clashes >= MOST_PORT_CLASHES:
+            return Stop(f"{MOST_PORT_CLASHES} times a port was taken before a task could listen")
+        return Restart()
+
+
+def failure_of(error: BaseException, step: int) -> Failure | None:
+    """Return the failure that an error of an attempt stands for, `step` updates into the training; None where it is none of these."""
+    if not isinstance(error, TrainerError):
+        return None
+    cause = (str(error) or type(error).__name__).splitlines()[0]
+    if isinstance(error, AddressInUseError):
+        return Failure("port", None, None, cause, step)
+    if isinstance(error, TaskDiedError):
+        return Failure("task", error.task, error.node, cause, step)
+    if isinstance(error, NodeLostError):
+        return Failure("node", None, error.node, cause, step)
+    if isinstance(error, StalledRunError):
+        return Failure("stall", error.task, None, cause, step)
+    return None

@@ -1,0 +1,89 @@
+"""What a run trains: its job, the model, the data and the tasks that do it; and what ``job.json`` and ``summary.json`` say of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...backends.capabilities import refuse_unsupported
+from ...backends.loading import load_backend
+from ...checkpoint import described_data
+from ...core.cluster import TaskSpec
+from ...core.job import Job
+from ...core.plugins import find, forward_plugin, load
+from ...core.units import Target
+from ...data.augment import augmentation
+from ...data.store.stored_dataset import StoredDataset, open_dataset
+from ...engine.interfaces import TrainingTotals
+from ...metrics.recorded import described_metrics
+from ...models.base import ModelSpec
+from ...records.schema import Clock
+from ...records.store.run_directory import RunState
+from ...records.summary.summary import summarise
+from .cluster_setup import refuse_empty_servers
+from .recorder import PROFILE
+
+__all__ = ["TrainingJob"]
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A job that can be carried out, with its data open. `placed` are its tasks; `packages` those whose releases are recorded."""
+
+    job: Job
+    model: ModelSpec
+    data: StoredDataset
+    placed: Sequence[TaskSpec]
+    packages: Sequence[str]
+
+    @classmethod
+    def of(cls, job: Job) -> TrainingJob:
+        """Open a job's data and build its model. What cannot be met is refused here, before anything is started: UsageError."""
+        data = open_dataset(job.data, job.data_dir)
+        augmentation(job.augment, data.info)
+        model: ModelSpec = load(find("model", job.model), "model")(data.info)
+        model.objective.check(Target.parse(job.until) if job.until else None, job.keep_best)
+        forward_plugin(job.model, job.backend)
+        refuse_empty_servers(job, model)
+        backend = load_backend(job.backend)
+        refuse_unsupported(job, job.backend, backend.capabilities)
+        return cls(job, model, data, backend.placement(job), sorted(backend.capabilities.packages))
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What ``job.json`` says of it, whoever asked for it and wherever it runs."""
+        return {
+            **self.job.recorded(),
+            "global_batch_size_resolved": self.job.global_batch,
+            "dataset": described_data(self.data.info, self.data.digest, self.job.data_dir),
+            "framework_packages": list(self.packages),
+            "metrics": described_metrics(self.model.objective.infos),
+        }
+
+    def summary(
+        self,
+        run: Path,
+        clock: Clock,
+        state: RunState,
+        totals: TrainingTotals,
+        *,
+        nodes_sharing_cores: int | None,
+        precision_used: str,
+        machines: Sequence[str] | None,
+    ) -> dict[str, Any]:
+        """Return the summary of a run of it that ended in this state; see `records.summary.summary`."""
+        summary = summarise(
+            run,
+            clock,
+            state=state,
+            updates_scheduled=totals.updates_scheduled,
+            updates_applied=totals.updates_applied,
+            examples_per_epoch=self.data.info.sizes["train"],
+            nodes_sharing_cores=nodes_sharing_cores,
+            precision_used=precision_used,
+            synthetic=self.data.info.synthetic,
+            machines=machines,
+        )
+        return {**summary, "profile": PROFILE if (run / PROFILE).is_dir() else None}

@@ -1,0 +1,48 @@
+"""The signals by which a user, or a batch system, ends a command that has started processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+from ..core.process import NOTICES
+
+__all__ = ["EndingSignals"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
+
+
+class EndingSignals:
+    """Within the block the first signal calls `in_good_order`, a second one `at_once`, both in the handler of the main thread.
+
+    A notice of a batch system, which may send several, is never the second. Once interrupted, a signal that comes after the block must
+    not change the exit code, and is ignored.
+    """
+
+    def __init__(self, in_good_order: Callable[[], None], at_once: Callable[[], NoReturn]) -> None:
+        self._in_good_order = in_good_order
+        self._at_once = at_once
+        self._count = 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has come."""
+        return self._count > 0
+
+    def __enter__(self) -> EndingSignals:
+        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_IGN if self.interrupted else handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted and number in NOTICES:
+            return
+        self._count += 1
+        if self._count > 1:
+            self._at_once()
+        self._in_good_order()

@@ -1,0 +1,200 @@
+"""A policy handed to the driver has a run go on after a failure, and nothing else has to know of it: real processes, killed for real."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from crosstrain.checkpoint import list_checkpoints
+from crosstrain.core.errors import InterruptedRunError, RunFailedError
+from crosstrain.core.settings.sources import resolve
+from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.launch.driver import driver
+from crosstrain.launch.driver.restart_policy import Restart, Stop
+from crosstrain.launch.launchers.local import LocalLauncher
+from crosstrain.records.store.run_directory import RunReader
+
+TOY = Path(__file__).parent.parent / "toy"
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+JOB = {"backend": "toy", "nodes": 2, "network": "host", "steps": 3000, "eval_every": "1000steps", "tensorboard": False}
+
+
+@pytest.fixture(autouse=True)
+def _toy_known(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOY))
+
+
+class RestartsOnce:
+    """Starts a run again after the first task that dies, and keeps what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def decide(self, failure, attempts, nodes):
+        self.asked.append((failure, list(attempts), nodes))
+        return Stop() if attempts or failure.kind != "task" else Restart(after_seconds=0.2)
+
+
+def train(out, name, policy=None, **more):
+    job = resolve({**JOB, "out": out, "name": name, **more}, {}).job
+    launcher = LocalLauncher(job, lambda text: None)
+    given = {} if policy is None else {"policy": policy}
+    return driver.run(job, sources={}, progress=QuietProgress(), command=["test"], launcher=launcher, **given)
+
+
+def kill_when(path, ready, victim="worker-1"):
+    """Kill the newest process of a task of the run at `path`, in a thread, as soon as `ready(path)`; return the thread."""
+
+    def work():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (path.exists() and ready(path)):
+            time.sleep(0.01)
+        records = [json.loads(line) for line in (path / "system.jsonl").read_text().splitlines()]
+        os.kill([entry["pid"] for record in records for entry in record["tasks"] if entry["task"] == victim][-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def losses(path):
+    """The loss of each step, by its number: each is there once, in order."""
+    found = [(record.step + number, loss) for record in RunReader(path).steps() for number, loss in enumerate(record.losses)]
+    assert [step for step, _ in found] == list(range(len(found)))
+    return np.array([loss for _, loss in found])
+
+
+def names(path):
+    return [event.event for event in RunReader(path).events()]
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_run_goes_on_from_its_last_checkpoint_or_from_its_beginning(tmp_path, saves):
+    cadence = {"checkpoint_every": "400steps"} if saves else {}
+    undisturbed, _ = train(tmp_path, "undisturbed", **cadence)
+    policy = RestartsOnce()
+    path = tmp_path / "run"
+    ready = list_checkpoints if saves else trains
+    killer = kill_when(path, ready)
+    _, summary = train(tmp_path, "run", policy, mllog=True, **cadence)
+    killer.join()
+    ((failure, attempts, nodes),) = policy.asked
+    assert (failure.kind, failure.task, failure.node, attempts, nodes) == ("task", "worker-1", 1, [], 2)
+    assert failure.cause.startswith("task worker-1 on node 1 was killed by SIGKILL")
+    status = json.loads((path / "status.json").read_text())
+    assert (status["state"], status["exit_code"], summary["steps"]) == ("succeeded", 0, 3000)
+    # The toy keeps its parameters in float64 and a checkpoint in float32.
+    np.testing.assert_allclose(losses(path), losses(undisturbed), rtol=1e-4 if saves else 0)
+    assert [record.step for record in RunReader(path).evals()] == [1000, 2000, 3000]
+    events = {event.event: event for event in RunReader(path).events()}
+    assert events["attempt_failed"].detail == {"cause": failure.cause}
+    assert names(path).count("run_started") == 1
+    begun = events["run_restarted"]
+    assert (begun.detail["step"] > 0, "checkpoint" in begun.detail) == (saves, saves)
+    assert begun.time_seconds - events["attempt_failed"].time_seconds >= 0.2
+    assert summary["run_seconds"] > begun.time_seconds
+    assert (path / "mllog.txt").read_text().count('"run_stop"') == 1
+
+
+def trains(path):
+    return (path / "steps.jsonl").stat().st_size > 0
+
+
+def test_whoever_fails_again_ends_the_run_and_is_named(tmp_path):
+    policy, path = RestartsOnce(), tmp_path / "run"
+    kill_when(path, trains)
+    kill_when(path, lambda path: "run_restarted" in (path / "events.jsonl").read_text(), "worker-0")
+    with pytest.raises(RunFailedError, match=r"task worker-0 on node 0 was killed by SIGKILL; no checkpoint was saved"):
+        train(tmp_path, "run", policy, steps=1_000_000)
+    assert [(failure.task, len(attempts)) for failure, attempts, _ in policy.asked] == [("worker-1", 0), ("worker-0", 1)]
+    ((earlier,),) = (attempts for _, attempts, _ in policy.asked if attempts)
+    assert (earlier.first_step, earlier.failure.task) == (0, "worker-1")
+    assert earlier.seconds > 0
+    status = json.loads((path / "status.json").read_text())
+    assert (status["state"], status["task"]) == ("failed", "worker-0")
+    assert names(path).count("attempt_failed") == 1
+
+
+class AlwaysRestarts:
+    """Starts a run again whatever has failed."""
+
+    def decide(self, failure, attempts, nodes):
+        return Restart()
+
+
+def test_a_run_whose_node_is_lost_ends_whatever_the_policy_wants(tmp_path):
+    path = tmp_path / "run"
+
+    def kill():
+        while not (path.exists() and (path / "steps.jsonl").exists() and trains(path)):
+            time.sleep(0.01)
+        agents = [child for child in psutil.Process().children() if "crosstrain.launch.node.agent" in child.cmdline()]
+        next(agent for agent in agents if agent.cmdline()[agent.cmdline().index("--node") + 1] == "1").kill()
+
+    threading.Thread(target=kill, daemon=True).start()
+    with pytest.raises(RunFailedError, match=r"the agent of node 1 was killed by signal 9; no checkpoint was saved"):
+        train(tmp_path, "run", AlwaysRestarts(), steps=1_000_000)
+    assert json.loads((path / "status.json").read_text())["task"] == "agent-1"
+
+
+def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path):
+    class Later:
+        def decide(self, failure, attempts, nodes):
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            return Restart(after_seconds=600.0)
+
+    before = signal.getsignal(signal.SIGINT)
+    kill_when(tmp_path / "run", trains)
+    try:
+        with pytest.raises(InterruptedRunError, match="interrupted by the user"):
+            train(tmp_path, "run", Later(), steps=1_000_000)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, before if number == signal.SIGINT else signal.SIG_DFL)
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "interrupted"
+
+
+class OnePort(LocalLauncher):
+    """Gives worker 0 a port of the test's, as a contract of others would."""
+
+    port = 0
+
+    def start(self):
+        channels = super().start()
+        channels[0].ports = {"worker-0": self.port}
+        return channels
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_start_whose_port_is_taken_is_tried_again_and_the_third_time_is_the_last(tmp_path, stays):
+    path = tmp_path / "run"
+    with socket.create_server(("", 0)) as taken:
+        launcher = OnePort(resolve({**JOB, "out": tmp_path, "name": "run", "steps": 20}, {}).job, lambda text: None)
+        launcher.port = taken.getsockname()[1]
+
+        def free():
+            log = path / "logs/0/worker-0.log"
+            while not (log.exists() and "in use" in log.read_text()):
+                time.sleep(0.01)
+            taken.close()
+
+        def go():
+            return driver.run(launcher.job, sources={}, progress=QuietProgress(), command=["test"], launcher=launcher)
+
+        if stays:
+            with pytest.raises(RunFailedError, match=r"3 times a port was taken before a task could listen: .*in use"):
+                go()
+        else:
+            threading.Thread(target=free, daemon=True).start()
+            assert go()[1]["steps"] == 20
+    state = json.loads((path / "status.json").read_text())["state"]
+    assert (names(path).count("start_repeated") == 2, state) == (True, "failed") if stays else (False, "succeeded")
