@@ -23,7 +23,7 @@ from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.base import Launcher
-from ...launch.launchers.local import LocalLauncher
+from ...launch.launchers.registry import LaunchRequest, choose_launcher
 from ...launch.resume.trust import TRUST_RUN
 from ..interrupts import DeferredInterrupts
 from ..options import GivenPath, given_options, job_options, name_settings, trust_option
@@ -141,19 +141,19 @@ def run(
         from .run_repeats import repeat
 
         return repeat(job, ctx.obj or (), repeats, as_json=as_json)
-    if place is None:
-        launcher: Launcher = LocalLauncher(job, note)
-        return _run_with_launcher(job, resolved.sources, command, launcher, resumption, quiet=quiet, as_json=as_json)
-    from ...engine.protocol.transport import read_secret
-    from ...launch.launchers.joining import asked_anew, asked_of, join_run
-    from ...launch.launchers.rendezvous import ExternalLauncher, apply_membership
+    sources, request = resolved.sources, LaunchRequest(job, note)
+    if place is not None:
+        from ...engine.protocol.transport import read_secret
+        from ...launch.launchers.joining import asked_anew, asked_of, join_run
+        from ...launch.launchers.rendezvous import apply_membership
 
-    secret = read_secret(secret_file)
-    job, sources = apply_membership(job, resolved.sources, place)
-    asked = asked_of(job) if resume is None else asked_anew(resume, given, place)
-    if not place.is_driver:
-        return join_run(asked, place, secret, job.start_timeout)
-    return _run_with_launcher(job, sources, command, ExternalLauncher(job, place, secret, asked), resumption, quiet=quiet, as_json=as_json)
+        secret = read_secret(secret_file)
+        job, sources = apply_membership(job, sources, place)
+        asked = asked_of(job) if resume is None else asked_anew(resume, given, place)
+        if not place.is_driver:
+            return join_run(asked, place, secret, job.start_timeout)
+        request = LaunchRequest(job, note, place, secret, asked)
+    return _run_with_launcher(job, sources, command, choose_launcher(request), resumption, quiet=quiet, as_json=as_json)
 
 
 def _place(settings: Mapping[str, Any], rendezvous: str | None, node_rank: int | None) -> Membership | None:

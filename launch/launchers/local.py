@@ -17,12 +17,18 @@ from ...engine.protocol.messages import Stream
 from ...engine.protocol.transport import start_over_stdio
 from ..node.scratch import remove_scratch
 from ..virtual.errors import MissingCapabilityError
-from .base import NodeChannel, close_input, send_prepare
+from .base import Launcher, NodeChannel, close_input, send_prepare
+from .registry import LaunchRequest
 
 if TYPE_CHECKING:
     from ..virtual.network import VirtualNetwork
 
-__all__ = ["LocalLauncher"]
+__all__ = ["LocalLauncher", "make"]
+
+
+def make(run: LaunchRequest) -> Launcher:
+    """Return the launcher of a run whose nodes are all on this machine."""
+    return LocalLauncher(run.job, run.warn)
 
 
 @dataclass

@@ -22,14 +22,22 @@ from ...core.untrusted.listener import Door, Exchange
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import accept, start_over_stdio
 from ..environments.base import Membership
-from .base import NodeChannel, close_input, send_prepare
+from .base import Launcher, NodeChannel, close_input, send_prepare
 from .joining import another_protocol, difference
+from .registry import LaunchRequest
 
-__all__ = ["ExternalLauncher", "apply_membership"]
+__all__ = ["ExternalLauncher", "apply_membership", "make"]
 
 
 LOOK_SECONDS = 0.2
 """How often whoever waits for the others looks whether the user has interrupted it."""
+
+
+def make(run: LaunchRequest) -> Launcher:
+    """Return the launcher of a run whose other processes something else started."""
+    if run.membership is None:
+        raise ValueError("a process that nothing else started has nobody to await")
+    return ExternalLauncher(run.job, run.membership, run.secret, run.asked)
 
 
 def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) -> tuple[Job, dict[str, str]]:
