@@ -31,6 +31,7 @@ from .learning_rate import learning_rates
 from .non_finite_loss import LossGuard
 from .progress.base import Progress
 from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
+from .protocol.heartbeat import TICK_SECONDS, SilenceCounter
 from .protocol.messages import Message
 from .triggers import Triggers
 
@@ -43,6 +44,9 @@ FIRST_PLAN_STEPS = 4
 """Updates of the first plan; until the speed is known each plan is twice as long as the one before."""
 
 MOST_COMMANDS_QUEUED = 64
+
+TASKS = 0
+"""The only peer whose silence is counted: all leading tasks together."""
 
 
 @dataclass
@@ -105,7 +109,8 @@ class TrainingLoop:
         self._rate: float | None = None
         self._losses = LossGuard(job.on_nan, job.lr, progress.message)
         self._rate_since = (start.cursor.step, 0.0)
-        self._last_message_at = time.monotonic()
+        self._messages_heard = 0
+        self._silence = SilenceCounter(job.stall_timeout, time.monotonic())
         self._stopping = self._stop_requested = False
         self._running = False
         self._epochs_ended = self.calendar.start.epoch
@@ -116,7 +121,7 @@ class TrainingLoop:
 
         Exceptions of `leaders` pass through, and `outcome` stays valid. Every checkpoint is on disk, or has failed, when this returns.
         """
-        self._last_message_at = time.monotonic()
+        self._silence = SilenceCounter(self.job.stall_timeout, time.monotonic())
         self._rate_since = (self._next_step, self.clock())
         self._last_evaluation_seconds = self.clock()
         self.checkpoints.start_clock()
@@ -220,15 +225,18 @@ class TrainingLoop:
     # What came back -------------------------------------------------------------------------------------------------
 
     def _await(self) -> None:
-        """Handle one answer. Raises StalledRunError where nothing has been heard for the stall time-out."""
+        """Handle one answer. Raises StalledRunError where nothing has been heard for the stall time-out.
+
+        While this process was stopped, or its machine suspended, it could not hear: that counts for no more than a tick.
+        """
         self.recorder.check()
-        answer = self.leaders.receive(min(1.0, max(0.01, self.job.stall_timeout - self._silent_seconds)))
+        answer = self.leaders.receive(TICK_SECONDS)
         if answer is None:
-            silent = self._silent_seconds
-            if silent > self.job.stall_timeout:
-                raise StalledRunError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {self.job.stall_timeout:g})")
+            if self._silence.tick(time.monotonic(), {TASKS: (self._messages_heard, self.checkpoints.active_at)}):
+                silent, limit = self._silence.seconds(TASKS), self.job.stall_timeout
+                raise StalledRunError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {limit:g})")
             return
-        self._last_message_at = time.monotonic()
+        self._messages_heard += 1
         leader, message = answer
         try:
             self._on_answer(leader, message)
@@ -246,10 +254,6 @@ class TrainingLoop:
             self._on_done(leader, message)
         else:
             raise ImpossibleAnswerError(f"{message.kind!r}, which the training loop does not know")
-
-    @property
-    def _silent_seconds(self) -> float:
-        return time.monotonic() - max(self._last_message_at, self.checkpoints.active_at)
 
     def _on_done(self, leader: int, message: Message) -> None:
         command = next(command for command in self._queued if command.sequence == message["sequence"])

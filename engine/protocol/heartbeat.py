@@ -44,3 +44,7 @@ class SilenceCounter:
             peer: (mark, before[peer][1] + passed if peer in before and before[peer][0] == mark else 0.0) for peer, mark in arrivals.items()
         }
         return [peer for peer, (_, seconds) in self._seen.items() if seconds >= self.limit_seconds]
+
+    def seconds(self, peer: int) -> float:
+        """Return how long nothing has arrived from a peer, as counted at the last tick."""
+        return self._seen[peer][1] if peer in self._seen else 0.0

@@ -141,6 +141,20 @@ def test_a_frozen_task_is_a_stall(tmp_path):
         assert run.alive() == []
 
 
+def test_a_driver_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(tmp_path):
+    with start(tmp_path, "toy", "sync", "--stall-timeout", "2") as run:
+        training(run, tmp_path)
+        os.kill(run.process.pid, signal.SIGSTOP)
+        time.sleep(5)
+        os.kill(run.process.pid, signal.SIGCONT)
+        steps = tmp_path / "runs/run/steps.jsonl"
+        before = steps.stat().st_size
+        wait_until(lambda: run.process.poll() is not None or steps.stat().st_size > before + 1000, 30, "further steps")
+        assert run.process.poll() is None, run.stderr()
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.wait(15) == 130
+
+
 @pytest.mark.parametrize(("more", "code", "state"), [([], 1, "failed"), (["--on-nan", "continue"], 0, "succeeded")])
 def test_a_loss_that_is_not_finite_fails_the_run(tmp_path, more, code, state):
     job = [

@@ -81,10 +81,9 @@ def tag(command):
     return {"sequence": command["sequence"], "command": command.kind}
 
 
-def train(task, mode="sync"):
-    job = Job(
-        mode=mode, epochs=3, batch_size=BATCH, nodes=2 if mode == "async" else 1, stall_timeout=5.0, eval_every="1epochs", save_final=False
-    )
+def train(task, mode="sync", stall_timeout=5.0):
+    shape = {"mode": mode, "nodes": 2 if mode == "async" else 1}
+    job = Job(epochs=3, batch_size=BATCH, stall_timeout=stall_timeout, eval_every="1epochs", save_final=False, **shape)
     return TrainingLoop(
         job,
         data=INFO,

@@ -1,0 +1,41 @@
+"""A stall is the silence of the tasks while this process listens, and not its own absence."""
+
+import time
+
+import pytest
+from test_impossible_answers import Task, train
+
+from crosstrain.core.errors import StalledRunError
+
+LIMIT_SECONDS = 1.0
+
+
+class Away(Task):
+    """Each wait for an answer takes far longer than the limit, as it does where this process is stopped meanwhile; then they are there."""
+
+    absences = 0
+
+    def receive(self, timeout_seconds):
+        if self.absences < 2:
+            self.absences += 1
+            time.sleep(2 * LIMIT_SECONDS)
+            return None
+        return super().receive(timeout_seconds)
+
+
+class Silent(Task):
+    """Answers nothing."""
+
+    def receive(self, timeout_seconds):
+        time.sleep(timeout_seconds)
+
+
+def test_a_process_that_was_away_does_not_take_that_for_a_stall():
+    assert train(Away(), stall_timeout=LIMIT_SECONDS).updates_reported == 24
+
+
+def test_silence_while_it_listens_is_a_stall():
+    began = time.monotonic()
+    with pytest.raises(StalledRunError, match=r"stalled: no step finished for 1 s \(--stall-timeout 1\)"):
+        train(Silent(), stall_timeout=LIMIT_SECONDS)
+    assert time.monotonic() - began >= LIMIT_SECONDS
