@@ -111,6 +111,13 @@ class BackendConformance:
         for name, value in single.weights.items():
             np.testing.assert_array_equal(fused.weights[name], value)
 
+    def test_the_tasks_that_it_survives_are_tasks_of_its_own_and_do_not_lead(self) -> None:
+        """Whatever role it declares, its placement has, and no leading task plays it."""
+        jobs = [Job.model_validate({"backend": self.backend, "mode": mode, "nodes": 2}) for mode in sorted(self.capabilities.modes)]
+        placed = [task for job in jobs for task in load_backend(self.backend).placement(job)]
+        assert self.capabilities.survives <= {task.role for task in placed}
+        assert not self.capabilities.survives & {task.role for task in placed if task.leading}
+
     def test_what_it_does_not_declare_is_refused(self, tmp_path: Path) -> None:
         """An option that asks for more ends the command before anything starts, with exit code 2 and its name."""
         mode = max(self.capabilities.modes)  # sync, where it has both

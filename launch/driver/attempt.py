@@ -52,7 +52,7 @@ class Attempt:
         spent: Callable[[Origin, TrainingTotals], Mapping[str, Any]],
     ) -> None:
         self.origin = origin
-        self.tasks = TaskGroup(nodes, training.placed)
+        self.tasks = TaskGroup(nodes, training.placed, training.survives)
         self.began = self.trains = False
         self.precision_used: str = training.job.precision
         self._training = training

@@ -7,7 +7,7 @@ last. The clocks of two machines are never compared: on one node its own count o
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import RunFailedError, TrainerError, UsageError
@@ -71,15 +71,20 @@ def first_cause(falls: Sequence[Fall]) -> Fall:
 
 
 class Failures:
-    """What a group of tasks has lost, in the order of arrival, and what its tasks said of that. `lost` nodes were so before it began."""
+    """What a group of tasks has lost, in the order of arrival, and what its tasks said of that.
 
-    def __init__(self, lost: Iterable[int]) -> None:
+    `lost` nodes were so before it began. The death of a `dispensable` task that had been ready is known, and no failure.
+    """
+
+    def __init__(self, lost: Iterable[int], dispensable: Collection[str] = ()) -> None:
         self._ended: list[tuple[int, Message | None]] = [(node, None) for node in lost]
+        self._dispensable = dispensable
+        self._ready: set[str] = set()
         self._errors: dict[str, Message] = {}
         self._phases: dict[str, str] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._ended)
+        return bool(self.falls)
 
     def heard(self, node: int, message: Message | None) -> bool:
         """Keep what a node says of its tasks' ends, or None for its own; return whether it was that."""
@@ -95,6 +100,7 @@ class Failures:
 
     def is_ready(self, task: str) -> None:
         """A task has started: what it was doing for that is over."""
+        self._ready.add(task)
         self._phases.pop(task, None)
 
     def described_start(self, task: str) -> str:
@@ -108,8 +114,10 @@ class Failures:
 
     @property
     def falls(self) -> list[Fall]:
-        """All that has ended, in order of arrival."""
-        return [Fall(node, death, death is not None and is_victim(death, self._errors.get(death["task"]))) for node, death in self._ended]
+        """All that has ended and should not have, in order of arrival."""
+        spared = self._ready.intersection(self._dispensable)
+        missed = [(node, death) for node, death in self._ended if death is None or death["task"] not in spared]
+        return [Fall(node, death, death is not None and is_victim(death, self._errors.get(death["task"]))) for node, death in missed]
 
     def told_by_tasks(self) -> TrainerError | None:
         """Return what a task said before it ended that no other end can have caused: a wrong request, or a port that was taken."""

@@ -7,13 +7,13 @@ that all of its tasks have ended, which is the last that they say of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 from ...backends.base import State
-from ...core.cluster import Task, TaskSpec
+from ...core.cluster import Role, Task, TaskSpec
 from ...core.errors import RunFailedError, TrainerError
 from ...core.startup import REPORT_SECONDS
 from ...engine.protocol.heartbeat import TICK_SECONDS
@@ -41,11 +41,14 @@ class ClusterState:
 
 
 class TaskGroup:
-    """Talks to the tasks `placed` on `nodes`, those of them that lead in their order. It raises what ends them, until `end_tasks`."""
+    """Talks to the tasks `placed` on `nodes`, those of them that lead in their order. It raises what ends them, until `end_tasks`.
 
-    def __init__(self, nodes: Nodes, placed: Sequence[TaskSpec]) -> None:
+    `survives`: the roles of those whose death, once they are ready, ends nothing, as their backend declares it.
+    """
+
+    def __init__(self, nodes: Nodes, placed: Sequence[TaskSpec], survives: Collection[Role] = ()) -> None:
         self.nodes = nodes
-        self._failures = Failures(nodes.lost)
+        self._failures = Failures(nodes.lost, {task.name for task in placed if task.role in survives})
         self.node_of = {task.name: task.node for task in placed}
         self._leaders = {task.name: number for number, task in enumerate(task for task in placed if task.leading)}
         self._ending = False

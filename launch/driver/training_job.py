@@ -10,7 +10,7 @@ from typing import Any
 from ...backends.capabilities import refuse_unsupported
 from ...backends.loading import load_backend
 from ...checkpoint import described_data
-from ...core.cluster import TaskSpec
+from ...core.cluster import Role, TaskSpec
 from ...core.job import Job
 from ...core.plugins import find, forward_plugin, load
 from ...core.units import Target
@@ -30,13 +30,17 @@ __all__ = ["TrainingJob"]
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A job that can be carried out, with its data open. `placed` are its tasks; `packages` those whose releases are recorded."""
+    """A job that can be carried out, with its data open. `placed` are its tasks; `packages` those whose releases are recorded.
+
+    `survives`: the roles of those tasks whose death training goes on without.
+    """
 
     job: Job
     model: ModelSpec
     data: StoredDataset
     placed: Sequence[TaskSpec]
     packages: Sequence[str]
+    survives: frozenset[Role]
 
     @classmethod
     def of(cls, job: Job) -> TrainingJob:
@@ -49,7 +53,8 @@ class TrainingJob:
         refuse_empty_servers(job, model)
         backend = load_backend(job.backend)
         refuse_unsupported(job, job.backend, backend.capabilities)
-        return cls(job, model, data, backend.placement(job), sorted(backend.capabilities.packages))
+        declared = backend.capabilities
+        return cls(job, model, data, backend.placement(job), sorted(declared.packages), declared.survives)
 
     @property
     def document(self) -> dict[str, Any]:

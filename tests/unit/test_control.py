@@ -3,13 +3,13 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
 
-from crosstrain.core.cluster import TaskSpec
+from crosstrain.core.cluster import Role, TaskSpec
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.driver.nodes import Nodes
@@ -64,7 +64,7 @@ pytestmark = pytest.mark.alone  # how soon what waits ends
 def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
     with ExitStack() as ends:
 
-        def make(nodes: int) -> tuple[TaskGroup, list[Agent]]:
+        def make(nodes: int, survives: Collection[Role] = ()) -> tuple[TaskGroup, list[Agent]]:
             channels, agents = [], []
             for node in range(nodes):
                 pair = [ends.enter_context(end) for end in socket.socketpair()]
@@ -75,7 +75,7 @@ def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
                 channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
                 agents.append(Agent(node, pair[1], theirs))
             placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(nodes)]  # as if each had started one
-            return TaskGroup(Nodes(channels, on_sample=lambda record: None, on_log=lambda *part: None), placed), agents
+            return TaskGroup(Nodes(channels, on_sample=lambda record: None, on_log=lambda *part: None), placed, survives), agents
 
         yield make
 
@@ -189,3 +189,30 @@ def test_the_victim_of_another_node_is_not_blamed(cluster):
     error = failure(control)
     assert error.task == "worker-1"
     assert "cannot read image 17" in str(error)
+
+
+def ready(agents: list[Agent]) -> None:
+    for agent in agents:
+        agent.send("ready", precision_used=None, **{"from": f"worker-{agent.node}"})
+
+
+def test_a_task_that_its_backend_survives_may_die_once_it_is_ready(cluster):
+    control, agents = cluster(2, survives=["worker"])
+    ready(agents)
+    control.await_ready(10.0)
+    agents[1].death("worker-1", signal="SIGKILL", code=None)
+    agents[0].send("done", sequence=1, command="drain", seconds=0.1, drain_seconds=0.0, **{"from": "worker-0"})
+    control.send(Message("drain", {"sequence": 1}))
+    answers = [control.receive(0.5) for _ in range(4)]
+    assert [answer[1].kind for answer in answers if answer is not None] == ["done"]
+    assert [death["task"] for death in control.deaths] == ["worker-1"]
+
+
+@pytest.mark.parametrize(("survives", "starts"), [([], True), (["ps"], True), (["worker"], False)])
+def test_the_death_of_any_other_task_or_before_it_is_ready_is_a_failure(cluster, survives, starts):
+    control, agents = cluster(2, survives=survives)
+    if starts:
+        ready(agents)
+        control.await_ready(10.0)
+    agents[1].death("worker-1", signal="SIGKILL", code=None)
+    assert failure(control).task == "worker-1"
