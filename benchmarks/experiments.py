@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from crosstrain.core.process import command_ending_with_parent
 from crosstrain.core.settings.sources import resolve
 from crosstrain.core.suggestions import nearest
-from crosstrain.launch.tethered import command_ending_with_parent
 
 from .experiment_list import EXPERIMENTS, Experiment
 from .experiment_page import fill, machine_text, measured_text

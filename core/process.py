@@ -1,4 +1,7 @@
-"""Processes: the command of one that runs Python, its end with its parent, and how to tell it from a later one with its number."""
+"""Processes: the command of one that runs Python, its end with its parent, and how to tell it from a later one with its number.
+
+``python -m crosstrain.core.process PARENT PROGRAM ARGUMENTS`` becomes a program that ends with the process that started it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,21 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["NOTICES", "InterruptsIgnored", "die_with_parent", "ignore_interrupts", "isolated_python", "pid_namespace", "python", "start_of"]
+__all__ = [
+    "NOTICES",
+    "InterruptsIgnored",
+    "command_ending_with_parent",
+    "die_with_parent",
+    "ignore_interrupts",
+    "isolated_python",
+    "pid_namespace",
+    "python",
+    "start_of",
+]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -45,6 +59,14 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(70)
 
 
+def command_ending_with_parent(program: Sequence[str]) -> list[str]:
+    """Return the command that runs `program` as a child of this process's main thread, and no longer than that lives.
+
+    The program keeps the child's id, and the kernel's order to kill it when its parent has ended, however that ended.
+    """
+    return python("crosstrain.core.process", str(os.getpid()), *program)
+
+
 def ignore_interrupts() -> None:
     """Ignore what asks a process to end, as do the processes that this one starts: for whoever ends with the channel to its driver.
 
@@ -78,3 +100,11 @@ def start_of(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return int(line.rpartition(")")[2].split()[19])
+
+
+if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent, *command = sys.argv[1:]
+    die_with_parent(int(parent))
+    os.execvp(command[0], command)

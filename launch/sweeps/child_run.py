@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Self
 
-from ...core.process import NOTICES, python
-from ..tethered import command_ending_with_parent
+from ...core.process import NOTICES, command_ending_with_parent, python
 
 __all__ = ["ChildOutcome", "SignalsToChild", "run_child"]
 
