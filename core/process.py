@@ -9,7 +9,9 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +21,7 @@ __all__ = [
     "command_ending_with_parent",
     "die_with_parent",
     "ignore_interrupts",
+    "interrupts_answered",
     "isolated_python",
     "pid_namespace",
     "python",
@@ -74,6 +77,34 @@ def ignore_interrupts() -> None:
     """
     for number in _INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def interrupts_answered(answer: Callable[[], None]) -> Iterator[None]:
+    """Within the block have a thread call `answer` at each Ctrl-C, and nothing else. For the main thread.
+
+    Processes that this thread starts meanwhile have the signal blocked, so that it does not end them before they have come to ignore it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def listen() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # somebody has to take it
+        while os.read(reader, 1):
+            answer()
+        os.close(reader)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threading.Thread(target=listen, name="ctrl-c", daemon=True).start()
+    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(woken)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.close(writer)
 
 
 class InterruptsIgnored:

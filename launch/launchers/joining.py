@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
-from ...core.process import InterruptsIgnored
+from ...core.process import InterruptsIgnored, interrupts_answered
+from ...core.untrusted.console import note
 from ...core.untrusted.listener import PROOF_SECONDS
+from ...engine.protocol.heartbeat import TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import WrongSecretError, connect
 from ..environments.base import Membership
@@ -23,6 +26,9 @@ OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir", "mlflow", "mlflow_exper
 
 RESUME = "resume"
 """Stands among the settings that a process was asked for where it is to go on with a run."""
+
+DRIVER = 0
+"""The only peer that a standby listens for."""
 
 RETRY_SECONDS = 0.2
 """How long a process waits before it tries again to reach the driver."""
@@ -66,25 +72,60 @@ def another_protocol(whose: str, theirs: object, ours: str) -> str:
 def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_timeout_seconds: float) -> int:
     """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended. `asked`: see ExternalLauncher."""
     request = Message("join", {"protocol": PROTOCOL, "node": place.node, "local_rank": place.local_rank, "asked": dict(asked)})
-    stream = _welcomed(request, place, secret, start_timeout_seconds)
-    with InterruptsIgnored():
-        return Agent(stream, place.node, remote=True).serve() if place.local_rank == 0 else _stand_by(stream)
+    stream, node_timeout_seconds = _welcomed(request, place, secret, start_timeout_seconds)
+    driver = place.rendezvous[0]
+
+    def answer() -> None:
+        note(f"trainer: node {place.node} has joined a run, which its driver alone ends: press Ctrl-C there (node 0, at {driver})")
+
+    with InterruptsIgnored(), interrupts_answered(answer):
+        if place.local_rank == 0:
+            return Agent(stream, place.node, remote=True).serve()
+        return _Standby(stream, node_timeout_seconds, remote=place.node != 0).wait()
 
 
-def _stand_by(stream: Stream) -> int:
-    """Wait for the end of the run; return its exit code. Raises RunFailedError where the driver goes before."""
-    why = ""
-    try:
-        while (message := stream.receive()) is not None:
-            if message.kind == "finish":
-                return int(message["exit_code"])
-    except OSError as error:
-        why = f" ({error})"
-    raise RunFailedError(f"the driver has gone{why}")
+class _Standby:
+    """A process that waits for the end of a run in which it has nothing to do.
+
+    `remote`: the driver may be cut off from it, and is given up when it says nothing for the node time-out, counted from its first sign of
+    life on. One on the driver's own node hears of the driver's end, however that ends, and waits where it is only stopped.
+    """
+
+    def __init__(self, stream: Stream, node_timeout_seconds: float, *, remote: bool) -> None:
+        self._stream = stream
+        self._counter = SilenceCounter(node_timeout_seconds, time.monotonic())
+        self._remote = remote
+        self._over = threading.Event()
+        self._why = ""
+
+    def wait(self) -> int:
+        """Return the run's exit code when it has ended. Raises RunFailedError where the driver goes before."""
+        listens = False
+        try:
+            while (message := self._stream.receive()) is not None:
+                if message.kind == "finish":
+                    return int(message["exit_code"])
+                if self._remote and not listens:
+                    listens = True
+                    threading.Thread(target=self._listen, name="silence", daemon=True).start()
+        except OSError as error:
+            self._why = self._why or f"the driver has gone ({error})"
+        finally:
+            self._over.set()
+        raise RunFailedError(self._why or "the driver has gone")
+
+    def _listen(self) -> None:
+        while not self._over.wait(TICK_SECONDS):
+            if self._counter.tick(time.monotonic(), {DRIVER: self._stream.arrivals}):
+                self._why = f"the driver has not been heard of for {self._counter.limit_seconds:g} s (--node-timeout)"
+                self._stream.cut()
+                return
 
 
-def _welcomed(request: Message, place: Membership, secret: bytes, start_timeout_seconds: float) -> Stream:
+def _welcomed(request: Message, place: Membership, secret: bytes, start_timeout_seconds: float) -> tuple[Stream, float]:
     """Ask the driver, which may not be listening yet or have strangers at its door, until it answers; return the channel to it.
+
+    With it comes the run's node time-out, in seconds.
 
     Raises UsageError where it refuses or has another secret, RunFailedError where the start time-out passes without an answer.
     """
@@ -107,8 +148,11 @@ def _welcomed(request: Message, place: Membership, secret: bytes, start_timeout_
     )
 
 
-def _ask(request: Message, stream: Stream) -> Stream:
-    """Return the stream where the driver welcomes us. Raises UsageError where it refuses, OSError where it goes away; closes it then."""
+def _ask(request: Message, stream: Stream) -> tuple[Stream, float]:
+    """Return the stream, and the run's node time-out, where the driver welcomes us.
+
+    Raises UsageError where it refuses, OSError where it goes away; closes it then.
+    """
     welcome = False
     try:
         stream.send(request)
@@ -121,8 +165,9 @@ def _ask(request: Message, stream: Stream) -> Stream:
         if (found := answer.get("protocol")) != PROTOCOL:
             welcome = False
             raise UsageError(another_protocol("the driver", found, "this process"))
-        stream.limit_silence(2 * answer["node_timeout_seconds"])
+        node_timeout_seconds: float = answer["node_timeout_seconds"]
+        stream.limit_silence(2 * node_timeout_seconds)
     finally:
         if not welcome:
             stream.close()
-    return stream
+    return stream, node_timeout_seconds

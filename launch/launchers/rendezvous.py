@@ -19,6 +19,7 @@ from ...core.process import python
 from ...core.settings.sweeps import value_text
 from ...core.untrusted.console import note
 from ...core.untrusted.listener import Door, Exchange
+from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import accept, start_over_stdio
 from ..environments.base import Membership
@@ -83,6 +84,7 @@ class ExternalLauncher:
     _arrived: queue.Queue[tuple[_Joiner, str]] = field(default_factory=queue.Queue)
     _over: str | None = None
     _interrupted: bool = False
+    _closing: threading.Event = field(default_factory=threading.Event)
     _deciding: threading.Lock = field(default_factory=threading.Lock)
 
     def prestart(self) -> None:
@@ -132,10 +134,13 @@ class ExternalLauncher:
             else:
                 standbys.add((node, local_rank))
                 self._standbys.append(stream)
+        for stream in self._standbys:
+            threading.Thread(target=_give_signs_of_life, args=(stream, self._closing), name="alive", daemon=True).start()
         return channels
 
     def close(self) -> None:
         """Let the standbys go and end the own agent."""
+        self._closing.set()
         for stream in self._standbys:
             try:
                 stream.send(Message("finish", {"exit_code": self._exit_code}))
@@ -247,6 +252,16 @@ def _resolved(host: str) -> str:
         return socket.gethostbyname(host)
     except OSError as error:
         raise UsageError(f"the host {host!r} has no address: {error.strerror}") from error
+
+
+def _give_signs_of_life(standby: Stream, closing: threading.Event) -> None:
+    """Say something to a standby every second, until the run is over or the standby has gone."""
+    try:
+        standby.send(ALIVE)
+        while not closing.wait(INTERVAL_SECONDS):
+            standby.send(ALIVE)
+    except OSError:
+        return  # whoever started it hears of its end
 
 
 def _refuse(joiner: _Joiner, reason: str) -> None:

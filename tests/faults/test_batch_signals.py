@@ -68,5 +68,7 @@ def test_signals_to_a_node_that_has_joined_do_not_end_it(tmp_path):
                 os.kill(pid, number)
         before = steps_done(tmp_path)
         wait_until(lambda: steps_done(tmp_path) > before + 3, 60, "further steps")
+        told = "trainer: node 1 has joined a run, which its driver alone ends: press Ctrl-C there (node 0, at 127.0.0.1)"
+        wait_until(lambda: told in second.stderr(), 10, "what Ctrl-C does on this node")
         first.process.send_signal(signal.SIGUSR2)
         assert (first.wait(60), second.wait(60)) == (75, 75), first.stderr()
