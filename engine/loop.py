@@ -77,7 +77,7 @@ class TrainingLoop:
         *,
         data: DataInfo,
         objective: Objective,
-        leaders: TaskGroup,
+        tasks: TaskGroup,
         recorder: Recorder,
         progress: Progress,
         clock: Callable[[], float],
@@ -90,7 +90,7 @@ class TrainingLoop:
         self.data = data
         self.objective = objective
         self.sampler = sampler
-        self.leaders = leaders
+        self.tasks = tasks
         self.recorder = recorder
         self.progress = progress
         self.clock = clock
@@ -98,7 +98,7 @@ class TrainingLoop:
         self.triggers = Triggers(job, self.calendar)
         self.checkpoints = CheckpointPolicy(job, objective, self.triggers, start, saver, clock)
         self.target = Target.parse(job.until) if job.until else None
-        self.outcome = TrainingTotals.at(start, len(leaders))
+        self.outcome = TrainingTotals.at(start, len(tasks))
         self._queued: deque[_Command] = deque()
         self._plans: dict[int, _Pending] = {}
         self._next_plan_steps = FIRST_PLAN_STEPS
@@ -119,7 +119,7 @@ class TrainingLoop:
     def run(self) -> TrainingTotals:
         """Train until the stopping rule holds, or until asked to stop (`TrainingTotals.interrupted`); returns what was done.
 
-        Exceptions of `leaders` pass through, and `outcome` stays valid. Every checkpoint is on disk, or has failed, when this returns.
+        Exceptions of `tasks` pass through, and `outcome` stays valid. Every checkpoint is on disk, or has failed, when this returns.
         """
         self._silence = SilenceCounter(self.job.stall_timeout, time.monotonic())
         self._rate_since = (self._next_step, self.clock())
@@ -219,8 +219,8 @@ class TrainingLoop:
     def _send(self, message: Message, updates: int) -> None:
         self._sequence += 1
         tagged = Message(message.kind, {**message.fields, "sequence": self._sequence}, message.arrays)
-        self._queued.append(_Command(tagged, self._sequence, updates, len(self.leaders), self._next_step))
-        self.leaders.send(tagged)
+        self._queued.append(_Command(tagged, self._sequence, updates, len(self.tasks), self._next_step))
+        self.tasks.send(tagged)
 
     # What came back -------------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class TrainingLoop:
         While this process was stopped, or its machine suspended, it could not hear: that counts for no more than a tick.
         """
         self.recorder.check()
-        answer = self.leaders.receive(TICK_SECONDS)
+        answer = self.tasks.receive(TICK_SECONDS)
         if answer is None:
             if self._silence.tick(time.monotonic(), {TASKS: (self._messages_heard, self.checkpoints.active_at)}):
                 silent, limit = self._silence.seconds(TASKS), self.job.stall_timeout
@@ -241,7 +241,7 @@ class TrainingLoop:
         try:
             self._on_answer(leader, message)
         except ImpossibleAnswerError as error:
-            self.leaders.refuse(leader, str(error))
+            self.tasks.refuse(leader, str(error))
 
     def _on_answer(self, leader: int, message: Message) -> None:
         if message.kind == "steps":

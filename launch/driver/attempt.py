@@ -68,7 +68,7 @@ class Attempt:
             training.job,
             data=training.data.info,
             objective=training.model.objective,
-            leaders=self.tasks,
+            tasks=self.tasks,
             recorder=recording,
             progress=progress,
             clock=recording.clock,

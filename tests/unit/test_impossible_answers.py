@@ -88,7 +88,7 @@ def train(task, mode="sync", stall_timeout=5.0):
         job,
         data=INFO,
         objective=CLASSIFICATION,
-        leaders=task,
+        tasks=task,
         recorder=Records(),
         progress=QuietProgress(),
         clock=lambda: 1.0,
