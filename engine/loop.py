@@ -12,9 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..backends.base import EvalResult, Plan, StepResult
 from ..core.errors import RunFailedError, StalledRunError
 from ..core.job import Job
@@ -29,6 +26,7 @@ from .epochs import EpochIndex
 from .interfaces import CheckpointSink, ImpossibleAnswerError, Recorder, ResumePoint, TaskGroup, TrainingTotals
 from .learning_rate import learning_rates
 from .non_finite_loss import LossGuard
+from .outstanding_plans import OutstandingPlans
 from .progress.base import Progress
 from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
 from .protocol.heartbeat import TICK_SECONDS, SilenceCounter
@@ -58,14 +56,6 @@ class _Command:
     updates: int
     waiting: int
     at_step: int
-
-
-@dataclass
-class _Pending:
-    """A plan on its way: which of its updates have not been reported yet."""
-
-    plan: Plan
-    missing: NDArray[np.bool_]
 
 
 class TrainingLoop:
@@ -100,7 +90,7 @@ class TrainingLoop:
         self.target = Target.parse(job.until) if job.until else None
         self.outcome = TrainingTotals.at(start, len(tasks))
         self._queued: deque[_Command] = deque()
-        self._plans: dict[int, _Pending] = {}
+        self._plans = OutstandingPlans(job)
         self._next_plan_steps = FIRST_PLAN_STEPS
         self._sequence = 0
         self._next_step = start.cursor.step
@@ -211,7 +201,7 @@ class TrainingLoop:
         positions = self.calendar.epochs_at(step, count)
         rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions)
         plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip)
-        self._plans[step] = _Pending(plan, np.ones(count, np.bool_))
+        self._plans.add(plan)
         self._next_step += count
         self.outcome.updates_scheduled += count
         self._send(plan_to_message(plan), count)
@@ -276,12 +266,12 @@ class TrainingLoop:
 
     def _expect_all_before(self, command: _Command) -> None:
         """Every command but ``train`` makes the cluster quiescent first; by its end every update before it has been reported."""
-        if min(self._plans, default=command.at_step) < command.at_step:
+        if not self._plans.reported_before(command.at_step):
             raise ImpossibleAnswerError(f"{command.message.kind!r} is done, and updates that come before it were not reported")
 
     def _on_steps(self, result: StepResult) -> None:
         now = self.clock()
-        plan = self._plan_of(result)
+        plan = self._plans.take(result)
         self.outcome.updates_reported += result.count
         self._measure_rate(now)
         offset = result.first_step - plan.first_step
@@ -296,36 +286,6 @@ class TrainingLoop:
         left = (self.triggers.total - self.outcome.updates_reported) / self._rate if self._rate else None
         step = self.outcome.updates_reported
         self.progress.update(step, float(result.losses[-1]), self._rate, left, plan.epoch)
-
-    def _plan_of(self, result: StepResult) -> Plan:
-        """Return the plan that a result belongs to; a plan is forgotten once all of its steps have been reported, in any order.
-
-        Raises ImpossibleAnswerError for what no worker of this run can have done.
-        """
-        self._expect_sense(result)
-        for first, pending in self._plans.items():
-            if first <= result.first_step < first + pending.plan.count:
-                reported = pending.missing[result.first_step - first : result.first_step - first + result.count]
-                if len(reported) != result.count or not reported.all():
-                    break
-                reported[:] = False
-                if not pending.missing.any():
-                    del self._plans[first]
-                return pending.plan
-        raise ImpossibleAnswerError(f"{result.count} steps from step {result.first_step} on, which are not outstanding")
-
-    def _expect_sense(self, result: StepResult) -> None:
-        """Raise ImpossibleAnswerError for a result that has no steps, more examples than its batches, or not what its mode has."""
-        sync = self.job.mode == "sync"
-        batch = self.job.global_batch if sync else self.job.per_worker_batch
-        if not 1 <= result.count <= result.examples <= result.count * batch:
-            raise ImpossibleAnswerError(f"{result.examples} examples in {result.count} steps, with batches of {batch}")
-        if (result.worker is None) != sync or (result.staleness is None) != sync:
-            raise ImpossibleAnswerError(f"steps with a worker or staleness, or without, in {self.job.mode} mode")
-        if result.worker is not None and result.worker >= self.job.workers:
-            raise ImpossibleAnswerError(f"steps of worker {result.worker}, of {self.job.workers}")
-        if result.staleness is not None and (len(result.staleness) != result.count or result.staleness.min() < 0):
-            raise ImpossibleAnswerError(f"{result.count} steps whose staleness is not a count for each")
 
     def _measure_rate(self, now: float) -> None:
         """Updates per second over about the last plan, so that the length of plans follows the speed."""
