@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crosstrain.monitor.host import describe_host
+from crosstrain.report.catalog.run import Run
 from crosstrain.report.prediction.cost_model import Link
 from crosstrain.report.prediction.error_band import VALIDATION_FILE, Judged, Point, Validation
 from crosstrain.report.prediction.extrapolation import Question, predict
@@ -48,7 +49,7 @@ def _machine() -> str:
 
 def judge(out: Path, runs: Sequence[Any], chosen: Sequence[tuple[int, str]], workload: str) -> Judged:
     """Fit the model to the chosen runs and predict all others. A run's speed is that of its updates while it trains."""
-    found = {run: observe(out / run.name) for run in runs}
+    found = {run: observe(Run(out / run.name)) for run in runs}
     base = runs[0].batch_size
     fitted = fit([found[run] for run in runs if (run.nodes, run.bandwidth) in chosen and run.batch_size == base])
     points = [

@@ -16,6 +16,7 @@ from ..core.untrusted.console import note
 from ..records.store.jsonl import DamagedRunError
 from ..records.store.run_directory import RunReader
 from ..report.catalog.locate import find_readable_runs, find_run, is_run
+from ..report.catalog.run import Run
 
 __all__ = ["find_target", "readable_runs", "standing_start_timeout", "tell_lost_updates"]
 
@@ -57,19 +58,19 @@ def standing_start_timeout(path: Path) -> float | None:
     return None
 
 
-def readable_runs(texts: Sequence[str], out: Path) -> list[Path]:
+def readable_runs(texts: Sequence[str], out: Path) -> list[Run]:
     """Return the runs that `texts` mean; of a folder, those that can be read, and a note names the others. Raises UsageError."""
-    paths, left_out = find_readable_runs(texts, out)
+    runs, left_out = find_readable_runs(texts, out)
     if left_out:
-        note(f"left out, as their files cannot be read: {', '.join(path.name for path in left_out)}")
-    tell_lost_updates(paths)
-    return paths
+        note(f"left out, as their files cannot be read: {', '.join(run.path.name for run in left_out)}")
+    tell_lost_updates(runs)
+    return runs
 
 
-def tell_lost_updates(paths: Sequence[Path]) -> None:
+def tell_lost_updates(runs: Sequence[Run]) -> None:
     """Warn of runs that succeeded and whose records lack updates. Raises DamagedRunError where a summary cannot be read."""
     from ..report.catalog.lost_updates import lost_updates
 
-    for path in paths:
-        if (lost := lost_updates(path, RunReader(path).summary())) is not None:
+    for run in runs:
+        if (lost := lost_updates(run)) is not None:
             note(f"warning: {lost}.")

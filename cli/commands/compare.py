@@ -13,7 +13,8 @@ import click
 from ...core.errors import UsageError
 from ...core.untrusted.console import note
 from ...report.catalog.locate import find_finished_runs
-from ...report.comparison.comparison import compare_paths
+from ...report.catalog.run import Run
+from ...report.comparison.comparison import compare_runs
 from ...report.tables.columns import column, metric_columns
 from ...report.tables.formats import as_csv, as_latex, as_markdown, as_text
 from ..options import GivenPath, NumberRange
@@ -65,18 +66,18 @@ def compare(
         raise UsageError(f"{forms[1]}: got it beside {forms[0]}; allowed: one of --json, --csv, --markdown and --latex.")
     if layout not in _LAYOUTS:
         raise UsageError.of("--layout", layout, ", ".join(_LAYOUTS), _LAYOUTS)
-    paths, left_out = find_finished_runs(runs, out)
+    found, left_out = find_finished_runs(runs, out)
     if left_out:
-        note(f"left out, as they have no figures, or none that can be read: {', '.join(path.name for path in left_out)}")
-    tell_lost_updates(paths)
+        note(f"left out, as they have no figures, or none that can be read: {', '.join(run.path.name for run in left_out)}")
+    tell_lost_updates(found)
     if curves is not None:
         if by is not None or metric is not None or markdown or latex:
             raise UsageError("--curves: goes with --over, --smooth, --points, --json and --csv alone.")
-        _print_curves(paths, curves, over or "steps", smooth, points, as_json)
+        _print_curves(found, curves, over or "steps", smooth, points, as_json)
         return
     if over is not None or smooth is not None or points is not None:
         raise UsageError("--over, --smooth and --points: say what a curve is like; name it with --curves loss, for example.")
-    comparison = compare_paths(paths, fold=fold, by=_listed("--by", by, "settings, such as nodes or batch_size"))
+    comparison = compare_runs(found, fold=fold, by=_listed("--by", by, "settings, such as nodes or batch_size"))
     columns = [column(text, metric_columns(comparison.runs)) for text in _listed("--metric", metric, "figures, such as accuracy or memory")]
     if as_json:
         click.echo(json.dumps(comparison.to_json(), indent=1))
@@ -98,14 +99,14 @@ def _listed(option: str, text: str | None, allowed: str) -> list[str]:
     return parts
 
 
-def _print_curves(paths: Sequence[Path], quantity: str, over: str, smooth: float | None, points: int | None, as_json: bool) -> None:
+def _print_curves(runs: Sequence[Run], quantity: str, over: str, smooth: float | None, points: int | None, as_json: bool) -> None:
     from ...report.export.curves import OVER, POINTS, quantities
     from ...report.export.curves import curves as curves_of
 
-    known = quantities(paths)
+    known = quantities(runs)
     if quantity not in known:
         raise UsageError.of("--curves", quantity, ", ".join(known), known)
     if over not in OVER:
         raise UsageError.of("--over", over, ", ".join(OVER), OVER)
-    found = curves_of(paths, quantity, over, smooth=smooth, points=points or POINTS)
+    found = curves_of(runs, quantity, over, smooth=smooth, points=points or POINTS)
     click.echo(json.dumps(found.to_json(), indent=1) if as_json else found.to_csv(), nl=as_json)

@@ -10,6 +10,7 @@ import click
 
 from ...records.store.jsonl import finite_json
 from ...report.catalog.locate import find_run
+from ...report.catalog.run import Run
 from ...report.diagnosis.advice import advise
 from ...report.diagnosis.text import headline, notes, page
 from ...report.diagnosis.verdict import explain as explain_run
@@ -36,9 +37,9 @@ def explain(run: str, out: Path, as_json: bool) -> None:
 
     RUN is a run directory, or the name of one below --out. The run has to have ended.
     """
-    path = find_run(run, out)
-    explanation = explain_run(path)
-    tell_lost_updates([path])
+    found = Run(find_run(run, out))
+    explanation = explain_run(found)
+    tell_lost_updates([found])
     advice = advise(explanation)
     if as_json:
         words = {"text": headline(explanation), "notes": notes(explanation), "advice": [asdict(entry) for entry in advice]}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ...report.catalog.shown import show_runs
+from ...report.catalog.run import started_runs
 from ...report.plots.matplotlib_renderer import FORMATS, Format, write_figures
 from ...report.plots.training_charts import pictures
 from ..options import GivenPath
@@ -39,5 +39,5 @@ def plot(runs: tuple[str, ...], output: Path, image: Format, out: Path) -> None:
 
     RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. The paths are printed, a line each.
     """
-    for path in write_figures(pictures(show_runs(readable_runs(runs, out))), output, image):
+    for path in write_figures(pictures(started_runs(readable_runs(runs, out))), output, image):
         click.echo(path)

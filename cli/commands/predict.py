@@ -14,6 +14,7 @@ from ...core.job import Job
 from ...core.units import parse_bandwidth
 from ...records.store.jsonl import finite_json
 from ...report.catalog.locate import find_run
+from ...report.catalog.run import Run
 from ...report.prediction.cost_model import Link, Topology
 from ...report.prediction.error_band import read_validation
 from ...report.prediction.extrapolation import Question, Scaling
@@ -75,7 +76,7 @@ def predict(
     paths = [find_run(run, out) for run in runs]
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("run: got the same run twice; the model is fitted to different ones.")
-    observed = observe_all(paths)
+    observed = observe_all([Run(path) for path in paths])
     chosen = _topology(topology, observed[0])
     name_settings({"ps": "flag"})
     servers = _servers(ps, observed, chosen)

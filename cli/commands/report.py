@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ...report.catalog.shown import show_runs
+from ...report.catalog.run import started_runs
 from ...report.page.page import write_page
 from ..options import GivenPath
 from ..targets import readable_runs
@@ -38,4 +38,4 @@ def report(runs: tuple[str, ...], output: Path, out: Path) -> None:
     RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. Runs that failed or have not ended are
     shown as such. The path of the page is printed.
     """
-    click.echo(write_page(show_runs(readable_runs(runs, out)), output))
+    click.echo(write_page(started_runs(readable_runs(runs, out)), output))

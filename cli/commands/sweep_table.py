@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.settings.sweeps import value_text
-from ...report.catalog.run import DescribedRun
+from ...report.catalog.run import Run
 from ...report.comparison.comparison import compare_paths, setting_name
 from ...report.comparison.factors import NOTHING, Factor
 from ...report.comparison.ordering import BY_FIELD, natural
@@ -37,7 +37,7 @@ def _without_marks(spoiling: Sequence[str]) -> str:
 def _swept(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Factor:
     """Return a setting as the points have it, whether or not it does something in each of their runs."""
 
-    def value(run: DescribedRun) -> Any:
+    def value(run: Run) -> Any:
         found = settings[run.path].get(field)
         return tuple(found) if isinstance(found, list) else found
 

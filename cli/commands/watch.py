@@ -23,6 +23,7 @@ from ...records.schema import SCHEMA, EvalRecord
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader
 from ...report.catalog.locate import UnreadableFolderError, find_run
+from ...report.catalog.run import Run
 from ...report.live.text import figures_line, is_in_summary, last_evaluation, news_line, node_lines, picture, state_line, title
 from ...report.live.watched_run import News, WatchedRun
 from ...report.tables.run_tables import one_run, to_text
@@ -94,7 +95,7 @@ def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_j
     if summary is not None and not as_json:
         click.echo(to_text(one_run(summary, watched.reader.job())))
         click.echo(f"run directory: {one_line(str(path))}")
-    tell_lost_updates([path])
+    tell_lost_updates([Run(path)])
     return 0 if watched.state == "succeeded" else 1
 
 

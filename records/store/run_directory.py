@@ -28,7 +28,7 @@ from .document_schemas import checked_document
 from .jsonl import DamagedRunError, LineFile, overwrite_document, read_records, write_document
 from .truncation import cut_records
 
-__all__ = ["RunReader", "RunState", "RunWriter"]
+__all__ = ["RunReader", "RunState", "RunWriter", "state_now"]
 
 RunState = Literal["starting", "running", "succeeded", "failed", "interrupted"]
 
@@ -233,7 +233,7 @@ def _driver(pid: int) -> dict[str, Any]:
 
 
 class RunReader:
-    """Reads one run directory, also while it is being written or after a crash.
+    """Reads one run directory, also while it is being written or after a crash: each call opens its file anew, and nothing is kept.
 
     Raises UsageError where `path` is no run directory, DamagedRunError where a file of it cannot be read.
     """
@@ -293,23 +293,11 @@ class RunReader:
 
     def state(self) -> str:
         """Return the state as it is now: what ``status.json`` says, or ``died`` where it says live and the driver is gone."""
-        state = str(self.status()["state"])
-        return "died" if state in _LIVE and self.driver_alive() is False else state
+        return state_now(self.status())
 
     def driver_alive(self) -> bool | None:
         """Return whether the process that wrote the status still runs; None where it ran on another host."""
-        driver = self.status()["driver"]
-        if driver["host"] != socket.gethostname():
-            return None
-        try:
-            process = psutil.Process(driver["pid"])
-            started, ended = process.create_time(), process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-        if ended:  # though nobody has asked for its exit code yet
-            return False
-        known = driver["process_started_unix_seconds"]
-        return known is not None and abs(started - known) <= _START_TOLERANCE_SECONDS
+        return _alive(self.status()["driver"])
 
     def _document(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
@@ -328,3 +316,24 @@ class RunReader:
         if value is None:
             raise DamagedRunError(f"{self.path / name}: missing; the run ended before it was written, or the file was removed.")
         return value
+
+
+def state_now(status: Mapping[str, Any]) -> str:
+    """Return the state that a ``status.json`` tells of: its own, or ``died`` where that is a live one and the driver is gone."""
+    state = str(status["state"])
+    return "died" if state in _LIVE and _alive(status["driver"]) is False else state
+
+
+def _alive(driver: Mapping[str, Any]) -> bool | None:
+    """Return whether a process that `_driver` described still runs; None where it ran on another host."""
+    if driver["host"] != socket.gethostname():
+        return None
+    try:
+        process = psutil.Process(driver["pid"])
+        started, ended = process.create_time(), process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+    if ended:  # though nobody has asked for its exit code yet
+        return False
+    known = driver["process_started_unix_seconds"]
+    return known is not None and abs(started - known) <= _START_TOLERANCE_SECONDS

@@ -9,7 +9,7 @@ from typing import Any
 from ...metrics.base import RESERVED_NAMES
 from ...records.store.jsonl import NON_FINITE
 from ...records.store.summary_schema import summary_type
-from .run import describe, labelled
+from .run import finished_run, labelled
 
 __all__ = ["FIGURES", "load", "metric_figures", "metrics_of", "number", "row", "rows"]
 
@@ -95,7 +95,7 @@ def metrics_of(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
     """Return the summaries of the runs. Raises UsageError for one that does not exist or has no summary (yet)."""
-    return [{**run.summary, "run": run.name} for run in labelled([describe(path) for path in paths])]
+    return [{**run.summary, "run": run.name} for run in labelled([finished_run(path) for path in paths])]
 
 
 def row(summary: Mapping[str, Any]) -> dict[str, Any]:

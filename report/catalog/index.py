@@ -28,11 +28,11 @@ from ...core.untrusted.bounded_json import UnreadableError, parse_json
 from ...core.untrusted.console import note
 from ...records.store.bounded_types import Loss
 from ...records.store.jsonl import finite_json
-from ...records.store.run_directory import RunReader
 from ...records.store.summary_schema import summary_type
 from ...records.summary.summary import asked, read_job
 from .figures import figure_type, row
 from .locate import check_readable, is_run, run_names
+from .run import Run
 
 __all__ = ["DAMAGED", "FIGURES", "STATES", "list_runs", "run_row"]
 
@@ -227,7 +227,7 @@ def _refreshed(before: Mapping[str, Entry], out: Path) -> dict[str, Entry]:
         if known is None or known[0] != stamp or known[1] in _LIVE:
             if not is_run(out / name):
                 continue  # removed meanwhile
-            read = _read(out / name)
+            read = _figures(Run(out / name))
             known = (stamp, read["state"], json.dumps(finite_json(read), separators=(",", ":")))
         now[name] = known
     if passed_over:
@@ -248,24 +248,22 @@ def _stamp(path: Path) -> str:
     return " ".join(parts)
 
 
-def run_row(path: Path) -> dict[str, Any]:
+def run_row(run: Run) -> dict[str, Any]:
     """Return the row of one run, as `list_runs` has it, from its files."""
-    return {"path": str(path), **_read(path)}
+    return {"path": str(run.path), **_figures(run)}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _figures(run: Run) -> dict[str, Any]:
     created = None
     try:
-        reader = RunReader(path)
-        created = str(reader.status()["created_at"])
-        summary = reader.summary()
-        figures = _without_summary(reader) if summary is None else row(summary)
-        return {"created_at": created, "problem": None, **figures, "run": reader.name, "state": reader.state()}
+        created = str(run.status["created_at"])
+        figures = row(run.summary) if run.has_summary else _without_summary(run)
+        return {"created_at": created, "problem": None, **figures, "run": run.own_name, "state": run.state}
     except (TrainerError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = str(error) if isinstance(error, TrainerError) else f"{path}: {type(error).__name__}: {error}"
-        return {"created_at": created, "problem": problem, **row({"per_node": []}), "run": path.name, "state": DAMAGED}
+        problem = str(error) if isinstance(error, TrainerError) else f"{run.path}: {type(error).__name__}: {error}"
+        return {"created_at": created, "problem": problem, **row({"per_node": []}), "run": run.path.name, "state": DAMAGED}
 
 
-def _without_summary(reader: RunReader) -> dict[str, Any]:
-    job = read_job(reader.job())
-    return row({**asked(job, reader.name), "target": job.until, "per_node": []})
+def _without_summary(run: Run) -> dict[str, Any]:
+    job = read_job(run.job)
+    return row({**asked(job, run.own_name), "target": job.until, "per_node": []})

@@ -13,7 +13,7 @@ from ...core.settings.sweeps import SWEEP_FILE
 from ...core.untrusted.bounded_json import read_json
 from ...core.untrusted.console import note
 from ...records.store.jsonl import DamagedRunError
-from ...records.store.run_directory import RunReader
+from .run import Run
 
 __all__ = [
     "UnreadableFolderError",
@@ -126,42 +126,41 @@ def _found_each(texts: Sequence[str], out: Path) -> Iterator[list[Path]]:
         yield paths
 
 
-def find_finished_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], list[Path]]:
-    """Return the same in two parts: runs to read figures of, and those of a folder that have none, or none that can be read.
+def find_finished_runs(texts: Sequence[str], out: Path) -> tuple[list[Run], list[Run]]:
+    """Return the same in two parts, as runs: those to read figures of, and those of a folder that have none, or none that can be read.
 
     A run that was named itself is always in the first part, and so is a folder's if none of them has figures.
     """
     return _in_two_parts(texts, out, with_figures=True)
 
 
-def find_readable_runs(texts: Sequence[str], out: Path) -> tuple[list[Path], list[Path]]:
-    """Return the same in two parts: runs whose documents can be read, and those of a folder of which one is damaged.
+def find_readable_runs(texts: Sequence[str], out: Path) -> tuple[list[Run], list[Run]]:
+    """Return the same in two parts, as runs: those whose documents can be read, and those of a folder of which one is damaged.
 
     A run that was named itself is always in the first part, and so is a folder's if none of them can be read.
     """
     return _in_two_parts(texts, out, with_figures=False)
 
 
-def _in_two_parts(texts: Sequence[str], out: Path, *, with_figures: bool) -> tuple[list[Path], list[Path]]:
-    found: dict[str, Path] = {}
-    left_out: dict[str, Path] = {}
+def _in_two_parts(texts: Sequence[str], out: Path, *, with_figures: bool) -> tuple[list[Run], list[Run]]:
+    found: dict[str, Run] = {}
+    left_out: dict[str, Run] = {}
     for paths in _found_each(texts, out):
-        kept = {path for path in paths if len(paths) == 1 or _is_readable(path, with_figures=with_figures)}
-        for path in paths:
-            wanted = found if path in kept or not kept else left_out
-            wanted.setdefault(os.path.realpath(path), path)
-    return list(found.values()), [path for real, path in left_out.items() if real not in found]
+        runs = [Run(path) for path in paths]
+        kept = {run for run in runs if len(runs) == 1 or _is_readable(run, with_figures=with_figures)}
+        for run in runs:
+            wanted = found if run in kept or not kept else left_out
+            wanted.setdefault(os.path.realpath(run.path), run)
+    return list(found.values()), [run for real, run in left_out.items() if real not in found]
 
 
-def _is_readable(path: Path, *, with_figures: bool) -> bool:
-    reader = RunReader(path)
+def _is_readable(run: Run, *, with_figures: bool) -> bool:
     try:
-        summary = reader.summary()
-        reader.job()
-        reader.env()
+        has_figures = run.has_summary
+        _ = run.job, run.nodes
     except DamagedRunError:
         return False
-    return summary is not None or not with_figures
+    return has_figures or not with_figures
 
 
 def _found(text: str, out: Path, *, folders: bool) -> list[Path]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import msgspec
 
 from ...records.store.jsonl import DamagedRunError
 from ..series.fast_jsonl import read_pieces
+from .run import Run
 
 __all__ = ["lost_updates"]
 
@@ -20,14 +17,11 @@ class _Line(msgspec.Struct, gc=False):
     count: int
 
 
-def lost_updates(run: Path, summary: Mapping[str, Any] | None) -> str | None:
-    """Say what is wrong with the records of a run that succeeded, in a sentence without its stop; None where nothing is, or it did not.
-
-    `summary` is its ``summary.json``.
-    """
-    if summary is None or summary.get("state") != "succeeded":
+def lost_updates(run: Run) -> str | None:
+    """Say what is wrong with the records of a run that succeeded, in a sentence without its stop; None where nothing is, or it did not."""
+    if not run.has_summary or run.summary.get("state") != "succeeded":
         return None
-    path, made = run / "steps.jsonl", int(summary["steps"])
+    path, made = run.path / "steps.jsonl", int(run.summary["steps"])
     try:
         found = sum(line.count for lines in read_pieces(path, _Line, "StepRecord") for line in lines)
     except DamagedRunError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ..catalog.run import DescribedRun
+from ..catalog.run import Run
 from .factors import FAULTS, GROUPS, RULES, Factor
 
 __all__ = ["Comparability", "Difference", "alike", "compare_settings", "setting_key"]
@@ -41,7 +41,7 @@ class Difference:
 class Comparability:
     """What several runs differ in. The first is the one that marks refer to."""
 
-    def __init__(self, runs: Sequence[DescribedRun], values: Sequence[Mapping[str, Any]], rules: Sequence[Factor]) -> None:
+    def __init__(self, runs: Sequence[Run], values: Sequence[Mapping[str, Any]], rules: Sequence[Factor]) -> None:
         """`values` has a mapping a run, from the key of a rule to its value."""
         self.names = [run.name for run in runs]
         self._runs = runs
@@ -143,7 +143,7 @@ def _ordered(groups: Collection[str]) -> tuple[str, ...]:
 
 
 def compare_settings(
-    runs: Sequence[DescribedRun], *, seeds: Sequence[tuple[int, ...]] | None = None, subject: Collection[str] = ()
+    runs: Sequence[Run], *, seeds: Sequence[tuple[int, ...]] | None = None, subject: Collection[str] = ()
 ) -> Comparability:
     """Return what runs differ in.
 
@@ -157,15 +157,15 @@ def compare_settings(
     return Comparability(runs, values, rules)
 
 
-def setting_key(run: DescribedRun, *, without: Collection[str] = ()) -> tuple[Any, ...]:
+def setting_key(run: Run, *, without: Collection[str] = ()) -> tuple[Any, ...]:
     """Return what makes a run alike to another, save the settings `without` (keys of `RULES`): equal keys, equal circumstances."""
     faults = tuple(fault.found(run) for fault in FAULTS)
     return (*(rule.value(run) for rule in RULES if rule.key not in without), *faults)
 
 
-def alike(runs: Sequence[DescribedRun], *, without: Collection[str] = (), by: Sequence[Factor] = ()) -> list[list[DescribedRun]]:
+def alike(runs: Sequence[Run], *, without: Collection[str] = (), by: Sequence[Factor] = ()) -> list[list[Run]]:
     """Return the runs in groups of equal `setting_key` and equal values of the rules in `by`, both in the order of first appearance."""
-    groups: dict[tuple[Any, ...], list[DescribedRun]] = {}
+    groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault((*setting_key(run, without=without), *(rule.value(run) for rule in by)), []).append(run)
     return list(groups.values())

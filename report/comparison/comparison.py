@@ -11,7 +11,7 @@ from ...core.errors import UsageError
 from ...records.store.jsonl import finite_json
 from ..catalog.copies import measurements
 from ..catalog.figures import row
-from ..catalog.run import DescribedRun, describe, labelled
+from ..catalog.run import Run, finished_run, labelled
 from .comparability import Comparability, compare_settings
 from .factors import RULES, SPEED, Factor
 from .ranking import verdicts
@@ -50,7 +50,7 @@ class Comparison:
     `scaling` is there where it is grouped by nodes; `fits_neither` are the entries (by index) that are in no series then.
     """
 
-    runs: tuple[DescribedRun, ...]
+    runs: tuple[Run, ...]
     entries: tuple[Row, ...]
     comparability: Comparability
     marks: tuple[frozenset[str], ...]
@@ -95,13 +95,11 @@ class Comparison:
 def compare_paths(
     paths: Sequence[Path | str], *, fold: bool = True, by: Sequence[str | Factor] = (), by_spoils: bool = False
 ) -> Comparison:
-    """Compare the runs in some directories; raises what `describe` and `compare_runs` raise."""
-    return compare_runs([describe(path) for path in paths], fold=fold, by=by, by_spoils=by_spoils)
+    """Compare the runs in some directories; raises what `finished_run` and `compare_runs` raise."""
+    return compare_runs([finished_run(path) for path in paths], fold=fold, by=by, by_spoils=by_spoils)
 
 
-def compare_runs(
-    runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[str | Factor] = (), by_spoils: bool = False
-) -> Comparison:
+def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | Factor] = (), by_spoils: bool = False) -> Comparison:
     """Compare runs, at least one.
 
     With `fold`, runs of one job are one row, whatever their seeds. `by` names settings, or has rules that read their values in another way:
@@ -138,7 +136,7 @@ def _comparability(entries: Sequence[Row], subject: Collection[str]) -> Comparab
     return found
 
 
-def _jobs(runs: Sequence[DescribedRun], entries: list[Row], by: Sequence[Factor]) -> list[Row]:
+def _jobs(runs: Sequence[Run], entries: list[Row], by: Sequence[Factor]) -> list[Row]:
     """Return the rows in which all repeats of a job are one, whatever the table has: the entries themselves where they are such rows."""
     others = [rule for rule in by if rule.key != "seed"]
     jobs = make_entries(runs, by=others)

@@ -13,7 +13,7 @@ from ...core.job import DEFAULT_EPOCHS, Job
 from ...core.plugins import BUILT_IN
 from ...core.units import parse_bandwidth
 from ...records.text.numbers import bytes_text
-from ..catalog.run import DescribedRun
+from ..catalog.run import Run
 
 __all__ = [
     "asked_or",
@@ -47,7 +47,7 @@ __all__ = [
     "threads",
 ]
 
-Value = Callable[[DescribedRun], Any]
+Value = Callable[[Run], Any]
 
 _PACKAGES: Mapping[str, str] = {plugin.name: plugin.requires for plugin in BUILT_IN["backend"]}
 """Of our own backends, for runs that do not record it."""
@@ -98,7 +98,7 @@ def job_field(key: str) -> Value:
     """Read a field of the job: what it was, or its default in a run that is older than the field."""
     default = Job.model_fields[key].default
 
-    def value(run: DescribedRun) -> Any:
+    def value(run: Run) -> Any:
         found = run.job.get(key, default)
         return tuple(found) if isinstance(found, list) else found
 
@@ -109,14 +109,14 @@ def asked_or(key: str, otherwise: str) -> Value:
     """Read a field of the job; `otherwise` is what it means where it was left open."""
     field = job_field(key)
 
-    def value(run: DescribedRun) -> Any:
+    def value(run: Run) -> Any:
         found = field(run)
         return otherwise if found is None else found
 
     return value
 
 
-def job_field_if(key: str, applies: Callable[[DescribedRun], bool]) -> Value:
+def job_field_if(key: str, applies: Callable[[Run], bool]) -> Value:
     """Read a field of the job where it does something."""
     field = job_field(key)
     return lambda run: field(run) if applies(run) else None
@@ -143,7 +143,7 @@ def package(name: str) -> Value:
     return lambda run: _occurring((node.get("packages") or {}).get(name) for node in run.nodes)
 
 
-def framework(run: DescribedRun) -> Any:
+def framework(run: Run) -> Any:
     """Read the releases of the packages that the run's backend declares, as the run records it.
 
     None where that is not known: in a run of an earlier release, on a backend that is not ours.
@@ -162,23 +162,23 @@ def _together(releases: Mapping[str, str | None], names: Sequence[str]) -> str |
     return None if any(releases.get(name) is None for name in names) else ", ".join(f"{name} {releases[name]}" for name in names)
 
 
-def cores(run: DescribedRun) -> Any:
+def cores(run: Run) -> Any:
     """Read the cores that the nodes may use, apart from a limit that the job itself sets."""
     return host("cores_available" if run.job.get("cores_per_node") is None else "cores_affinity")(run)
 
 
-def gpus(run: DescribedRun) -> Any:
+def gpus(run: Run) -> Any:
     """Read the names of all nodes' GPUs."""
     listed = [node["gpus"] for node in run.nodes if node.get("gpus") is not None]
     return tuple(sorted(str(gpu["name"]) for node in listed for gpu in node)) if listed else None
 
 
-def memory(run: DescribedRun) -> Any:
+def memory(run: Run) -> Any:
     """Read the bytes of memory that the nodes may use."""
     return _occurring(node.get("memory_limit_bytes") or node.get("memory_total_bytes") for node in run.nodes)
 
 
-def link(run: DescribedRun) -> Any:
+def link(run: Run) -> Any:
     """Read the speed of each node's fastest interface, in bits per second; that of a virtual one is not recorded."""
     speeds = ([one.get("speed_bits_per_second") or 0 for one in (node.get("interfaces") or {}).values()] for node in run.nodes)
     return _occurring(max(found) or None for found in speeds if found)
@@ -187,7 +187,7 @@ def link(run: DescribedRun) -> Any:
 def dataset(*path: str) -> Value:
     """Read what the job says of its data."""
 
-    def value(run: DescribedRun) -> Any:
+    def value(run: Run) -> Any:
         found: Any = run.job.get("dataset")
         for key in path:
             found = found.get(key) if found else None
@@ -196,7 +196,7 @@ def dataset(*path: str) -> Value:
     return value
 
 
-def shape(run: DescribedRun) -> Any:
+def shape(run: Run) -> Any:
     """Read channels, height and width of an image, and the number of classes."""
     described = run.job.get("dataset")
     if not described:
@@ -204,22 +204,22 @@ def shape(run: DescribedRun) -> Any:
     return f"{'×'.join(map(str, described['input_shape']))} in {described['classes']} classes"
 
 
-def evaluated(run: DescribedRun) -> Any:
+def evaluated(run: Run) -> Any:
     """Read how many examples the last evaluation was over."""
     return (run.summary.get("eval") or {}).get("examples")
 
 
-def precision(run: DescribedRun) -> Any:
+def precision(run: Run) -> Any:
     """Read the number format that was computed in."""
     return run.summary.get("precision_used") or run.summary["precision"]
 
 
-def threads(run: DescribedRun) -> Any:
+def threads(run: Run) -> Any:
     """Read the threads of a task, on the nodes."""
     return _occurring(run.job.get("threads_per_task") or ())
 
 
-def budget(run: DescribedRun) -> tuple[str, int]:
+def budget(run: Run) -> tuple[str, int]:
     """Read how far the run was to train at most, unit and amount: epochs, or examples where updates were counted."""
     steps = run.job.get("steps")
     if steps is None:
@@ -228,12 +228,12 @@ def budget(run: DescribedRun) -> tuple[str, int]:
     return "examples", steps * batch
 
 
-def single_process(run: DescribedRun) -> bool:
+def single_process(run: Run) -> bool:
     """Return whether a single process did it all."""
     return bool(run.summary["workers"] == 1 and run.summary["mode"] == "sync")
 
 
-def network(run: DescribedRun) -> str | None:
+def network(run: Run) -> str | None:
     """Read what joined the nodes."""
     source = run.summary.get("network_source")
     if single_process(run) or source is None:
@@ -242,7 +242,7 @@ def network(run: DescribedRun) -> str | None:
     return names.get(source, "several kinds") if isinstance(source, str) else "several kinds"
 
 
-def bandwidth(run: DescribedRun) -> float | None:
+def bandwidth(run: Run) -> float | None:
     """Read the limit of the nodes' links in bits per second; infinity where there is none."""
     limit = run.job.get("bandwidth")
     if run.summary["nodes"] == 1:
@@ -250,17 +250,17 @@ def bandwidth(run: DescribedRun) -> float | None:
     return math.inf if limit is None else parse_bandwidth(limit)
 
 
-def saving(run: DescribedRun) -> tuple[str, bool]:
+def saving(run: Run) -> tuple[str, bool]:
     """Read when checkpoints were saved: how often, and whether at the end."""
     every = run.job.get("checkpoint_every")
     return every or "end", bool(job_field("save_final")(run)) or every == "end"
 
 
-def by_adam(run: DescribedRun) -> bool:
+def by_adam(run: Run) -> bool:
     """Return whether the optimiser is Adam or AdamW."""
     return str(run.job.get("optimizer")).startswith("adam")
 
 
-def by_sgd(run: DescribedRun) -> bool:
+def by_sgd(run: Run) -> bool:
     """Return whether the optimiser is SGD."""
     return run.job.get("optimizer") == "sgd"

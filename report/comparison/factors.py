@@ -8,7 +8,7 @@ from typing import Any
 
 from ..catalog.cpu_contention import starved
 from ..catalog.divergence import diverged
-from ..catalog.run import DescribedRun
+from ..catalog.run import Run
 from . import factor_values as read
 from .ordering import BY_FIELD, by_saving, natural
 
@@ -45,7 +45,7 @@ class Factor:
 
     key: str
     label: str
-    value: Callable[[DescribedRun], Any]
+    value: Callable[[Run], Any]
     spoils: frozenset[str]
     why: str
     subject: bool = False
@@ -65,12 +65,12 @@ class Caveat:
 
     key: str
     label: str
-    found: Callable[[DescribedRun], str | None]
+    found: Callable[[Run], str | None]
     spoils: frozenset[str]
     why: str
-    told: Callable[[DescribedRun], str | None] | None = None
+    told: Callable[[Run], str | None] | None = None
 
-    def text(self, run: DescribedRun) -> str | None:
+    def text(self, run: Run) -> str | None:
         """Return what is to be said of a run, None where nothing is wrong with it."""
         return (self.told or self.found)(run)
 
@@ -79,7 +79,7 @@ def _subject(key: str, label: str, why: str, *, summary: str = "", spoils: froze
     return Factor(key, label, read.summary_field(summary or key), spoils, why, subject=True)
 
 
-def _learning(key: str, label: str, applies: Callable[[DescribedRun], bool] | None = None) -> Factor:
+def _learning(key: str, label: str, applies: Callable[[Run], bool] | None = None) -> Factor:
     value = read.job_field(key) if applies is None else read.job_field_if(key, applies)
     return Factor(key, label, value, LEARNING, "the parameters take another course")
 
@@ -89,7 +89,7 @@ def _beside(key: str, label: str, otherwise: str | None = None) -> Factor:
     return Factor(key, label, value, NOTHING, "no figure depends on it", matters=False)
 
 
-def _by_step(run: DescribedRun) -> bool:
+def _by_step(run: Run) -> bool:
     return run.job.get("schedule") == "step"
 
 
@@ -236,47 +236,47 @@ _HARMLESS = {"epochs", "steps", "until"} | {rule.key for rule in RULES if not (r
 """Settings that may be others in each part of a run: how far it is to go, and those on which no figure depends."""
 
 
-def changed_on_resume(run: DescribedRun) -> list[str]:
+def changed_on_resume(run: Run) -> list[str]:
     """Return which settings that matter were others in an earlier part of a run that went on."""
     parts = run.job.get("segments", ())[1:]
     return sorted({field for part in parts for field in part.get("changed") or ()} - _HARMLESS)
 
 
-def changed_text(run: DescribedRun, means: str = f"{CHANGED_MEANS}; the settings are those of the last") -> str | None:
+def changed_text(run: Run, means: str = f"{CHANGED_MEANS}; the settings are those of the last") -> str | None:
     """Return the sentence about a run that went on with other settings, and what that `means` for the figures; None of any other run."""
     changed = changed_on_resume(run)
     return f"The run {CHANGED} ({', '.join(changed)}): {means}." if changed else None
 
 
-def _ended(run: DescribedRun) -> str | None:
+def _ended(run: Run) -> str | None:
     return None if run.summary["state"] == "succeeded" else str(run.summary["state"])
 
 
-def _diverged(run: DescribedRun) -> str | None:
+def _diverged(run: Run) -> str | None:
     return None if diverged(run.summary) is None else "yes"
 
 
-def _diverged_since(run: DescribedRun) -> str | None:
+def _diverged_since(run: Run) -> str | None:
     return diverged(run.summary)
 
 
-def _synthetic(run: DescribedRun) -> str | None:
+def _synthetic(run: Run) -> str | None:
     return "yes" if run.summary.get("synthetic") else None
 
 
-def _resumed(run: DescribedRun) -> str | None:
+def _resumed(run: Run) -> str | None:
     return "yes" if run.summary.get("resumed") and not changed_on_resume(run) else None
 
 
-def _changed(run: DescribedRun) -> str | None:
+def _changed(run: Run) -> str | None:
     return ", ".join(changed_on_resume(run)) or None
 
 
-def _starved(run: DescribedRun) -> str | None:
+def _starved(run: Run) -> str | None:
     return None if starved(run.summary) is None else "yes"
 
 
-def _starved_by(run: DescribedRun) -> str | None:
+def _starved_by(run: Run) -> str | None:
     found = starved(run.summary)
     return None if found is None else f"{found.fraction:.0%}"
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...records.store.jsonl import finite_json
 from ..catalog.copies import measurements
 from ..catalog.figures import number, row
-from ..catalog.run import DescribedRun
+from ..catalog.run import Run
 from .comparability import alike
 from .factors import Factor
 from .seed_statistics import common_name, drop_fastest_and_slowest, spread
@@ -27,7 +27,7 @@ class Row:
     """
 
     label: str
-    runs: tuple[DescribedRun, ...]
+    runs: tuple[Run, ...]
     figures: Mapping[str, Any]
     sigmas: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Row:
         return self.converged == len(self.runs)
 
 
-def make_entries(runs: Sequence[DescribedRun], *, fold: bool = True, by: Sequence[Factor] = ()) -> list[Row]:
+def make_entries(runs: Sequence[Run], *, fold: bool = True, by: Sequence[Factor] = ()) -> list[Row]:
     """Return the rows for some runs, in the order in which they are given.
 
     With `fold`, runs of one job become one: those that differ by their seed alone, or not at all; of copies of a run the first one stands
@@ -74,7 +74,7 @@ def _unique_labels(entries: Sequence[Row]) -> list[Row]:
     ]
 
 
-def entry_of(runs: Sequence[DescribedRun]) -> Row:
+def entry_of(runs: Sequence[Run]) -> Row:
     """Return the row for the runs of one job, at least one."""
     summaries = [run.summary for run in runs]
     converged = None if summaries[0]["target"] is None else sum(bool(summary["target_reached"]) for summary in summaries)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
 from ...records.schema import Clock
-from ...records.store.run_directory import RunReader
 from ...records.summary.attempts import resumed_seconds, with_attempts
 from ...records.summary.node_usage import per_node
-from ..catalog.run import DescribedRun
+from ..catalog.run import Run
 from ..comparison.factors import changed_text
 from .links import Link, read_links
 from .time_shares import Shares, Worker, calibrated_part, read_shares, read_workers
@@ -22,7 +20,9 @@ __all__ = ["Evidence", "read_facts"]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a verdict rests on: the run's documents, and what was read out of them. `shares` is None without a calibration.
+    """What a verdict rests on: the run's documents, and what was computed from them. `shares` is None without a calibration.
+
+    It is a result, and no second form of a `Run`: the summary here is that of a run's last part, which nothing else is to take for it.
 
     Of a calibrated run that was resumed the clock and the nodes of `summary`, the links, and what was counted are those of its last part,
     which was calibrated; it began at `part_began_seconds` on the run clock, None for a run of one part. Without a calibration all parts
@@ -45,34 +45,30 @@ class Evidence:
     steps_mixed: bool
 
 
-def read_facts(path: Path) -> Evidence:
-    """Read a run directory. Raises UsageError where it has no summary (yet)."""
-    reader = RunReader(path)
-    summary = reader.summary()
-    if summary is None:
-        state = reader.state()
-        advice = "wait until it has ended" if state in ("starting", "running") else "there is nothing to explain"
-        raise UsageError(f"run: {str(path)!r} has no summary.json, for it is {state}; {advice}.")
-    job, env = reader.job(), reader.env()
-    run = DescribedRun(path, summary, job)
+def read_facts(run: Run) -> Evidence:
+    """Return what a verdict on a run rests on. Raises UsageError where it has no summary (yet)."""
+    if not run.has_summary:
+        advice = "wait until it has ended" if run.state in ("starting", "running") else "there is nothing to explain"
+        raise UsageError(f"run: {str(run.path)!r} has no summary.json, for it is {run.state}; {advice}.")
+    summary, job, env = run.summary, run.job, run.nodes
     shares, workers, began, mixed = None, [], 0.0, False
     if (known := summary.get("time_shares")) is not None:
         mixed = known.get("part_began_seconds") is None and changed_text(run) is not None
         began = known.get("part_began_seconds") or 0.0
-        summary = _of_last_part(reader, summary, began) if began else summary
+        summary = _of_last_part(run, began) if began else summary
         workers = [] if mixed else read_workers(summary)
         shares = read_shares(summary, workers) if workers and summary["run_seconds"] else None
     return Evidence(
-        reader.name,
+        run.own_name,
         summary,
         job,
         env,
-        reader.calibration(),
+        run.calibration,
         workers,
         shares,
         read_links(summary, job, env),
-        evaluations=sum(record.time_seconds > began for record in reader.evals()),
-        saved=sum(record.event == "checkpoint_saved" and record.time_seconds > began for record in reader.events()),
+        evaluations=sum(record.time_seconds > began for record in run.evals),
+        saved=sum(record.event == "checkpoint_saved" and record.time_seconds > began for record in run.events),
         part_began_seconds=began or None,
         changed=changed_text(run, "the verdict and the figures here are those of its last part") if began else changed_text(run),
         steps_mixed=mixed,
@@ -82,10 +78,11 @@ def read_facts(path: Path) -> Evidence:
 _OF_THE_WHOLE_RUN = ("foreign_cpu_cores_used", "cpu_cores_lost", "starved_fraction")
 
 
-def _of_last_part(reader: RunReader, summary: Mapping[str, Any], began: float) -> dict[str, Any]:
+def _of_last_part(run: Run, began: float) -> dict[str, Any]:
     """Return a summary of a resumed run with the clock and the nodes of its last part, but what other programs did to the whole."""
+    summary = run.summary
     part = calibrated_part(summary)
-    samples = (record for record in with_attempts(reader.system(), resumed_seconds(reader.job())) if record.part_began_seconds == began)
+    samples = (record for record in with_attempts(run.samples(), resumed_seconds(run.job)) if record.part_began_seconds == began)
     spent = {name: part[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
     nodes = per_node(samples, len(summary["per_node"]), Clock(run_seconds=summary["run_seconds"], **spent))
     whole = [{name: node.get(name) for name in _OF_THE_WHOLE_RUN} for node in summary["per_node"]]

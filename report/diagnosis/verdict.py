@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from ..catalog.cpu_contention import Starved, starved
+from ..catalog.run import Run
 from .evidence import Evidence, read_facts
 from .links import Link, NetworkCause, message_fraction, network_cause
 from .time_shares import Shares, Worker, around_training, node_fractions
@@ -99,9 +99,9 @@ def _link_json(link: Link) -> dict[str, Any]:
     return {**asdict(link), "sent_fraction": link.sent_fraction, "received_fraction": link.received_fraction}
 
 
-def explain(path: Path) -> Explanation:
-    """Return what holds back the run in this directory. Raises UsageError where it has no summary (yet)."""
-    return judge(read_facts(path))
+def explain(run: Run) -> Explanation:
+    """Return what holds back a run. Raises UsageError where it has no summary (yet)."""
+    return judge(read_facts(run))
 
 
 # The verdict --------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -12,9 +11,8 @@ from numpy.typing import NDArray
 
 from ...core.errors import UsageError
 from ...records.store.jsonl import finite_json
-from ...records.store.run_directory import RunReader
-from ..catalog.labels import labels
-from ..series.arrays import Floats, Integers, StepSeries, read_steps
+from ..catalog.run import Run, labelled
+from ..series.arrays import Floats, Integers, StepSeries
 from ..series.downsample import smoothed
 from ..tables.formats import write_csv
 
@@ -75,14 +73,14 @@ class Curves:
         return [float(value) if inside else None for value, inside in zip(values, self.inside[name], strict=True)]
 
 
-def quantities(paths: Sequence[Path]) -> list[Quantity]:
+def quantities(runs: Sequence[Run]) -> list[Quantity]:
     """Return what there can be curves of: the loss, the metrics that any of the runs has, and speeds."""
-    metrics = [info.name for path in paths for info in RunReader(path).metrics()]
+    metrics = [info.name for run in runs for info in run.metrics]
     loss, *rates = OF_EVERY_RUN
     return list(dict.fromkeys([loss, *metrics, *rates]))
 
 
-def curves(paths: Sequence[Path], quantity: Quantity, over: Over, *, smooth: float | None = None, points: int = POINTS) -> Curves:
+def curves(runs: Sequence[Run], quantity: Quantity, over: Over, *, smooth: float | None = None, points: int = POINTS) -> Curves:
     """Return the curves of some runs.
 
     The grid runs evenly from the least to the greatest point of all runs; between its own points a run is interpolated, beyond them it has
@@ -91,11 +89,10 @@ def curves(paths: Sequence[Path], quantity: Quantity, over: Over, *, smooth: flo
     grid) at a time. Raises UsageError where no run has the quantity, a run cannot be read, or so many
     points would be more than `MOST_VALUES`.
     """
-    if points * len(paths) > MOST_VALUES:
-        most = f"at most {MOST_VALUES // len(paths):,}" + (f" each for {len(paths):,} runs" if len(paths) > 1 else "")
+    if points * len(runs) > MOST_VALUES:
+        most = f"at most {MOST_VALUES // len(runs):,}" + (f" each for {len(runs):,} runs" if len(runs) > 1 else "")
         raise UsageError.of("--points", points, f"{most}; the records themselves are written by `trainer runs export`")
-    names = labels(paths)
-    own = {name: _points(RunReader(path), quantity, over) for name, path in zip(names, paths, strict=True)}
+    own = {run.name: _points(run, quantity, over) for run in labelled(runs)}
     known = [x for x, _ in own.values() if len(x)]
     if not known:
         raise UsageError(f"--curves: got {quantity!r}, of which none of these runs has anything recorded.")
@@ -114,14 +111,14 @@ def curves(paths: Sequence[Path], quantity: Quantity, over: Over, *, smooth: flo
     return Curves(quantity, over, smooth, grid, raw, even, inside)
 
 
-def _points(run: RunReader, quantity: Quantity, over: Over) -> tuple[Floats, Floats]:
+def _points(run: Run, quantity: Quantity, over: Over) -> tuple[Floats, Floats]:
     """Return a run's own points in order: where each lies, and the value there.
 
     For a rate both are needed as they grow: where each update lies, and the other quantity that the rate is made of.
     """
-    steps = read_steps(run.path)
+    steps = run.step_series()
     if quantity not in OF_EVERY_RUN:
-        records = [record for record in run.evals() if record.split == "test"]
+        records = run.tests
         done = np.array([record.step for record in records], np.int64)
         where = {"steps": done, "examples": _examples_before(steps, done), "seconds": np.array([record.time_seconds for record in records])}
         return where[over].astype(np.float64), np.array([record.figure(quantity) for record in records], np.float64)

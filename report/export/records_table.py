@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ...metrics import LOSS
 from ...records.schema import EvalRecord, SystemRecord
 from ...records.store.jsonl import finite_json
-from ...records.store.run_directory import RunReader
 from ...records.summary.node_usage import rate_between
 from ..catalog.figures import metric_figures
 from ..catalog.index import FIGURES, run_row
-from ..catalog.labels import labels
+from ..catalog.run import Run, labelled
 
 __all__ = ["TABLES", "Column", "Table", "table_of"]
 
@@ -68,23 +66,23 @@ _EVALS = [field.name for field in fields(EvalRecord)]
 _RATES = ("network_sent_bytes", "network_received_bytes")
 
 
-def table_of(what: str, runs: Sequence[Path]) -> Table:
+def table_of(what: str, runs: Sequence[Run]) -> Table:
     """Return a table, one of `TABLES`, over the rows of all `runs` in their order. Its rows raise DamagedRunError as they are read."""
-    names = labels(runs)
+    runs = labelled(runs)
     if what == "summary":
-        return _summary(runs, names)
+        return _summary(runs)
     if what == "evals":
-        return _evals(runs, names)
+        return _evals(runs)
     columns, rows = _RECORDS[what]
-    return Table(columns, ((name, *cells) for path, name in zip(runs, names, strict=True) for cells in rows(RunReader(path))))
+    return Table(columns, ((run.name, *cells) for run in runs for cells in rows(run)))
 
 
 # Records --------------------------------------------------------------------------------------------------------------
 
 
-def _steps(reader: RunReader) -> Iterator[Cells]:
+def _steps(run: Run) -> Iterator[Cells]:
     """Yield the updates; within a group, whose end alone was measured, their times are spread evenly."""
-    for record in reader.steps():
+    for record in run.steps():
         count, rates = record.count, record.learning_rates
         each = record.seconds / count if count else 0.0
         group = (
@@ -109,10 +107,9 @@ def _steps(reader: RunReader) -> Iterator[Cells]:
             )
 
 
-def _evals(runs: Sequence[Path], names: Sequence[str]) -> Table:
+def _evals(runs: Sequence[Run]) -> Table:
     """Return the evaluations, with a column for each metric that any of the runs has."""
-    readers = [RunReader(path) for path in runs]
-    metrics = list(dict.fromkeys([LOSS.name, *(info.name for reader in readers for info in reader.metrics())]))
+    metrics = list(dict.fromkeys([LOSS.name, *(info.name for run in runs for info in run.metrics)]))
     before, after = _EVALS[: _EVALS.index("loss")], _EVALS[_EVALS.index("metrics") + 1 :]
     kinds = {column.name: column for column in _of_record(EvalRecord)}
     columns = [_RUN, *(kinds[name] for name in before), *(Column(name, "number") for name in metrics), *(kinds[name] for name in after)]
@@ -121,14 +118,14 @@ def _evals(runs: Sequence[Path], names: Sequence[str]) -> Table:
         figures = (record.loss if name == LOSS.name else record.metrics.get(name) for name in metrics)
         return *(getattr(record, name) for name in before), *figures, *(getattr(record, name) for name in after)
 
-    return Table(columns, ((name, *cells(record)) for reader, name in zip(readers, names, strict=True) for record in reader.evals()))
+    return Table(columns, ((run.name, *cells(record)) for run in runs for record in run.evals))
 
 
-def _system(reader: RunReader) -> Iterator[Cells]:
+def _system(run: Run) -> Iterator[Cells]:
     """Yield the samples, and the rates of the network's counters since the node's sample before."""
     before: dict[int, SystemRecord] = {}
     nested = {column.name for column in _of_record(SystemRecord) if column.kind == "text"} - {"network_source"}
-    for record in reader.system():
+    for record in run.samples():
         cells = [_json(record, field.name) if field.name in nested else getattr(record, field.name) for field in fields(SystemRecord)]
         yield (*cells, *(rate_between(before.get(record.node), record, counter) for counter in _RATES))
         before[record.node] = record
@@ -153,7 +150,7 @@ def _kind_declared(declared: Any) -> Kind:
 
 
 _RUN = Column("run", "text")
-_RECORDS: Mapping[str, tuple[Sequence[Column], Callable[[RunReader], Iterator[Cells]]]] = {
+_RECORDS: Mapping[str, tuple[Sequence[Column], Callable[[Run], Iterator[Cells]]]] = {
     "steps": ([Column(name, kind) for name, kind in _STEP_COLUMNS.items()], _steps),
     "system": ([_RUN, *_of_record(SystemRecord), *(Column(f"{name}_per_second", "number") for name in _RATES)], _system),
 }
@@ -162,9 +159,9 @@ _RECORDS: Mapping[str, tuple[Sequence[Column], Callable[[RunReader], Iterator[Ce
 # Summaries ------------------------------------------------------------------------------------------------------------
 
 
-def _summary(runs: Sequence[Path], names: Sequence[str]) -> Table:
+def _summary(runs: Sequence[Run]) -> Table:
     """Return a row a run, also of runs that ended without a summary. A column's kind is what its cells are; lists become JSON text."""
-    rows = [{**run_row(path), "run": name} for path, name in zip(runs, names, strict=True)]
+    rows = [{**run_row(run), "run": run.name} for run in runs]
     order = ["run", *(name for name in (*FIGURES, *metric_figures(rows)) if name not in ("run", "folder"))]
     columns = [Column(name, _kind([row.get(name) for row in rows])) for name in order]
     return Table(columns, (tuple(_cell(row.get(column.name), column.kind) for column in columns) for row in rows))

@@ -83,7 +83,7 @@ class _Training:
 
 
 class WatchedRun:
-    """Keeps up with one run directory; `poll` takes in what has been written since."""
+    """Keeps up with one run directory; `poll` takes in what has been written since, where a `catalog.run.Run` reads once."""
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader

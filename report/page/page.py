@@ -15,8 +15,7 @@ from markupsafe import Markup
 
 from ...core.errors import UsageError
 from ...core.untrusted.console import shown
-from ..catalog.run import DescribedRun
-from ..catalog.shown import ShownRun
+from ..catalog.run import Run
 from ..comparison.comparison import compare_runs
 from ..plots.figure import Bars, Panel, Picture, colour, dash, kinds
 from ..plots.plotly_renderer import plots
@@ -37,7 +36,7 @@ _MARK_WITHIN = 2000  # characters from the beginning
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write_page(runs: Sequence[ShownRun], path: Path) -> Path:
+def write_page(runs: Sequence[Run], path: Path) -> Path:
     """Write the report of the runs to `path`, in one move; an earlier report is replaced. Returns the path.
 
     Raises UsageError, before anything is read, where another file has that name or the folder does not exist.
@@ -68,7 +67,7 @@ def _check(path: Path) -> None:
                 raise UsageError(f"--output: {str(path)!r} was not written by `trainer report` and stays as it is. Give another name.")
 
 
-def render(runs: Sequence[ShownRun]) -> str:
+def render(runs: Sequence[Run]) -> str:
     """Return the page. Raises DamagedRunError where a run's records cannot be read."""
     drawn = pictures(runs)
     shown = [_picture(picture) for picture in drawn]
@@ -113,9 +112,9 @@ def _right(rows: Sequence[Sequence[str]]) -> list[bool]:
     return [index > 0 and holds_figures(column, False) for index, column in enumerate(zip(*rows, strict=True))]
 
 
-def _compared(runs: Sequence[ShownRun]) -> dict[str, Any]:
+def _compared(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the tables of the runs that have figures, and what has to be said about them."""
-    ended = [DescribedRun(run.path, run.summary, run.job, run.env, run.label) for run in runs if run.summary is not None]
+    ended = [run for run in runs if run.has_summary]
     if not ended:
         return {"above": [], "blocks": [], "below": []}
     comparison = compare_runs(ended, fold=False)

@@ -12,7 +12,7 @@ from ...core.job import Job
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, number_text
 from ..catalog.lost_updates import lost_updates
 from ..catalog.rerun_command import repeat_command
-from ..catalog.shown import ShownRun
+from ..catalog.run import Run
 from ..diagnosis.advice import advise
 from ..diagnosis.batch_effect import Advice
 from ..diagnosis.text import headline, notes
@@ -26,21 +26,21 @@ ENVIRONMENT = ("node", "host", "processor", "cores available", "memory", "kernel
 _PLACE = ("out", "name")
 
 
-def described(run: ShownRun) -> dict[str, Any]:
+def described(run: Run) -> dict[str, Any]:
     """Return what the page's template shows of a run."""
     segments = run.job.get("segments") or [{"command": run.job.get("command") or ()}]
     return {
         "number": run.number,
-        "label": run.label,
+        "label": run.name,
         "state": run.state,
         "cause": run.cause,
         "synthetic": _synthetic(run),
-        "lost": lost_updates(run.path, run.summary),
+        "lost": lost_updates(run),
         "settings": _settings(run),
         "started": _when(segments[0].get("started_at")),
         "path": str(run.path.resolve()),
         "verdict": _verdict(run),
-        "environment": [_node(number, node) for number, node in enumerate(run.env)],
+        "environment": [_node(number, node) for number, node in enumerate(run.nodes)],
         "segments": [shlex.join(map(str, segment.get("command") or ())) for segment in segments],
         "repeat": repeat_command(run.job, {}),
         "config": config_text(run.job),
@@ -52,25 +52,25 @@ def _when(text: str | None) -> str:
     return UNKNOWN if text is None else datetime.fromisoformat(text).isoformat(sep=" ", timespec="seconds")
 
 
-def _synthetic(run: ShownRun) -> bool:
-    return bool(run.summary and run.summary.get("synthetic"))
+def _synthetic(run: Run) -> bool:
+    return run.has_summary and bool(run.summary.get("synthetic"))
 
 
-def _settings(run: ShownRun) -> list[str]:
+def _settings(run: Run) -> list[str]:
     """Return the settings, in the order of `SETTINGS` without the first two."""
     job = run.job
     nodes, per_node = int(job["nodes"]), int(job.get("procs_per_node") or 1)
     data = f"{job['data']} (synthetic)" if _synthetic(run) else str(job["data"])
-    precision = (run.summary or {}).get("precision_used") or job["precision"]
+    precision = (run.has_summary and run.summary.get("precision_used")) or job["precision"]
     servers = count_text(job["ps"]) if job["mode"] == "async" else UNKNOWN
     batch = count_text(job.get("global_batch_size_resolved"))
     return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(nodes * per_node), servers, batch]
 
 
-def _verdict(run: ShownRun) -> dict[str, Any] | None:
-    if run.summary is None:
+def _verdict(run: Run) -> dict[str, Any] | None:
+    if not run.has_summary:
         return None
-    explanation = explain(run.path)
+    explanation = explain(run)
     return {"text": headline(explanation), "notes": notes(explanation), "advice": [_advice(entry) for entry in advise(explanation)]}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ...records.text.numbers import bytes_text, number_text
-from ..catalog.shown import ShownRun
+from ..catalog.run import Run
 from ..series.arrays import Floats, NodeSeries
 from .figure import COLOURS, INK, Curve, Kind, Mark, Panel, Picture, Unit, curve
 
@@ -54,13 +54,13 @@ _KINDS = {
 }
 
 
-def resources(runs: Sequence[ShownRun], nodes: Sequence[Sequence[NodeSeries]]) -> list[Picture]:
+def resources(runs: Sequence[Run], nodes: Sequence[Sequence[NodeSeries]]) -> list[Picture]:
     """Return a picture a run; `nodes` has the samples of each run's nodes. Runs without samples are left out."""
     tops = [_top(figure, runs, nodes) for _, _, _, figure in _MEASURES]
     return [_picture(run, own, tops, alone=len(runs) == 1) for run, own in zip(runs, nodes, strict=True) if own]
 
 
-def _top(figure: _Figure, runs: Sequence[ShownRun], nodes: Sequence[Sequence[NodeSeries]]) -> float | None:
+def _top(figure: _Figure, runs: Sequence[Run], nodes: Sequence[Sequence[NodeSeries]]) -> float | None:
     """Return where all pictures of a figure end: above the highest value that one of them shows."""
     highest = []
     for run, own in zip(runs, nodes, strict=True):
@@ -72,14 +72,14 @@ def _top(figure: _Figure, runs: Sequence[ShownRun], nodes: Sequence[Sequence[Nod
     return 1.05 * max(highest) if highest and max(highest) > 0 else None
 
 
-def _range(run: ShownRun, nodes: Sequence[NodeSeries]) -> tuple[float, float]:
+def _range(run: Run, nodes: Sequence[NodeSeries]) -> tuple[float, float]:
     """Return the part of the run clock that is shown: the whole run, and a little beside it."""
     end = run.run_seconds or max(float(node.time_seconds[-1]) for node in nodes)
     margin = max(_MARGIN * end, 0.1)
     return -margin, end + margin
 
 
-def _picture(run: ShownRun, nodes: Sequence[NodeSeries], tops: Sequence[float | None], *, alone: bool) -> Picture:
+def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None], *, alone: bool) -> Picture:
     first, last = _range(run, nodes)
     panels = tuple(
         Panel(title, "run clock in seconds", y_title, curves, unit, from_zero=True, top=top)
@@ -89,8 +89,8 @@ def _picture(run: ShownRun, nodes: Sequence[NodeSeries], tops: Sequence[float | 
     marks, thinned = _marks(run)
     sources = sorted({_SOURCES[node.network_source] for node in nodes if node.network_source in _SOURCES})
     return Picture(
-        "resources" if alone else f"resources-{run.label}",
-        f"What each node used: {run.label}",
+        "resources" if alone else f"resources-{run.name}",
+        f"What each node used: {run.name}",
         _NOTE.format(source=" ".join(sources), thinned=thinned).strip(),
         "; ".join(_said(run, nodes)),
         panels,
@@ -101,7 +101,7 @@ def _picture(run: ShownRun, nodes: Sequence[NodeSeries], tops: Sequence[float | 
     )
 
 
-def _curves(run: ShownRun, nodes: Sequence[NodeSeries], figure: _Figure, start: float) -> tuple[Curve, ...]:
+def _curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, start: float) -> tuple[Curve, ...]:
     found = []
     for node in nodes:
         shown = node.time_seconds >= start
@@ -112,7 +112,7 @@ def _curves(run: ShownRun, nodes: Sequence[NodeSeries], figure: _Figure, start: 
     return tuple(found)
 
 
-def _marks(run: ShownRun) -> tuple[list[Mark], str]:
+def _marks(run: Run) -> tuple[list[Mark], str]:
     """Return the marks, few enough of a kind to be told apart, and what has to be said about those left out."""
     times: dict[str, list[float]] = {}
     for event in run.events:
@@ -130,12 +130,12 @@ def _marks(run: ShownRun) -> tuple[list[Mark], str]:
     return marks, "".join(said)
 
 
-def _said(run: ShownRun, nodes: Sequence[NodeSeries]) -> Iterator[str]:
+def _said(run: Run, nodes: Sequence[NodeSeries]) -> Iterator[str]:
     """Say each node's figures in words: those of the summary, else those of the samples."""
     for node in nodes:
         cores, peak = _mean(node.cpu_cores_used), _highest(node.memory_rss_bytes)
         sent, received = _mean(node.sent_bytes_per_second), _mean(node.received_bytes_per_second)
-        if run.summary is not None and node.node < len(run.summary["per_node"]):
+        if run.has_summary and node.node < len(run.summary["per_node"]):
             figures = run.summary["per_node"][node.node]
             cores = figures["cpu_cores_used"] and figures["cpu_cores_used"]["mean"]
             peak = figures["memory_rss_bytes"] and figures["memory_rss_bytes"]["max"]

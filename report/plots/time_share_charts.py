@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...records.text.numbers import duration_text
-from ..catalog.shown import ShownRun
+from ..catalog.run import Run
 from ..diagnosis.time_shares import calibrated_part, idle_fraction
 from .figure import COLOURS, INK, Bars, Picture, Segment
 
@@ -36,16 +36,16 @@ _NOTE = (
 )
 
 
-def time_shares(runs: Sequence[ShownRun]) -> Picture:
+def time_shares(runs: Sequence[Run]) -> Picture:
     """Return bars for each run that has a summary, and for each of its nodes."""
-    ended = [run for run in runs if run.summary is not None]
-    clocks = [_clock(run.summary) for run in ended if run.summary is not None]
+    ended = [run for run in runs if run.has_summary]
+    clocks = [_clock(run.summary) for run in ended]
     nodes = [(run, node, figures) for run in ended for node, figures in _nodes(run)]
     panels = (
         Bars(
             "Where each run's clock went",
             "seconds",
-            tuple(run.label for run in ended),
+            tuple(run.name for run in ended),
             tuple(
                 Segment(name, np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
                 for name, (key, colour) in _RUN_PARTS.items()
@@ -86,8 +86,8 @@ def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
     return {**clock, "train_seconds": clock["train_seconds"] - idle, "other_seconds": clock["other_seconds"] + idle}
 
 
-def _nodes(run: ShownRun) -> list[tuple[int, Mapping[str, Any] | None]]:
-    if run.summary is None:
+def _nodes(run: Run) -> list[tuple[int, Mapping[str, Any] | None]]:
+    if not run.has_summary:
         return []
     shares = run.summary.get("time_shares")
     if shares is None:
@@ -101,8 +101,8 @@ def _percent(figures: Mapping[str, Any] | None, key: str) -> float:
     return 100.0 * float(figures[key]) / float(figures["step_seconds"])
 
 
-def _row(run: ShownRun, node: int, figures: Mapping[str, Any] | None, *, alone: bool) -> str:
-    name = f"node {node}" if alone else f"{run.label}, node {node}"
+def _row(run: Run, node: int, figures: Mapping[str, Any] | None, *, alone: bool) -> str:
+    name = f"node {node}" if alone else f"{run.name}, node {node}"
     return name if figures is None or figures["step_seconds"] is None else f"{name} ({_short(figures['step_seconds'])})"
 
 
@@ -113,11 +113,11 @@ def _short(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else duration_text(seconds)
 
 
-def _said(run: ShownRun, clock: Mapping[str, float]) -> str:
+def _said(run: Run, clock: Mapping[str, float]) -> str:
     spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _RUN_PARTS.items() if key in clock)
     steps = []
     for node, figures in _nodes(run):
         parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_PARTS.items() if np.isfinite(value := _percent(figures, key))]
         if parts:
             steps.append(f"a step on node {node}: {', '.join(parts)}")
-    return f"{run.label}: {'; '.join([spent, *steps]) if steps else f'{spent}, steps {NOT_CALIBRATED}'}"
+    return f"{run.name}: {'; '.join([spent, *steps]) if steps else f'{spent}, steps {NOT_CALIBRATED}'}"

@@ -8,11 +8,10 @@ import numpy as np
 
 from ...core.units import Target
 from ...metrics import LOSS, MetricInfo
-from ...metrics.recorded import read_metrics
 from ...records.summary.summary import FINAL_LOSS_UPDATES
 from ...records.text.numbers import duration_text, number_text, rate_text
-from ..catalog.shown import ShownRun
-from ..series.arrays import Floats, Integers, StepSeries, read_steps, read_system
+from ..catalog.run import Run
+from ..series.arrays import Floats, Integers, StepSeries
 from ..series.downsample import smoothed, smoothing_weight
 from ..series.throughput import pace, pauses
 from .figure import Bars, Curve, Panel, Picture, curve
@@ -30,7 +29,7 @@ _SPEED = (
 _MOST_CROSSES = 100
 
 
-def pictures(runs: Sequence[ShownRun]) -> list[Picture]:
+def pictures(runs: Sequence[Run]) -> list[Picture]:
     """Return the pictures of the runs, in the order in which they are shown; those that none of the runs has figures for are left out.
 
     Raises DamagedRunError where records cannot be read.
@@ -39,7 +38,7 @@ def pictures(runs: Sequence[ShownRun]) -> list[Picture]:
     speeds: list[tuple[list[Curve], list[Curve]]] = []
     words: list[tuple[str, str]] = []
     for run in runs:
-        series = read_steps(run.path)
+        series = run.step_series()
         if len(series):
             losses.append(_losses(run, series))
             speeds.append(_speeds(run, series))
@@ -52,11 +51,11 @@ def pictures(runs: Sequence[ShownRun]) -> list[Picture]:
             _speed(speeds, "; ".join(speed for _, speed in words)),
         ]
     found += [time_shares(runs)]
-    found += resources(runs, [read_system(run.path) for run in runs])
+    found += resources(runs, [run.node_series() for run in runs])
     return [picture for picture in found if any(isinstance(panel, Bars) or panel.curves for panel in picture.panels)]
 
 
-def _losses(run: ShownRun, series: StepSeries) -> tuple[list[Curve], list[Curve]]:
+def _losses(run: Run, series: StepSeries) -> tuple[list[Curve], list[Curve]]:
     """Return the curves over steps and those over seconds."""
     weight = smoothing_weight(len(series))
     in_time = series.in_time()
@@ -66,15 +65,15 @@ def _losses(run: ShownRun, series: StepSeries) -> tuple[list[Curve], list[Curve]
     )
 
 
-def _loss_curves(run: ShownRun, x: Floats, loss: Floats, weight: float) -> list[Curve]:
+def _loss_curves(run: Run, x: Floats, loss: Floats, weight: float) -> list[Curve]:
     drawn = [
-        curve(run.label, run.number, x, loss, run.number, "faint"),
-        curve(run.label, run.number, x, smoothed(loss, weight), run.number),
+        curve(run.name, run.number, x, loss, run.number, "faint"),
+        curve(run.name, run.number, x, smoothed(loss, weight), run.number),
     ]
     bad = np.flatnonzero(~np.isfinite(loss))
     if len(bad):
         picked = bad[:: -(-len(bad) // _MOST_CROSSES)]
-        drawn.append(Curve(run.label, run.number, x[picked], _height_before(loss, picked), run.number, "crosses"))
+        drawn.append(Curve(run.name, run.number, x[picked], _height_before(loss, picked), run.number, "crosses"))
     return drawn
 
 
@@ -84,29 +83,29 @@ def _height_before(loss: Floats, picked: Integers) -> Floats:
     return np.where(latest >= 0, loss[np.maximum(latest, 0)], 0.0)
 
 
-def _speeds(run: ShownRun, series: StepSeries) -> tuple[list[Curve], list[Curve]]:
+def _speeds(run: Run, series: StepSeries) -> tuple[list[Curve], list[Curve]]:
     speed = pace(series, pauses(run.evals, run.events))
     return (
-        [curve(run.label, run.number, speed.steps, speed.steps_per_second, run.number)],
-        [curve(run.label, run.number, speed.seconds, speed.examples_per_second, run.number)],
+        [curve(run.name, run.number, speed.steps, speed.steps_per_second, run.number)],
+        [curve(run.name, run.number, speed.seconds, speed.examples_per_second, run.number)],
     )
 
 
-def _described(run: ShownRun, series: StepSeries) -> tuple[str, str]:
+def _described(run: Run, series: StepSeries) -> tuple[str, str]:
     """Say the course of the loss and the speed of a run in words."""
     finite = series.loss[np.isfinite(series.loss)]
     bad = len(series) - len(finite)
     span = f"in {len(series):,} updates and {duration_text(float(series.time_seconds.max()))}"
     ends = "was never finite"
     if len(finite):
-        known = None if run.summary is None else run.summary["final_train_loss"]
+        known = run.summary["final_train_loss"] if run.has_summary else None
         last = float(finite[-FINAL_LOSS_UPDATES:].mean()) if known is None else known
         ends = f"from {number_text(float(finite[0]))} to {number_text(last)}"
-    loss = f"{run.label}: {ends} {span}{f', {bad:,} of them not finite' if bad else ''}"
-    if run.summary is None:
-        return loss, f"{run.label}: no figures, for the run has not ended well"
+    loss = f"{run.name}: {ends} {span}{f', {bad:,} of them not finite' if bad else ''}"
+    if not run.has_summary:
+        return loss, f"{run.name}: no figures, for the run has not ended well"
     steps, examples = (rate_text(run.summary[name]) for name in ("steps_per_second", "examples_per_second"))
-    return loss, f"{run.label}: {steps.removesuffix('/s')} steps and {examples.removesuffix('/s')} examples per second"
+    return loss, f"{run.name}: {steps.removesuffix('/s')} steps and {examples.removesuffix('/s')} examples per second"
 
 
 def _pair(name: str, title: str, height: str, curves: Sequence[tuple[list[Curve], list[Curve]]], note: str, words: str) -> Picture:
@@ -135,41 +134,41 @@ def _speed(curves: Sequence[tuple[list[Curve], list[Curve]]], words: str) -> Pic
     return Picture("speed", "Speed", _SPEED, words, (steps, examples))
 
 
-def _evaluations(runs: Sequence[ShownRun]) -> list[Picture]:
+def _evaluations(runs: Sequence[Run]) -> list[Picture]:
     return [
         *(_evaluation(runs, info, info.name, "best") for info in _metrics(runs)),
         _evaluation(runs, LOSS, "test-loss", "last"),
     ]
 
 
-def _metrics(runs: Sequence[ShownRun]) -> list[MetricInfo]:
+def _metrics(runs: Sequence[Run]) -> list[MetricInfo]:
     """Return the metrics that any of the runs has, each once."""
-    return list(dict.fromkeys(info for run in runs for info in read_metrics(run.job) if info != LOSS))
+    return list(dict.fromkeys(info for run in runs for info in run.metrics if info != LOSS))
 
 
-def _evaluation(runs: Sequence[ShownRun], info: MetricInfo, name: str, told: str) -> Picture:
+def _evaluation(runs: Sequence[Run], info: MetricInfo, name: str, told: str) -> Picture:
     """Return a metric or the loss on the test split, over steps and over seconds, with the goal where all runs have the same one."""
     title = f"Test {info.label}"
     curves, words = [], []
     for run in runs:
-        if not run.tests or info not in read_metrics(run.job):
+        if not run.tests or info not in run.metrics:
             continue
         values = np.array([record.figure(info.name) for record in run.tests], np.float64)
         steps = np.array([record.step for record in run.tests], np.float64)
         seconds = np.array([record.time_seconds for record in run.tests], np.float64)
         curves.append(
             (
-                [curve(run.label, run.number, steps, values, run.number, "points")],
-                [curve(run.label, run.number, seconds, values, run.number, "points")],
+                [curve(run.name, run.number, steps, values, run.number, "points")],
+                [curve(run.name, run.number, seconds, values, run.number, "points")],
             )
         )
         best = info.best(values.tolist()) if told == "best" and np.isfinite(values).any() else float(values[-1])
-        words.append(f"{run.label}: {told} {number_text(best)}, last at {duration_text(float(seconds[-1]))} of the run clock")
+        words.append(f"{run.name}: {told} {number_text(best)}, last at {duration_text(float(seconds[-1]))} of the run clock")
     picture = _pair(name, title, title.lower(), curves, "Over the whole test split, every example once.", "; ".join(words))
     return _with_goal(picture, runs, info.name)
 
 
-def _with_goal(picture: Picture, runs: Sequence[ShownRun], metric: str) -> Picture:
+def _with_goal(picture: Picture, runs: Sequence[Run], metric: str) -> Picture:
     goals = {run.job.get("until") for run in runs}
     goal = goals.pop() if len(goals) == 1 else None
     target = Target.parse(goal) if goal else None

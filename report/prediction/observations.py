@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from ...core.errors import UsageError
 from ...core.units import parse_bandwidth
 from ...records.store.jsonl import DamagedRunError
-from ...records.store.run_directory import RunReader
-from ..catalog.labels import labels
-from ..catalog.run import DescribedRun, describe
+from ..catalog.run import Run, labelled
 
 __all__ = ["SAME", "Observed", "Worker", "observe", "observe_all"]
 
@@ -44,7 +41,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A run as the model sees it.
+    """What the cost model is fitted to: the costs of a run's steps, computed from its calibration. A result, and no second form of a `Run`.
 
     `bytes_per_second` is the limit of each node's link, None without one. `served_bytes` is what the nodes with a parameter server sent
     and received over theirs; None where that was not counted, or is not theirs alone. `server_cores` are those of node 0, which has one.
@@ -105,15 +102,14 @@ class Observed:
         return sum(self.batch_size / worker.step for worker in self.workers)
 
 
-def observe_all(paths: Sequence[Path]) -> list[Observed]:
-    """Read runs, each called so that it is told from the others; raises what `observe` raises."""
-    return [replace(observe(path), name=name) for path, name in zip(paths, labels(paths), strict=True)]
+def observe_all(runs: Sequence[Run]) -> list[Observed]:
+    """Return what each run says, called so that it is told from the others; raises what `observe` raises."""
+    return [observe(run) for run in labelled(runs)]
 
 
-def observe(path: Path) -> Observed:
-    """Read a run. Raises UsageError where it lacks its calibration or went on with other settings."""
-    run, calibration = describe(path), RunReader(path).calibration()
-    job, summary = run.job, run.summary
+def observe(run: Run) -> Observed:
+    """Return what a run says. Raises UsageError where it has no summary, lacks its calibration or went on with other settings."""
+    summary, job, calibration, path = run.summary, run.job, run.calibration, run.path
     if calibration is None or summary.get("time_shares") is None:
         raise UsageError(
             f"run: {str(path)!r} is not calibrated, and a prediction rests on that (it is {summary['state']}). A run is calibrated when it "
@@ -123,7 +119,7 @@ def observe(path: Path) -> Observed:
         raise UsageError(f"run: {str(path)!r} has no env.json, which says what its nodes are. Take another run.")
     if summary["resumed"] and any(segment.get("changed") for segment in job.get("segments", ())[1:]):
         raise UsageError(f"run: {str(path)!r} was resumed with other settings, so that its steps are not alike. Take another run.")
-    _expect_agreement(path, run, calibration)
+    _expect_agreement(run, calibration)
     steps = {worker["worker"]: worker["step_seconds"] for worker in summary["time_shares"]["workers"]}
     if (
         len(steps) != summary["workers"]
@@ -156,7 +152,7 @@ def observe(path: Path) -> Observed:
     )
 
 
-def _expect_agreement(path: Path, run: DescribedRun, calibration: Mapping[str, Any]) -> None:
+def _expect_agreement(run: Run, calibration: Mapping[str, Any]) -> None:
     """Raise DamagedRunError where the documents of a run tell of different numbers of nodes or workers."""
     nodes, workers = run.job["nodes"], run.job["nodes"] * run.job["procs_per_node"]
     counts = {"summary.json": run.summary["nodes"], "env.json": len(run.nodes), "summary.json's per_node": len(run.summary["per_node"])}
@@ -170,7 +166,7 @@ def _expect_agreement(path: Path, run: DescribedRun, calibration: Mapping[str, A
         wrong["its threads_per_task"] = "another number of nodes"
     if wrong:
         found = ", ".join(f"{name} has {text}" for name, text in wrong.items())
-        raise DamagedRunError(f"{path}: job.json has {nodes} nodes with {workers} workers, but {found}; they do not belong together.")
+        raise DamagedRunError(f"{run.path}: job.json has {nodes} nodes with {workers} workers, but {found}; they do not belong together.")
 
 
 def _processors(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ...records.store.run_directory import RunReader
 from ...records.summary.attempts import Attempts, resumed_seconds
 from .fast_jsonl import read_pieces
 
-__all__ = ["Floats", "Integers", "NodeSeries", "StepSeries", "read_steps", "read_system"]
+__all__ = ["Floats", "Integers", "NodeSeries", "StepSeries", "read_samples", "read_steps", "read_system"]
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -202,9 +202,14 @@ def read_system(run: Path) -> list[NodeSeries]:
 
     Raises what `read_steps` raises.
     """
+    return read_samples(run / "system.jsonl", resumed_seconds(RunReader(run).job()))
+
+
+def read_samples(path: Path, resumed: Sequence[float]) -> list[NodeSeries]:
+    """Return the same from a ``system.jsonl``; `resumed` are the times on the run clock from which the run went on (`resumed_seconds`)."""
     by_node: dict[int, list[_SystemLine]] = {}
-    parts = Attempts(resumed_seconds(RunReader(run).job()))
-    for lines in read_pieces(run / "system.jsonl", _SystemLine, "SystemRecord"):
+    parts = Attempts(resumed)
+    for lines in read_pieces(path, _SystemLine, "SystemRecord"):
         for line in lines:
             line.part_began_seconds = parts.began_seconds(line.time_seconds, line.part_began_seconds)
             by_node.setdefault(line.node, []).append(line)

@@ -10,10 +10,9 @@ from ...core.errors import UsageError
 from ...core.suggestions import nearest
 from ...metrics import LOSS as LOSS_INFO
 from ...metrics.classification import ACCURACY as ACCURACY_METRIC
-from ...metrics.recorded import read_metrics
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
 from ..catalog.figures import FIGURES
-from ..catalog.run import DescribedRun
+from ..catalog.run import Run
 from ..comparison.factors import ACCURACY, LOSS, RESOURCES, SPEED, STEPS, TARGET, TIME
 from ..comparison.rows import Row
 
@@ -121,19 +120,19 @@ _SHORT = {
 }
 
 
-def metric_columns(runs: Iterable[DescribedRun]) -> list[Column]:
+def metric_columns(runs: Iterable[Run]) -> list[Column]:
     """Return columns for the metrics of some runs that are not among `RUN_COLUMNS`, each once."""
-    infos = dict.fromkeys(info for run in runs for info in read_metrics(run.job) if info != LOSS_INFO)
+    infos = dict.fromkeys(info for run in runs for info in run.metrics if info != LOSS_INFO)
     found = {f"eval_{info.name}": Column(f"eval_{info.name}", f"test {info.label}", number_text, ACCURACY, info.label) for info in infos}
     return [one for key, one in found.items() if key not in _KNOWN]
 
 
-def run_columns(runs: Iterable[DescribedRun]) -> list[Column]:
+def run_columns(runs: Iterable[Run]) -> list[Column]:
     """Return `RUN_COLUMNS` with the columns of the runs' metrics in the place of the accuracy's, which stays where any of them has it."""
     known = list(runs)
     place = next(index for index, one in enumerate(RUN_COLUMNS) if one.key == "eval_error") + 1
     further = metric_columns(known)
-    has_accuracy = not further or any(ACCURACY_METRIC.info in read_metrics(run.job) for run in known)
+    has_accuracy = not further or any(ACCURACY_METRIC.info in run.metrics for run in known)
     before = [one for one in RUN_COLUMNS[:place] if has_accuracy or one.group != ACCURACY]
     return [*before, *further, *RUN_COLUMNS[place:]]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -14,7 +13,7 @@ from rich.table import Table
 from ...core.untrusted.console import one_line
 from ...records.text.numbers import UNKNOWN, count_text
 from ..catalog.divergence import diverged_text
-from ..catalog.run import DescribedRun
+from ..catalog.run import Run
 from ..comparison.factors import SPEED, TARGET, changed_text
 from ..comparison.rows import Row, entry_of
 from ..comparison.scaling import relative_speed, relative_target
@@ -95,13 +94,17 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
         main.add_row("cores", f"shared by {figures['nodes_sharing_cores']} nodes, which fight for them (--cores-per-node)")
     if figures["network_source"] is not None:
         main.add_row("network counted at", _source(figures["network_source"]))
-    changed = changed_text(DescribedRun(Path(), summary, job or {}))
+    changed = changed_text(_run(summary, job))
     mixed = ["", changed] if changed else []
     return Group(main, "", _nodes(entry), *_notes([summary]), *mixed)
 
 
 def _entry(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> Row:
-    return entry_of([DescribedRun(Path(), summary, job or {})])
+    return entry_of([_run(summary, job)])
+
+
+def _run(summary: Mapping[str, Any], job: Mapping[str, Any] | None) -> Run:
+    return Run.of_documents(summary, job or {}, label=str(summary["run"]))
 
 
 def _as_shown(entry: Row) -> Row:

@@ -12,7 +12,7 @@ import pytest
 
 from crosstrain.conformance.runs import run_job, trainer
 from crosstrain.core.plugins import find
-from crosstrain.report.catalog.run import describe
+from crosstrain.report.catalog.run import Run
 from crosstrain.report.comparison.factor_values import framework
 
 TOY = Path(__file__).parent.parent / "toy"
@@ -113,4 +113,4 @@ def test_a_run_records_the_releases_of_the_packages_that_its_backend_declares(tm
     assert {name: node["packages"][name] for name in releases} == releases
     assert {"crosstrain", find("backend", "tf").requires, find("backend", "torch").requires} <= set(node["packages"])
     assert json.loads((run.path / "job.json").read_text())["framework_packages"] == ["click", "numpy"]
-    assert framework(describe(run.path)) == (f"click {releases['click']}, numpy {releases['numpy']}",)
+    assert framework(Run(run.path)) == (f"click {releases['click']}, numpy {releases['numpy']}",)

@@ -9,7 +9,7 @@ from typing import Any
 from crosstrain.core.job import Job
 from crosstrain.records.schema import StepRecord
 from crosstrain.records.store.jsonl import encode, write_document
-from crosstrain.report.catalog.run import DescribedRun
+from crosstrain.report.catalog.run import Run
 
 NODE: dict[str, Any] = {
     "cpu_model": "Made Up 3000",
@@ -42,7 +42,7 @@ def made(
     described: dict[str, Any] | None = None,
     folder: Path = Path("runs"),
     **job: Any,
-) -> DescribedRun:
+) -> Run:
     """A run of 10 epochs at 1000 examples/s; the arguments change its job, its nodes, its data, its summary and what else job.json has."""
     asked = Job.model_validate({"backend": "torch", "out": folder, **job})
     own = {**NODE, **(node or {})}
@@ -86,7 +86,7 @@ def made(
         **(summary or {}),
     }
     written = {**asked.model_dump(mode="json"), "threads_per_task": [1] * asked.nodes, "dataset": {**DATASET, **(dataset or {})}}
-    return DescribedRun(folder / name, values, {**written, **(described or {})}, [own] * asked.nodes)
+    return Run.of_documents(values, {**written, **(described or {})}, [own] * asked.nodes, path=folder / name)
 
 
 def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, received: float = 4e6) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def starved_node(fraction: float) -> dict[str, Any]:
     return {**used(), "node": 0, "cores_available": 2.0, "foreign_cpu_cores_used": 1.5, "starved_fraction": fraction}
 
 
-def written(folder: Path, *runs: DescribedRun) -> list[str]:
+def written(folder: Path, *runs: Run) -> list[str]:
     """Write runs as run directories below `folder`; return their paths."""
     paths = []
     for run in runs:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from report_runs import make_run
 
 from crosstrain.records.text.numbers import bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
-from crosstrain.report.catalog.shown import show_runs
+from crosstrain.report.catalog.run import Run, started_runs
 from crosstrain.report.comparison.comparison import compare_runs
 from crosstrain.report.page.page import render
 from crosstrain.report.tables.alignment import holds_figures, plain_lines
@@ -151,6 +151,6 @@ class Items(HTMLParser):
 
 def test_what_is_not_alike_stands_below_its_heading(tmp_path):
     items = Items()
-    items.feed(render(show_runs([make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, seed=3)])))
+    items.feed(render(started_runs(map(Run, [make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, seed=3)]))))
     depths = {text: depth for depth, text in reversed(items.found)}
     assert (depths["Not alike"], depths["seed"]) == (1, 2)

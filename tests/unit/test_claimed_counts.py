@@ -12,7 +12,7 @@ from report_runs import make_run
 
 from crosstrain.cli.group import invoke
 from crosstrain.records.store.bounded_types import MOST_NODES
-from crosstrain.report.catalog.run import DescribedRun
+from crosstrain.report.catalog.run import Run
 from crosstrain.report.comparison.rows import entry_of
 from crosstrain.report.tables.run_tables import columns_of, one_run, to_text
 
@@ -81,5 +81,5 @@ def test_the_report_draws_the_nodes_that_are_there(claim, honest, tmp_path):
 def test_tables_have_a_line_for_each_node_that_there_are_figures_of(honest):
     summary = {**json.loads((honest / "summary.json").read_text()), "nodes": 1_000_000_000}
     assert sum(line.startswith(("0 ", "1 ", "2 ")) for line in to_text(one_run(summary)).splitlines()) == 2
-    text = to_text(columns_of([entry_of([DescribedRun(honest, summary, {})])], [frozenset()]))
+    text = to_text(columns_of([entry_of([Run.of_documents(summary, {}, path=honest)])], [frozenset()]))
     assert text.count("peak memory") == 2

@@ -21,6 +21,7 @@ from crosstrain.conformance.runs import trainer
 from crosstrain.core.errors import UsageError
 from crosstrain.records.text.numbers import bytes_text, count_text, duration_text, number_text, rate_text
 from crosstrain.report.catalog.figures import rows
+from crosstrain.report.catalog.run import Run
 from crosstrain.report.comparison.comparison import compare_paths, compare_runs
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.tables.columns import cell, column
@@ -307,7 +308,7 @@ def test_copies_of_a_run_are_called_as_their_directories(tmp_path):
     compared = compare_paths([tmp_path / "one", tmp_path / "copy"], fold=False)
     assert [entry.label for entry in compared.entries] == ["one", "copy"]
     assert [found["run"] for found in rows([tmp_path / "copy"])] == ["copy"]
-    assert explain(tmp_path / "copy").to_json()["run"] == "copy"
+    assert explain(Run(tmp_path / "copy")).to_json()["run"] == "copy"
 
 
 def test_a_run_is_found_by_its_name(tmp_path):

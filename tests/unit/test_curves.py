@@ -14,6 +14,7 @@ from run_samples import a_job, async_run, open_run, sync_run
 from crosstrain.cli.commands.compare import compare
 from crosstrain.core.errors import UsageError
 from crosstrain.records.schema import EvalRecord, StepRecord
+from crosstrain.report.catalog.run import Run
 from crosstrain.report.export.curves import curves
 
 
@@ -38,7 +39,7 @@ def listed(found, name, smooth=False):
 
 def test_losses_lie_on_one_grid_and_end_with_their_run(tmp_path):
     paths = [a_run(tmp_path, "short", [4.0, 3.0, 2.0]), a_run(tmp_path, "long", [8.0, 7.0, 6.0, 5.0, 4.0])]
-    found = curves(paths, "loss", "steps", points=5)
+    found = curves([*map(Run, paths)], "loss", "steps", points=5)
     assert found.grid.tolist() == [0, 1, 2, 3, 4]
     assert listed(found, "short") == [4.0, 3.0, 2.0, None, None]
     assert listed(found, "long") == [8.0, 7.0, 6.0, 5.0, 4.0]
@@ -46,7 +47,7 @@ def test_losses_lie_on_one_grid_and_end_with_their_run(tmp_path):
 
 def test_between_its_points_a_run_is_interpolated(tmp_path):
     paths = [a_run(tmp_path, "slow", [4.0, 2.0], seconds=2.0), a_run(tmp_path, "fast", [4.0, 3.0, 2.0, 1.0])]
-    found = curves(paths, "loss", "seconds", points=4)
+    found = curves([*map(Run, paths)], "loss", "seconds", points=4)
     assert found.grid.tolist() == [1.0, 2.0, 3.0, 4.0]
     assert listed(found, "slow") == [None, 4.0, 3.0, 2.0]
     assert listed(found, "fast") == [4.0, 3.0, 2.0, 1.0]
@@ -54,26 +55,26 @@ def test_between_its_points_a_run_is_interpolated(tmp_path):
 
 def test_examples_are_counted_to_the_end_of_each_update(tmp_path):
     paths = [a_run(tmp_path, "ten", [4.0, 2.0]), a_run(tmp_path, "twenty", [4.0, 2.0], examples=20)]
-    found = curves(paths, "loss", "examples", points=4)
+    found = curves([*map(Run, paths)], "loss", "examples", points=4)
     assert found.grid.tolist() == [10, 20, 30, 40]
     assert (listed(found, "ten"), listed(found, "twenty")) == ([4.0, 2.0, None, None], [None, 4.0, 3.0, 2.0])
 
 
 def test_smoothing_starts_without_a_bias(tmp_path):
-    found = curves([a_run(tmp_path, "one", [4.0, 2.0, 6.0])], "loss", "steps", smooth=0.5, points=3)
+    found = curves([Run(a_run(tmp_path, "one", [4.0, 2.0, 6.0]))], "loss", "steps", smooth=0.5, points=3)
     assert listed(found, "one") == [4.0, 2.0, 6.0]
     expected = [4.0, (0.5 * 4 + 2) / 1.5, (0.25 * 4 + 0.5 * 2 + 6) / 1.75]
     assert listed(found, "one", smooth=True) == pytest.approx(expected)
 
 
 def test_a_loss_that_blew_up_is_not_taken_for_a_lack(tmp_path):
-    found = curves([a_run(tmp_path, "one", [4.0, math.nan, 2.0])], "loss", "steps", points=3)
+    found = curves([Run(a_run(tmp_path, "one", [4.0, math.nan, 2.0]))], "loss", "steps", points=3)
     assert listed(found, "one") == [4.0, "NaN", 2.0]
 
 
 @pytest.mark.parametrize(("over", "grid"), [("steps", [1, 2, 3]), ("examples", [10, 20, 30]), ("seconds", [1.5, 2.5, 3.5])])
 def test_accuracy_is_that_of_the_evaluations(tmp_path, over, grid):
-    found = curves([a_run(tmp_path, "one", [1.0] * 3, accuracies=[0.25, 0.5, 1.0])], "accuracy", over, points=3)
+    found = curves([Run(a_run(tmp_path, "one", [1.0] * 3, accuracies=[0.25, 0.5, 1.0]))], "accuracy", over, points=3)
     assert found.grid.tolist() == grid
     assert listed(found, "one") == [0.25, 0.5, 1.0]
 
@@ -81,13 +82,13 @@ def test_accuracy_is_that_of_the_evaluations(tmp_path, over, grid):
 @pytest.mark.parametrize("over", ["steps", "examples", "seconds"])
 def test_a_rate_is_the_mean_since_the_point_before(tmp_path, over):
     paths = [a_run(tmp_path, "one", [1.0] * 5, seconds=0.5)]
-    assert listed(curves(paths, "steps_per_second", over, points=5), "one") == [None, *[pytest.approx(2.0)] * 4]
-    assert listed(curves(paths, "examples_per_second", over, points=5), "one") == [None, *[pytest.approx(20.0)] * 4]
+    assert listed(curves([*map(Run, paths)], "steps_per_second", over, points=5), "one") == [None, *[pytest.approx(2.0)] * 4]
+    assert listed(curves([*map(Run, paths)], "examples_per_second", over, points=5), "one") == [None, *[pytest.approx(20.0)] * 4]
 
 
 def test_a_rate_counts_the_updates_of_all_workers(tmp_path):
     """Two workers whose groups overlap: together 16 updates in a second."""
-    found = curves([async_run(tmp_path)], "steps_per_second", "seconds", points=2)
+    found = curves([Run(async_run(tmp_path))], "steps_per_second", "seconds", points=2)
     first, last = found.grid.tolist()
     rate = listed(found, "two")[1]
     assert rate * (last - first) == pytest.approx(15)
@@ -95,7 +96,7 @@ def test_a_rate_counts_the_updates_of_all_workers(tmp_path):
 
 def test_a_quantity_that_no_run_has_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"--curves: got 'accuracy', of which none of these runs has anything recorded"):
-        curves([a_run(tmp_path, "one", [1.0])], "accuracy", "steps")
+        curves([Run(a_run(tmp_path, "one", [1.0]))], "accuracy", "steps")
 
 
 def test_the_command_prints_csv_and_json(tmp_path):
@@ -139,4 +140,4 @@ def test_more_points_than_memory_holds_are_refused_before_anything_is_read(tmp_p
         str(caught.value) == f"--points: got '99999999999'; allowed: {most}; the records themselves are written by `trainer runs export`."
     )
     assert caught.value.exit_code == 2
-    assert len(curves(paths, "loss", "seconds", points=100_000).grid) == 100_000
+    assert len(curves([*map(Run, paths)], "loss", "seconds", points=100_000).grid) == 100_000

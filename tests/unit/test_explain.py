@@ -12,6 +12,7 @@ from run_samples import a_job, open_run
 
 from crosstrain.cli.commands.explain import explain as command
 from crosstrain.core.errors import UsageError
+from crosstrain.report.catalog.run import Run
 from crosstrain.report.diagnosis.advice import advise
 from crosstrain.report.diagnosis.text import headline, notes, page
 from crosstrain.report.diagnosis.time_shares import read_shares, read_workers
@@ -29,7 +30,7 @@ def steps(*, data=0.0, compute=0.0, network=0.0, count=2, **more):
 
 
 def judged(out, workers, **options):
-    return explain(explained_run(out, workers, **options))
+    return explain(Run(explained_run(out, workers, **options)))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -52,7 +53,8 @@ def test_the_largest_part_of_the_step_is_the_verdict(tmp_path, mode, parts, verd
 def four_nodes(tmp_path_factory):
     """What is known of a run on four nodes, in both modes."""
     return {
-        mode: read_facts(explained_run(tmp_path_factory.mktemp(mode), steps(compute=9, count=4), mode=mode)) for mode in ("sync", "async")
+        mode: read_facts(Run(explained_run(tmp_path_factory.mktemp(mode), steps(compute=9, count=4), mode=mode)))
+        for mode in ("sync", "async")
     }
 
 
@@ -182,7 +184,7 @@ def test_the_speed_of_a_real_interface_is_a_limit_too(tmp_path):
     (path / "env.json").write_text(
         json.dumps({"schema": 1, "nodes": [{"interfaces": {"eth0": interface}}, {"interfaces": {"eth0": other}}]})
     )
-    found = explain(path)
+    found = explain(Run(path))
     assert found.network_cause == "link"
     assert (found.nodes[0].link.limit_source, found.nodes[0].link.sent_fraction) == ("eth0", pytest.approx(0.952))
     assert found.nodes[1].link.limit_bytes_per_second is None
@@ -242,7 +244,7 @@ def test_nothing_dominates(tmp_path):
 
 def test_without_calibration_nothing_is_guessed(tmp_path):
     path = explained_run(tmp_path, steps(compute=9), calibrated=False, figures={"data_wait_seconds": 0.25})
-    found = explain(path)
+    found = explain(Run(path))
     assert (found.verdict, found.calibrated, [node.limit for node in found.nodes]) == ("unknown", False, [None, None])
     text = to_text(page(found, advise(found)))
     assert text.startswith("no verdict: the run was not calibrated.")
@@ -256,13 +258,13 @@ def test_a_summary_from_before_calibration_is_read(tmp_path):
     summary = json.loads((path / "summary.json").read_text())
     del summary["time_shares"]
     (path / "summary.json").write_text(json.dumps(summary))
-    assert explain(path).verdict == "unknown"
+    assert explain(Run(path)).verdict == "unknown"
 
 
 def test_a_run_that_has_no_summary_is_refused(tmp_path):
     writer = open_run(a_job(tmp_path, name="going"))
     with pytest.raises(UsageError, match=r"going' has no summary.json, for it is running; wait until it has ended\."):
-        explain(writer.path)
+        explain(Run(writer.path))
     writer.close()
 
 

@@ -5,6 +5,7 @@ from click.testing import CliRunner
 from explained_runs import explained_run, using
 
 from crosstrain.cli.commands.run import run as run_command
+from crosstrain.report.catalog.run import Run
 from crosstrain.report.diagnosis.advice import advise
 from crosstrain.report.diagnosis.text import notes
 from crosstrain.report.diagnosis.verdict import explain
@@ -19,7 +20,7 @@ def steps(*, data=0.0, compute=0.0, network=0.0, count=2, **more):
 
 
 def advice(out, workers, **options):
-    return {entry.option: entry for entry in advise(explain(explained_run(out, workers, **options)))}
+    return {entry.option: entry for entry in advise(explain(Run(explained_run(out, workers, **options))))}
 
 
 def test_twice_the_batch_pays_the_exchange_once(tmp_path):
@@ -31,7 +32,7 @@ def test_twice_the_batch_pays_the_exchange_once(tmp_path):
 
 def test_nothing_is_advised_from_a_run_that_lost_its_loss(tmp_path):
     path = explained_run(tmp_path, steps(compute=2, network=8), figures={"non_finite_from_step": 3})
-    found = explain(path)
+    found = explain(Run(path))
     assert advise(found) == []
     assert notes(found)[0] == "The loss was not finite (NaN or infinite) from step 3 on: speed and resources are those of no training."
 
@@ -193,7 +194,7 @@ def test_every_option_that_is_recommended_is_one_of_the_command(tmp_path):
         explained_run(tmp_path, steps(compute=9), name="d"),
         explained_run(tmp_path, steps(compute=9), figures={"train_seconds": 0.3, "eval_seconds": 0.6}, name="e"),
     ]
-    options = [entry.option for run in runs for entry in advise(explain(run))]
+    options = [entry.option for run in runs for entry in advise(explain(Run(run)))]
     assert len(options) > 8
     usual = ["--nodes", "3", "--mode", "async"]
     typed = [[*([] if "--nodes" in text or "--mode sync" in text else usual), *text.split()] for text in options]

@@ -18,7 +18,7 @@ from report_runs import make_run
 from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.group import invoke
 from crosstrain.report.catalog.labels import labels
-from crosstrain.report.catalog.shown import show_runs
+from crosstrain.report.catalog.run import Run, started_runs
 from crosstrain.report.comparison.comparison import compare_paths
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.export.curves import curves
@@ -65,9 +65,9 @@ def test_every_place_calls_renamed_and_copied_runs_alike(tmp_path):
     assert [entry.label for entry in compared.entries] == EXPECTED
     assert [run["run"] for run in compared.to_json()["runs"]] == EXPECTED
     assert [row["runs"] for row in compared.to_json()["rows"]] == [[label] for label in EXPECTED]
-    assert list(curves(paths, "loss", "steps").raw) == EXPECTED
-    assert list(dict.fromkeys(row[0] for row in table_of("evals", paths).rows)) == EXPECTED
-    shown = show_runs(paths)
+    assert list(curves([*map(Run, paths)], "loss", "steps").raw) == EXPECTED
+    assert list(dict.fromkeys(row[0] for row in table_of("evals", [*map(Run, paths)]).rows)) == EXPECTED
+    shown = started_runs(map(Run, paths))
     assert [run.label for run in shown] == EXPECTED
     assert [curve.name for curve in pictures(shown)[0].panels[0].curves if curve.kind != "faint"] == EXPECTED
 
@@ -76,7 +76,7 @@ def test_the_tables_of_the_page_call_them_as_its_pictures_do(tmp_path):
     """Also where a run without figures has the name of another, and so is in the pictures alone."""
     paths = renamed_and_copied(tmp_path)[:2]
     failed = make_run(tmp_path / "other", "new", summary=False, state="failed")
-    page = render(show_runs([*paths, failed]))
+    page = render(started_runs(map(Run, [*paths, failed])))
     tables = page[page.index('id="comparison"') : page.index('id="plots-heading"')]
     assert re.findall(r'<th scope="row">([^<]+)</th>', tables)[:2] == ["runs/new", "copy"]
     assert "old" not in re.sub(r"<[^>]+>", " ", tables).split()
@@ -86,7 +86,7 @@ def test_commands_print_the_current_name(tmp_path, capsys):
     paths = renamed_and_copied(tmp_path)
     printed = CliRunner().invoke(compare, [*map(str, paths), "--csv", "--no-fold"], catch_exceptions=False).output
     assert [line["run"] for line in csv.DictReader(printed.splitlines())] == EXPECTED
-    assert explain(paths[0]).to_json()["run"] == "new"
+    assert explain(Run(paths[0])).to_json()["run"] == "new"
     assert invoke(["runs", "show", str(paths[1]), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["run"], shown["summary"]["run"]) == ("copy", "copy")

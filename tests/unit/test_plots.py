@@ -20,7 +20,7 @@ from PIL import Image
 from report_runs import make_run
 
 from crosstrain.cli.group import invoke
-from crosstrain.report.catalog.shown import show_runs
+from crosstrain.report.catalog.run import Run, started_runs
 from crosstrain.report.plots.figure import COLOURS, DASHES, Panel, colour, dash
 from crosstrain.report.plots.matplotlib_renderer import write_figures
 from crosstrain.report.plots.training_charts import pictures
@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def drawn(runs):
     """One picture of each kind: curves, bars, a stack."""
-    found = pictures(show_runs(runs))
+    found = pictures(started_runs(map(Run, runs)))
     assert [picture.name for picture in found] == [
         "loss",
         "accuracy",
@@ -95,7 +95,7 @@ PRIVATE = "\U0010fabc"
 @pytest.mark.filterwarnings("error")
 def test_a_character_is_drawn_in_a_font_that_has_it_or_named(tmp_path, capsys, private_font, image):
     one, two = (make_run(tmp_path, name, steps=8) for name in ("one", "two"))
-    shown = pictures(show_runs([one, two.rename(tmp_path / f"two{PRIVATE}")]))[:1]
+    shown = pictures(started_runs(map(Run, [one, two.rename(tmp_path / f"two{PRIVATE}")])))[:1]
     (boxes,) = write_figures(shown, tmp_path / "boxes", image)
     said = capsys.readouterr().err
     assert said.startswith(f"no installed font has {PRIVATE}: boxes stand for them;")
@@ -127,7 +127,7 @@ def test_the_pictures_show_something_in_the_colours_of_the_runs(drawn, tmp_path)
 @pytest.mark.parametrize("name", ["20261122-131600-logreg-torch-sync-3n-162d", "x" * 90])
 def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
     paths = [make_run(tmp_path, each, calibrated=True, steps=8) for each in (name, "short")]
-    (shares,) = (picture for picture in pictures(show_runs(paths)) if picture.name == "time-shares")
+    (shares,) = (picture for picture in pictures(started_runs(map(Run, paths))) if picture.name == "time-shares")
     (file,) = write_figures([shares], tmp_path, "svg")
     text = file.read_text()
     whole = float(re.search(r'width="([\d.]+)pt"', text)[1])
@@ -139,7 +139,7 @@ def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
 @pytest.mark.parametrize("name", ["{}-131600-logreg-torch-sync-3n-162d", "{}" + "x" * 150])
 def test_a_key_of_long_names_stays_within_the_figure(tmp_path, name):
     paths = [make_run(tmp_path, name.format(number), steps=8) for number in range(4)]
-    (file,) = write_figures([pictures(show_runs(paths))[0]], tmp_path, "png")
+    (file,) = write_figures([pictures(started_runs(map(Run, paths)))[0]], tmp_path, "png")
     image = Image.open(file).convert("L")
     edges = [image.getpixel((x, y)) for x in (*range(4), *range(image.width - 4, image.width)) for y in range(image.height)]
     assert min(edges) == 255  # nothing is cut
@@ -160,7 +160,7 @@ def test_thirty_runs_look_different():
 
 
 def test_resources_of_all_runs_have_the_same_heights(tmp_path):
-    shown = show_runs([make_run(tmp_path, "small", steps=40), make_run(tmp_path, "large", steps=400)])
+    shown = started_runs(map(Run, [make_run(tmp_path, "small", steps=40), make_run(tmp_path, "large", steps=400)]))
     small, large = (picture for picture in pictures(shown) if picture.stacked)
     tops = [[panel.top for panel in picture.panels if isinstance(panel, Panel)] for picture in (small, large)]
     assert tops[0] == tops[1]
@@ -178,7 +178,7 @@ def test_time_between_commands_is_no_training(tmp_path):
         summary["time_shares"]["run"] = clock
         (paths[-1] / "summary.json").write_text(json.dumps(summary))
     for shown, expected in ((paths[:1], [0.0]), (paths, [0.0, 0.8])):
-        (shares,) = (picture for picture in pictures(show_runs(shown)) if picture.name == "time-shares")
+        (shares,) = (picture for picture in pictures(started_runs(map(Run, shown))) if picture.name == "time-shares")
         found = {segment.name: list(segment.values) for segment in shares.panels[0].segments}
         assert found["between commands"] == pytest.approx(expected)
         assert [sum(values) for values in zip(*found.values(), strict=True)] == pytest.approx([1.0] * len(shown))
@@ -186,13 +186,13 @@ def test_time_between_commands_is_no_training(tmp_path):
 
 def test_what_comes_after_a_run_does_not_stretch_its_picture(tmp_path):
     path = make_run(tmp_path, "one", steps=40)
-    (before,) = (picture for picture in pictures(show_runs([path])) if picture.stacked)
+    (before,) = (picture for picture in pictures(started_runs([Run(path)])) if picture.stacked)
     lines = (path / "system.jsonl").read_text().splitlines(keepends=True)
     late = json.loads(lines[-1])
     late["time_seconds"] += 1000.0
     late["tasks"] = [{**task, "memory_rss_bytes": 10**15} for task in late["tasks"]]
     (path / "system.jsonl").write_text("".join(lines) + json.dumps(late) + "\n")
-    (after,) = (picture for picture in pictures(show_runs([path])) if picture.stacked)
+    (after,) = (picture for picture in pictures(started_runs([Run(path)])) if picture.stacked)
     assert [panel.top for panel in after.panels] == [panel.top for panel in before.panels]
 
 

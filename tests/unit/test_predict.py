@@ -15,6 +15,7 @@ from predict_samples import BATCH, COMPUTE, PAYLOAD, RING, SERVER, calibrated_ru
 from crosstrain.cli.commands.predict import predict
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
+from crosstrain.report.catalog.run import Run
 from crosstrain.report.prediction.cost_model import Compute, Link, Ring, Server, ring_step, server_step
 from crosstrain.report.prediction.error_band import Judged, Point, Validation, band_factor, read_validation
 from crosstrain.report.prediction.extrapolation import Question, remarks
@@ -82,7 +83,7 @@ class TestFormulas:
 class TestFit:
     def test_one_sync_run_gives_back_what_it_was_made_from(self, tmp_path):
         ring = Ring(0.001, 8e-9, hidden_fraction=0.25)
-        found = fit([observe(calibrated_run(tmp_path, ring=ring))])
+        found = fit([observe(Run(calibrated_run(tmp_path, ring=ring)))])
         for name in ("hop_seconds", "seconds_per_byte", "wire_factor", "hidden_fraction", "other_seconds"):
             assert getattr(found.ring, name) == pytest.approx(getattr(ring, name), rel=1e-6, abs=1e-12)
         assert found.compute.fixed_seconds == pytest.approx(COMPUTE.fixed_seconds)
@@ -92,7 +93,7 @@ class TestFit:
     @pytest.mark.parametrize("ring", [RING, replace(RING, hidden_fraction=0.9, window_fraction=0.3)])
     def test_two_bandwidths_tell_how_much_can_be_hidden(self, tmp_path, ring):
         runs = [calibrated_run(tmp_path, name=str(rate), bandwidth=f"{rate}mbit", ring=ring) for rate in (100, 1000)]
-        found = fit([observe(path) for path in runs]).ring
+        found = fit([observe(Run(path)) for path in runs]).ring
         for name in ("seconds_per_byte", "hidden_fraction", "window_fraction"):
             assert getattr(found, name) == pytest.approx(getattr(ring, name))
 
@@ -101,17 +102,17 @@ class TestFit:
         calibration = json.loads((path / "calibration.json").read_text())
         calibration["workers"][0]["compute_seconds"] *= 1.5
         write(path, "calibration.json", calibration)
-        assert fit([observe(path)]).compute.seconds(BATCH) == pytest.approx(1.25 * COMPUTE.seconds(BATCH), rel=1e-3)
+        assert fit([observe(Run(path))]).compute.seconds(BATCH) == pytest.approx(1.25 * COMPUTE.seconds(BATCH), rel=1e-3)
         write(path, "job.json", {**json.loads((path / "job.json").read_text()), "cores_per_node": [0.3, 0.4]})
-        assert fit([observe(path)]).compute.seconds(BATCH) == pytest.approx(1.5 * COMPUTE.seconds(BATCH), rel=1e-3)
+        assert fit([observe(Run(path))]).compute.seconds(BATCH) == pytest.approx(1.5 * COMPUTE.seconds(BATCH), rel=1e-3)
 
     def test_what_comes_on_top_is_kept(self, tmp_path):
         path = calibrated_run(tmp_path, ring=Ring(0.001, 8e-9, other_seconds=0.03))
-        assert fit([observe(path)]).ring.other_seconds == pytest.approx(0.03)
+        assert fit([observe(Run(path))]).ring.other_seconds == pytest.approx(0.03)
 
     def test_an_async_run_gives_back_its_steps_and_other_numbers_of_nodes(self, tmp_path):
         runs = [calibrated_run(tmp_path, name=str(rate), mode="async", nodes=3, bandwidth=f"{rate}mbit") for rate in (50, 1000)]
-        found = fit([observe(path) for path in runs])
+        found = fit([observe(Run(path)) for path in runs])
         assert found.measured == {"ps"}
         assert (found.server.pulls_per_update, found.server.slowdown) == (2.0, 2.5)
         for nodes, rate in ((2, 200e6), (5, 200e6), (3, 50e6), (8, 1e9)):
@@ -120,11 +121,11 @@ class TestFit:
             assert step.updates_per_second == pytest.approx(expected.updates_per_second, rel=0.02)
 
     def test_a_worker_alone_says_nothing_of_messages(self, tmp_path):
-        found = fit([observe(calibrated_run(tmp_path, nodes=1, bandwidth=None, cores_per_node=None))])
+        found = fit([observe(Run(calibrated_run(tmp_path, nodes=1, bandwidth=None, cores_per_node=None)))])
         assert (found.measured, found.ring) == (frozenset(), Ring())
 
     def test_a_batch_of_one_has_no_half(self, tmp_path):
-        found = fit([observe(calibrated_run(tmp_path, batch_size=1))]).compute
+        found = fit([observe(Run(calibrated_run(tmp_path, batch_size=1)))]).compute
         assert (found.seconds(1), found.seconds_per_example) == (pytest.approx(COMPUTE.seconds(1)), 0.0)
 
     @pytest.mark.parametrize(
@@ -138,13 +139,13 @@ class TestFit:
     def test_runs_of_other_work_are_refused(self, tmp_path, change, message):
         first, other = calibrated_run(tmp_path), calibrated_run(tmp_path, name="two", **change)
         with pytest.raises(UsageError, match=message):
-            fit([observe(first), observe(other)])
+            fit([observe(Run(first)), observe(Run(other))])
 
     def test_a_run_without_calibration_is_refused(self, tmp_path):
         path = calibrated_run(tmp_path)
         (path / "calibration.json").unlink()
         with pytest.raises(UsageError, match=r"is not calibrated.*train a short one again"):
-            observe(path)
+            observe(Run(path))
 
 
 JUDGED = Judged("tf", "sync", "w", ("a",), tuple(Point(nodes, 1e8, 32, 100.0, 100.0 * off) for nodes, off in ((2, 0.9), (4, 1.25))))
@@ -173,7 +174,7 @@ class TestBand:
 
 class TestRows:
     def rows(self, tmp_path, *, judged=(JUDGED,), **question):
-        fitted = fit([observe(calibrated_run(tmp_path))])
+        fitted = fit([observe(Run(calibrated_run(tmp_path)))])
         asked = Question(
             **{"nodes": (1, 4), "link": Link(1e8 / 8), "topology": "ring", "ps": 1, "scalings": ("weak", "strong"), **question}
         )
@@ -211,7 +212,7 @@ class TestRows:
         assert any("2 and 4 nodes have no band" in text for text in texts) != banded
 
     def test_nodes_that_are_not_alike_have_no_band(self, tmp_path):
-        fitted = fit([observe(calibrated_run(tmp_path, cores_per_node=(0.5, 0.25)))])
+        fitted = fit([observe(Run(calibrated_run(tmp_path, cores_per_node=(0.5, 0.25))))])
         question = Question((2,), Link(1e8 / 8), "ring", 1, ("weak",))
         (row,) = predicted(fitted, question, Validation("2025-01-01", "m", (JUDGED,)))
         assert row.factor is None
@@ -219,7 +220,7 @@ class TestRows:
 
     def test_steps_that_are_short_against_the_kernels_periods_are_said_to_be(self, tmp_path):
         assert not [text for text in self.rows(tmp_path)[1] if "every 20 ms" in text]
-        fitted = fit([observe(calibrated_run(tmp_path, name="short", compute=Compute(0.0, 0.001)))])
+        fitted = fit([observe(Run(calibrated_run(tmp_path, name="short", compute=Compute(0.0, 0.001))))])
         question = Question((2,), Link(None), "ring", 1, ("weak",))
         texts = remarks(fitted, question, predicted(fitted, question, Validation("", "", ())))
         assert any("a worker of a fitted run computes for only 32 ms a step" in text for text in texts)
@@ -287,7 +288,7 @@ class TestCommand:
     def test_the_model_is_held_against_the_run_it_was_fitted_to(self, tmp_path):
         path = calibrated_run(tmp_path)
         summary = json.loads((path / "summary.json").read_text())
-        speed = observe(path).examples_per_second
+        speed = observe(Run(path)).examples_per_second
         for reported, said in (
             (speed, r"\([+-]0%\)\. -"),
             (speed / 1.5, r"\([+-]0%\)\. In all it made [\d,]+: 33% of its time lay between steps"),

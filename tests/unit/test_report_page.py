@@ -19,7 +19,7 @@ from crosstrain.cli.commands.report import report
 from crosstrain.cli.group import invoke
 from crosstrain.core.job import Job
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.catalog.shown import show_runs
+from crosstrain.report.catalog.run import Run, started_runs
 from crosstrain.report.page.page import render
 from crosstrain.report.plots.matplotlib_renderer import write_figures
 from crosstrain.report.plots.training_charts import pictures
@@ -54,7 +54,7 @@ class Page(HTMLParser):
 
 
 def page_of(*paths):
-    return render(show_runs(paths))
+    return render(started_runs(map(Run, paths)))
 
 
 def plots_of(text):
@@ -135,7 +135,7 @@ def test_a_node_without_updates_is_said_to_have_none(tmp_path):
     (path / "summary.json").write_text(json.dumps(summary))
     step = plots_of(page_of(path))["plot-time-shares-1"]
     assert [note["text"] for note in step["layout"]["annotations"]] == ["node 0 (10 ms)", "node 1", "made no updates"]
-    write_figures(pictures(show_runs([path])), tmp_path, "svg")
+    write_figures(pictures(started_runs([Run(path)])), tmp_path, "svg")
 
 
 def test_a_name_is_text_wherever_it_stands(tmp_path):
@@ -197,7 +197,7 @@ def test_a_run_that_failed_is_shown_as_such(tmp_path):
     text = Page(page).text
     assert "broken: failed (worker-1 was killed by signal 9). What is shown of it is what was recorded until then." in text
     assert len(plots_of(page)["plot-loss-0"]["data"]) == 4
-    assert any(mark.kind == "failure" for mark in pictures(show_runs([failed]))[-1].marks)
+    assert any(mark.kind == "failure" for mark in pictures(started_runs([Run(failed)]))[-1].marks)
     alone = page_of(failed)
     assert "Side by side" not in alone
     assert "plot-time-shares-0" not in plots_of(alone)
@@ -227,7 +227,7 @@ def test_gpus_have_a_panel_where_there_are_any(tmp_path):
 def test_runs_of_one_name_are_told_apart(tmp_path):
     paths = [make_run(tmp_path / folder, "same", steps=8) for folder in ("a", "b")]
     other = make_run(tmp_path, "other", steps=8)
-    assert [run.label for run in show_runs([*paths, other])] == ["a/same", "b/same", "other"]
+    assert [run.label for run in started_runs(map(Run, [*paths, other]))] == ["a/same", "b/same", "other"]
 
 
 def test_long_runs_are_thinned_and_events_too(tmp_path):

@@ -17,6 +17,7 @@ from crosstrain.cli.group import invoke
 from crosstrain.records.store.jsonl import DamagedRunError
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.report.catalog.figures import row
+from crosstrain.report.catalog.run import Run
 from crosstrain.report.export.records_table import TABLES, table_of
 
 TYPES = {"integer": int, "number": float, "text": str, "truth": lambda text: {"True": True, "False": False}[text]}
@@ -82,7 +83,7 @@ def test_every_table_comes_back_as_it_was(out, tmp_path, capsys, run, file_forma
     said = exported(capsys, run, "--format", file_format)
     for what in TABLES:
         path = tmp_path / f"{run}-tables" / f"{what}.{file_format}"
-        table = table_of(what, [Path("runs") / run])
+        table = table_of(what, [Run(Path("runs") / run)])
         rows = [
             tuple(
                 float(value) if column.kind == "number" and value is not None else value
@@ -219,7 +220,7 @@ def test_rows_come_before_the_file_is_read_to_its_end(out):
     """What makes a run of any length fit into little memory."""
     with (out / "one" / "steps.jsonl").open("a") as file:
         file.write("damaged\n" * 2)
-    rows = table_of("steps", [out / "one"]).rows
+    rows = table_of("steps", [Run(out / "one")]).rows
     assert [next(rows)[1] for _ in range(10)] == list(range(10))
     with pytest.raises(DamagedRunError):
         next(rows)

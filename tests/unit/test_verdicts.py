@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import tempfile
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.commands.sweep_table import points_text
 from crosstrain.core.errors import UsageError
 from crosstrain.core.settings.sweeps import Grid, plan
-from crosstrain.report.catalog.shown import show_runs
+from crosstrain.report.catalog.run import Run, started_runs
 from crosstrain.report.comparison.comparison import compare_paths, compare_runs
 from crosstrain.report.comparison.factors import GROUPS
 from crosstrain.report.page.page import render
@@ -73,7 +72,7 @@ def test_the_page_and_a_sweep_count_copies_once(tmp_path):
     assert table.count("Fastest by examples/s") == 1
     one = make_run(tmp_path, "one")
     shutil.copytree(one, tmp_path / "copy")
-    page = render(show_runs([one, tmp_path / "copy"]))
+    page = render(started_runs(map(Run, [one, tmp_path / "copy"])))
     assert "Copies of one run, which count once: one, copy." in page
     assert "Fastest by examples/s" not in page
 
@@ -99,7 +98,13 @@ def test_a_verdict_depends_on_neither_order_nor_copies(speeds, seeds, order):
         )
         for index, (speed, seed) in enumerate(zip(speeds, seeds, strict=False))
     ]
-    more = [*runs, *(replace(run, label=f"copy of {run.name}", path=Path("copies") / run.name) for run in runs[::2])]
+    more = [
+        *runs,
+        *(
+            Run.of_documents(run.summary, run.job, run.nodes, path=Path("copies") / run.name, label=f"copy of {run.name}")
+            for run in runs[::2]
+        ),
+    ]
     order.shuffle(more)
     expected = judged_speeds(compare_runs(runs))
     for options in ({}, {"fold": False}):
@@ -265,7 +270,7 @@ def test_the_page_has_the_verdict_of_compare(tmp_path):
             file = path / "summary.json"
             file.write_text(json.dumps({**json.loads(file.read_text()), "examples_per_second": speed}))
             paths.append(path)
-    page = render(show_runs(paths))
+    page = render(started_runs(map(Run, paths)))
     for verdict in compare_paths(paths).verdicts:
         assert escape(verdict) in page
     assert "1.09x torch ×2); the difference is within the scatter of the repeats." in page

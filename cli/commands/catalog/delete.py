@@ -21,6 +21,7 @@ from ....records.store.run_directory import RunReader
 from ....records.text.numbers import bytes_text, count_text
 from ....report.catalog.index import run_row
 from ....report.catalog.locate import is_run, run_names
+from ....report.catalog.run import Run
 
 __all__ = ["delete"]
 
@@ -99,7 +100,7 @@ def _delete(paths: Sequence[Path], *, yes: bool) -> bool:
         _check(path)
     sizes = [_size(path) for path in paths]
     for path, (files, size) in zip(paths, sizes, strict=True):
-        note(f"{one_line(str(path))}  ({run_row(path)['state']}, {count_text(files)} files, {bytes_text(size)})")
+        note(f"{one_line(str(path))}  ({run_row(Run(path))['state']}, {count_text(files)} files, {bytes_text(size)})")
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("runs delete: nobody can be asked, as standard input is no terminal. Give --yes to delete without asking.")

@@ -10,6 +10,7 @@ import click
 
 from ....core.errors import UsageError
 from ....records.text.numbers import count_text
+from ....report.catalog.run import Run
 from ....report.export.records_table import TABLES, table_of
 from ....report.export.table_files import FORMATS, check_format, check_new, write_csv, write_file
 from ...targets import tell_lost_updates
@@ -17,7 +18,7 @@ from ...targets import tell_lost_updates
 __all__ = ["export"]
 
 
-def export(runs: Sequence[Path], file_format: str, what: str | None, output: str | None, *, overwrite: bool) -> None:
+def export(runs: Sequence[Run], file_format: str, what: str | None, output: str | None, *, overwrite: bool) -> None:
     """Write one table (`what`) or all of them over `runs`, and say what was written. Raises UsageError before anything is written."""
     if file_format not in FORMATS:
         raise UsageError.of("--format", file_format, ", ".join(FORMATS), FORMATS)
@@ -41,9 +42,9 @@ def export(runs: Sequence[Path], file_format: str, what: str | None, output: str
         click.echo(f"{path}  ({count_text(rows)} row{'' if rows == 1 else 's'})")
 
 
-def _targets(runs: Sequence[Path], file_format: str, what: str | None, output: str | None) -> dict[str, Path]:
+def _targets(runs: Sequence[Run], file_format: str, what: str | None, output: str | None) -> dict[str, Path]:
     """Return the file of each table. Several runs share their files, and a name that says how many they are."""
-    name = runs[0].resolve().name if len(runs) == 1 else f"{len(runs)}-runs"
+    name = runs[0].path.resolve().name if len(runs) == 1 else f"{len(runs)}-runs"
     if what is None:
         folder = Path(output or f"{name}-tables")
         return {table: folder / f"{table}.{file_format}" for table in TABLES}

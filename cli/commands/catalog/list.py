@@ -21,6 +21,7 @@ from ....report.catalog.figures import metric_figures
 from ....report.catalog.index import STATES, list_runs
 from ....report.catalog.locate import check_readable, find_run, find_runs, find_sweep
 from ....report.catalog.query import Condition, fitting, in_order, parse_order, parse_since
+from ....report.catalog.run import Run
 from ....report.tables.runs_list import runs_table
 from ...options import GivenPath
 
@@ -204,4 +205,4 @@ def export_command(names: Sequence[str], file_format: str, what: str | None, out
     """
     from .export import export
 
-    export(find_runs(names, out), file_format, what, output, overwrite=overwrite)
+    export([Run(path) for path in find_runs(names, out)], file_format, what, output, overwrite=overwrite)

@@ -11,11 +11,11 @@ from ....checkpoint import list_checkpoints, peek_meta
 from ....core.errors import TrainerError
 from ....core.untrusted.console import one_line
 from ....records.store.file_index import describe_folder
-from ....records.store.run_directory import RunReader
 from ....records.text.numbers import bytes_text, count_text
 from ....report.catalog.index import run_row
 from ....report.catalog.lost_updates import lost_updates
 from ....report.catalog.rerun_command import repeat_command
+from ....report.catalog.run import Run
 from ....report.tables.run_tables import one_run, to_text
 
 __all__ = ["as_text", "shown"]
@@ -26,24 +26,24 @@ def shown(path: Path) -> dict[str, Any]:
 
     Records that are not whole are named there too.
     """
-    reader = RunReader(path)
+    run = Run(path)
     damaged: list[str] = []
 
-    def read(document: Any) -> Any:
+    def read(document: str) -> Any:
         try:
-            return document()
+            return getattr(run, document)
         except (TrainerError, OSError, KeyError) as error:
             damaged.append(str(error))
             return None
 
-    row, status, job = run_row(path), read(reader.status), read(reader.job)
-    nodes, summary = read(reader.env), read(reader.summary)
-    if (lost := lost_updates(path, summary)) is not None:
+    row, status, job, nodes = run_row(run), read("status"), read("job"), read("nodes")
+    summary = read("summary") if read("has_summary") else None
+    if summary is not None and (lost := lost_updates(run)) is not None:
         damaged.append(lost)
     files = describe_folder(path)
     return {
         "path": str(path.resolve()),
-        "run": reader.name,
+        "run": run.own_name,
         "state": row["state"],
         "created_at": row["created_at"],
         "cause": (status or {}).get("cause"),
