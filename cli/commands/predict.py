@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +13,11 @@ import click
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.units import parse_bandwidth
+from ...core.untrusted.console import note
 from ...records.store.jsonl import finite_json
+from ...report.catalog.divergence import diverged
 from ...report.catalog.locate import find_run
-from ...report.catalog.run import Run
+from ...report.catalog.run import Run, labelled
 from ...report.prediction.cost_model import Link, Topology
 from ...report.prediction.error_band import read_validation
 from ...report.prediction.extrapolation import Question, Scaling
@@ -76,7 +79,7 @@ def predict(
     paths = [find_run(run, out) for run in runs]
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("run: got the same run twice; the model is fitted to different ones.")
-    observed = observe_all([Run(path) for path in paths])
+    observed = observe_all(_that_trained(labelled([Run(path) for path in paths])))
     chosen = _topology(topology, observed[0])
     name_settings({"ps": "flag"})
     servers = _servers(ps, observed, chosen)
@@ -94,6 +97,16 @@ def predict(
         click.echo(json.dumps(found, indent=1))
     else:
         click.echo(to_text(prediction_table(fitted, question, rows, validation)), nl=False)
+
+
+def _that_trained(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs without those that lost their loss, which a note names; all of them where none is left, to be refused."""
+    lost = {run.name: since for run in runs if (since := diverged(run.summary)) is not None}
+    if not lost or len(lost) == len(runs):
+        return runs
+    named = ", ".join(f"{name} ({since})" for name, since in lost.items())
+    note(f"left out, as the loss was not finite (NaN or infinite), and the speed is that of no training: {named}")
+    return [run for run in runs if run.name not in lost]
 
 
 def _default_nodes(servers: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from ...core.errors import UsageError
 from ...core.units import parse_bandwidth
 from ...records.store.jsonl import DamagedRunError
+from ..catalog.divergence import diverged
 from ..catalog.run import Run, labelled
 
 __all__ = ["SAME", "Observed", "Worker", "observe", "observe_all"]
@@ -108,8 +109,16 @@ def observe_all(runs: Sequence[Run]) -> list[Observed]:
 
 
 def observe(run: Run) -> Observed:
-    """Return what a run says. Raises UsageError where it has no summary, lacks its calibration or went on with other settings."""
+    """Return what a run says.
+
+    Raises UsageError where it has no summary, lacks its calibration, lost its loss (`diverged`) or went on with other settings.
+    """
     summary, job, calibration, path = run.summary, run.job, run.calibration, run.path
+    if (since := diverged(summary)) is not None:
+        raise UsageError(
+            f"run: the loss of {str(path)!r} was not finite (NaN or infinite) {since}: its speed is that of no training, and nothing is "
+            "predicted from it. Take another run."
+        )
     if calibration is None or summary.get("time_shares") is None:
         raise UsageError(
             f"run: {str(path)!r} is not calibrated, and a prediction rests on that (it is {summary['state']}). A run is calibrated when it "

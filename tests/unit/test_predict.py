@@ -326,3 +326,20 @@ def test_the_table_of_the_document_is_the_shipped_one(repository: Path):
     assert validation.measured_on in text
     for judged in validation.judged:
         assert f"| {judged.backend} | {judged.mode} | {len(judged.fitted_on)} | {len(judged.points)} | {judged.median_error:.1%} |" in text
+
+
+def test_a_run_that_lost_its_loss_is_left_out_and_named(tmp_path, capsys):
+    """Its speed is that of no training, so a prediction is what it is without the run; from such runs alone there is none."""
+    paths = [
+        str(calibrated_run(tmp_path, name=name, bandwidth=bandwidth))
+        for name, bandwidth in (("a", "100mbit"), ("b", "200mbit"), ("lost", "400mbit"))
+    ]
+    lost = Path(paths[2])
+    write(lost, "summary.json", {**json.loads((lost / "summary.json").read_text()), "non_finite_from_step": 3})
+    assert invoke(["predict", *paths[:2], "--json"]) == 0
+    expected = capsys.readouterr().out
+    assert invoke(["predict", *paths, "--json"]) == 0
+    told = capsys.readouterr()
+    assert (told.out, "lost (from step 3 on)" in told.err) == (expected, True)
+    assert invoke(["predict", paths[2]]) == 2
+    assert "was not finite (NaN or infinite) from step 3 on" in capsys.readouterr().err
