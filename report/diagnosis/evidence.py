@@ -8,6 +8,7 @@ from typing import Any
 
 from ...core.errors import UsageError
 from ...records.schema import Clock
+from ...records.store.jsonl import DamagedRunError
 from ...records.summary.attempts import resumed_seconds, with_attempts
 from ...records.summary.node_usage import per_node
 from ..catalog.run import Run
@@ -57,6 +58,7 @@ def read_facts(run: Run) -> Evidence:
         began = known.get("part_began_seconds") or 0.0
         summary = _of_last_part(run, began) if began else summary
         workers = [] if mixed else read_workers(summary)
+        _expect_figures_of_nodes(run, workers)
         shares = read_shares(summary, workers) if workers and summary["run_seconds"] else None
     return Evidence(
         run.own_name,
@@ -73,6 +75,17 @@ def read_facts(run: Run) -> Evidence:
         changed=changed_text(run, "the verdict and the figures here are those of its last part") if began else changed_text(run),
         steps_mixed=mixed,
     )
+
+
+def _expect_figures_of_nodes(run: Run, workers: Sequence[Worker]) -> None:
+    """Raise DamagedRunError where workers were on a node that the summary has no figures of."""
+    count = len(run.summary["per_node"])
+    without = sorted({worker.node for worker in workers if worker.node >= count})
+    if without:
+        raise DamagedRunError(
+            f"{run.path / 'summary.json'}: per_node has figures of {count} nodes, but time_shares has workers on node {without[0]}; "
+            "they do not belong together."
+        )
 
 
 _OF_THE_WHOLE_RUN = ("foreign_cpu_cores_used", "cpu_cores_lost", "starved_fraction")

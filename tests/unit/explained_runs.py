@@ -68,14 +68,20 @@ def time_shares(workers: list[dict[str, float]]) -> dict[str, Any]:
 def _shares(index: int, worker: dict[str, float]) -> dict[str, Any]:
     names = ("data", "compute", "peers", "communicate")
     seconds = {f"{name}_seconds": worker.get(name, 0.0) for name in names}
-    return {"worker": index, "node": index, "step_seconds": sum(seconds.values()), **seconds, "spread": worker.get("spread", 0.02)}
+    return {
+        "worker": index,
+        "node": worker.get("node", index),
+        "step_seconds": sum(seconds.values()),
+        **seconds,
+        "spread": worker.get("spread", 0.02),
+    }
 
 
 def _calibrated(index: int, worker: dict[str, float], message_seconds: float | None, half_fraction: float) -> dict[str, Any]:
     compute, communicate = worker.get("compute", 0.0), worker.get("communicate", 0.0)
     return {
         "worker": index,
-        "node": index,
+        "node": worker.get("node", index),
         "data_seconds": worker.get("data", 0.0),
         "compute_seconds": compute,
         "half_compute_seconds": compute * half_fraction,

@@ -1,17 +1,20 @@
 """Verdicts on runs whose truth is written by hand."""
 
 import json
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from explained_runs import explained_run, time_shares, using
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_samples import a_job, open_run
+from run_samples import a_job, open_run, summary_of
 
 from crosstrain.cli.commands.explain import explain as command
 from crosstrain.core.errors import UsageError
+from crosstrain.records.store.jsonl import DamagedRunError, write_document
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.diagnosis.advice import advise
 from crosstrain.report.diagnosis.text import headline, notes, page
@@ -369,3 +372,17 @@ def test_one_json_document(tmp_path):
     assert document["nodes"][1]["link"]["sent_fraction"] == pytest.approx(0.008)
     assert sum(document["run_fractions"].values()) == pytest.approx(1.0)
     assert {entry["option"] for entry in document["advice"]} >= {"--cores-per-node 0.6"}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 3), st.integers(0, 3))
+def test_a_summary_without_figures_of_a_workers_node_is_told_as_damaged(workers, kept):
+    with tempfile.TemporaryDirectory() as folder:
+        path = explained_run(Path(folder), steps(compute=9, count=workers))
+        summary = summary_of(path)
+        write_document(path / "summary.json", {**summary, "per_node": summary["per_node"][:kept]})
+        if kept >= workers:
+            assert len(explain(Run(path)).nodes) == workers
+        else:
+            with pytest.raises(DamagedRunError, match=f"figures of {kept} nodes, but time_shares has workers on node {kept};"):
+                explain(Run(path))
