@@ -13,10 +13,11 @@ from ..catalog.copies import measurements
 from ..catalog.figures import row
 from ..catalog.run import Run, finished_run, labelled
 from .comparability import Comparability, compare_settings
-from .factors import RULES, SPEED, Factor
+from .factors import CHOSEN, RULES, SPEED, Factor
 from .ranking import verdicts
 from .rows import Row, make_entries
 from .scaling import ScalingSeries, families, relative_speed, relative_target, scaling
+from .seed_statistics import common_stem
 
 __all__ = ["Comparison", "compare_paths", "compare_runs", "setting_name"]
 
@@ -108,7 +109,7 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
     """
     runs = labelled(runs)
     rules = [_setting(one) if isinstance(one, str) else one for one in by]
-    entries = make_entries(runs, fold=fold, by=rules)
+    entries = _called_by_difference(make_entries(runs, fold=fold, by=rules))
     settings: list[dict[str, str]] = [{"run": entry.label} for entry in entries]
     if rules:
         entries, settings = _grouped(entries, rules)
@@ -142,7 +143,26 @@ def _jobs(runs: Sequence[Run], entries: list[Row], by: Sequence[Factor]) -> list
     jobs = make_entries(runs, by=others)
     if len(jobs) == len(entries):
         return entries
-    return _grouped(jobs, others)[0] if others else jobs
+    return _grouped(jobs, others)[0] if others else _called_by_difference(jobs)
+
+
+def _called_by_difference(entries: list[Row]) -> list[Row]:
+    """Call repeats whose names have nothing in common by the chosen settings in which the rows differ.
+
+    Where there is none, or two rows would be called alike, all keep their names.
+    """
+    nameless = [len(entry.runs) > 1 and not common_stem([str(run.summary["run"]) for run in entry.runs]) for entry in entries]
+    rules: list[Factor] = []
+    for rule in CHOSEN if any(nameless) else ():
+        if rule.key != "seed" and _tells_apart(entries, rules, rule):
+            rules.append(rule)
+    if not rules:
+        return entries
+    named = [
+        entry.relabelled(f"{', '.join(_named(rule.label, _shown(rule, entry)) for rule in rules)} ×{len(entry.runs)}") if without else entry
+        for entry, without in zip(entries, nameless, strict=True)
+    ]
+    return named if len({entry.label for entry in named}) == len(named) else entries
 
 
 def setting_name(text: str) -> str:

@@ -12,7 +12,7 @@ from ..catalog.run import Run
 from . import factor_values as read
 from .ordering import BY_FIELD, by_saving, natural
 
-__all__ = ["CHANGED", "CHANGED_MEANS", "FAULTS", "GROUPS", "RULES", "Caveat", "Factor", "changed_on_resume", "changed_text"]
+__all__ = ["CHANGED", "CHANGED_MEANS", "CHOSEN", "FAULTS", "GROUPS", "RULES", "Caveat", "Factor", "changed_on_resume", "changed_text"]
 
 SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS = (
     "speed",
@@ -225,7 +225,10 @@ _BESIDE = (
     _beside("tensorboard", "TensorBoard's files"),
 )
 
-RULES: tuple[Factor, ...] = (*_SUBJECTS, *_LEARNING, *_MACHINE, *_BESIDE)
+CHOSEN: tuple[Factor, ...] = (*_SUBJECTS, *_LEARNING)
+"""What somebody who compares runs has chosen for them, and would call them by."""
+
+RULES: tuple[Factor, ...] = (*CHOSEN, *_MACHINE, *_BESIDE)
 """In the order in which differences are told: first what is usually the subject, last what does not matter."""
 
 CHANGED = "changed when it was resumed"

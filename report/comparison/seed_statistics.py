@@ -10,7 +10,7 @@ from typing import Any
 
 from ..catalog.figures import metrics_of, number
 
-__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "drop_fastest_and_slowest", "spread"]
+__all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "common_stem", "drop_fastest_and_slowest", "spread"]
 
 TRIMMED_FROM = 5
 """From this many runs on the fastest and the slowest are left out, as MLPerf training does; not where more than one missed the target."""
@@ -92,10 +92,14 @@ def spread(found: Sequence[float | None]) -> dict[str, Any] | None:
 
 def common_name(names: Sequence[str]) -> str:
     """Return what to call several runs of one job: what their names begin with, without the end that tells them apart, and how many."""
+    return f"{common_stem(names) or names[0]} ×{len(names)}"
+
+
+def common_stem(names: Sequence[str]) -> str:
+    """Return what names begin with that differ by a short number at their end; empty where they have nothing in common."""
     prefix = os.path.commonprefix(names)  # noqa: RUF071 — of names, which are no paths
     numbered = all(len(name) - len(prefix) <= _LONGEST_NUMBER for name in names)
-    stem = re.sub(r"([-_,. ]+(seed|run|r)?)?[-_=,. ]*$", "", prefix) if numbered else ""
-    return f"{stem or names[0]} ×{len(names)}"
+    return re.sub(r"([-_,. ]+(seed|run|r)?)?[-_=,. ]*$", "", prefix) if numbered else ""
 
 
 _LONGEST_NUMBER = 4  # names that differ by more than a number of a seed are not alike; then the first one stands for all

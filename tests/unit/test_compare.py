@@ -201,7 +201,7 @@ def test_repeats_stay_apart_on_request(tmp_path):
 def test_runs_of_one_job_and_one_seed_are_repeats_too():
     runs = [made("a"), made("b", summary={"examples_per_second": 1200.0}), made("c", backend="tf")]
     found = compare_runs(runs)
-    assert [entry.label for entry in found.entries] == ["a ×2", "c"]
+    assert [entry.label for entry in found.entries] == ["torch ×2", "c"]
     assert found.entries[0].figures["examples_per_second"] == 1100.0
     assert "(trainer compare --no-fold keeps them apart)." in " ".join(as_text(found).split())
 
@@ -463,3 +463,16 @@ def test_a_damaged_summary_is_named_and_ends_with_2(tmp_path, capsys, command, d
 )
 def test_figures_are_readable(text, expected):
     assert text == expected
+
+
+def test_repeats_whose_names_share_nothing_are_called_by_what_differs():
+    def labels(*runs):
+        return [entry.label for entry in compare_runs(runs).entries]
+
+    fruit = [made("apple", seed=1), made("pear", seed=2)]
+    trees = [made("oak", seed=1, lr=0.2, mode="async"), made("elm", seed=2, lr=0.2, mode="async")]
+    assert labels(*fruit, *trees) == ["sync ×2", "async ×2"]
+    assert labels(*fruit, made("job-r1", seed=1, lr=0.2), made("job-r2", seed=2, lr=0.2)) == ["learning rate 0.05 ×2", "job ×2"]
+    assert labels(*fruit, made("fig", lr=0.2)) == ["learning rate 0.05 ×2", "fig"]
+    assert labels(*fruit) == ["apple ×2"]
+    assert "Fastest by examples/s: learning rate" in compare_runs([*fruit, made("fig", lr=0.2, batch_size=32)]).verdicts[0]

@@ -35,7 +35,7 @@ def test_runs_of_one_seed_are_repeats_as_those_of_several_are(options):
     (verdict,) = compare_runs(ALIKE[:2], **options).verdicts
     assert verdict == "Fastest by examples/s: no verdict: they are 2 runs of one job, which differ by chance (1,105/s ± 148/s)."
     (verdict,) = compare_runs(ALIKE, **options).verdicts
-    assert re.match(r"Fastest by examples/s: (c|tf|seed 0, tf) \(1,150/s, 1.04x (a ×2|torch|seed 0, torch)\)", verdict)
+    assert re.match(r"Fastest by examples/s: (c|tf|seed 0, tf) \(1,150/s, 1.04x (torch ×2|torch|seed 0, torch)\)", verdict)
 
 
 def copied(folder, runs, copies):
