@@ -16,6 +16,7 @@ from typing import IO, Any, TextIO, cast
 
 from ...core.errors import MissingPackageError, TrainerError, UsageError
 from ...core.untrusted.console import ShownStream
+from ...core.untrusted.spreadsheet_cells import cell_text
 from .records_table import Cells, Table
 
 __all__ = ["FORMATS", "check_format", "check_new", "write_csv", "write_file"]
@@ -94,16 +95,25 @@ def _batches(table: Table) -> Iterator[list[Cells]]:
 def write_csv(table: Table, file: IO[str] | None = None) -> int:
     """Write a table with a line of names to `file` (default: standard output) and return how many rows it has.
 
-    An empty cell stands for what was not observed; NaN and Infinity are spelled so, as in the records.
+    An empty cell stands for what was not observed; NaN and Infinity are spelled so, as in the records. No text is a formula (`cell_text`).
     """
     writer = csv.writer(ShownStream(cast(TextIO, file or sys.stdout)), lineterminator="\n")
-    writer.writerow([column.name for column in table.columns])
+    writer.writerow([cell_text(column.name) for column in table.columns])
     numbers = [index for index, column in enumerate(table.columns) if column.kind == "number"]
+    texts = [index for index, column in enumerate(table.columns) if column.kind == "text"]
     rows = 0
     for batch in _batches(table):
-        writer.writerows(_spelled(cells, numbers) for cells in batch)
+        writer.writerows(_spelled(_without_formulas(cells, texts), numbers) for cells in batch)
         rows += len(batch)
     return rows
+
+
+def _without_formulas(cells: Cells, texts: Sequence[int]) -> Cells:
+    found = [*cells]
+    for index in texts:
+        if found[index] is not None:
+            found[index] = cell_text(found[index])
+    return found
 
 
 def _spelled(cells: Cells, numbers: Sequence[int]) -> Cells:

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...core.untrusted.spreadsheet_cells import cell_text
 from ...records.store.jsonl import finite_json
 from ..comparison.comparison import Comparison
 from ..comparison.factors import GROUPS
@@ -210,7 +211,7 @@ def _flat(key: str, value: Any, sigma: Any) -> dict[str, Any]:
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as comma-separated values, with the union of their columns; what was not observed is empty.
+    """Return rows as comma-separated values, with the union of their columns; what was not observed is empty, and no text is a formula.
 
     Columns of standard deviations (``…_sigma``) that no row has are left out.
     """
@@ -218,7 +219,7 @@ def write_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     kept = [name for name in names if not name.endswith("_sigma") or any(row.get(name) is not None for row in rows)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(kept)
+    writer.writerow(map(cell_text, kept))
     for row in rows:
         writer.writerow([_value(row.get(name)) for name in kept])
     return stream.getvalue()
@@ -229,5 +230,8 @@ def _value(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return " ".join(map(str, value))
+        listed = " ".join(map(str, value))
+        return cell_text(listed) if any(isinstance(item, str) for item in value) else listed
+    if isinstance(value, str):
+        return cell_text(value)
     return repr(value) if isinstance(value, float) else value

@@ -1,0 +1,55 @@
+"""No text of a run is a formula in a spreadsheet, and no number becomes a text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.report.export.records_table import Column, Table
+from crosstrain.report.export.table_files import write_csv as write_table
+from crosstrain.report.tables.formats import write_csv
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+NAMES = st.builds(lambda first, rest: first + rest, st.sampled_from([*"=+-@\ta'", ""]), st.text("=+-@\tab1.;,\"'\n", max_size=6))
+
+
+def is_number(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def cells_of(name, value):
+    """Return the cells of both kinds of CSV files for a run of this name with this figure, header first."""
+    file = io.StringIO()
+    write_table(Table([Column("run", "text"), Column("loss", "number"), Column(name, "text")], iter([(name, value, None)])), file)
+    return file.getvalue(), write_csv([{"run": name, "loss": value, name or "empty": None}])
+
+
+@given(NAMES, st.floats())
+def test_no_text_is_a_formula_and_no_number_becomes_text(name, value):
+    for content in cells_of(name, value):
+        header, row = list(csv.reader(io.StringIO(content, newline="")))
+        for cell in (row[0], header[-1]):
+            assert not cell.startswith(FORMULA) or is_number(cell)
+        assert row[1] == "" or float(row[1]) == value or math.isnan(value)
+
+
+@given(NAMES)
+def test_a_text_that_is_no_formula_stays_as_it_is(name):
+    plain = f"a{name}".replace("\t", "").replace("\n", "")
+    for content in cells_of(plain, -1.0):
+        assert list(csv.reader(io.StringIO(content)))[1][:2] == [plain, "-1.0"]
+
+
+def test_the_names_of_figures_that_are_not_finite_stay():
+    assert (
+        write_csv([{"loss": -math.inf, "accuracy": "-Infinity", "node": [-1.5, -2.0]}])
+        == "loss,accuracy,node\n-Infinity,-Infinity,-1.5 -2.0\n"
+    )
