@@ -24,14 +24,14 @@ def points_text(points: Sequence[tuple[Path, Mapping[str, Any]]], *, repeats: bo
     """
     settings = dict(points)
     swept = [name for name in dict.fromkeys(name for values in settings.values() for name in values) if not (repeats and name == "seed")]
-    comparison = compare_paths(list(settings), fold=repeats, by=[_swept(name, settings) for name in swept], by_spoils=True)
+    comparison = compare_paths(list(settings), fold=repeats, by=[_swept(name, settings) for name in swept], by_confounds=True)
     text = as_text(comparison, layout="rows", width=width)
-    spoiling = [one.key for one in comparison.comparability.faults if one.spoils and one.key in set(map(setting_name, swept))]
-    return f"{text}\n{_without_marks(spoiling)}" if spoiling else text
+    confounding = [one.key for one in comparison.comparability.faults if one.confounds and one.key in set(map(setting_name, swept))]
+    return f"{text}\n{_without_marks(confounding)}" if confounding else text
 
 
-def _without_marks(spoiling: Sequence[str]) -> str:
-    return f"`trainer compare --by {','.join(spoiling)}` takes that for what is compared, and marks nothing for it."
+def _without_marks(confounding: Sequence[str]) -> str:
+    return f"`trainer compare --by {','.join(confounding)}` takes that for what is compared, and marks nothing for it."
 
 
 def _swept(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Factor:

@@ -22,7 +22,7 @@ from .attempts import last_part, resumed_seconds
 from .node_usage import network_source, per_node
 from .time_shares import StepTimes, time_shares
 
-__all__ = ["FINAL_LOSS_UPDATES", "asked", "quantile", "read_job", "summarise"]
+__all__ = ["FINAL_LOSS_UPDATES", "job_fields", "quantile", "read_job", "summarise"]
 
 FINAL_LOSS_UPDATES = 20
 """`final_train_loss` is the mean over this many last updates (or all, where there are fewer): a single batch's loss is mostly noise."""
@@ -135,7 +135,7 @@ def _rate(amount: int, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
 
 
-def asked(job: Job, name: str) -> dict[str, Any]:
+def job_fields(job: Job, name: str) -> dict[str, Any]:
     """Return what a summary says of the job itself; `name` is the run's."""
     return {
         "run": name,
@@ -199,7 +199,7 @@ def summarise(
     nodes = per_node(reader.system(), job.nodes, clock, resumed_seconds(described), machines)
     return {
         "state": state,
-        **asked(job, reader.name),
+        **job_fields(job, reader.name),
         "synthetic": synthetic,
         "precision_used": precision_used,
         "resumed": len(resumed_seconds(described)),

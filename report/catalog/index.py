@@ -29,7 +29,7 @@ from ...core.untrusted.console import note
 from ...records.store.bounded_types import Loss
 from ...records.store.jsonl import finite_json
 from ...records.store.summary_schema import summary_type
-from ...records.summary.summary import asked, read_job
+from ...records.summary.summary import job_fields, read_job
 from .figures import figure_type, row
 from .locate import check_readable, is_run, run_names
 from .run import Run
@@ -266,4 +266,4 @@ def _figures(run: Run) -> dict[str, Any]:
 
 def _without_summary(run: Run) -> dict[str, Any]:
     job = read_job(run.job)
-    return row({**asked(job, run.own_name), "target": job.until, "per_node": []})
+    return row({**job_fields(job, run.own_name), "target": job.until, "per_node": []})

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..catalog.run import Run
-from .factors import FAULTS, GROUPS, RULES, Factor
+from .factors import CAVEATS, GROUPS, NOTHING, RULES, Factor
 
 __all__ = ["Comparability", "Difference", "alike", "compare_settings", "setting_key"]
 
@@ -17,14 +17,14 @@ __all__ = ["Comparability", "Difference", "alike", "compare_settings", "setting_
 class Difference:
     """A setting in which runs differ, or what is wrong with some of them.
 
-    `values` has one text a run, None where it was not recorded or does not apply. `spoils` are the kinds of figures (`factors.GROUPS`)
+    `values` has one text a run, None where it was not recorded or does not apply. `confounds` are the kinds of figures (`factors.GROUPS`)
     that it makes not comparable, in their order; `why` is the reason.
     """
 
     key: str
     label: str
     values: tuple[str | None, ...]
-    spoils: tuple[str, ...]
+    confounds: tuple[str, ...]
     why: str
 
     def to_json(self) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class Difference:
             "setting": self.key,
             "label": self.label,
             "values": list(self.values),
-            "makes_not_comparable": list(self.spoils),
+            "makes_not_comparable": list(self.confounds),
             "reason": self.why,
         }
 
@@ -49,25 +49,25 @@ class Comparability:
         self._rules = rules
 
     @cached_property
-    def subject(self) -> list[Difference]:
+    def independent(self) -> list[Difference]:
         """What is compared: differences that are wanted."""
-        return [self._difference(rule) for rule in self._rules if rule.subject and self._differs_anywhere(rule)]
+        return [self._difference(rule) for rule in self._rules if rule.independent and self._differs_anywhere(rule)]
 
     @cached_property
     def faults(self) -> list[Difference]:
         """Other differences, and what is wrong with single runs."""
-        judged = [rule for rule in self._rules if rule.matters and not rule.subject]
+        judged = [rule for rule in self._rules if rule.matters and not rule.independent]
         found = [self._difference(rule) for rule in judged if self._differs_anywhere(rule)]
-        for fault in FAULTS:
+        for fault in CAVEATS:
             texts = tuple(fault.text(run) for run in self._runs)
             if any(texts):
-                found.append(Difference(fault.key, fault.label, texts, _ordered(fault.spoils), fault.why))
+                found.append(Difference(fault.key, fault.label, texts, _ordered(fault.confounds), fault.why))
         return found
 
     @cached_property
     def beside(self) -> list[Difference]:
         """Differences that do not matter: they keep runs apart, and no figure depends on them."""
-        idle = [rule for rule in self._rules if not rule.matters and not rule.subject]
+        idle = [rule for rule in self._rules if not rule.matters and not rule.independent]
         return [self._difference(rule) for rule in idle if self._differs_anywhere(rule)]
 
     @cached_property
@@ -80,22 +80,22 @@ class Comparability:
         }
         return {label: names for label, names in lacking.items() if names}
 
-    def spoiled(self, one: int, other: int) -> frozenset[str]:
+    def confounded(self, one: int, other: int) -> frozenset[str]:
         """Return the kinds of figures in which two runs cannot be compared."""
-        pair = {group for rule in self._rules if self._differ(rule, one, other) for group in rule.spoils}
-        own = (fault.spoils for fault in FAULTS for run in (self._runs[one], self._runs[other]) if fault.found(run))
+        pair = {group for rule in self._rules if self._differ(rule, one, other) for group in rule.confounds}
+        own = (fault.confounds for fault in CAVEATS for run in (self._runs[one], self._runs[other]) if fault.found(run))
         return frozenset(pair).union(*own)
 
     def marks(self, run: int) -> frozenset[str]:
         """Return the kinds of figures of a run that cannot be compared with the first one's: of the first, those that are its own fault."""
-        return self.spoiled(0, run)
+        return self.confounded(0, run)
 
     def comparable(self, group: str, among: Collection[int]) -> list[int]:
         """Return runs that can all be compared with each other in a kind of figures: with the first where any can, else the most."""
         classes: dict[tuple[Any, ...], list[int]] = {}
-        rules = [rule for rule in self._rules if group in rule.spoils]
+        rules = [rule for rule in self._rules if group in rule.confounds]
         for run in sorted(among):
-            if group not in self.spoiled(run, run):
+            if group not in self.confounded(run, run):
                 classes.setdefault(tuple(self._values[run][rule.key] for rule in rules), []).append(run)
         circles = [sorted(run for one in circle for run in classes[one]) for circle in self._circles(group, classes)]
         return max(circles, key=lambda circle: (0 in circle and len(circle) > 1, len(circle)), default=[])
@@ -105,7 +105,7 @@ class Comparability:
         for centre in classes:
             circle = [centre]
             for other in classes:
-                if other != centre and all(group not in self.spoiled(classes[one][0], classes[other][0]) for one in circle):
+                if other != centre and all(group not in self.confounded(classes[one][0], classes[other][0]) for one in circle):
                     circle.append(other)
             yield circle
 
@@ -113,25 +113,25 @@ class Comparability:
         found: dict[Any, set[Any]] = {}
         for known in self._values:
             if known[rule.key] is not None:
-                found.setdefault(rule.within and known[rule.within], set()).add(known[rule.key])
+                found.setdefault(rule.given and known[rule.given], set()).add(known[rule.key])
         return any(len(values) > 1 for values in found.values())
 
     def _differ(self, rule: Factor, one: int, other: int) -> bool:
         mine, theirs = self._values[one], self._values[other]
         if mine[rule.key] is None or theirs[rule.key] is None or mine[rule.key] == theirs[rule.key]:
             return False
-        return rule.within is None or mine[rule.within] == theirs[rule.within]
+        return rule.given is None or mine[rule.given] == theirs[rule.given]
 
     def _difference(self, rule: Factor) -> Difference:
         values = (known[rule.key] for known in self._values)
         shown = tuple(None if value is None else rule.show(value) for value in values)
-        return Difference(rule.key, rule.label, shown, _ordered(rule.spoils), rule.why)
+        return Difference(rule.key, rule.label, shown, _ordered(rule.confounds), rule.why)
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as a JSON object; each difference has a value a run, in the order of ``runs``."""
         return {
             "runs": self.names,
-            "compared": [difference.to_json() for difference in self.subject],
+            "compared": [difference.to_json() for difference in self.independent],
             "differences": [difference.to_json() for difference in self.faults],
             "not_recorded": self.unrecorded,
             "not_comparable_with_the_first": [list(_ordered(self.marks(run))) for run in range(len(self.names))],
@@ -143,14 +143,15 @@ def _ordered(groups: Collection[str]) -> tuple[str, ...]:
 
 
 def compare_settings(
-    runs: Sequence[Run], *, seeds: Sequence[tuple[int, ...]] | None = None, subject: Collection[str] = ()
+    runs: Sequence[Run], *, seeds: Sequence[tuple[int, ...]] | None = None, independent: Collection[str] = ()
 ) -> Comparability:
     """Return what runs differ in.
 
-    `seeds` are those that a run stands for, where it stands for several that differ in nothing else. `subject` names further settings
-    (keys of `RULES`) whose difference is wanted: they make nothing incomparable that they do not for every subject.
+    `seeds` are those that a run stands for, where it stands for several that differ in nothing else. `independent` names further settings
+    (keys of `RULES`) whose difference is wanted: it makes nothing incomparable, save where a factor is independent anyway.
     """
-    rules = [replace(rule, subject=True, spoils=frozenset()) if rule.key in subject and not rule.subject else rule for rule in RULES]
+    wanted = {rule.key for rule in RULES if rule.key in independent and not rule.independent}
+    rules = [replace(rule, independent=True, confounds=NOTHING) if rule.key in wanted else rule for rule in RULES]
     values = [{rule.key: rule.value(run) for rule in RULES} for run in runs]
     for known, own in zip(values, seeds or (), strict=bool(seeds)):
         known["seed"] = own
@@ -159,7 +160,7 @@ def compare_settings(
 
 def setting_key(run: Run, *, without: Collection[str] = ()) -> tuple[Any, ...]:
     """Return what makes a run alike to another, save the settings `without` (keys of `RULES`): equal keys, equal circumstances."""
-    faults = tuple(fault.found(run) for fault in FAULTS)
+    faults = tuple(fault.found(run) for fault in CAVEATS)
     return (*(rule.value(run) for rule in RULES if rule.key not in without), *faults)
 
 

@@ -94,18 +94,18 @@ class Comparison:
 
 
 def compare_paths(
-    paths: Sequence[Path | str], *, fold: bool = True, by: Sequence[str | Factor] = (), by_spoils: bool = False
+    paths: Sequence[Path | str], *, fold: bool = True, by: Sequence[str | Factor] = (), by_confounds: bool = False
 ) -> Comparison:
     """Compare the runs in some directories; raises what `finished_run` and `compare_runs` raise."""
-    return compare_runs([finished_run(path) for path in paths], fold=fold, by=by, by_spoils=by_spoils)
+    return compare_runs([finished_run(path) for path in paths], fold=fold, by=by, by_confounds=by_confounds)
 
 
-def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | Factor] = (), by_spoils: bool = False) -> Comparison:
+def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | Factor] = (), by_confounds: bool = False) -> Comparison:
     """Compare runs, at least one.
 
     With `fold`, runs of one job are one row, whatever their seeds. `by` names settings, or has rules that read their values in another way:
     there is a row for each of their values then, in order, and repeats are folded. That they differ is what is compared then, and makes no
-    figures incomparable, save `by_spoils`. Raises UsageError for a setting that there is not.
+    figures incomparable, save `by_confounds`. Raises UsageError for a setting that there is not.
     """
     runs = labelled(runs)
     rules = [_setting(one) if isinstance(one, str) else one for one in by]
@@ -113,8 +113,8 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
     settings: list[dict[str, str]] = [{"run": entry.label} for entry in entries]
     if rules:
         entries, settings = _grouped(entries, rules)
-    subject = set() if by_spoils else {rule.key for rule in rules}
-    comparability = _comparability(entries, subject)
+    independent = set() if by_confounds else {rule.key for rule in rules}
+    comparability = _comparability(entries, independent)
     jobs = _jobs(runs, entries, rules)
     series, neither = scaling(entries, _series_key) if "nodes" in {rule.key for rule in rules} else (None, [])
     return Comparison(
@@ -124,15 +124,15 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
         tuple(comparability.marks(index) for index in range(len(entries))),
         tuple(settings),
         tuple(jobs),
-        tuple(verdicts(jobs, comparability if jobs is entries else _comparability(jobs, subject))),
+        tuple(verdicts(jobs, comparability if jobs is entries else _comparability(jobs, independent))),
         tuple(tuple(run.name for run in copies) for copies in measurements(runs) if len(copies) > 1),
         None if series is None else tuple(series),
         tuple(neither),
     )
 
 
-def _comparability(entries: Sequence[Row], subject: Collection[str]) -> Comparability:
-    found = compare_settings([entry.runs[0] for entry in entries], seeds=[entry.seeds for entry in entries], subject=subject)
+def _comparability(entries: Sequence[Row], independent: Collection[str]) -> Comparability:
+    found = compare_settings([entry.runs[0] for entry in entries], seeds=[entry.seeds for entry in entries], independent=independent)
     found.names = [entry.label for entry in entries]
     return found
 
@@ -238,6 +238,6 @@ def _named(label: str, text: str) -> str:
 def _series_key(entry: Row) -> tuple[Any, ...]:
     """Return what rows have in common that differ by their number of nodes and their batch: what else there is that sets the speed."""
     run = entry.runs[0]
-    rules = [rule for rule in RULES if SPEED in rule.spoils and rule.key not in _FOLLOW_NODES]
+    rules = [rule for rule in RULES if SPEED in rule.confounds and rule.key not in _FOLLOW_NODES]
     asked = (run.summary["backend"], run.summary["mode"], run.summary["parameter_servers"], run.job.get("bandwidth"))
     return (*asked, run.summary["workers"] / run.summary["nodes"], *(rule.value(run) for rule in rules))

@@ -16,7 +16,6 @@ from ...records.text.numbers import bytes_text
 from ..catalog.run import Run
 
 __all__ = [
-    "asked_or",
     "bandwidth",
     "budget",
     "by_adam",
@@ -29,6 +28,7 @@ __all__ = [
     "host",
     "job_field",
     "job_field_if",
+    "job_field_or",
     "link",
     "memory",
     "network",
@@ -105,7 +105,7 @@ def job_field(key: str) -> Value:
     return value
 
 
-def asked_or(key: str, otherwise: str) -> Value:
+def job_field_or(key: str, otherwise: str) -> Value:
     """Read a field of the job; `otherwise` is what it means where it was left open."""
     field = job_field(key)
 

@@ -12,7 +12,7 @@ from ..catalog.run import Run
 from . import factor_values as read
 from .ordering import BY_FIELD, by_saving, natural
 
-__all__ = ["CHANGED", "CHANGED_MEANS", "CHOSEN", "FAULTS", "GROUPS", "RULES", "Caveat", "Factor", "changed_on_resume", "changed_text"]
+__all__ = ["CAVEATS", "CHANGED", "CHANGED_MEANS", "CHOSEN", "GROUPS", "RULES", "Caveat", "Factor", "changed_on_resume", "changed_text"]
 
 SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS = (
     "speed",
@@ -36,20 +36,20 @@ NOTHING: frozenset[str] = frozenset()
 class Factor:
     """A setting or circumstance in which two runs may differ.
 
-    `value` is hashable; None where it was not recorded or does not apply, and then it counts as alike. `spoils` are the `GROUPS` that a
-    difference makes not comparable, `why` says so in a few words. A `subject` is what runs are usually compared for: its difference is
-    no fault. Values are compared only among runs alike in the rule called `within`. `expected` ones should be there for every run, so
-    that a lack has to be told. `order` gives what puts values in order. No figure depends on a setting that does not matter (`matters`):
-    its difference is no fault, and only keeps runs apart.
+    `value` is hashable; None where it was not recorded or does not apply, and then it counts as alike. `confounds` are the `GROUPS` that a
+    difference makes not comparable, `why` says so in a few words. An `independent` factor is what runs are usually compared for: its
+    difference is no fault. Values are compared only among runs alike in the factor whose key is `given`. `expected` ones should be there
+    for every run, so that a lack has to be told. `order` gives what puts values in order. No figure depends on a setting that does not
+    matter (`matters`): its difference is no fault, and only keeps runs apart.
     """
 
     key: str
     label: str
     value: Callable[[Run], Any]
-    spoils: frozenset[str]
+    confounds: frozenset[str]
     why: str
-    subject: bool = False
-    within: str | None = None
+    independent: bool = False
+    given: str | None = None
     show: Callable[[Any], str] = read.shown
     expected: bool = False
     order: Callable[[Any], Any] = natural
@@ -66,7 +66,7 @@ class Caveat:
     key: str
     label: str
     found: Callable[[Run], str | None]
-    spoils: frozenset[str]
+    confounds: frozenset[str]
     why: str
     told: Callable[[Run], str | None] | None = None
 
@@ -75,8 +75,8 @@ class Caveat:
         return (self.told or self.found)(run)
 
 
-def _subject(key: str, label: str, why: str, *, summary: str = "", spoils: frozenset[str] = NOTHING) -> Factor:
-    return Factor(key, label, read.summary_field(summary or key), spoils, why, subject=True)
+def _independent(key: str, label: str, why: str, *, summary: str = "", confounds: frozenset[str] = NOTHING) -> Factor:
+    return Factor(key, label, read.summary_field(summary or key), confounds, why, independent=True)
 
 
 def _learning(key: str, label: str, applies: Callable[[Run], bool] | None = None) -> Factor:
@@ -85,7 +85,7 @@ def _learning(key: str, label: str, applies: Callable[[Run], bool] | None = None
 
 
 def _beside(key: str, label: str, otherwise: str | None = None) -> Factor:
-    value = read.job_field(key) if otherwise is None else read.asked_or(key, otherwise)
+    value = read.job_field(key) if otherwise is None else read.job_field_or(key, otherwise)
     return Factor(key, label, value, NOTHING, "no figure depends on it", matters=False)
 
 
@@ -98,26 +98,26 @@ _PAUSES = frozenset({TIME, TARGET})
 _CORES = "more cores or fewer to compute on"
 _GIVES_UP = "it only decides when a run is given up"
 
-_SUBJECTS = (
-    _subject("backend", "backend", "data order, initial values and formulas are the same on both"),
-    _subject("mode", "mode", "an update is of the global batch in sync, of one worker's batch in async", spoils=_AN_UPDATE),
-    _subject("nodes", "nodes", "--by nodes gives speed-up and efficiency"),
-    _subject("workers", "workers", "they share the global batch, or make it larger"),
-    _subject("ps", "parameter servers", "they share the parameters", summary="parameter_servers"),
-    _subject(
+_INDEPENDENT = (
+    _independent("backend", "backend", "data order, initial values and formulas are the same on both"),
+    _independent("mode", "mode", "an update is of the global batch in sync, of one worker's batch in async", confounds=_AN_UPDATE),
+    _independent("nodes", "nodes", "--by nodes gives speed-up and efficiency"),
+    _independent("workers", "workers", "they share the global batch, or make it larger"),
+    _independent("ps", "parameter servers", "they share the parameters", summary="parameter_servers"),
+    _independent(
         "global_batch_size",
         "global batch",
         "an update is of another number of examples; loss and accuracy after as many epochs differ by design",
-        spoils=_AN_UPDATE,
+        confounds=_AN_UPDATE,
     ),
-    _subject("batch_size", "batch per worker", "larger batches keep a worker busier"),
+    _independent("batch_size", "batch per worker", "larger batches keep a worker busier"),
 )
 
 _LEARNING = (
     Factor("model", "model", read.summary_field("model"), ALL, "another network computes and learns something else"),
     Factor("data", "data", read.summary_field("data"), LEARNING, "other examples are learnt and evaluated"),
     Factor(
-        "digest", "contents of the data", read.dataset("digest"), LEARNING, "other examples under one name", within="data", expected=True
+        "digest", "contents of the data", read.dataset("digest"), LEARNING, "other examples under one name", given="data", expected=True
     ),
     Factor("shape", "shape of the data", read.shape, WORK, "an example of another shape is another amount of work"),
     Factor("train_size", "training split", read.dataset("sizes", "train"), frozenset({RESOURCES}), "it is held in memory"),
@@ -154,7 +154,7 @@ _LEARNING = (
         "one was to train longer than the other",
         show=read.shown_budget,
     ),
-    Factor("until", "target", read.asked_or("until", "none"), LEARNING | {TIME}, "a run stops at its target", order=BY_FIELD["until"]),
+    Factor("until", "target", read.job_field_or("until", "none"), LEARNING | {TIME}, "a run stops at its target", order=BY_FIELD["until"]),
     Factor(
         "eval_every",
         "evaluations",
@@ -178,7 +178,7 @@ _MACHINE = (
     Factor("threads", "threads per task", read.threads, WORK, "a task computes on more threads or fewer"),
     Factor("cpu", "processor", read.host("cpu_model"), WORK, "another processor", expected=True),
     Factor("cores", "cores available", read.cores, WORK, _CORES, expected=True),
-    Factor("cores_per_node", "limit of cores", read.asked_or("cores_per_node", "none"), WORK, _CORES),
+    Factor("cores_per_node", "limit of cores", read.job_field_or("cores_per_node", "none"), WORK, _CORES),
     Factor(
         "sharing",
         "nodes sharing cores",
@@ -193,7 +193,7 @@ _MACHINE = (
     Factor("network", "network", read.network, WORK, "other links, and counted at another place"),
     Factor("bandwidth", "bandwidth", read.bandwidth, WORK, "faster or slower links", show=read.shown_bandwidth),
     Factor("link", "link speed in bit/s", read.link, WORK, "faster or slower links"),
-    Factor("framework", "framework's release", read.framework, WORK, "it may be faster or slower", within="backend", expected=True),
+    Factor("framework", "framework's release", read.framework, WORK, "it may be faster or slower", given="backend", expected=True),
     Factor("trainer", "trainer's release", read.package("crosstrain"), ALL, "it may train and count in another way", expected=True),
     Factor("python", "Python's release", read.host("python"), CLOCK, "it may be faster or slower", expected=True),
     Factor(
@@ -203,7 +203,7 @@ _MACHINE = (
         WORK,
         "the framework's wrapper costs time",
     ),
-    Factor("steps_per_call", "steps per call", read.asked_or("steps_per_call", "the backend's choice"), WORK, "fused steps cost less"),
+    Factor("steps_per_call", "steps per call", read.job_field_or("steps_per_call", "the backend's choice"), WORK, "fused steps cost less"),
     Factor("deterministic", "deterministic kernels", read.job_field("deterministic"), WORK, "kernels that repeat to the bit are slower"),
     Factor("profile", "profiled steps", read.job_field("profile"), WORK, "tracing takes time and memory"),
     Factor(
@@ -225,17 +225,17 @@ _BESIDE = (
     _beside("tensorboard", "TensorBoard's files"),
 )
 
-CHOSEN: tuple[Factor, ...] = (*_SUBJECTS, *_LEARNING)
+CHOSEN: tuple[Factor, ...] = (*_INDEPENDENT, *_LEARNING)
 """What somebody who compares runs has chosen for them, and would call them by."""
 
 RULES: tuple[Factor, ...] = (*CHOSEN, *_MACHINE, *_BESIDE)
-"""In the order in which differences are told: first what is usually the subject, last what does not matter."""
+"""In the order in which differences are told: first what runs are usually compared for, last what does not matter."""
 
 CHANGED = "changed when it was resumed"
 CHANGED_MEANS = "the figures add up parts under different settings"
 """What is said of a run with `changed_on_resume`, and what it means."""
 
-_HARMLESS = {"epochs", "steps", "until"} | {rule.key for rule in RULES if not (rule.spoils or rule.subject)}
+_HARMLESS = {"epochs", "steps", "until"} | {rule.key for rule in RULES if not (rule.confounds or rule.independent)}
 """Settings that may be others in each part of a run: how far it is to go, and those on which no figure depends."""
 
 
@@ -284,7 +284,7 @@ def _starved_by(run: Run) -> str | None:
     return None if found is None else f"{found.fraction:.0%}"
 
 
-FAULTS: tuple[Caveat, ...] = (
+CAVEATS: tuple[Caveat, ...] = (
     Caveat("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
     Caveat("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
     Caveat("synthetic", "synthetic data", _synthetic, LEARNING, "images and labels are random, so there is nothing to learn"),

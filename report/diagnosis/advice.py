@@ -27,7 +27,7 @@ def advise(explanation: Explanation) -> list[Advice]:
     Of a run that ended without training nothing is advised: a setting that makes it quicker would make nothing better.
     """
     found: dict[str, Advice] = {}
-    if diverged(explanation.facts.summary) is not None:
+    if diverged(explanation.evidence.summary) is not None:
         return []
     for part in explanation.candidates:
         for advice in _BY_PART[part](explanation):
@@ -42,17 +42,17 @@ def advise(explanation: Explanation) -> list[Advice]:
 def _compute(explanation: Explanation) -> Iterator[Advice]:
     yield from larger_batch(explanation)
     yield from _more_cores(explanation)
-    facts = explanation.facts
-    if facts.summary["precision"] == "fp32":
-        share = facts.shares.step["compute"] if facts.shares else 0.0
+    evidence = explanation.evidence
+    if evidence.summary["precision"] == "fp32":
+        share = evidence.shares.step["compute"] if evidence.shares else 0.0
         reason = f"touches computing alone, {share:.0%} of each step; by how much, depends on the processor"
         yield Advice("--precision bf16", reason, None, None, "convolutions and products are then rounded to 8 bits")
 
 
 def _data(explanation: Explanation) -> Iterator[Advice]:
-    facts = explanation.facts
-    if facts.shares is not None and facts.job.get("augment", "none") != "none":
-        speedup = 1.0 / max(0.01, 1.0 - facts.shares.step["data"])
+    evidence = explanation.evidence
+    if evidence.shares is not None and evidence.job.get("augment", "none") != "none":
+        speedup = 1.0 / max(0.01, 1.0 - evidence.shares.step["data"])
         reason = "images are then used as they are, and normalised once where they fit into memory"
         yield Advice("--augment none", reason, speedup, "at most", "the model then learns from fewer images")
     yield from _more_cores(explanation)
@@ -63,19 +63,19 @@ def _more_cores(explanation: Explanation) -> Iterator[Advice]:
 
     What threads the product chose by itself stands: for small steps one is quicker than several.
     """
-    facts, shares = explanation.facts, explanation.facts.shares
+    evidence, shares = explanation.evidence, explanation.evidence.shares
     if shares is None:
         return
     work = shares.step["compute"] + shares.step["data"] + shares.step["peers"]
-    cores = facts.job.get("cores_per_node")
+    cores = evidence.job.get("cores_per_node")
     busiest_cpu = max((view.cpu_fraction or 0.0 for view in explanation.nodes), default=0.0)
-    if cores and len(set(cores)) == 1 and busiest_cpu > NEARLY_ALL and facts.env:
-        spare = (facts.env[0]["cores_logical"] or 0) / facts.summary["nodes"] / cores[0]
+    if cores and len(set(cores)) == 1 and busiest_cpu > NEARLY_ALL and evidence.env:
+        spare = (evidence.env[0]["cores_logical"] or 0) / evidence.summary["nodes"] / cores[0]
         if spare > 1:
             yield Advice(f"--cores-per-node {cores[0] * spare:g}", f"each node uses {busiest_cpu:.0%} of what it may", spare, "at most")
-    threads, first = facts.job.get("threads"), explanation.nodes[0]
-    free = int((first.cores_available or 0.0) * facts.summary["nodes"] / facts.summary["workers"])
-    if threads is not None and (facts.summary["nodes_sharing_cores"] or 1) == 1 and first.limit == "CPU" and free > threads:
+    threads, first = evidence.job.get("threads"), explanation.nodes[0]
+    free = int((first.cores_available or 0.0) * evidence.summary["nodes"] / evidence.summary["workers"])
+    if threads is not None and (evidence.summary["nodes_sharing_cores"] or 1) == 1 and first.limit == "CPU" and free > threads:
         speedup = 1.0 / (1.0 - work * (1.0 - threads / free))
         yield Advice(f"--threads {free}", f"each task computes with {threads} of the {free} cores it has", speedup, "at most")
 
@@ -84,20 +84,20 @@ def _more_cores(explanation: Explanation) -> Iterator[Advice]:
 
 
 def _evaluating(explanation: Explanation) -> Iterator[Advice]:
-    facts = explanation.facts
-    yield from _less_often("--eval-every", facts.job["eval_every"], facts.evaluations, facts.summary["eval_seconds"], explanation)
+    evidence = explanation.evidence
+    yield from _less_often("--eval-every", evidence.job["eval_every"], evidence.evaluations, evidence.summary["eval_seconds"], explanation)
 
 
 def _saving(explanation: Explanation) -> Iterator[Advice]:
-    facts = explanation.facts
-    cadence, saved = facts.job["checkpoint_every"], facts.summary["checkpoints"]["saved"]
+    evidence = explanation.evidence
+    cadence, saved = evidence.job["checkpoint_every"], evidence.summary["checkpoints"]["saved"]
     if cadence is not None:
-        yield from _less_often("--checkpoint-every", cadence, saved, facts.summary["checkpoint_seconds"], explanation)
+        yield from _less_often("--checkpoint-every", cadence, saved, evidence.summary["checkpoint_seconds"], explanation)
 
 
 def _less_often(option: str, cadence: str, times: int, seconds: float, explanation: Explanation) -> Iterator[Advice]:
     """Twice the distance: of what took place so many `times`, half would not; the one at the end stays."""
-    run_seconds = explanation.facts.summary["run_seconds"]
+    run_seconds = explanation.evidence.summary["run_seconds"]
     every = Cadence.parse(cadence)
     saved = seconds * (times // 2 / times) if times else 0.0
     if every.unit == "end" or not saved or run_seconds <= saved:
@@ -109,9 +109,9 @@ def _less_often(option: str, cadence: str, times: int, seconds: float, explanati
 
 
 def _other(explanation: Explanation) -> Iterator[Advice]:
-    facts = explanation.facts
-    given = facts.job.get("steps_per_call")
-    if given is not None and facts.summary["run_seconds"]:
+    evidence = explanation.evidence
+    given = evidence.job.get("steps_per_call")
+    if given is not None and evidence.summary["run_seconds"]:
         reason = f"with {given} steps a call, much of the time passes between calls"
         yield Advice("leave --steps-per-call out", reason, 1.0 / max(0.01, 1.0 - explanation.run_fractions["other"]), "at most")
 

@@ -31,7 +31,7 @@ class Advice:
 
 def _step_seconds(explanation: Explanation) -> float:
     """Return the mean time of a step over the workers: in sync mode that of each of them."""
-    workers = explanation.facts.workers
+    workers = explanation.evidence.workers
     return sum(worker.step_seconds for worker in workers) / len(workers)
 
 
@@ -40,11 +40,11 @@ def batch_dependent_seconds(explanation: Explanation, worker: Worker) -> float |
 
     None where half a batch was not measured.
     """
-    entries = (explanation.facts.calibration or {}).get("workers", ())
+    entries = (explanation.evidence.calibration or {}).get("workers", ())
     entry = next((entry for entry in entries if entry["worker"] == worker.worker), None)
     if entry is None or not entry["half_compute_seconds"] or not entry["compute_seconds"]:
         return None
-    calibration: Mapping[str, Any] = explanation.facts.calibration or {}
+    calibration: Mapping[str, Any] = explanation.evidence.calibration or {}
     left_out = 1.0 - float(calibration["half_batch_size"]) / float(calibration["batch_size"])
     saved = 1.0 - float(entry["half_compute_seconds"]) / float(entry["compute_seconds"])
     return worker.data_seconds + worker.compute_seconds * min(1.0, max(0.0, saved / left_out))
@@ -52,20 +52,20 @@ def batch_dependent_seconds(explanation: Explanation, worker: Worker) -> float |
 
 def larger_batch(explanation: Explanation) -> Iterator[Advice]:
     """Twice the batch: what does not grow with it is paid half as often; for an example the time between commands stays what it was."""
-    facts = explanation.facts
-    if facts.shares is None:
+    evidence = explanation.evidence
+    if evidence.shares is None:
         return
-    slowest = facts.shares.slowest
-    sync = facts.summary["mode"] == "sync"
-    grown = [batch_dependent_seconds(explanation, worker) for worker in ([slowest] if sync else facts.workers)]
+    slowest = evidence.shares.slowest
+    sync = evidence.summary["mode"] == "sync"
+    grown = [batch_dependent_seconds(explanation, worker) for worker in ([slowest] if sync else evidence.workers)]
     known = [value for value in grown if value is not None]
     if len(known) < len(grown) or not known:
         return
-    before, idle = _step_seconds(explanation), idle_fraction(facts.summary)
+    before, idle = _step_seconds(explanation), idle_fraction(evidence.summary)
     steps = 2 * before / (before + sum(known) / len(known))
     speedup = 1.0 / (idle + (1.0 - idle) / steps)
-    option = "--batch-size" if facts.job.get("global_batch_size") is None else "--global-batch-size"
-    now = facts.summary["batch_size"] if option == "--batch-size" else facts.summary["global_batch_size"]
-    exchanging = facts.shares.step["network"] > 0
+    option = "--batch-size" if evidence.job.get("global_batch_size") is None else "--global-batch-size"
+    now = evidence.summary["batch_size"] if option == "--batch-size" else evidence.summary["global_batch_size"]
+    exchanging = evidence.shares.step["network"] > 0
     once = "the exchange is" if exchanging else "what a step costs besides its examples is"
     yield Advice(f"{option} {2 * now}", f"{once} paid once for twice the examples", speedup, "about", _LEARNS_OTHERWISE)

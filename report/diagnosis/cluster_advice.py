@@ -21,11 +21,11 @@ def network(explanation: Explanation) -> Iterator[Advice]:
     """Recommend against an exchange that takes long."""
     yield from larger_batch(explanation)
     yield from _one_worker(explanation)
-    if len(set(explanation.facts.job.get("cores_per_node") or ())) > 1:
+    if len(set(explanation.evidence.job.get("cores_per_node") or ())) > 1:
         yield from _slow_node(explanation)  # an exchange takes as long as its slowest node
     if explanation.network_cause == "link":
         yield from _wider_link(explanation)
-        if explanation.facts.summary["mode"] == "async":
+        if explanation.evidence.summary["mode"] == "async":
             yield from _spread_servers(explanation)
 
 
@@ -36,14 +36,14 @@ def _one_worker(explanation: Explanation) -> Iterator[Advice]:
     for each step, of which a process alone makes many in one go. A batch that was given for all workers is then its own, and computing
     grows as from half a batch to a whole one.
     """
-    facts = explanation.facts
-    summary, workers = facts.summary, facts.workers
+    evidence = explanation.evidence
+    summary, workers = evidence.summary, evidence.workers
     count = summary["workers"]
     if count == 1 or summary["nodes"] not in (1, count):
         return
     quickest = min(workers, key=lambda worker: worker.own_seconds)
     together = sum(1.0 / worker.step_seconds for worker in workers)
-    if facts.job.get("global_batch_size") is None:
+    if evidence.job.get("global_batch_size") is None:
         alone, caution = 1.0 / quickest.own_seconds, None if summary["mode"] == "async" else "the global batch is then that of one task"
     else:
         more, caution = batch_dependent_seconds(explanation, quickest), None
@@ -60,17 +60,17 @@ def _one_worker(explanation: Explanation) -> Iterator[Advice]:
 
 def _only_nodes(explanation: Explanation, kept: Sequence[int]) -> str:
     """Return the options for a run on some of its nodes, with the CPU limits that these have."""
-    limits = explanation.facts.job.get("cores_per_node") or []
+    limits = explanation.evidence.job.get("cores_per_node") or []
     option = f"--nodes {len(kept)}"
     return option if len(limits) <= 1 else f"{option} --cores-per-node {','.join(f'{limits[node]:g}' for node in kept)}"
 
 
 def _wider_link(explanation: Explanation) -> Iterator[Advice]:
-    link, facts = busiest(explanation.facts.links), explanation.facts
-    if link is None or link.limit_source != "bandwidth" or facts.shares is None:
+    link, evidence = busiest(explanation.evidence.links), explanation.evidence
+    if link is None or link.limit_source != "bandwidth" or evidence.shares is None:
         return
-    saved = facts.shares.step["network"] / 2
-    yield Advice(f"--bandwidth {_doubled(facts.job['bandwidth'])}", "the bytes pass in half the time", 1.0 / (1.0 - saved), "at most")
+    saved = evidence.shares.step["network"] / 2
+    yield Advice(f"--bandwidth {_doubled(evidence.job['bandwidth'])}", "the bytes pass in half the time", 1.0 / (1.0 - saved), "at most")
 
 
 def _doubled(bandwidth: str) -> str:
@@ -90,13 +90,13 @@ def _spread_servers(explanation: Explanation) -> Iterator[Advice]:
     (p − 1) / p for its own worker, in each direction, while every node's worker makes an update; a ring of w workers carries 2 (w − 1) / w
     of them. What the workers do by themselves bounds both.
     """
-    facts, link = explanation.facts, busiest(explanation.facts.links)
-    if facts.calibration is None or link is None or link.limit_bytes_per_second is None:
+    evidence, link = explanation.evidence, busiest(explanation.evidence.links)
+    if evidence.calibration is None or link is None or link.limit_bytes_per_second is None:
         return
-    nodes, workers, servers = (facts.summary[name] for name in ("nodes", "workers", "parameter_servers"))
-    whole = link.limit_bytes_per_second / facts.calibration["payload_bytes"]
-    now = sum(1.0 / worker.step_seconds for worker in facts.workers)
-    alone = sum(1.0 / worker.own_seconds for worker in facts.workers)
+    nodes, workers, servers = (evidence.summary[name] for name in ("nodes", "workers", "parameter_servers"))
+    whole = link.limit_bytes_per_second / evidence.calibration["payload_bytes"]
+    now = sum(1.0 / worker.step_seconds for worker in evidence.workers)
+    alone = sum(1.0 / worker.own_seconds for worker in evidence.workers)
     if servers < nodes:
         updates = min(alone, whole * nodes / ((nodes - 1) / (servers + 1) + servers / (servers + 1)))
         yield Advice(f"--ps {servers + 1}", "the parameters' way is then shared by more links", updates / now, "at most")
@@ -111,25 +111,25 @@ def _spread_servers(explanation: Explanation) -> Iterator[Advice]:
 def peers(explanation: Explanation) -> Iterator[Advice]:
     """Recommend against a slow node, and in sync mode against an exchange in which others wait for it."""
     yield from _slow_node(explanation)
-    if explanation.facts.summary["mode"] == "sync" and explanation.step_fractions["network"] >= NOTABLE:
+    if explanation.evidence.summary["mode"] == "sync" and explanation.step_fractions["network"] >= NOTABLE:
         yield from larger_batch(explanation)
         yield from _one_worker(explanation)
 
 
 def _slow_node(explanation: Explanation) -> Iterator[Advice]:
     yield from _even_cores(explanation)
-    facts = explanation.facts
-    if facts.shares is None or facts.summary["mode"] == "async":
+    evidence = explanation.evidence
+    if evidence.shares is None or evidence.summary["mode"] == "async":
         return
-    nodes, step = facts.summary["nodes"], facts.shares.step
-    if nodes > 1 and explanation.slow_node is not None and facts.job.get("global_batch_size") is None:
+    nodes, step = evidence.summary["nodes"], evidence.shares.step
+    if nodes > 1 and explanation.slow_node is not None and evidence.job.get("global_batch_size") is None:
         speedup = (nodes - 1) / nodes / (1.0 - step["peers"])
         what = f"without node {explanation.slow_node}, the others wait for nobody"
         option = _only_nodes(explanation, [node for node in range(nodes) if node != explanation.slow_node])
         yield Advice(option, what, speedup, "at least", "the global batch is then smaller")
     reason, caution = "each node goes on at its own pace", "updates are then made one by one on parameters that others change meanwhile"
     if step["network"] < NOTABLE:
-        alone = sum(worker.step_seconds / worker.own_seconds for worker in facts.workers) / len(facts.workers)
+        alone = sum(worker.step_seconds / worker.own_seconds for worker in evidence.workers) / len(evidence.workers)
         yield Advice("--mode async", reason, alone, "at most", caution)
     else:
         unknown = f"{reason}; what an exchange with a parameter server takes, this run does not tell"
@@ -143,19 +143,19 @@ def _even_cores(explanation: Explanation) -> Iterator[Advice]:
     had none to spare. In sync mode the node with the fewest cores decides; in async mode each worker's own work goes with its node, and its
     exchange with that of the servers.
     """
-    facts = explanation.facts
-    cores, used = facts.job.get("cores_per_node"), [view.cpu_fraction for view in explanation.nodes]
+    evidence = explanation.evidence
+    cores, used = evidence.job.get("cores_per_node"), [view.cpu_fraction for view in explanation.nodes]
     if not cores or len(set(cores)) == 1 or None in used:
         return
     even = sum(cores) / len(cores)
     computing = [1.0 if (part or 0.0) > NEARLY_ALL else part or 0.0 for part in used]
     longer = [1.0 + part * (mine / even - 1.0) for mine, part in zip(cores, computing, strict=True)]
-    now = [worker.step_seconds for worker in facts.workers]
-    if facts.summary["mode"] == "sync":
-        own = max(worker.own_seconds * cores[worker.node] / even for worker in facts.workers)
+    now = [worker.step_seconds for worker in evidence.workers]
+    if evidence.summary["mode"] == "sync":
+        own = max(worker.own_seconds * cores[worker.node] / even for worker in evidence.workers)
         speedup = max(now) / max(own, max(now) * longer[cores.index(min(cores))])
     else:
-        serving = max(longer[: facts.summary["parameter_servers"]])
-        then = [worker.own_seconds * longer[worker.node] + worker.communicate_seconds * serving for worker in facts.workers]
+        serving = max(longer[: evidence.summary["parameter_servers"]])
+        then = [worker.own_seconds * longer[worker.node] + worker.communicate_seconds * serving for worker in evidence.workers]
         speedup = sum(1.0 / seconds for seconds in then) / sum(1.0 / seconds for seconds in now)
     yield Advice(f"--cores-per-node {even:g}", "the same cores, shared evenly", speedup, "about")

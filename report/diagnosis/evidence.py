@@ -16,7 +16,7 @@ from ..comparison.factors import changed_text
 from .links import Link, read_links
 from .time_shares import Shares, Worker, calibrated_part, read_shares, read_workers
 
-__all__ = ["Evidence", "read_facts"]
+__all__ = ["Evidence", "read_evidence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Evidence:
     steps_mixed: bool
 
 
-def read_facts(run: Run) -> Evidence:
+def read_evidence(run: Run) -> Evidence:
     """Return what a verdict on a run rests on. Raises UsageError where it has no summary (yet)."""
     if not run.has_summary:
         advice = "wait until it has ended" if run.state in ("starting", "running") else "there is nothing to explain"

@@ -39,7 +39,7 @@ MIXED = (
 
 
 def _basis(explanation: Explanation) -> str:
-    over = "the whole run" if explanation.facts.part_began_seconds is None else "the run since it was resumed"
+    over = "the whole run" if explanation.evidence.part_began_seconds is None else "the run since it was resumed"
     return f"CPU cores, sent and received: means over {over}, evaluations and pauses included"
 
 
@@ -102,13 +102,13 @@ def _starved(explanation: Explanation) -> str:
 
 
 def _exchange(explanation: Explanation) -> str:
-    return "all-reduce" if explanation.facts.summary["mode"] == "sync" else "exchange with the parameter server"
+    return "all-reduce" if explanation.evidence.summary["mode"] == "sync" else "exchange with the parameter server"
 
 
 def _network(explanation: Explanation) -> str:
-    hidden = ", beyond what computing hides" if explanation.facts.summary["mode"] == "sync" else ""
+    hidden = ", beyond what computing hides" if explanation.evidence.summary["mode"] == "sync" else ""
     share = f"network-bound: {percent(explanation.step_fractions['network'])} of each step is {_exchange(explanation)}{hidden}"
-    link = busiest(explanation.facts.links)
+    link = busiest(explanation.evidence.links)
     full = f"node {link.node}'s link runs at {percent(link.fraction)} of {_speed(link)} while it trains" if link is not None else None
     if explanation.network_cause == "link":
         return f"{share}, and {full}."
@@ -124,7 +124,7 @@ def _speed(link: Link) -> str:
 
 
 def _payload(explanation: Explanation) -> str:
-    calibration = explanation.facts.calibration
+    calibration = explanation.evidence.calibration
     return bytes_text(calibration["payload_bytes"]) if calibration else "the gradients"
 
 
@@ -153,7 +153,7 @@ def _peers(explanation: Explanation) -> str:
     slow = f"node {explanation.slow_node}"
     limit = next(view for view in explanation.nodes if view.node == explanation.slow_node).cores_available
     cores = "" if limit is None else f" (it may use {number_text(limit, 2)} cores)"
-    if explanation.facts.summary["mode"] == "sync":
+    if explanation.evidence.summary["mode"] == "sync":
         waits = percent(explanation.step_fractions["peers"])
         text = f"held back by a slow node: for {waits} of each step others wait for {slow}, whose own work takes {times}{cores}"
         return f"{text}{_exchange_of_the_slow(explanation)}."
@@ -172,23 +172,23 @@ def _exchange_of_the_slow(explanation: Explanation) -> str:
 
 
 def _evaluating(explanation: Explanation) -> str:
-    facts = explanation.facts
-    each = facts.summary["eval_seconds"] / max(1, facts.evaluations)
-    how = f"{facts.evaluations} evaluation{'s' if facts.evaluations != 1 else ''} of {number_text(each, 3)} s"
+    evidence = explanation.evidence
+    each = evidence.summary["eval_seconds"] / max(1, evidence.evaluations)
+    how = f"{evidence.evaluations} evaluation{'s' if evidence.evaluations != 1 else ''} of {number_text(each, 3)} s"
     return f"evaluating holds it back: it takes {percent(explanation.run_fractions['evaluating'])} of the run's time ({how})."
 
 
 def _saving(explanation: Explanation) -> str:
     share = percent(explanation.run_fractions["saving"])
-    saved = explanation.facts.saved
+    saved = explanation.evidence.saved
     return f"saving holds it back: training stands still for checkpoints for {share} of the run's time ({saved} saved)."
 
 
 def _other(explanation: Explanation) -> str:
-    seconds = number_text(explanation.facts.summary["run_seconds"], 2)
+    seconds = number_text(explanation.evidence.summary["run_seconds"], 2)
     share = percent(explanation.run_fractions["other"])
-    if explanation.facts.summary["mode"] == "async" and explanation.calibrated:
-        size = number_text((explanation.facts.summary["step_seconds"] or {}).get("group_size"), 0)
+    if explanation.evidence.summary["mode"] == "async" and explanation.calibrated:
+        size = number_text((explanation.evidence.summary["step_seconds"] or {}).get("group_size"), 0)
         waits = f"workers wait for their next steps, or for the run's end, for {share} of the run's {seconds} s"
         return f"nothing to do: {waits}; they get {size} at a time."
     return f"neither training nor evaluating: {share} of the run's {seconds} s pass between commands; a longer run would say more."
@@ -206,7 +206,7 @@ def _list(explanation: Explanation, joint: str) -> str:
     words = []
     for part in explanation.candidates:
         name, fraction = NAMES[part], explanation.run_fractions[part]
-        if part == "peers" and explanation.facts.summary["mode"] == "async":  # nobody waits: a slow node shows in its own work
+        if part == "peers" and explanation.evidence.summary["mode"] == "async":  # nobody waits: a slow node shows in its own work
             name, fraction = "the work of a slow node", sum(explanation.run_fractions[own] for own in ("compute", "data"))
         spread = explanation.run_uncertainty.get(part, 0.0)
         more = f" ± {percent(spread)}" if spread >= 0.01 else ""
@@ -215,7 +215,7 @@ def _list(explanation: Explanation, joint: str) -> str:
 
 
 def _unknown(explanation: Explanation) -> str:
-    if explanation.facts.steps_mixed:
+    if explanation.evidence.steps_mixed:
         return "no verdict: the run changed when it was resumed, and only its last part was calibrated."
     return "no verdict: the run was not calibrated."
 
@@ -224,7 +224,7 @@ def _unknown(explanation: Explanation) -> str:
 
 
 def _run_line(explanation: Explanation) -> str:
-    run, began = explanation.run_fractions, explanation.facts.part_began_seconds
+    run, began = explanation.run_fractions, explanation.evidence.part_began_seconds
     of = "of the run's time" if began is None else f"of the time since the run was resumed at {number_text(began, 2)} s"
     if not explanation.calibrated:
         return f"{of}: training {percent(run['training'])}, {_beside(explanation)}"
@@ -264,18 +264,18 @@ def _traffic(view: NodeView) -> tuple[str, str]:
 
 def notes(explanation: Explanation) -> list[str]:
     """Return what a reader has to know beside the figures."""
-    facts = explanation.facts
-    found = [text for text in (facts.changed, diverged_text(facts.summary)) if text]
+    evidence = explanation.evidence
+    found = [text for text in (evidence.changed, diverged_text(evidence.summary)) if text]
     if not explanation.calibrated:
-        found.append(MIXED if facts.steps_mixed else NOT_CALIBRATED)
+        found.append(MIXED if evidence.steps_mixed else NOT_CALIBRATED)
         found += _native(explanation)
     if explanation.starved is not None:
         return found
-    sharing = facts.summary["nodes_sharing_cores"] or 1
+    sharing = evidence.summary["nodes_sharing_cores"] or 1
     if sharing > 1:
         found.append(f"{sharing} nodes share the same cores and fight for them; --cores-per-node would give each its own part.")
     found += [text for text in (_held_up(explanation, view) for view in explanation.nodes) if text]
-    if "network" in explanation.candidates and busiest(facts.links) is None:
+    if "network" in explanation.candidates and busiest(evidence.links) is None:
         found.append("No link has a known limit, so how full they are is not known (--bandwidth sets one for virtual nodes).")
     return found
 
@@ -286,7 +286,7 @@ HELD_UP = 0.75
 
 def _held_up(explanation: Explanation, view: NodeView) -> str | None:
     """What there is to say of a node that computes all the time and yet is seldom on a core."""
-    summary = explanation.facts.summary
+    summary = explanation.evidence.summary
     if view.step_fractions is None or view.limit not in ("CPU", "data") or None in (view.cpu_cores_used, view.cores_available):
         return None
     working = sum(view.step_fractions[part] for part in ("compute", "data"))
@@ -302,7 +302,7 @@ def _held_up(explanation: Explanation, view: NodeView) -> str | None:
 
 def _native(explanation: Explanation) -> list[str]:
     """What the framework itself said about waiting, for a run that was not calibrated."""
-    summary = explanation.facts.summary
+    summary = explanation.evidence.summary
     workers = summary["workers"] if summary["mode"] == "async" else 1
     whole = workers * summary["train_seconds"]
     figures = (("data", summary["data_wait_seconds"]), ("other tasks", summary["network_wait_seconds"]))

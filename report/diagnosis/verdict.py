@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from ..catalog.cpu_contention import Starved, starved
 from ..catalog.run import Run
-from .evidence import Evidence, read_facts
+from .evidence import Evidence, read_evidence
 from .links import Link, NetworkCause, message_fraction, network_cause
 from .time_shares import Shares, Worker, around_training, node_fractions
 
-__all__ = ["Evidence", "Explanation", "NodeView", "explain", "read_facts"]
+__all__ = ["Evidence", "Explanation", "NodeView", "explain", "read_evidence"]
 
 Verdict = Literal["starved", "compute", "network", "data", "peers", "evaluating", "saving", "other", "mixed", "unclear", "unknown"]
 
@@ -74,25 +74,25 @@ class Explanation:
     run_uncertainty: Mapping[str, float]
     step_fractions: Mapping[str, float]
     nodes: tuple[NodeView, ...]
-    facts: Evidence = field(repr=False)
+    evidence: Evidence = field(repr=False)
 
     @property
     def starved(self) -> Starved | None:
         """What other programs did to the run, where that is the verdict."""
-        return starved(self.facts.summary)
+        return starved(self.evidence.summary)
 
     @property
     def calibrated(self) -> bool:
         """Whether the run's calibration stands behind the verdict."""
-        return self.facts.shares is not None
+        return self.evidence.shares is not None
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures, without the documents that they were read from."""
-        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("facts", "nodes")}
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("evidence", "nodes")}
         nodes = [{**asdict(node), "link": _link_json(node.link)} for node in self.nodes]
         by = None if self.starved is None else asdict(self.starved)
-        began = self.facts.part_began_seconds
-        return {"run": self.facts.name, "calibrated": self.calibrated, "part_began_seconds": began, "starved": by, **own, "nodes": nodes}
+        began = self.evidence.part_began_seconds
+        return {"run": self.evidence.name, "calibrated": self.calibrated, "part_began_seconds": began, "starved": by, **own, "nodes": nodes}
 
 
 def _link_json(link: Link) -> dict[str, Any]:
@@ -101,35 +101,35 @@ def _link_json(link: Link) -> dict[str, Any]:
 
 def explain(run: Run) -> Explanation:
     """Return what holds back a run. Raises UsageError where it has no summary (yet)."""
-    return judge(read_facts(run))
+    return judge(read_evidence(run))
 
 
 # The verdict --------------------------------------------------------------------------------------------------------------
 
 
-def judge(facts: Evidence) -> Explanation:
-    """Return the verdict that the facts allow: none on the run itself where other programs had its cores."""
-    found = _judged(facts)
+def judge(evidence: Evidence) -> Explanation:
+    """Return the verdict that the evidence allow: none on the run itself where other programs had its cores."""
+    found = _judged(evidence)
     return found if found.starved is None else replace(found, verdict="starved", candidates=(), slow_node=None)
 
 
-def _judged(facts: Evidence) -> Explanation:
-    shares = facts.shares
+def _judged(evidence: Evidence) -> Explanation:
+    shares = evidence.shares
     if shares is None:
-        around = around_training(facts.summary)
+        around = around_training(evidence.summary)
         long = [part for part in ("evaluating", "saving", "other") if around[part] > LARGEST_UNSEEN]
         verdict: Verdict = long[0] if long else "unknown"  # type: ignore[assignment]
-        views = tuple(_view(facts, node, None, None) for node in range(len(facts.summary["per_node"])))
-        return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, facts)
+        views = tuple(_view(evidence, node, None, None) for node in range(len(evidence.summary["per_node"])))
+        return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, evidence)
     exchange = shares.step["network"]
-    cause = network_cause(exchange, facts.links, facts.calibration) if exchange >= NOTABLE else None
-    short = _saturated_node(facts) if cause != "link" else None
+    cause = network_cause(exchange, evidence.links, evidence.calibration) if exchange >= NOTABLE else None
+    short = _saturated_node(evidence) if cause != "link" else None
     verdict, candidates = _ranked(shares, short is not None)
     slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
-    views = tuple(_view(facts, node, cause, short) for node in range(len(facts.summary["per_node"])))
-    message = message_fraction(facts.calibration)
+    views = tuple(_view(evidence, node, cause, short) for node in range(len(evidence.summary["per_node"])))
+    message = message_fraction(evidence.calibration)
     figures = (shares.run, shares.uncertainty, shares.step)
-    return Explanation(verdict, candidates, cause, message, slow, shares.slowness, *figures, views, facts)
+    return Explanation(verdict, candidates, cause, message, slow, shares.slowness, *figures, views, evidence)
 
 
 LARGEST_UNSEEN = 0.5
@@ -141,14 +141,14 @@ NOTABLE = 0.2
 _WORK = ("compute", "data", "peers")
 
 
-def _saturated_node(facts: Evidence) -> int | None:
+def _saturated_node(evidence: Evidence) -> int | None:
     """Sync: return the node that has no core to spare where each other one may use more and does not; None where there is none.
 
     What a node computes for an exchange takes it as much longer as its own work, and all wait for it.
     """
-    nodes = facts.summary["per_node"]
+    nodes = evidence.summary["per_node"]
     known = [(node["cores_available"], _mean(node["cpu_fraction"])) for node in nodes]
-    if facts.summary["mode"] == "async" or len(nodes) < 2 or any(None in pair for pair in known):
+    if evidence.summary["mode"] == "async" or len(nodes) < 2 or any(None in pair for pair in known):
         return None
     least, *others = sorted(range(len(nodes)), key=lambda node: known[node][0])
     spare = all(known[node][0] >= SLOW * known[least][0] and (known[node][1] or 0.0) < NEARLY_ALL for node in others)
@@ -210,25 +210,25 @@ def _named(part: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
 # The nodes ----------------------------------------------------------------------------------------------------------------
 
 
-def _view(facts: Evidence, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
-    figures = facts.summary["per_node"][node]
-    own = [worker for worker in facts.workers if worker.node == node]
-    step = node_fractions(facts.workers, node)
+def _view(evidence: Evidence, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
+    figures = evidence.summary["per_node"][node]
+    own = [worker for worker in evidence.workers if worker.node == node]
+    step = node_fractions(evidence.workers, node)
     utilizations = [gpu["utilization"]["mean"] for gpu in figures["gpus"] or () if gpu.get("utilization")]
     gpu = max(utilizations, default=None)
     return NodeView(
         node,
-        None if step is None or facts.shares is None else _limit(facts, node, step, cause, gpu, short),
+        None if step is None or evidence.shares is None else _limit(evidence, node, step, cause, gpu, short),
         step,
-        _slowness(facts, own),
-        _updates_fraction(facts, own),
+        _slowness(evidence, own),
+        _updates_fraction(evidence, own),
         _mean(figures["cpu_cores_used"]),
         figures["cores_available"],
         _mean(figures["cpu_fraction"]),
         gpu,
         figures["network_sent_bytes_per_second"],
         figures["network_received_bytes_per_second"],
-        facts.links[node],
+        evidence.links[node],
     )
 
 
@@ -236,15 +236,15 @@ def _mean(figure: Mapping[str, float] | None) -> float | None:
     return None if figure is None else figure["mean"]
 
 
-def _slowness(facts: Evidence, own: Sequence[Worker]) -> float | None:
-    if facts.shares is None or not own or not facts.shares.slowest.own_seconds:
+def _slowness(evidence: Evidence, own: Sequence[Worker]) -> float | None:
+    if evidence.shares is None or not own or not evidence.shares.slowest.own_seconds:
         return None
-    usual = facts.shares.slowest.own_seconds / facts.shares.slowness
+    usual = evidence.shares.slowest.own_seconds / evidence.shares.slowness
     return max(worker.own_seconds for worker in own) / usual if usual else None
 
 
-def _updates_fraction(facts: Evidence, own: Sequence[Worker]) -> float | None:
-    counts = facts.summary["updates_by_worker"]
+def _updates_fraction(evidence: Evidence, own: Sequence[Worker]) -> float | None:
+    counts = evidence.summary["updates_by_worker"]
     return None if not counts or not sum(counts) else sum(worker.updates or 0 for worker in own) / sum(counts)
 
 
@@ -252,7 +252,9 @@ USED_GPU = 0.05
 """A GPU that was busy for less than this did not compute the steps."""
 
 
-def _limit(facts: Evidence, node: int, step: Mapping[str, float], cause: NetworkCause | None, gpu: float | None, short: int | None) -> str:
+def _limit(
+    evidence: Evidence, node: int, step: Mapping[str, float], cause: NetworkCause | None, gpu: float | None, short: int | None
+) -> str:
     largest = max(step, key=lambda part: step[part])
     if step[largest] < DOMINANT:
         return "nothing"
@@ -261,10 +263,10 @@ def _limit(facts: Evidence, node: int, step: Mapping[str, float], cause: Network
     if largest == "network" and short is not None:
         return "CPU" if node == short else "peer"
     if largest == "network":
-        return "link" if cause == "link" and not _serves_itself(facts, node) else "exchange"
+        return "link" if cause == "link" and not _serves_itself(evidence, node) else "exchange"
     return {"data": "data", "peers": "peer"}[largest]
 
 
-def _serves_itself(facts: Evidence, node: int) -> bool:
+def _serves_itself(evidence: Evidence, node: int) -> bool:
     """Async: whether the only parameter server is on this node, so that its workers' exchanges cross no link."""
-    return facts.summary["mode"] == "async" and facts.summary["parameter_servers"] == 1 and node == 0
+    return evidence.summary["mode"] == "async" and evidence.summary["parameter_servers"] == 1 and node == 0

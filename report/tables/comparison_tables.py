@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...records.text.numbers import count_text
 from ..comparison.comparison import Comparison
-from ..comparison.factors import ACCURACY, LOSS, SPEED, TARGET
+from ..comparison.factors import LEARNING, SPEED, TARGET
 from ..comparison.scaling import relative_speed, relative_target
 from .alignment import holds_figures
 from .columns import MARK, NODE, RUN_COLUMNS, Column, cell, node_cell, relative, run_columns
@@ -17,7 +17,6 @@ __all__ = ["RELATIVE", "ComparisonTable", "default_tables", "selected_table"]
 RELATIVE = "relative"
 
 _SPEED = ("examples_per_second", "steps_per_second", "run_seconds", "train_seconds", "init_seconds")
-_LEARNT = frozenset({LOSS, ACCURACY, TARGET})
 _LEARNING = ("staleness_mean",)
 _CONTEXT = ("backend", "mode", "nodes", "workers", "parameter servers", "global batch", "batch per worker")
 _OF_SERIES = frozenset({"nodes", "workers", "global batch", "batch per worker", "global_batch_size", "batch_size", "runs"})
@@ -83,7 +82,7 @@ def _speed(comparison: Comparison) -> ComparisonTable:
 
 def _learning(comparison: Comparison) -> ComparisonTable:
     parts = []
-    for one in (one for one in run_columns(comparison.runs) if one.group in _LEARNT or one.key in _LEARNING):
+    for one in (one for one in run_columns(comparison.runs) if one.group in LEARNING or one.key in _LEARNING):
         part = one.header, _cells(comparison, one)
         parts.append(part)
         if one.key == "time_to_target_seconds" and _observed(part):
@@ -112,7 +111,7 @@ def _scaling(comparison: Comparison) -> ComparisonTable:
         kind = f"{series.kind}, {'global batch' if series.kind == 'strong' else 'batch per worker'} {count_text(series.batch)}"
         base = series.points[0].entry
         for point in series.points:
-            mark = MARK if SPEED in comparison.comparability.spoiled(base, point.entry) else ""
+            mark = MARK if SPEED in comparison.comparability.confounded(base, point.entry) else ""
             efficiency = "-" if point.efficiency is None else f"{100 * point.efficiency:.0f}%{mark}"
             label = (kind, *others[point.entry].values()) if point is series.points[0] else ("",) * (len(names) + 1)
             rows.append((*label, str(point.nodes), relative(point.speedup, marked=bool(mark)), efficiency))
@@ -147,7 +146,7 @@ def _names(comparison: Comparison) -> list[Part]:
 
 def _context(comparison: Comparison) -> list[Part]:
     """Return columns for the settings that are compared, apart from those that name the rows."""
-    compared = [difference for difference in comparison.comparability.subject if difference.label in _CONTEXT]
+    compared = [difference for difference in comparison.comparability.independent if difference.label in _CONTEXT]
     workers_are_nodes = all(entry.figures["workers"] == entry.figures["nodes"] for entry in comparison.entries)
     left_out = {*comparison.settings[0], *(["workers"] if workers_are_nodes else [])}
     return [(one.label, [value or "-" for value in one.values]) for one in compared if one.label not in left_out]

@@ -15,7 +15,7 @@ __all__ = ["above", "below"]
 
 _MOST_VALUES = 5
 
-_USUAL = frozenset(rule.key for rule in RULES if rule.subject)
+_USUAL = frozenset(rule.key for rule in RULES if rule.independent)
 
 _SAME = "data, seed, precision, threads, machine, releases, optimizer and schedule, augmentation, budget, evaluations and network"
 
@@ -30,10 +30,10 @@ def above(comparison: Comparison) -> list[str]:
 
 def _differences(comparison: Comparison) -> list[str]:
     comparability = comparison.comparability
-    values = {one.key: one.values for one in comparability.subject}
-    subject = [one for one in comparability.subject if one.key != "workers" or one.values != values.get("nodes")]
-    lines = [f"Compared: {'; '.join(_named(one) for one in subject)}."] if subject else []
-    for one in comparability.subject:
+    values = {one.key: one.values for one in comparability.independent}
+    independent = [one for one in comparability.independent if one.key != "workers" or one.values != values.get("nodes")]
+    lines = [f"Compared: {'; '.join(_named(one) for one in independent)}."] if independent else []
+    for one in comparability.independent:
         if one.key in ("mode", "global_batch_size"):
             lines.append(f"  {one.label}: {one.why}.")
     if comparability.beside:
@@ -42,7 +42,7 @@ def _differences(comparison: Comparison) -> list[str]:
     if faults:
         lines += ["Not alike:", *(f"  {_fault(fault)}" for fault in faults)]
     elif not comparability.unrecorded:
-        told = "" if any(one.key not in _USUAL for one in comparability.subject) else f": {_SAME} are the same"
+        told = "" if any(one.key not in _USUAL for one in comparability.independent) else f": {_SAME} are the same"
         lines.append(f"{'Nothing else differs' if lines else 'Nothing differs'}{told}.")
     else:
         lines.append(f"No {'other ' if lines else ''}difference is known.")
@@ -98,10 +98,10 @@ def _values(one: Difference) -> str:
 
 def _fault(one: Difference) -> str:
     told = f"{one.label} ({_values(one)})"
-    if not one.spoils:
+    if not one.confounds:
         return f"{told}: {one.why}."
-    figures = "all figures" if set(one.spoils) == ALL else _enumerated(one.spoils)
-    return f"{told}: {figures} {'is' if len(one.spoils) == 1 and one.spoils[0] != 'resources' else 'are'} not comparable; {one.why}."
+    figures = "all figures" if set(one.confounds) == ALL else _enumerated(one.confounds)
+    return f"{told}: {figures} {'is' if len(one.confounds) == 1 and one.confounds[0] != 'resources' else 'are'} not comparable; {one.why}."
 
 
 def _enumerated(words: Sequence[str]) -> str:
@@ -111,11 +111,11 @@ def _enumerated(words: Sequence[str]) -> str:
 def _reasons(comparison: Comparison, shown: Collection[str | None]) -> str:
     """Return each kind of figures among those `shown` that carries a mark, with the settings that are to blame."""
     marked = {group for marks in comparison.marks for group in marks if group in shown}
-    differences = [*comparison.comparability.subject, *comparison.comparability.faults]
+    differences = [*comparison.comparability.independent, *comparison.comparability.faults]
     reasons: dict[str, list[str]] = {}
     for group in GROUPS:
         if group in marked:
-            why = ", ".join(one.label for one in differences if group in one.spoils)
+            why = ", ".join(one.label for one in differences if group in one.confounds)
             reasons.setdefault(why, []).append(group)
     return "; ".join(f"{', '.join(groups)} ({why})" for why, groups in reasons.items())
 

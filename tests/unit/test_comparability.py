@@ -8,7 +8,7 @@ from comparison_samples import NODE, made, starved_node
 from crosstrain.core.job import Job
 from crosstrain.report.comparison.comparability import compare_settings
 from crosstrain.report.comparison.comparison import compare_runs
-from crosstrain.report.comparison.factors import FAULTS, GROUPS, RULES
+from crosstrain.report.comparison.factors import CAVEATS, GROUPS, RULES
 from crosstrain.report.tables.footnotes import above
 
 SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS
@@ -93,16 +93,16 @@ ALIKE = [
 def test_a_difference_is_named_and_spoils_what_it_should(key, one, other, spoilt):
     found = compare_settings([made(**one), made("two", **other)])
     assert [difference.key for difference in found.faults] == [key]
-    assert set(found.faults[0].spoils) == spoilt
+    assert set(found.faults[0].confounds) == spoilt
     assert found.marks(1) == spoilt
     assert found.marks(0) == set()
     assert None not in found.faults[0].values
     assert found.faults[0].values[0] != found.faults[0].values[1]
-    assert found.subject == []
+    assert found.independent == []
 
 
 def test_every_rule_is_tried_here():
-    assert {case[0] for case in DIFFERENCES} == {rule.key for rule in RULES if rule.matters and not rule.subject}
+    assert {case[0] for case in DIFFERENCES} == {rule.key for rule in RULES if rule.matters and not rule.independent}
 
 
 @pytest.mark.parametrize(("one", "other"), ALIKE)
@@ -178,7 +178,7 @@ def test_where_a_run_lies_and_what_it_is_called_keeps_no_repeats_apart(key, valu
 )
 def test_what_is_compared_is_no_fault(other, keys, marks):
     found = compare_settings([made(), made("two", **other)])
-    assert [difference.key for difference in found.subject] == keys
+    assert [difference.key for difference in found.independent] == keys
     assert found.faults == []
     assert found.marks(1) == marks
 
@@ -194,15 +194,15 @@ def test_a_step_is_no_measure_of_speed_across_batches_and_modes_even_where_they_
 
 def test_parameter_servers_are_compared_within_async_mode():
     found = compare_settings([made(mode="async"), made("two", mode="async", ps=2), made("three")])
-    assert {difference.key: difference.values for difference in found.subject}["ps"] == ("1", "2", None)
+    assert {difference.key: difference.values for difference in found.independent}["ps"] == ("1", "2", None)
 
 
 def test_a_setting_that_is_asked_for_is_what_is_compared():
     runs = [made(), made("two", precision="bf16")]
     assert compare_settings(runs).marks(1) == set(GROUPS)
-    found = compare_settings(runs, subject={"precision"})
+    found = compare_settings(runs, independent={"precision"})
     assert (found.faults, found.marks(1)) == ([], set())
-    assert [(difference.label, difference.values) for difference in found.subject] == [("precision", ("fp32", "bf16"))]
+    assert [(difference.label, difference.values) for difference in found.independent] == [("precision", ("fp32", "bf16"))]
 
 
 def segments(**changed):
@@ -222,7 +222,7 @@ FAULTY = [
 
 @pytest.mark.parametrize(("key", "changes", "spoilt"), FAULTY, ids=[case[0] for case in FAULTY])
 def test_what_is_wrong_with_a_run_marks_it_whatever_it_is_compared_with(key, changes, spoilt):
-    assert {fault.key for fault in FAULTS} == {case[0] for case in FAULTY}
+    assert {fault.key for fault in CAVEATS} == {case[0] for case in FAULTY}
     found = compare_settings([made("one", **changes), made("two", **changes)])
     assert [difference.key for difference in found.faults] == [key]
     assert found.marks(0) == found.marks(1) == spoilt
@@ -249,7 +249,7 @@ def test_releases_of_two_frameworks_are_not_held_against_each_other_through_a_th
     found = compare_settings([made("torch"), made("new", backend="tf"), made("old", backend="tf", node=old)])
     assert [difference.key for difference in found.faults] == ["framework"]
     assert (found.marks(1), found.marks(2)) == (set(), set())
-    assert SPEED in found.spoiled(1, 2)
+    assert SPEED in found.confounded(1, 2)
     assert found.comparable(SPEED, range(3)) == [0, 1]
 
 

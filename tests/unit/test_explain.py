@@ -19,7 +19,7 @@ from crosstrain.report.catalog.run import Run
 from crosstrain.report.diagnosis.advice import advise
 from crosstrain.report.diagnosis.text import headline, notes, page
 from crosstrain.report.diagnosis.time_shares import read_shares, read_workers
-from crosstrain.report.diagnosis.verdict import explain, judge, read_facts
+from crosstrain.report.diagnosis.verdict import explain, judge, read_evidence
 from crosstrain.report.tables.run_tables import to_text
 
 MS = 1e-3
@@ -56,7 +56,7 @@ def test_the_largest_part_of_the_step_is_the_verdict(tmp_path, mode, parts, verd
 def four_nodes(tmp_path_factory):
     """What is known of a run on four nodes, in both modes."""
     return {
-        mode: read_facts(Run(explained_run(tmp_path_factory.mktemp(mode), steps(compute=9, count=4), mode=mode)))
+        mode: read_evidence(Run(explained_run(tmp_path_factory.mktemp(mode), steps(compute=9, count=4), mode=mode)))
         for mode in ("sync", "async")
     }
 
@@ -77,11 +77,11 @@ def test_most_of_the_step_decides_whatever_the_sizes(four_nodes, mode, cause, sh
     workers = []
     for factor in unlike if mode == "async" else [1.0] * 4:
         workers.append({**{part: step_seconds * parts[part] * factor for part in parts}, "spread": spread})
-    facts = four_nodes[mode]
+    evidence = four_nodes[mode]
     updates = {"updates_by_worker": [1000] * 4, "train_seconds": 1000 * step_seconds, "run_seconds": 1000 * step_seconds}
-    summary = {**facts.summary, **updates, "time_shares": time_shares(workers)}
+    summary = {**evidence.summary, **updates, "time_shares": time_shares(workers)}
     known = read_workers(summary)
-    found = judge(replace(facts, summary=summary, workers=known, shares=read_shares(summary, known)))
+    found = judge(replace(evidence, summary=summary, workers=known, shares=read_shares(summary, known)))
     assert found.verdict == {"communicate": "network"}.get(cause, cause)
     assert sum(found.run_fractions.values()) == pytest.approx(1.0)
     assert sum(found.step_fractions.values()) == pytest.approx(1.0)
@@ -99,13 +99,13 @@ def test_one_slow_node_of_four_is_named_whatever_the_sizes(four_nodes, mode, tim
     workers = [{"compute": step_seconds * (times if node == slow else 1.0), "communicate": network * step_seconds} for node in range(4)]
     for worker in workers:
         worker["peers"] = step_seconds * times - worker["compute"] if mode == "sync" else 0.0
-    facts = four_nodes[mode]
+    evidence = four_nodes[mode]
     shares = time_shares(workers)
     rates = [1.0 / worker["step_seconds"] for worker in shares["workers"]]
     updates = {"updates_by_worker": [1000 * rate / max(rates) for rate in rates], "train_seconds": 1000 / max(rates)}
-    summary = {**facts.summary, **updates, "run_seconds": updates["train_seconds"], "time_shares": shares}
+    summary = {**evidence.summary, **updates, "run_seconds": updates["train_seconds"], "time_shares": shares}
     known = read_workers(summary)
-    found = judge(replace(facts, summary=summary, workers=known, shares=read_shares(summary, known)))
+    found = judge(replace(evidence, summary=summary, workers=known, shares=read_shares(summary, known)))
     assert (found.verdict, found.slow_node, found.slowness) == ("peers", slow, pytest.approx(times))
 
 

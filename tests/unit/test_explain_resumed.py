@@ -85,7 +85,7 @@ def test_the_steps_of_the_part_that_was_calibrated_decide(tmp_path, nodes):
     assert found.run_fractions == pytest.approx(
         {"compute": 5.6 / 6, "data": 0.0, "peers": 0.0, "network": 0.0, "evaluating": 0.2 / 6, "saving": 0.0, "other": 0.2 / 6}
     )
-    assert (found.facts.evaluations, found.facts.saved) == (1, 1)
+    assert (found.evidence.evaluations, found.evidence.saved) == (1, 1)
 
 
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 2), (2, 2)])
@@ -120,7 +120,7 @@ def test_a_run_that_changed_says_so_as_its_table_does(tmp_path, calibrated):
     assert said in table
     assert ("of its last part" in note) == calibrated
     assert note in table or calibrated
-    assert changed_on_resume(found.facts) == ["nodes"]
+    assert changed_on_resume(found.evidence) == ["nodes"]
 
 
 def test_one_that_did_not_says_nothing(tmp_path):
