@@ -1,4 +1,4 @@
-"""Which run's figures are those of a busy machine: one whose tasks waited for cores that other programs had."""
+"""Did other programs take so much CPU time from a run that its speed is not its own?"""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def starved(summary: Mapping[str, Any]) -> Starved | None:
 
 
 def _held_up(node: Mapping[str, Any]) -> bool:
-    """Whether what a node lost is enough to matter to its pace, if all of it was lost while the node computed on one core, or on its limit.
+    """Return whether the cores that a node lost to others are enough to slow it: `STARVED` of one core, or of its limit where that is less.
 
     A node that mostly waits, for its peers or its link, asks for little, and little taken from it is a large part of that.
     """

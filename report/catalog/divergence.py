@@ -1,4 +1,4 @@
-"""Which run's figures are those of no training: one whose loss was NaN or infinite from some update to its end."""
+"""Did a run stop training, as its loss was NaN or infinite from some update to its end?"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Difference:
 
 
 class Comparability:
-    """What several runs differ in. The first is the one that marks refer to."""
+    """What several runs differ in, and which of their figures compare; marks (†) are relative to the first run."""
 
     def __init__(self, runs: Sequence[Run], values: Sequence[Mapping[str, Any]], rules: Sequence[Factor]) -> None:
         """`values` has a mapping a run, from the key of a rule to its value."""
@@ -66,7 +66,7 @@ class Comparability:
 
     @cached_property
     def beside(self) -> list[Difference]:
-        """Differences that do not matter: they keep runs apart, and no figure depends on them."""
+        """Differences on which no figure depends; runs that differ in them are still not folded into one row."""
         idle = [rule for rule in self._rules if not rule.matters and not rule.independent]
         return [self._difference(rule) for rule in idle if self._differs_anywhere(rule)]
 
@@ -87,11 +87,14 @@ class Comparability:
         return frozenset(pair).union(*own)
 
     def marks(self, run: int) -> frozenset[str]:
-        """Return the kinds of figures of a run that cannot be compared with the first one's: of the first, those that are its own fault."""
+        """Return the kinds of figures of a run that do not compare with the first's; of the first, those that its own caveats rule out."""
         return self.confounded(0, run)
 
     def comparable(self, group: str, among: Collection[int]) -> list[int]:
-        """Return runs that can all be compared with each other in a kind of figures: with the first where any can, else the most."""
+        """Return the largest set of runs, of those `among`, that all compare with each other in a kind of figures.
+
+        A set with the first run and another one comes before a larger one without it. The set is found greedily, class by class.
+        """
         classes: dict[tuple[Any, ...], list[int]] = {}
         rules = [rule for rule in self._rules if group in rule.confounds]
         for run in sorted(among):
@@ -101,7 +104,7 @@ class Comparability:
         return max(circles, key=lambda circle: (0 in circle and len(circle) > 1, len(circle)), default=[])
 
     def _circles(self, group: str, classes: Mapping[tuple[Any, ...], list[int]]) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield round each class of like runs those classes that fit all before them."""
+        """Yield for each class of like runs a set grown from it: each further class is added that compares with all in the set."""
         for centre in classes:
             circle = [centre]
             for other in classes:

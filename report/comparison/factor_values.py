@@ -106,7 +106,7 @@ def job_field(key: str) -> Value:
 
 
 def job_field_or(key: str, otherwise: str) -> Value:
-    """Read a field of the job; `otherwise` is what it means where it was left open."""
+    """Read a field of the job; `otherwise` stands for None, which is what a field has that was not given."""
     field = job_field(key)
 
     def value(run: Run) -> Any:

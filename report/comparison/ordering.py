@@ -1,4 +1,4 @@
-"""In which order the values of a setting stand: amounts by their size, whatever unit and spelling they were given in."""
+"""Sort keys for the values of settings: amounts are sorted by size, in whichever unit and spelling they were given."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def scaling(entries: Sequence[Row], series: Callable[[Row], Any]) -> tuple[list[
 
 
 def families(entries: Sequence[Row], series: Callable[[Row], Any]) -> list[tuple[int, int, int]]:
-    """Return for each row what brings the rows of one series together, in the order of their batches; rows in none come last.
+    """Return a sort key for each row: it puts the rows of one series side by side, series by batch, and rows in no series last.
 
     A row that is in a series of each kind belongs to the kind that has more rows, to strong scaling where both have as many.
     """

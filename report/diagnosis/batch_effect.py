@@ -36,9 +36,9 @@ def _step_seconds(explanation: Explanation) -> float:
 
 
 def batch_dependent_seconds(explanation: Explanation, worker: Worker) -> float | None:
-    """Return the part of a worker's own seconds that grows with its batch: data, and of computing what half a batch saves, twice.
+    """Return the seconds of a worker's step that grow in proportion to its batch: reading data, and computing less its fixed cost.
 
-    None where half a batch was not measured.
+    The fixed cost follows from the calibrated times of a whole and of half a batch. None where half a batch was not measured.
     """
     entries = (explanation.evidence.calibration or {}).get("workers", ())
     entry = next((entry for entry in entries if entry["worker"] == worker.worker), None)

@@ -189,7 +189,7 @@ def _combined_share(shares: Shares, largest: str, short_of_cores: bool) -> float
 
 
 def _certain_lead(shares: Shares, largest: str, part: str) -> float:
-    """Return by how much of the run one part is certainly larger than another."""
+    """Return the share of the run, 0 to 1, by which `largest` exceeds `part` for certain; negative within the uncertainty of the two."""
     if part == largest:
         return 0.0
     return shares.run[largest] - shares.run[part] - shares.uncertainty[largest] - shares.uncertainty[part]
