@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import wait_until
-from test_incoming import NODE_OF, SOUND, cluster, send
+from test_node_messages import NODE_OF, SOUND, cluster, send
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.untrusted.listener import Exchange

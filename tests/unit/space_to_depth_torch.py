@@ -1,9 +1,9 @@
-"""``python pairs_torch.py FILE``: results and gradients of the convolutions, by our layer and by torch's own, to FILE (npz)."""
+"""``python space_to_depth_torch.py FILE``: results and gradients of the convolutions, by our layer and by torch's own, to FILE (npz)."""
 
 import sys
 
 import torch
-from pair_cases import save_all
+from space_to_depth_cases import save_all
 
 from crosstrain.models.base import ForwardContext
 from crosstrain.models.layers.torch import image as layers

@@ -1,9 +1,9 @@
-"""``python pairs_tf.py FILE``: results and gradients of the convolutions, by our layer and by TensorFlow's own, to FILE (npz)."""
+"""``python space_to_depth_tf.py FILE``: results and gradients of the convolutions, by our layer and by TensorFlow's own, to FILE (npz)."""
 
 import sys
 
 import tensorflow as tf
-from pair_cases import save_all
+from space_to_depth_cases import save_all
 
 from crosstrain.models.base import ForwardContext
 from crosstrain.models.layers.tf import image as layers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pair_cases import PAIR_CASES
+from space_to_depth_cases import PAIR_CASES
 
 from crosstrain.models.layers.space_to_depth import gradient_uses_space_to_depth, uses_space_to_depth
 
@@ -22,7 +22,7 @@ TOLERANCE = 1e-12
 def results(request, tmp_path_factory):
     """What a framework computed in a process of its own."""
     path = tmp_path_factory.mktemp("pairs") / "results.npz"
-    script = Path(__file__).parent / f"pairs_{request.param}.py"
+    script = Path(__file__).parent / f"space_to_depth_{request.param}.py"
     done = subprocess.run([sys.executable, str(script), str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(np.load(path))
