@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import cached_property
 from pathlib import Path
 
 import export_loaders
@@ -40,7 +41,11 @@ class Model:
         pixels = np.random.default_rng(1).integers(0, 256, (5, *SHAPES[name]), dtype=np.uint8)
         np.save(self.pixels, pixels)
         np.save(self.images, ((np.arange(256, dtype=np.float64) / 255.0 - 0.5) / 0.25).astype(np.float32)[pixels])
-        self.logits = self.load(export_loaders.OURS, folder)
+
+    @cached_property
+    def logits(self):
+        """By our forward function, computed on first use."""
+        return self.load(export_loaders.OURS, self.run)
 
     def load(self, program, folder):
         """Run a loader in the folder of an export; return what it saved."""
@@ -82,47 +87,49 @@ def models(tmp_path_factory):
 SMALL, LARGE = (pytest.param(name, marks=pytest.mark.slow) for name in ("logreg", "alexnet"))
 
 
-@pytest.mark.parametrize("name", [SMALL, LARGE, "cnn", "resnet18"])
-class TestEveryModel:
+class TestFormats:
+    """One class, so that one process has them all, and makes each export once."""
+
+    @pytest.mark.parametrize("name", [SMALL, LARGE, "cnn", "resnet18"])
     def test_plain_tensorflow_serves_the_savedmodel(self, models, name):
         model = models(name)
         assert model.is_ours(model.load(export_loaders.SAVEDMODEL, model.export("savedmodel")))
 
+    @pytest.mark.parametrize("name", [SMALL, LARGE, "cnn", "resnet18"])
     def test_plain_torch_runs_the_program(self, models, name):
         model = models(name)
         assert model.is_ours(model.load(export_loaders.TORCH_PROGRAM, model.export("torch")))
 
+    @pytest.mark.parametrize("name", [LARGE, "resnet18"])
+    def test_torchvision_loads_the_state_dict_strictly(self, models, name):
+        model = models(name)
+        assert model.is_ours(model.load(export_loaders.TORCHVISION, model.export("torch")))
 
-@pytest.mark.parametrize(
-    ("name", "format_name", "program"),
-    [
-        ("logreg", "tf-checkpoint", export_loaders.TF_CHECKPOINT),
-        ("logreg", "safetensors", export_loaders.SAFETENSORS),
-        ("resnet18", "safetensors", export_loaders.SAFETENSORS),  # with buffers
-        pytest.param("resnet18", "tf-checkpoint", export_loaders.TF_CHECKPOINT, marks=pytest.mark.slow),
-    ],
-)
-def test_all_weights_are_there_to_the_bit(models, name, format_name, program):
-    model = models(name)
-    found = model.load(program, model.export(format_name))
-    checkpoint = read_checkpoint(model.checkpoint)
-    expected = {**checkpoint.parameters, **checkpoint.buffers}
-    assert sorted(found) == sorted(expected)
-    assert all(np.array_equal(found[key], value) for key, value in expected.items())
+    @pytest.mark.parametrize(
+        ("name", "format_name", "program"),
+        [
+            ("logreg", "tf-checkpoint", export_loaders.TF_CHECKPOINT),
+            ("logreg", "safetensors", export_loaders.SAFETENSORS),
+            ("resnet18", "safetensors", export_loaders.SAFETENSORS),  # with buffers
+            pytest.param("resnet18", "tf-checkpoint", export_loaders.TF_CHECKPOINT, marks=pytest.mark.slow),
+        ],
+    )
+    def test_all_weights_are_there_to_the_bit(self, models, name, format_name, program):
+        model = models(name)
+        found = model.load(program, model.export(format_name))
+        checkpoint = read_checkpoint(model.checkpoint)
+        expected = {**checkpoint.parameters, **checkpoint.buffers}
+        assert sorted(found) == sorted(expected)
+        assert all(np.array_equal(found[key], value) for key, value in expected.items())
 
-
-@pytest.mark.parametrize("format_name", ["savedmodel", "tf-checkpoint", "torch", "safetensors"])
-def test_the_code_of_its_readme_runs(models, format_name):
-    folder = models("logreg").export(format_name)
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("name", [LARGE, "resnet18"])
-def test_torchvision_loads_the_state_dict_strictly(models, name):
-    model = models(name)
-    assert model.is_ours(model.load(export_loaders.TORCHVISION, model.export("torch")))
+    @pytest.mark.parametrize(
+        ("name", "format_name"), [("cnn", "savedmodel"), ("logreg", "tf-checkpoint"), ("cnn", "torch"), ("logreg", "safetensors")]
+    )
+    def test_the_code_of_its_readme_runs(self, models, name, format_name):
+        folder = models(name).export(format_name)
+        (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
 
 
 class TestTheCommand:
