@@ -36,9 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with tests marked `alone` last, so that no process waits for the end of another's long test before each of them."""
-    files = {item.path for item in items if item.get_closest_marker("alone")}
-    items.sort(key=lambda item: item.path in files)
+    """Put files and classes with tests marked `alone` last, so that no process waits for another's long test before each of them."""
+    scopes = {_scope(item) for item in items if item.get_closest_marker("alone")}
+    items.sort(key=lambda item: _scope(item) in scopes)
+
+
+def _scope(item: pytest.Item) -> str:
+    """What one process tests as a whole (``--dist loadscope``): a class, or the functions of a file."""
+    return item.nodeid.rsplit("::", 1)[0]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

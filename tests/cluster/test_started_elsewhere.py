@@ -164,27 +164,6 @@ def test_a_wrong_secret_is_turned_away(tmp_path):
         assert driver.wait(30) == 0
 
 
-@pytest.mark.alone
-def test_a_hundred_strangers_at_the_rendezvous_cost_less_than_two_seconds(tmp_path):
-    """They are there before the second node, stay silent, drip or send garbage, and come again when they are turned away."""
-    shared = environment()
-    seconds = {}
-    for strangers in (0, 100):
-        port = free_port()
-        arguments = by_rendezvous(tmp_path, port, "--name", f"run-{strangers}", "--steps", "4", "--start-timeout", "20")
-        with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver, ExitStack() as stack:
-            wait_until(lambda port=port: listens(port), 20, "the rendezvous")
-            attack = stack.enter_context(Strangers(("127.0.0.1", port), strangers))
-            began = time.monotonic()
-            with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as other:
-                assert other.wait(60) == 0, driver.stderr()
-            assert driver.wait(30) == 0, driver.stderr()
-            seconds[strangers] = time.monotonic() - began
-            assert driver.stderr().count("turned away") < 10
-    assert attack.turned_away >= 33  # those that sent garbage
-    assert seconds[100] < seconds[0] + 2.0
-
-
 def test_another_job_is_refused(tmp_path):
     port = free_port()
     shared = environment()
@@ -279,3 +258,27 @@ def test_the_remote_agent_ends_with_its_driver(tmp_path):
         assert other.wait(10) == 1
         wait_until(lambda: not driver.alive() and not other.alive(), 10, "the end of every process")
     shutil.rmtree(tmp_path / "run")
+
+
+class TestAlone:
+    """What wants the machine for itself: a class of its own, so that the others need not wait with it."""
+
+    @pytest.mark.alone
+    def test_a_hundred_strangers_at_the_rendezvous_cost_less_than_two_seconds(self, tmp_path):
+        """They are there before the second node, stay silent, drip or send garbage, and come again when they are turned away."""
+        shared = environment()
+        seconds = {}
+        for strangers in (0, 100):
+            port = free_port()
+            arguments = by_rendezvous(tmp_path, port, "--name", f"run-{strangers}", "--steps", "4", "--start-timeout", "20")
+            with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver, ExitStack() as stack:
+                wait_until(lambda port=port: listens(port), 20, "the rendezvous")
+                attack = stack.enter_context(Strangers(("127.0.0.1", port), strangers))
+                began = time.monotonic()
+                with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as other:
+                    assert other.wait(60) == 0, driver.stderr()
+                assert driver.wait(30) == 0, driver.stderr()
+                seconds[strangers] = time.monotonic() - began
+                assert driver.stderr().count("turned away") < 10
+        assert attack.turned_away >= 33  # those that sent garbage
+        assert seconds[100] < seconds[0] + 2.0

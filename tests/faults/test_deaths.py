@@ -91,36 +91,6 @@ def test_ctrl_c_ends_cleanly(tmp_path):
         assert run.alive() == []
 
 
-@pytest.mark.alone  # the time it takes is told from that of a clean end
-def test_a_second_ctrl_c_ends_at_once(tmp_path):
-    """With a frozen agent the clean end would take its time."""
-    with start(tmp_path) as run:
-        training(run, tmp_path)
-        os.kill(psutil.Process(task_pid(run, tmp_path, "worker-1")).ppid(), signal.SIGSTOP)
-        os.kill(run.process.pid, signal.SIGINT)
-        time.sleep(0.1)
-        os.kill(run.process.pid, signal.SIGINT)
-        assert run.wait(3) == 130
-        assert "interrupted twice by the user; ended at once; no checkpoint was saved" in run.stderr()
-        wait_until(lambda: not run.alive(), 10, "the end of every process")
-        assert status(tmp_path)["state"] == "interrupted"
-        assert list((tmp_path / "tmp").iterdir()) == []
-
-
-@pytest.mark.alone  # whatever namespace is new is its own
-@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async"), ("torch", "async")])
-def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
-    before = namespaces_in_use()
-    with start(tmp_path, backend, mode) as run:
-        training(run, tmp_path)
-        assert len(run.alive()) >= 7
-        assert run.namespaces()
-        os.kill(run.process.pid, signal.SIGKILL)
-        run.wait(5)
-        wait_until(lambda: not run.alive(), 10, f"the end of {run.alive()}")
-        wait_until(lambda: namespaces_in_use() <= before, 1, "the end of the namespaces")
-
-
 def test_a_killed_agent_fails_the_run_and_leaves_nothing(tmp_path):
     with start(tmp_path) as run:
         training(run, tmp_path)
@@ -178,3 +148,35 @@ def test_a_loss_that_is_not_finite_fails_the_run(tmp_path, more, code, state):
     found = status(tmp_path)
     assert (found["state"], found["exit_code"]) == (state, code)
     assert code == 0 or "the loss of step 2 is infinite" in found["cause"]
+
+
+class TestAlone:
+    """What wants the machine for itself: a class of its own, so that the others need not wait with it."""
+
+    @pytest.mark.alone  # the time it takes is told from that of a clean end
+    def test_a_second_ctrl_c_ends_at_once(self, tmp_path):
+        """With a frozen agent the clean end would take its time."""
+        with start(tmp_path) as run:
+            training(run, tmp_path)
+            os.kill(psutil.Process(task_pid(run, tmp_path, "worker-1")).ppid(), signal.SIGSTOP)
+            os.kill(run.process.pid, signal.SIGINT)
+            time.sleep(0.1)
+            os.kill(run.process.pid, signal.SIGINT)
+            assert run.wait(3) == 130
+            assert "interrupted twice by the user; ended at once; no checkpoint was saved" in run.stderr()
+            wait_until(lambda: not run.alive(), 10, "the end of every process")
+            assert status(tmp_path)["state"] == "interrupted"
+            assert list((tmp_path / "tmp").iterdir()) == []
+
+    @pytest.mark.alone  # whatever namespace is new is its own
+    @pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async"), ("torch", "async")])
+    def test_nothing_is_left_after_the_driver_is_killed(self, tmp_path, backend, mode):
+        before = namespaces_in_use()
+        with start(tmp_path, backend, mode) as run:
+            training(run, tmp_path)
+            assert len(run.alive()) >= 7
+            assert run.namespaces()
+            os.kill(run.process.pid, signal.SIGKILL)
+            run.wait(5)
+            wait_until(lambda: not run.alive(), 10, f"the end of {run.alive()}")
+            wait_until(lambda: namespaces_in_use() <= before, 1, "the end of the namespaces")
