@@ -17,6 +17,7 @@ from ..core.cluster import Task, TaskSpec
 from ..core.job import Job
 from ..data.augment import augmentation
 from ..data.base import Dataset, Split
+from ..data.batching import batch_rule
 from ..data.sampler import Batches, Sampler
 from ..models.base import Array, ModelSpec
 from ..models.objectives import COUNTED, Objective
@@ -268,19 +269,24 @@ class Backend(Protocol):
         ...
 
 
-def make_sampler(job: Job, data: Dataset) -> Sampler:
+def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
     """Return the run's data order, with the changes of its images; every task derives the same one.
 
-    Raises UsageError where the job asks for changes that the data does not allow.
+    `weight` is the objective's: the sum that the sum of the losses is divided by. Raises UsageError where the job asks for changes that
+    the data does not allow, or where the data has no such weights.
     """
-    return Sampler(data.info.sizes["train"], job.seed, job.global_batch, job.workers, job.mode, augmentation(job.augment, data.info))
+    weights = None if weight == COUNTED else data.weights("train", weight)
+    changes = augmentation(job.augment, data.info)
+    return Sampler(data.info.sizes["train"], job.seed, batch_rule(job), job.workers, changes, weights)
 
 
 def calibration_batches(sampler: Sampler, rank: int | None = None) -> Batches:
-    """Return the training batches that are repeated to calibrate: the first full ones of an epoch (one at least).
+    """Return the training batches that are repeated to calibrate: the first of an epoch, as many as are full (one at least).
 
-    Of a sync rank its slices; without `rank` those that async workers take.
+    Of a sync rank its slices, of as many examples in every step; without `rank` those that async workers take.
     """
-    full = sampler.size // sampler.global_batch
-    count = max(1, min(CALIBRATION_BATCHES, full if rank is not None else min(full * sampler.workers, sampler.steps_per_epoch)))
+    steps = min(CALIBRATION_BATCHES, sampler.steps_per_epoch)
+    sizes = np.diff([sampler.examples_before(step) for step in range(steps + 1)])
+    full = sizes == sizes[0] if rank is not None else sizes >= sizes[: sampler.workers].min()
+    count = steps if full.all() else int(np.argmin(full))
     return sampler.whole(0, 0, count) if rank is None else sampler.for_rank(0, 0, count, rank)

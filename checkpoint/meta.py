@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ..core.settings.job_fields import choices
 from ..core.untrusted.bounded_json import Part, first_problem, read_json
-from ..data.base import DataInfo
+from ..data.base import DataInfo, TextFeatures
+from ..data.columns import ColumnSpec
 from ..models.base import ModelSpec
 
 __all__ = ["META", "SCHEMA", "Meta", "data_info", "described_data", "described_model", "peek_meta", "read_meta", "write_meta"]
@@ -58,15 +59,20 @@ class _Model(Part):
 
 
 class _Data(Part):
+    """What every kind of data has."""
+
     name: str
     data_dir: str | None = None
     digest: str
+    sizes: dict[str, Annotated[int, Field(ge=0, le=2**53)]] = Field(default_factory=dict)
+    synthetic: bool = False
+
+
+class _ImageData(_Data):
     input_shape: Annotated[list[Extent], Field(min_length=3, max_length=3)]
     classes: Annotated[int, Field(ge=1, le=2**24)]
-    sizes: dict[str, Annotated[int, Field(ge=0, le=2**53)]] = Field(default_factory=dict)
     mean: list[Number]
     std: list[Number]
-    synthetic: bool = False
     class_names: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -78,6 +84,22 @@ class _Data(Part):
         if self.class_names and len(self.class_names) != self.classes:
             raise ValueError(f"class_names: {len(self.class_names)} names for {self.classes} classes")
         return self
+
+
+class _Column(Part):
+    name: Annotated[str, Field(max_length=100)]
+    dtype: str
+    shape: Annotated[list[Extent | None], Field(max_length=8)]
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        ColumnSpec(self.name, self.dtype, tuple(self.shape))
+        return self
+
+
+class _ColumnData(_Data):
+    columns: Annotated[list[_Column], Field(min_length=1, max_length=100)]
+    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=2**31)]]
 
 
 class _Spent(Part):
@@ -120,12 +142,16 @@ class Meta(BaseModel):
     workers: int
 
 
+def _kind_of_data(data: Any) -> str:
+    return "columns" if isinstance(data, dict) and "columns" in data else "images"
+
+
 class _Described(BaseModel):
     """What `Meta` has as it is written, field by field."""
 
     job: _Job
     model: _Model
-    data: _Data
+    data: Annotated[Annotated[_ImageData, Tag("images")] | Annotated[_ColumnData, Tag("columns")], Discriminator(_kind_of_data)]
     spent: _Spent = Field(default_factory=_Spent)
 
 
@@ -145,20 +171,34 @@ def described_data(info: DataInfo, digest: str, data_dir: Path | None) -> dict[s
         "name": info.name,
         "data_dir": None if data_dir is None else str(data_dir),
         "digest": digest,
-        "input_shape": list(info.input_shape),
-        "classes": info.classes,
+        **_described_features(info),
         "sizes": dict(info.sizes),
-        "mean": list(info.mean),
-        "std": list(info.std),
         "synthetic": info.synthetic,
-        "class_names": list(info.class_names),
+    }
+
+
+def _described_features(info: DataInfo) -> dict[str, Any]:
+    features = info.features
+    if isinstance(features, TextFeatures):
+        columns = [{"name": column.name, "dtype": column.dtype, "shape": list(column.shape)} for column in info.columns]
+        return {"columns": columns, "vocabulary_sizes": dict(features.vocabulary_sizes)}
+    return {
+        "input_shape": list(features.shape),
+        "classes": features.classes,
+        "mean": list(features.mean),
+        "std": list(features.std),
+        "class_names": list(features.class_names),
     }
 
 
 def data_info(data: Mapping[str, Any]) -> DataInfo:
     """Return the shape of the data that a checkpoint describes, so that its model can be built where the data is not."""
+    if "columns" in data:
+        columns = tuple(ColumnSpec(column["name"], column["dtype"], tuple(column["shape"])) for column in data["columns"])
+        features = TextFeatures(data["vocabulary_sizes"])
+        return DataInfo(data["name"], data.get("sizes", {}), columns, features, data.get("synthetic", False))
     channels, height, width = data["input_shape"]
-    return DataInfo(
+    return DataInfo.of_images(
         name=data["name"],
         input_shape=(channels, height, width),
         classes=data["classes"],

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..core.job import DEFAULT_EPOCHS, Job
 from ..data.augment import Changes, augmentation
 from ..data.base import DataInfo, Dataset
+from ..data.batching import FixedCount
 from ..data.sampler import Sampler
 from ..engine.learning_rate import learning_rates
 from ..models.logreg import build
@@ -34,7 +35,7 @@ class Trained:
 def train_logistic_regression(job: Job, data: Dataset) -> Trained:
     """Train one sync job on one worker in float64."""
     changed = augmentation(job.augment, data.info)
-    sampler = Sampler(data.info.sizes["train"], job.seed, job.global_batch, workers=1, mode="sync", augment=changed)
+    sampler = Sampler(data.info.sizes["train"], job.seed, FixedCount(job.global_batch, 1, "sync"), 1, changed)
     total = job.steps or (job.epochs or DEFAULT_EPOCHS) * sampler.steps_per_epoch
     rates = learning_rates(job, 0, total, sampler.steps_per_epoch, total)
     images_nchw = data.images("train")

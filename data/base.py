@@ -10,7 +10,28 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Block", "DataInfo", "Dataset", "DatasetSource", "HasFolder", "PreparedArrays", "PreparedBlocks", "Split", "TakesArguments"]
+from ..core.errors import UsageError
+from .columns import Column, ColumnSpec
+
+__all__ = [
+    "IMAGE",
+    "LABEL",
+    "Block",
+    "DataInfo",
+    "Dataset",
+    "DatasetSource",
+    "HasFolder",
+    "ImageFeatures",
+    "PreparedArrays",
+    "PreparedBlocks",
+    "PreparedColumns",
+    "Split",
+    "TakesArguments",
+    "TextFeatures",
+]
+
+IMAGE, LABEL = "image", "label"
+"""The columns of a dataset of images with a class each."""
 
 Split = Literal["train", "test"]
 
@@ -19,24 +40,112 @@ Block = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
+class ImageFeatures:
+    """What a dataset of images with a class each is like. `shape` is (channels, height, width).
+
+    `mean` and `std` (a number a channel, of pixels scaled to 0…1) define the normalisation (pixel / 255 − mean) / std for every backend.
+    `flippable`: a mirrored image still belongs to its class (not so with digits and letters). `class_names` are in the order of the
+    labels, empty where classes are numbers.
+    """
+
+    shape: tuple[int, int, int]
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flippable: bool = True
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextFeatures:
+    """What a dataset of token sequences is like. `vocabulary_sizes` has a number for each column of tokens: they lie in 0 … number − 1."""
+
+    vocabulary_sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class DataInfo:
     """The shape of a dataset: what a model has to know before it sees an example.
 
-    `input_shape` is (channels, height, width). `mean` and `std` (a number a channel, of pixels scaled to 0…1) define the
-    normalisation (pixel / 255 − mean) / std for every backend. `synthetic`: images and labels are random, there is nothing to learn,
-    and reports say so. `flippable`: a mirrored image still belongs to its class (not so with digits and letters). `class_names` are in the
-    order of the labels, empty where classes are numbers.
+    `columns` are what an example consists of, `features` what its kind of data has beside that. `synthetic`: the examples are random,
+    there is nothing to learn, and reports say so. What follows `synthetic` are shorthands for a dataset of images; for another one
+    they raise UsageError, as does `text` for one that is not text.
     """
 
     name: str
-    input_shape: tuple[int, int, int]
-    classes: int
     sizes: Mapping[Split, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    columns: tuple[ColumnSpec, ...]
+    features: ImageFeatures | TextFeatures
     synthetic: bool = False
-    flippable: bool = True
-    class_names: tuple[str, ...] = ()
+
+    @classmethod
+    def of_images(
+        cls,
+        name: str,
+        input_shape: tuple[int, int, int],
+        classes: int,
+        sizes: Mapping[Split, int],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        synthetic: bool = False,
+        flippable: bool = True,
+        class_names: tuple[str, ...] = (),
+    ) -> DataInfo:
+        """Return the shape of a dataset of images with a class each: the columns ``image`` and ``label``."""
+        columns = ColumnSpec(IMAGE, "uint8", input_shape), ColumnSpec(LABEL, "int64")
+        return cls(name, sizes, columns, ImageFeatures(input_shape, classes, mean, std, flippable, class_names), synthetic)
+
+    def column(self, name: str) -> ColumnSpec:
+        """Return a column's shape. Raises UsageError where there is none of that name."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        there = ", ".join(column.name for column in self.columns)
+        raise UsageError(f"data: {self.name!r} has no column {name!r}; it has {there}.")
+
+    @property
+    def images(self) -> ImageFeatures:
+        """What is particular to images."""
+        if not isinstance(self.features, ImageFeatures):
+            raise UsageError(f"data: {self.name!r} has no images. Choose a dataset of images: trainer data list")
+        return self.features
+
+    @property
+    def text(self) -> TextFeatures:
+        """What is particular to text."""
+        if not isinstance(self.features, TextFeatures):
+            raise UsageError(f"data: {self.name!r} is no text. Choose a dataset of text: trainer data list")
+        return self.features
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of the images."""
+        return self.images.shape
+
+    @property
+    def classes(self) -> int:
+        """Number of the images' classes."""
+        return self.images.classes
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean of each channel; see `ImageFeatures`."""
+        return self.images.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation of each channel; see `ImageFeatures`."""
+        return self.images.std
+
+    @property
+    def flippable(self) -> bool:
+        """Whether a mirrored image still belongs to its class."""
+        return self.images.flippable
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes' names; see `ImageFeatures`."""
+        return self.images.class_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +179,21 @@ class PreparedBlocks:
     left_out: Callable[[], Sequence[str]] = tuple
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedColumns:
+    """What a source of anything but images with a class hands to the store.
+
+    `blocks` has a function a split, each called once, train first; it yields some examples at a time, a `Column` for each of `columns`
+    by name, and they are written as they come. The rest is as in `DataInfo` and `PreparedBlocks`.
+    """
+
+    columns: tuple[ColumnSpec, ...]
+    features: TextFeatures
+    blocks: Mapping[Split, Callable[[], Iterator[Mapping[str, Column]]]]
+    synthetic: bool = False
+    left_out: Callable[[], Sequence[str]] = tuple
+
+
 class DatasetSource(Protocol):
     """Where a dataset comes from; the plugin object of the group ``crosstrain.datasets``."""
 
@@ -88,7 +212,7 @@ class DatasetSource(Protocol):
         """Raised when the prepared arrays would change; a store of another version is made again."""
         ...
 
-    def load(self, data_dir: Path | None) -> PreparedArrays | PreparedBlocks:
+    def load(self, data_dir: Path | None) -> PreparedArrays | PreparedBlocks | PreparedColumns:
         """Make or read the arrays. `data_dir` holds original files where the user has them.
 
         Raises UsageError where the originals are needed and missing (and says how to get them).
@@ -125,6 +249,18 @@ class Dataset(Protocol):
     @property
     def info(self) -> DataInfo:
         """The dataset's shape."""
+        ...
+
+    def column(self, split: Split, name: str) -> Column:
+        """Return a column as it is stored: of ``image`` uint8 [n, c, h, w], of ``label`` int64 [n]. UsageError where there is none."""
+        ...
+
+    def weights(self, split: Split, name: str) -> NDArray[np.int64]:
+        """Return what each example counts in a sum called `name`, int64 [n].
+
+        ``examples``: each counts 1. ``COLUMN_tokens``: as many as it has elements in a column whose length varies. Raises UsageError for
+        any other name.
+        """
         ...
 
     def images(self, split: Split) -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ rate neither jumps nor starts anew with another batch size, mode or number of wo
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +41,10 @@ class StepPosition:
 
 
 class EpochIndex:
-    """The updates of a run that began, or goes on, at a cursor."""
+    """The updates of a run that began, or goes on, at a cursor.
+
+    `steps_per_epoch` is the number of updates of the first whole epoch: of every one, where the sampler's rule cuts by count.
+    """
 
     def __init__(self, sampler: Sampler, start: DataCursor = START) -> None:
         if start.examples == sampler.size:
@@ -48,14 +52,20 @@ class EpochIndex:
         self.start = start
         self.steps_per_epoch = sampler.steps_per_epoch
         self._sampler = sampler
-        self._first = sampler.steps_in_epoch(start.examples)
+        self._first = sampler.steps_in_epoch(start.examples, start.epoch)
         self._first_positions = self._positions_after(start.examples)
+        self._starts = [start.step + self._first]  # of the epochs after the first one, as far as they were asked for
 
     def first_step_of(self, epoch: int) -> int:
         """Return the number of the first update of an epoch; the starting one for an epoch that had begun by then."""
         if epoch <= self.start.epoch:
             return self.start.step
-        return self.start.step + self._first + (epoch - self.start.epoch - 1) * self.steps_per_epoch
+        later = epoch - self.start.epoch - 1
+        if self._sampler.rule.by_count:
+            return self._starts[0] + later * self.steps_per_epoch
+        while len(self._starts) <= later:
+            self._starts.append(self._starts[-1] + self._steps_in(self.start.epoch + len(self._starts)))
+        return self._starts[later]
 
     def place(self, step: int) -> StepPosition:
         """Return where an update lies. Raises ValueError for one before the start."""
@@ -64,35 +74,57 @@ class EpochIndex:
             raise ValueError(f"update {step} was done before this part of the run began at update {self.start.step}")
         if done < self._first:
             return StepPosition(self.start.epoch, done, self.start.examples, self._first - done)
-        epochs, in_epoch = divmod(done - self._first, self.steps_per_epoch)
-        return StepPosition(self.start.epoch + 1 + epochs, in_epoch, 0, self.steps_per_epoch - in_epoch)
+        epoch = self._epoch_of(step)
+        in_epoch = step - self.first_step_of(epoch)
+        return StepPosition(epoch, in_epoch, 0, self._steps_in(epoch) - in_epoch)
 
     def cursor(self, step: int) -> DataCursor:
         """Return where the run stands when `step` updates are done and the next one is not."""
         place = self.place(step)
-        return DataCursor(step, place.epoch, self._sampler.examples_before(place.first_in_epoch, place.skip))
+        return DataCursor(step, place.epoch, self._sampler.examples_before(place.first_in_epoch, place.skip, place.epoch))
 
     def epochs_at(self, first: int, count: int) -> NDArray[np.float64]:
-        """Return where updates stand in the training, in updates of this batch size, float64 [count].
+        """Return where updates stand in the training, in updates of an epoch of `steps_per_epoch`, float64 [count].
 
-        That is epoch · updates of a whole epoch + the updates that the consumed examples make, with fractions where another batch size
-        consumed them. In a run that never changed it is the number of the update itself, exactly.
+        That is epoch · `steps_per_epoch` + what the consumed examples make of an epoch, times the same: schedules follow the epochs,
+        however many updates an epoch takes. In a run that never changed, and whose epochs are cut alike, it is the number of the update
+        itself, exactly.
         """
-        done = np.arange(first, first + count, dtype=np.int64) - self.start.step
-        epochs, in_epoch = np.divmod(done - self._first, self.steps_per_epoch)
-        later = (self.start.epoch + 1.0 + epochs) * self.steps_per_epoch + in_epoch
-        within = self.start.epoch * float(self.steps_per_epoch) + self._first_positions[np.clip(done, 0, self._first)]
-        return np.where(done < self._first, within, later)
+        found = np.empty(count)
+        step, stop = first, first + count
+        while step < stop:
+            place = self.place(step)
+            size = min(place.left, stop - step)
+            done = np.arange(place.first_in_epoch, place.first_in_epoch + size)
+            begun = place.epoch == self.start.epoch
+            within = self._first_positions[done] if begun else done * (self.steps_per_epoch / self._steps_in(place.epoch))
+            found[step - first : step - first + size] = place.epoch * float(self.steps_per_epoch) + within
+            step += size
+        return found
 
     def epochs(self, step: int) -> float:
         """Return how many epochs are done after `step` updates, with fractions."""
         return float(self.epochs_at(step, 1)[0]) / self.steps_per_epoch
 
+    def _steps_in(self, epoch: int) -> int:
+        """Return the number of updates of a whole epoch."""
+        return self.steps_per_epoch if self._sampler.rule.by_count else self._sampler.steps_in_epoch(0, epoch)
+
+    def _epoch_of(self, step: int) -> int:
+        """Return the epoch of an update that lies behind the first one."""
+        if self._sampler.rule.by_count:
+            return self.start.epoch + 1 + (step - self._starts[0]) // self.steps_per_epoch
+        while self._starts[-1] <= step:
+            self.first_step_of(self.start.epoch + 1 + len(self._starts))
+        return self.start.epoch + bisect_right(self._starts, step)
+
     def _positions_after(self, skip: int) -> NDArray[np.float64]:
-        """Return the positions within the epoch of the updates that follow `skip` examples, and of the epoch's end."""
+        """Return the positions within the epoch, out of `steps_per_epoch`, of the updates that follow `skip` examples, and of its end."""
+        epoch, sampler = self.start.epoch, self._sampler
+        whole_steps = self._steps_in(epoch)
+        scale = self.steps_per_epoch / whole_steps
         if skip == 0:
-            return np.arange(self.steps_per_epoch + 1, dtype=np.float64)
-        sampler = self._sampler
-        whole = [sampler.examples_before(step) for step in range(self.steps_per_epoch + 1)]
-        rest = [sampler.examples_before(step, skip) for step in range(self._first + 1)]
-        return np.interp(rest, whole, np.arange(self.steps_per_epoch + 1, dtype=np.float64))
+            return np.arange(whole_steps + 1, dtype=np.float64) * scale
+        whole = [sampler.examples_before(step, 0, epoch) for step in range(whole_steps + 1)]
+        rest = [sampler.examples_before(step, skip, epoch) for step in range(self._first + 1)]
+        return np.interp(rest, whole, np.arange(whole_steps + 1, dtype=np.float64) * scale)

@@ -17,7 +17,7 @@ from ..core.errors import RunFailedError, StalledRunError
 from ..core.job import Job
 from ..core.units import Target
 from ..data.base import DataInfo
-from ..data.sampler import Sampler
+from ..data.sampler import run_sampler
 from ..metrics import LOSS
 from ..models.objectives import Objective
 from ..records.schema import EvalRecord
@@ -75,7 +75,7 @@ class TrainingLoop:
         start: ResumePoint | None = None,
     ) -> None:
         start = start or ResumePoint()
-        sampler = Sampler(data.sizes["train"], job.seed, job.global_batch, job.workers, job.mode)
+        sampler = run_sampler(job, data.sizes["train"])
         self.job = job
         self.data = data
         self.objective = objective

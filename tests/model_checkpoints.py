@@ -14,7 +14,7 @@ def save_model(run, model, shape=(3, 32, 32), classes=10, step=123, seed=0, info
     """Save a checkpoint of `run` and return its folder. The data are described only; they need not exist."""
     channels = shape[0]
     if info is None:
-        info = DataInfo("glyphs", shape, classes, {"train": 60, "test": 10}, tuple([0.5] * channels), tuple([0.25] * channels))
+        info = DataInfo.of_images("glyphs", shape, classes, {"train": 60, "test": 10}, tuple([0.5] * channels), tuple([0.25] * channels))
     spec = plugins.load(plugins.find("model", model), "model")(info)
     draw = np.random.default_rng(seed)
     values = {f"parameters/{name}": value for name, value in spec.initial(seed).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from ...data.sampler import Batches
 from ..base import CalibrationOrder
 from ..timing import repeat
-from .data import Batch, ResidentSplit, part
+from .data import Batch, ResidentSplit
 
 __all__ = ["Calibrator"]
 
@@ -84,13 +85,13 @@ class Calibrator:
         return batches().__next__
 
     def _first(self, *, half: bool) -> Batches:
-        first = part(self._batches, 0, 1)
+        first = self._batches.part(0, 1)
         if not half:
             return first
         start, stop = first.offsets.tolist()
         offsets = first.offsets.copy()
         offsets[1] = start + (stop - start) // 2
-        return Batches(first.indices, offsets, first.global_sizes, first.changes)
+        return replace(first, offsets=offsets)
 
     def _computing(self, batch: Batches) -> Step:
         ((x, y),) = next(iter(self._data.blocks(batch)))

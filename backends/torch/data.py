@@ -20,7 +20,7 @@ from ...data.sampler import Batches
 from ...models.base import ModelSpec
 from .preprocessing import Normaliser, change
 
-__all__ = ["Batch", "ResidentSplit", "first_examples", "part", "resident_splits", "share"]
+__all__ = ["Batch", "ResidentSplit", "resident_splits", "share"]
 
 FLOAT_LIMIT_BYTES = 2**30
 """A split is kept normalised, as float32, up to this size; beyond it as uint8 (a quarter) and normalised batch by batch."""
@@ -113,17 +113,6 @@ def resident_splits(job: Job, model: ModelSpec, data: Dataset, device: torch.dev
         "train": ResidentSplit(data, "train", device, channels_last=channels_last, changing=changing),
         "test": ResidentSplit(data, "test", device, channels_last=channels_last),
     }
-
-
-def first_examples(count: int) -> Batches:
-    """Return the first `count` examples of a split as one batch, for a warm-up."""
-    return Batches(np.arange(count, dtype=np.int32), np.array([0, count], dtype=np.int32), np.array([count], dtype=np.int32))
-
-
-def part(batches: Batches, first: int, count: int) -> Batches:
-    """Return the batches first … first + count − 1; the indices are shared, not copied."""
-    sizes = batches.global_sizes[first : first + count]
-    return Batches(batches.indices, batches.offsets[first : first + count + 1], sizes, batches.changes)
 
 
 def share(array: NDArray[Any]) -> torch.Tensor:

@@ -9,12 +9,15 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from ...core.errors import TrainerError, UsageError
-from ..base import DatasetSource, PreparedArrays, PreparedBlocks, Split
+from ...core.untrusted.bounded_json import first_problem
+from ..base import DatasetSource, PreparedArrays, PreparedBlocks, PreparedColumns, Split
 from ..statistics import PixelCounts
+from .column_writer import ColumnWriter
 from .location import CACHE_VARIABLE, locked, put_aside
-from .manifest import SPLITS, FileEntry, Manifest, write_manifest
+from .manifest import SPLITS, ColumnEntry, ColumnManifest, FileEntry, Manifest, StoreManifest, write_manifest
 from .writer import BrokenSourceError, SplitWriter
 
 __all__ = ["build_store"]
@@ -43,10 +46,15 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
     loaded = source.load(data_dir)
     draft = Path(tempfile.mkdtemp(prefix=f".{key}.draft-", dir=root))
     try:
-        if isinstance(loaded, PreparedArrays):
-            _write(draft, name, source.version, data_dir, _as_blocks(loaded), (loaded.mean, loaded.std))
+        draft.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
+        if isinstance(loaded, PreparedColumns):
+            manifest: StoreManifest = _write_columns(draft, name, source.version, data_dir, loaded)
+        elif isinstance(loaded, PreparedArrays):
+            manifest = _write_images(draft, name, source.version, data_dir, _as_blocks(loaded), (loaded.mean, loaded.std))
         else:
-            _write(draft, name, source.version, data_dir, loaded, None)
+            manifest = _write_images(draft, name, source.version, data_dir, loaded, None)
+        write_manifest(draft, manifest)
+        _sync_folder(draft)
         _put_in_place(draft, root / key)
     except BaseException as error:
         shutil.rmtree(draft)
@@ -73,8 +81,9 @@ def _remove_leftovers(root: Path, key: str) -> None:
             shutil.rmtree(folder)
 
 
-def _write(folder: Path, name: str, version: int, data_dir: Path | None, prepared: PreparedBlocks, given: Statistics | None) -> None:
-    folder.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
+def _write_images(
+    folder: Path, name: str, version: int, data_dir: Path | None, prepared: PreparedBlocks, given: Statistics | None
+) -> Manifest:
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
     pixels = PixelCounts(prepared.input_shape[0])
@@ -87,7 +96,7 @@ def _write(folder: Path, name: str, version: int, data_dir: Path | None, prepare
             sizes[split] = writer.count
     left_out = tuple(prepared.left_out())
     mean, std = _sound(given or pixels.statistics(), prepared.input_shape[0])
-    manifest = Manifest(
+    return Manifest(
         name=name,
         version=version,
         data_dir=str(data_dir.resolve()) if data_dir else None,
@@ -102,8 +111,32 @@ def _write(folder: Path, name: str, version: int, data_dir: Path | None, prepare
         left_out=left_out,
         files=entries,
     )
-    write_manifest(folder, manifest)
-    _sync_folder(folder)
+
+
+def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None, prepared: PreparedColumns) -> ColumnManifest:
+    vocabulary_sizes = dict(prepared.features.vocabulary_sizes)
+    entries: dict[str, FileEntry] = {}
+    sizes: dict[Split, int] = {}
+    for split in SPLITS:
+        with ColumnWriter(folder, split, prepared.columns, vocabulary_sizes) as writer:
+            for block in prepared.blocks[split]():
+                writer.add(block)
+            entries |= writer.finish()
+            sizes[split] = writer.count
+    try:
+        return ColumnManifest(
+            name=name,
+            version=version,
+            data_dir=str(data_dir.resolve()) if data_dir else None,
+            columns=tuple(ColumnEntry(name=column.name, dtype=column.dtype, shape=column.shape) for column in prepared.columns),
+            vocabulary_sizes=vocabulary_sizes,
+            sizes=sizes,
+            synthetic=prepared.synthetic,
+            left_out=tuple(prepared.left_out()),
+            files=entries,
+        )
+    except ValidationError as error:
+        raise BrokenSourceError(first_problem(error)) from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.untrusted.bounded_json import UnreadableError, open_regular, read_json
-from .manifest import MANIFEST, Manifest, file_sha256
+from .manifest import MANIFEST, StoreManifest, file_sha256
 
 __all__ = ["STAMP", "FileCheck", "check_digests", "check_sizes", "remember", "vouched"]
 
@@ -35,7 +35,7 @@ class FileCheck:
     problem: str | None
 
 
-def check_sizes(folder: Path, manifest: Manifest) -> list[FileCheck]:
+def check_sizes(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
     """Compare existence and size of every array file with the manifest."""
     checks: list[FileCheck] = []
     for name, entry in manifest.files.items():
@@ -52,7 +52,7 @@ def check_sizes(folder: Path, manifest: Manifest) -> list[FileCheck]:
     return checks
 
 
-def check_digests(folder: Path, manifest: Manifest) -> list[FileCheck]:
+def check_digests(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
     """Compare the content of every array file with the manifest (files of the wrong size are reported as such)."""
     return [
         check
@@ -62,7 +62,7 @@ def check_digests(folder: Path, manifest: Manifest) -> list[FileCheck]:
     ]
 
 
-def identity(folder: Path, manifest: Manifest) -> Identity:
+def identity(folder: Path, manifest: StoreManifest) -> Identity:
     """Return what changes when a file is replaced or written: size, inode, time of change of content and of status."""
     found: Identity = {}
     for name in (*manifest.files, MANIFEST):

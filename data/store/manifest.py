@@ -6,14 +6,30 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...core.untrusted.bounded_json import first_problem, open_regular, read_json
-from ..base import DataInfo, Split
+from ..base import DataInfo, Split, TextFeatures
+from ..columns import ColumnSpec
 
-__all__ = ["FILES", "MANIFEST", "SCHEMA", "SPLITS", "FileEntry", "Manifest", "file_sha256", "read_manifest", "write_manifest"]
+__all__ = [
+    "FILES",
+    "MANIFEST",
+    "SCHEMA",
+    "SPLITS",
+    "ColumnEntry",
+    "ColumnManifest",
+    "FileEntry",
+    "Manifest",
+    "StoreManifest",
+    "file_sha256",
+    "offsets_file",
+    "read_manifest",
+    "values_file",
+    "write_manifest",
+]
 
 SCHEMA = 2
 MANIFEST = "manifest.json"
@@ -38,7 +54,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The whole description of a store. `mean`, `std`, `synthetic` and `flippable` as in `DataInfo`.
+    """The whole description of a store of images with a class each. `mean`, `std`, `synthetic` and `flippable` as in `DataInfo`.
 
     `data_dir` is where the originals came from; `left_out` names those of them that are not in the store, each with the reason.
     """
@@ -62,7 +78,7 @@ class Manifest(BaseModel):
 
     def info(self) -> DataInfo:
         """Return the part that models and backends need."""
-        return DataInfo(
+        return DataInfo.of_images(
             self.name,
             self.input_shape,
             self.classes,
@@ -75,9 +91,81 @@ class Manifest(BaseModel):
         )
 
     @property
+    def expected_files(self) -> set[str]:
+        """The names of the array files that belong to such a store."""
+        return set(FILES.values())
+
+    @property
     def total_bytes(self) -> int:
         """Size of all array files together."""
         return sum(entry.bytes for entry in self.files.values())
+
+
+class ColumnEntry(BaseModel):
+    """One column: see `ColumnSpec`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(max_length=100)]
+    dtype: str
+    shape: Annotated[tuple[Size | None, ...], Field(max_length=8)]
+
+    def spec(self) -> ColumnSpec:
+        """Return the column's shape. Raises ValueError where it is none."""
+        return ColumnSpec(self.name, self.dtype, self.shape)
+
+
+class ColumnManifest(BaseModel):
+    """The whole description of a store of columns; see `Manifest` and `TextFeatures`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_number: int = Field(SCHEMA, alias="schema")
+    name: str
+    version: int
+    data_dir: str | None
+    columns: Annotated[tuple[ColumnEntry, ...], Field(min_length=1, max_length=100)]
+    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=2**31)]]
+    sizes: dict[Split, Size]
+    synthetic: bool
+    left_out: tuple[str, ...] = ()
+    files: dict[str, FileEntry]
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        names = [entry.spec().name for entry in self.columns]
+        if len(set(names)) != len(names) or not set(self.vocabulary_sizes) <= set(names):
+            raise ValueError("columns: names repeat, or a vocabulary belongs to none of them")
+        return self
+
+    def info(self) -> DataInfo:
+        """Return the part that models and backends need."""
+        columns = tuple(entry.spec() for entry in self.columns)
+        return DataInfo(self.name, dict(self.sizes), columns, TextFeatures(dict(self.vocabulary_sizes)), self.synthetic)
+
+    @property
+    def expected_files(self) -> set[str]:
+        """The names of the array files that belong to such a store."""
+        names = {values_file(split, entry.name) for split in SPLITS for entry in self.columns}
+        return names | {offsets_file(split, entry.name) for split in SPLITS for entry in self.columns if entry.spec().varies}
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all array files together."""
+        return sum(entry.bytes for entry in self.files.values())
+
+
+StoreManifest = Manifest | ColumnManifest
+
+
+def values_file(split: Split, column: str) -> str:
+    """Return the name of the file with a column's values."""
+    return f"{split}.{column}.values.npy"
+
+
+def offsets_file(split: Split, column: str) -> str:
+    """Return the name of the file that says where each example of a column begins; only where its length varies."""
+    return f"{split}.{column}.offsets.npy"
 
 
 def file_sha256(path: Path) -> str:
@@ -86,13 +174,13 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: StoreManifest) -> None:
     """Write ``manifest.json`` with its own digest in it."""
     fields = manifest.model_dump(mode="json", by_alias=True)
     (folder / MANIFEST).write_text(json.dumps({**fields, _SELF: _digest(fields)}, indent=2) + "\n", encoding="utf-8")
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> StoreManifest:
     """Read ``manifest.json``. Raises ValueError, saying what is wrong with it, where it is missing, unreadable or was altered."""
     try:
         fields = read_json(folder / MANIFEST)
@@ -106,13 +194,13 @@ def read_manifest(folder: Path) -> Manifest:
     if fields.get("schema") != SCHEMA:
         raise ValueError(f"has schema {fields.get('schema')!r}; this version reads {SCHEMA}")
     try:
-        manifest = Manifest.model_validate(fields)
+        manifest = (ColumnManifest if "columns" in fields else Manifest).model_validate(fields)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from error
     if set(manifest.sizes) != set(SPLITS):
         raise ValueError(f"has sizes of {', '.join(manifest.sizes) or 'no split'} instead of {', '.join(SPLITS)}")
-    if set(manifest.files) != set(FILES.values()):
-        raise ValueError(f"lists the files {', '.join(sorted(manifest.files))} instead of {', '.join(sorted(FILES.values()))}")
+    if set(manifest.files) != manifest.expected_files:
+        raise ValueError(f"lists the files {', '.join(sorted(manifest.files))} instead of {', '.join(sorted(manifest.expected_files))}")
     return manifest
 
 

@@ -10,19 +10,31 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core import plugins
 from ...core.errors import DamagedStoreError, TrainerError, UsageError
-from ..base import DataInfo, DatasetSource, Split
+from ..base import IMAGE, LABEL, DataInfo, DatasetSource, Split
+from ..columns import Column
 from ..normalisation import normal_table
 from .build import build_store
 from .integrity import FileCheck, check_digests, check_sizes, identity, remember, vouched
 from .location import cache_root, store_key, stores_of
-from .manifest import FILES, MANIFEST, Manifest, file_sha256, read_manifest
+from .manifest import (
+    FILES,
+    MANIFEST,
+    SPLITS,
+    ColumnManifest,
+    Manifest,
+    StoreManifest,
+    file_sha256,
+    offsets_file,
+    read_manifest,
+    values_file,
+)
 from .resolve import resolve
 
 __all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify"]
@@ -41,19 +53,33 @@ class StoredDataset:
     path: Path
     digest: str
     left_out: tuple[str, ...]
-    _arrays: Mapping[tuple[Split, str], NDArray[np.generic]]
+    _columns: Mapping[tuple[Split, str], Column]
+
+    def column(self, split: Split, name: str) -> Column:
+        """Return a column as it is stored, read-only maps. Raises UsageError where there is none of that name."""
+        self.info.column(name)
+        return self._columns[split, name]
+
+    def weights(self, split: Split, name: str) -> NDArray[np.int64]:
+        """Return what each example counts in a sum of that name; see `Dataset.weights`."""
+        if name == "examples":
+            return np.ones(self.info.sizes[split], dtype=np.int64)
+        counted = {f"{column.name}_tokens": column.name for column in self.info.columns if column.varies}
+        if name not in counted:
+            raise UsageError(f"data: {self.info.name!r} has no weights called {name!r}; it has {', '.join(['examples', *counted])}.")
+        return self._columns[split, counted[name]].lengths
 
     def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> StoredDataset:
         """Return the same examples, normalised by the given numbers, one a channel, instead of their own."""
-        return replace(self, info=replace(self.info, mean=tuple(mean), std=tuple(std)))
+        return replace(self, info=replace(self.info, features=replace(self.info.images, mean=tuple(mean), std=tuple(std))))
 
     def images(self, split: Split) -> NDArray[np.uint8]:
         """Return the images, uint8 [n, c, h, w], a read-only map; in memory they lie channels last."""
-        return self._arrays[split, "images"].view(np.uint8).transpose(0, 3, 1, 2)
+        return self.column(split, IMAGE).values.view(np.uint8)
 
     def labels(self, split: Split) -> NDArray[np.int64]:
         """Return the labels, int64 [n], a read-only map."""
-        return self._arrays[split, "labels"].view(np.int64)
+        return self.column(split, LABEL).values.view(np.int64)
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
         """Return the normalised images, float32 [n, c, h, w], newly made at every call.
@@ -170,11 +196,33 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
     if always or not vouched(folder, before):
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
         remember(folder, before)
-    arrays = {(split, kind): _map(folder, file, manifest, name, data_dir) for (split, kind), file in FILES.items()}
-    return StoredDataset(manifest.info(), folder, file_sha256(folder / MANIFEST), manifest.left_out, arrays)
+    arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
+    columns = _image_columns(arrays) if isinstance(manifest, Manifest) else _columns(manifest, arrays)
+    for (split, column), found in columns.items():
+        problem = found.wrong_with(manifest.info().column(column))
+        if problem or len(found) != manifest.sizes[split]:
+            problem = problem or f"{column} has {len(found)} examples instead of {manifest.sizes[split]}"
+            raise _damaged(folder, name, data_dir, [FileCheck(split, None, problem)])
+    return StoredDataset(manifest.info(), folder, file_sha256(folder / MANIFEST), manifest.left_out, columns)
 
 
-def _map(folder: Path, file: str, manifest: Manifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:
+def _image_columns(arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
+    """Return the columns of a store of images, which lie there as [n, h, w, c]."""
+    images = {(split, IMAGE): Column(arrays[FILES[split, "images"]].transpose(0, 3, 1, 2)) for split in SPLITS}
+    return images | {(split, LABEL): Column(arrays[FILES[split, "labels"]]) for split in SPLITS}
+
+
+def _columns(manifest: ColumnManifest, arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
+    """Return the columns of a store of columns."""
+    found: dict[tuple[Split, str], Column] = {}
+    for split in SPLITS:
+        for entry in manifest.columns:
+            offsets = cast("NDArray[np.int64]", arrays[offsets_file(split, entry.name)]) if entry.spec().varies else None
+            found[split, entry.name] = Column(arrays[values_file(split, entry.name)], offsets)
+    return found
+
+
+def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:
     """Map one array read-only. Its header must be what the manifest says."""
     try:
         array: NDArray[np.generic] = np.load(folder / file, mmap_mode="r", allow_pickle=False)
@@ -211,8 +259,8 @@ def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
         version=manifest.version,
         train=manifest.sizes["train"],
         test=manifest.sizes["test"],
-        classes=manifest.classes,
-        input_shape=manifest.input_shape,
+        classes=manifest.classes if isinstance(manifest, Manifest) else None,
+        input_shape=manifest.input_shape if isinstance(manifest, Manifest) else None,
         synthetic=manifest.synthetic,
         bytes=manifest.total_bytes,
         path=str(folder),

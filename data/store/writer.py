@@ -14,9 +14,9 @@ from ..base import Block, Split
 from ..statistics import PixelCounts
 from .manifest import FILES, FileEntry, file_sha256
 
-__all__ = ["BrokenSourceError", "SplitWriter"]
+__all__ = ["HEADER_BYTES", "BrokenSourceError", "SplitWriter", "complete"]
 
-_HEADER_BYTES = 128  # room for any shape; numpy's format asks for a multiple of 64
+HEADER_BYTES = 128  # room for any shape; numpy's format asks for a multiple of 64
 _MAGIC = b"\x93NUMPY\x01\x00"
 
 
@@ -47,7 +47,7 @@ class SplitWriter:
         self._images = self._open_files.enter_context(open(self._images_path, "wb"))
         self._labels = self._open_files.enter_context(open(self._labels_path, "wb"))
         for handle in (self._images, self._labels):
-            handle.write(bytes(_HEADER_BYTES))
+            handle.write(bytes(HEADER_BYTES))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -68,8 +68,8 @@ class SplitWriter:
         if not self.count:
             raise BrokenSourceError(f"there is no {self._split} example")
         channels, height, width = self._input_shape
-        image_entry = _complete(self._images, self._images_path, "uint8", (self.count, height, width, channels))
-        label_entry = _complete(self._labels, self._labels_path, "int64", (self.count,))
+        image_entry = complete(self._images, self._images_path, "uint8", (self.count, height, width, channels))
+        label_entry = complete(self._labels, self._labels_path, "int64", (self.count,))
         return {self._images_path.name: image_entry, self._labels_path.name: label_entry}
 
     def _check(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
@@ -84,7 +84,7 @@ class SplitWriter:
             raise BrokenSourceError(f"{split} labels lie in {labels.min()}…{labels.max()}, not in 0…{self._classes - 1}")
 
 
-def _complete(handle: BinaryIO, path: Path, dtype: str, shape: tuple[int, ...]) -> FileEntry:
+def complete(handle: BinaryIO, path: Path, dtype: str, shape: tuple[int, ...]) -> FileEntry:
     """Write the header of numpy's format 1.0 into the room kept for it: only now is the number of examples known."""
     handle.seek(0)
     handle.write(_header(np.dtype(dtype).newbyteorder("<").str, shape))
@@ -96,5 +96,5 @@ def _complete(handle: BinaryIO, path: Path, dtype: str, shape: tuple[int, ...]) 
 
 def _header(descr: str, shape: tuple[int, ...]) -> bytes:
     text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode("latin1")
-    room = _HEADER_BYTES - len(_MAGIC) - 2
+    room = HEADER_BYTES - len(_MAGIC) - 2
     return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"

@@ -41,8 +41,10 @@ class _Dataset(Part):
     name: Name = _LACKING
     digest: Name = _LACKING
     sizes: dict[Name, Count] = _LACKING
-    input_shape: Annotated[list[Count], Field(max_length=8)]
-    classes: Count
+    input_shape: Annotated[list[Count], Field(max_length=8)] = _LACKING
+    classes: Count = _LACKING
+    columns: Annotated[list[dict[str, Any]], Field(max_length=100)] = _LACKING
+    vocabulary_sizes: Annotated[dict[Name, Count], Field(max_length=100)] = _LACKING
 
 
 class _Cluster(Part):

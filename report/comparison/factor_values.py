@@ -197,10 +197,12 @@ def dataset(*path: str) -> Value:
 
 
 def shape(run: Run) -> Any:
-    """Read channels, height and width of an image, and the number of classes."""
+    """Read channels, height and width of an image and the number of classes, or of text the sizes of its vocabularies."""
     described = run.job.get("dataset")
     if not described:
         return None
+    if "vocabulary_sizes" in described:
+        return ", ".join(f"{name} of {size:,} different tokens" for name, size in sorted(described["vocabulary_sizes"].items()))
     return f"{'×'.join(map(str, described['input_shape']))} in {described['classes']} classes"
 
 

@@ -39,7 +39,7 @@ class Case:
 
     @property
     def spec(self):
-        info = DataInfo("made", self.shape, self.classes, {"train": 1, "test": 1}, (0.0,) * self.shape[0], (1.0,) * self.shape[0])
+        info = DataInfo.of_images("made", self.shape, self.classes, {"train": 1, "test": 1}, (0.0,) * self.shape[0], (1.0,) * self.shape[0])
         return load(find("model", self.model), "model")(info)
 
     @property

@@ -15,6 +15,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.augment import Augmentation, apply_changes, augmentation
 from crosstrain.data.base import DataInfo
+from crosstrain.data.batching import FixedCount
 from crosstrain.data.sampler import Sampler, permutation
 from crosstrain.data.sources.digits import DATASET as DIGITS
 from crosstrain.data.sources.glyphs.source import GLYPHS28
@@ -27,7 +28,7 @@ GOLDEN = "56fafb082d5c9a4128a725c6ec6810fe28fe99114932b7f18121f65d12b95441"
 
 
 def info(height=32, width=32, flippable=True):
-    return DataInfo("pictures", (3, height, width), 10, {"train": 9, "test": 9}, (0.5,) * 3, (0.5,) * 3, flippable=flippable)
+    return DataInfo.of_images("pictures", (3, height, width), 10, {"train": 9, "test": 9}, (0.5,) * 3, (0.5,) * 3, flippable=flippable)
 
 
 class TestDraws:
@@ -108,7 +109,7 @@ class TestBatches:
     @CALM
     @given(st.integers(1, 200), st.integers(1, 220), st.integers(1, 5), st.sampled_from(["sync", "async"]), st.data())
     def test_an_example_is_changed_alike_in_any_batch(self, size, batch, workers, mode, data):
-        sampler = Sampler(size, 11, batch, workers, mode, BOTH)
+        sampler = Sampler(size, 11, FixedCount(batch, workers, mode), workers, BOTH)
         skip = data.draw(st.integers(0, size))
         expected = BOTH.draws(11, 2, size)
         whole = sampler.whole(2, 0, sampler.steps_in_epoch(skip), skip)

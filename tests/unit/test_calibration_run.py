@@ -9,7 +9,7 @@ from crosstrain.engine.calibration import CalibrationRun, calibrate, part_second
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.models.logreg import build
 
-INFO = DataInfo("toy", (1, 2, 2), 3, {"train": 10, "test": 5}, (0.0,), (1.0,))
+INFO = DataInfo.of_images("toy", (1, 2, 2), 3, {"train": 10, "test": 5}, (0.0,), (1.0,))
 
 
 class Workers:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosstrain.data.batching import FixedCount
 from crosstrain.data.sampler import Sampler, permutation
 
 CALM = settings(deadline=None, derandomize=True, database=None)
@@ -25,7 +26,7 @@ def test_segments_of_any_shape_make_up_the_epoch(size, seed, epoch, segments):
     """Each segment is a process with its own batch, workers and mode, which stops after some steps; the last one ends the epoch."""
     seen, skip = [], 0
     for batch, workers, mode, steps in segments:
-        sampler = Sampler(size, seed, batch, workers, mode)
+        sampler = Sampler(size, seed, FixedCount(batch, workers, mode), workers)
         count = min(steps, sampler.steps_in_epoch(skip))
         seen.append(sampler.whole(epoch, 0, count, skip).indices)
         skip = sampler.examples_before(count, skip)
@@ -37,35 +38,35 @@ def test_segments_of_any_shape_make_up_the_epoch(size, seed, epoch, segments):
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, MODES, st.data())
 def test_a_stop_between_two_steps_changes_no_later_step(size, seed, epoch, batch, workers, mode, data):
-    sampler = Sampler(size, seed, batch, workers, mode)
+    sampler = Sampler(size, seed, FixedCount(batch, workers, mode), workers)
     at = data.draw(st.integers(0, sampler.steps_per_epoch))
     if mode == "async":  # a round of tickets begins afresh, so that only a stop between two rounds leaves the cut as it was
         at -= at % min(workers, batch)
     rest = sampler.steps_per_epoch - at
     skip = sampler.examples_before(at)
     uninterrupted = sampler.whole(epoch, at, rest)
-    resumed = Sampler(size, seed, batch, workers, mode).whole(epoch, 0, rest, skip)
+    resumed = Sampler(size, seed, FixedCount(batch, workers, mode), workers).whole(epoch, 0, rest, skip)
     assert sampler.steps_in_epoch(skip) == rest
     assert np.array_equal(resumed.indices, uninterrupted.indices)
     assert np.array_equal(resumed.offsets, uninterrupted.offsets)
-    assert np.array_equal(resumed.global_sizes, uninterrupted.global_sizes)
+    assert np.array_equal(resumed.examples, uninterrupted.examples)
 
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, st.data())
 def test_the_slices_of_all_ranks_are_the_rest_of_the_epoch(size, seed, epoch, batch, workers, data):
     skip = data.draw(st.integers(0, size))
-    sampler = Sampler(size, seed, batch, workers, "sync")
+    sampler = Sampler(size, seed, FixedCount(batch, workers, "sync"), workers)
     steps = sampler.steps_in_epoch(skip)
     whole = sampler.whole(epoch, 0, steps, skip)
     slices = [sampler.for_rank(epoch, 0, steps, rank, skip) for rank in range(workers)]
     for step in range(steps):
         assert np.array_equal(np.concatenate([piece.batch(step) for piece in slices]), whole.batch(step))
-    assert [sampler.examples_before(step, skip) for step in range(steps + 1)] == [skip, *(skip + np.cumsum(whole.global_sizes))]
+    assert [sampler.examples_before(step, skip) for step in range(steps + 1)] == [skip, *(skip + np.cumsum(whole.examples))]
 
 
 def test_an_epoch_that_is_all_consumed_has_no_steps_left():
-    sampler = Sampler(10, 0, 3, 2, "sync")
+    sampler = Sampler(10, 0, FixedCount(3, 2, "sync"), 2)
     assert sampler.steps_in_epoch(10) == 0
     assert len(sampler.whole(0, 0, 0, 10)) == 0
 
@@ -73,9 +74,9 @@ def test_an_epoch_that_is_all_consumed_has_no_steps_left():
 @pytest.mark.parametrize("skip", [-1, 11])
 def test_more_than_an_epoch_cannot_be_skipped(skip):
     with pytest.raises(ValueError, match="cannot be skipped of an epoch that has 10"):
-        Sampler(10, 0, 3, 2, "sync").steps_in_epoch(skip)
+        Sampler(10, 0, FixedCount(3, 2, "sync"), 2).steps_in_epoch(skip)
 
 
 def test_steps_beyond_the_rest_are_refused():
     with pytest.raises(ValueError, match="not within the 2 steps of an epoch after 5 examples"):
-        Sampler(10, 0, 3, 2, "sync").whole(0, 1, 2, 5)
+        Sampler(10, 0, FixedCount(3, 2, "sync"), 2).whole(0, 1, 2, 5)

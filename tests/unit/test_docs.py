@@ -193,7 +193,9 @@ class TestAddingAModel:
     def test_the_parameters_of_its_layers_fit(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         build = plugins.load(plugins.find("model", "my_models.convolutional"), "model")
-        spec = build(DataInfo(name="d", input_shape=(3, 9, 7), classes=5, sizes={"train": 1, "test": 1}, mean=(0.0,) * 3, std=(1.0,) * 3))
+        spec = build(
+            DataInfo.of_images("d", input_shape=(3, 9, 7), classes=5, sizes={"train": 1, "test": 1}, mean=(0.0,) * 3, std=(1.0,) * 3)
+        )
         assert {parameter.name: parameter.shape for parameter in spec.parameters} == {
             "conv.weight": (8, 3, 3, 3),
             "conv.bias": (8,),

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstrain.core.job import Job
+from crosstrain.data.batching import FixedCount
 from crosstrain.data.sampler import Sampler, permutation
 from crosstrain.engine.epochs import START, DataCursor, EpochIndex
 from crosstrain.engine.learning_rate import learning_rates
@@ -17,7 +18,7 @@ SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.sampled_from(["sync
 
 def a_calendar(size, shape, start=START):
     batch, workers, mode = shape
-    sampler = Sampler(size, 7, batch, workers, mode)
+    sampler = Sampler(size, 7, FixedCount(batch, workers, mode), workers)
     return sampler, EpochIndex(sampler, start)
 
 

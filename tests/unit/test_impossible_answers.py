@@ -17,7 +17,7 @@ from crosstrain.engine.protocol.codec import eval_to_message, plan_from_message,
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.models.objectives import CLASSIFICATION
 
-INFO = DataInfo("toy", (1, 2, 2), 3, {"train": 64, "test": 5}, (0.0,), (1.0,))
+INFO = DataInfo.of_images("toy", (1, 2, 2), 3, {"train": 64, "test": 5}, (0.0,), (1.0,))
 BATCH = 8
 
 

@@ -25,7 +25,7 @@ def test_changed_images_are_those_of_the_definition(changes, shape, seed):
     draw = np.random.default_rng(seed)
     images = draw.integers(0, 256, (len(changes), *shape), dtype=np.uint8)
     mean, std = tuple(draw.uniform(0, 1, shape[0]).tolist()), tuple(draw.uniform(0.1, 1, shape[0]).tolist())
-    info = DataInfo("made-up", shape, 2, {"train": len(images), "test": 1}, mean, std)
+    info = DataInfo.of_images("made-up", shape, 2, {"train": len(images), "test": 1}, mean, std)
     moved = np.array(changes, dtype=np.int32)
     changed = apply_changes(images, moved).astype(np.float64) / 255
     expected = (changed - np.reshape(mean, (-1, 1, 1))) / np.reshape(std, (-1, 1, 1))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosstrain.data.batching import FixedCount
 from crosstrain.data.sampler import Sampler, permutation, stable_order
 
 # The same examples in every run, and no limit on the time of one: other processes share the machine.
@@ -49,7 +50,7 @@ def test_equal_keys_keep_their_order(size, seed, largest):
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, MODES, st.data())
 def test_an_epoch_has_every_example_once_wherever_plans_are_cut(size, seed, epoch, batch, workers, mode, data):
-    sampler = Sampler(size, seed, batch, workers, mode)
+    sampler = Sampler(size, seed, FixedCount(batch, workers, mode), workers)
     whole = sampler.whole(epoch, 0, sampler.steps_per_epoch)
     assert sorted(whole.indices) == list(range(size))
     assert np.array_equal(whole.indices, permutation(seed, epoch, size))
@@ -58,13 +59,13 @@ def test_an_epoch_has_every_example_once_wherever_plans_are_cut(size, seed, epoc
     assert [list(plan.batch(step)) for plan in plans for step in range(len(plan))] == [
         list(whole.batch(step)) for step in range(len(whole))
     ]
-    assert np.array_equal(np.concatenate([plan.global_sizes for plan in plans]), whole.global_sizes)
+    assert np.array_equal(np.concatenate([plan.examples for plan in plans]), whole.examples)
 
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, st.data())
 def test_the_slices_of_all_ranks_are_the_batch_of_one_worker(size, seed, epoch, batch, workers, data):
-    alone, shared = (Sampler(size, seed, batch, count, "sync") for count in (1, workers))
+    alone, shared = (Sampler(size, seed, FixedCount(batch, count, "sync"), count) for count in (1, workers))
     assert alone.steps_per_epoch == shared.steps_per_epoch == -(-size // batch)
     for first, count in cut(alone.steps_per_epoch, data):
         expected = alone.for_rank(epoch, first, count, 0)
@@ -73,16 +74,16 @@ def test_the_slices_of_all_ranks_are_the_batch_of_one_worker(size, seed, epoch, 
             parts = [piece.batch(step) for piece in slices]
             assert np.array_equal(np.concatenate(parts), expected.batch(step))
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
-            assert all(piece.global_sizes[step] == len(expected.batch(step)) for piece in slices)
+            assert all(piece.examples[step] == len(expected.batch(step)) for piece in slices)
 
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS)
 def test_async_tickets_are_the_worker_slices_of_the_sync_batches(size, seed, epoch, batch, workers):
-    sync, tickets = Sampler(size, seed, batch, 1, "sync"), Sampler(size, seed, batch, workers, "async")
+    sync, tickets = Sampler(size, seed, FixedCount(batch, 1, "sync"), 1), Sampler(size, seed, FixedCount(batch, workers, "async"), workers)
     whole = tickets.whole(epoch, 0, tickets.steps_per_epoch)
     lengths = [len(whole.batch(step)) for step in range(len(whole))]
-    assert lengths == list(whole.global_sizes)
+    assert lengths == list(whole.examples)
     assert min(lengths) >= 1
     assert max(lengths) <= -(-batch // workers)
     assert len(set(lengths[:-1])) <= 2  # only the last of the epoch may be cut short; of the rest, sizes differ by at most one
@@ -94,15 +95,15 @@ def test_async_tickets_are_the_worker_slices_of_the_sync_batches(size, seed, epo
 @CALM
 @given(SIZES, BATCHES, WORKERS, MODES)
 def test_the_cursor_counts_the_examples_of_the_steps_before(size, batch, workers, mode):
-    sampler = Sampler(size, 7, batch, workers, mode)
-    sizes = sampler.whole(0, 0, sampler.steps_per_epoch).global_sizes
+    sampler = Sampler(size, 7, FixedCount(batch, workers, mode), workers)
+    sizes = sampler.whole(0, 0, sampler.steps_per_epoch).examples
     assert [sampler.examples_before(step) for step in range(sampler.steps_per_epoch + 1)] == [0, *np.cumsum(sizes)]
 
 
 @CALM
 @given(st.integers(2, 300), st.integers(0, 2**31), EPOCHS)
 def test_seed_and_epoch_alone_decide_the_order(size, seed, epoch):
-    first, other = (Sampler(size, seed, 8, 1, "sync") for _ in range(2))
+    first, other = (Sampler(size, seed, FixedCount(8, 1, "sync"), 1) for _ in range(2))
     other.order(epoch + 1)  # what was asked before does not matter
     assert np.array_equal(first.order(epoch), other.order(epoch))
     if size >= 50:  # 1 in 50! for two equal orders
@@ -118,14 +119,14 @@ def test_the_order_is_the_same_in_every_process_and_release():
 
 @pytest.mark.parametrize(("first", "count"), [(-1, 1), (0, 5), (4, 1), (2, -1)])
 def test_steps_outside_the_epoch_are_refused(first, count):
-    sampler = Sampler(10, 0, 3, 2, "sync")
+    sampler = Sampler(10, 0, FixedCount(3, 2, "sync"), 2)
     assert sampler.steps_per_epoch == 4
     with pytest.raises(ValueError, match="not within the 4 steps"):
         sampler.for_rank(0, first, count, 1)
 
 
 def test_slices_may_be_empty():
-    sampler = Sampler(7, 0, 6, 4, "sync")  # global batches of 6 and 1 over four ranks
+    sampler = Sampler(7, 0, FixedCount(6, 4, "sync"), 4)  # global batches of 6 and 1 over four ranks
     sizes = [[len(sampler.for_rank(0, 0, 2, rank).batch(step)) for rank in range(4)] for step in range(2)]
     assert sizes == [[2, 2, 1, 1], [1, 0, 0, 0]]
 

@@ -74,7 +74,7 @@ class RankParts:
         self._data, self._gradients, self._replica, self._ranks = data, gradients, replica, ranks
         self._scalars, self._workers, self._dropout = scalars, workers, dropout
         self._count = len(batches)
-        self._weight = np.float32(1.0 / batches.global_sizes[0])
+        self._weight = np.float32(1.0 / batches.weights[0])
         self._indices_kb = tf.constant(batches.indices.reshape(self._count, -1))  # outside every graph, which would fold a constant
         self._changes_kb3 = None if batches.changes is None else tf.constant(batches.changes.reshape(self._count, -1, 3))
 

@@ -112,7 +112,7 @@ class SyncSession:
             self._left_to_trace = max(0, self._left_to_trace - count)
             if self._tracer is not None:
                 self._tracer.done(count)
-            yield StepResult(plan.first_step + begin, losses, int(batches.global_sizes.sum()), seconds)
+            yield StepResult(plan.first_step + begin, losses, int(batches.examples.sum()), seconds)
             begin += count
 
     def drain(self) -> Iterator[StepResult]:
@@ -198,11 +198,11 @@ class SyncSession:
 
     def _call(self, batches: Batches, learning_rates: NDArray[np.float64], first_step: int) -> Array:
         """Run one call: len(batches) updates. Returns each update's loss over all ranks, float32 [count]."""
-        sizes, global_sizes = np.diff(batches.offsets).astype(np.int64), batches.global_sizes.astype(np.float32)
+        sizes, weights = np.diff(batches.offsets).astype(np.int64), batches.weights.astype(np.float32)
         scalars = self._replica.optimizer.host_scalars(learning_rates, self._updates + 1)
-        scalars = np.concatenate([1 / global_sizes[:, None], scalars], axis=1)
+        scalars = np.concatenate([1 / weights[:, None], scalars], axis=1)
         changes = _NO_CHANGES if batches.changes is None else batches.changes
-        inputs = (tf.constant(array) for array in (batches.indices, sizes, global_sizes, scalars, np.int64(first_step), changes))
+        inputs = (tf.constant(array) for array in (batches.indices, sizes, weights, scalars, np.int64(first_step), changes))
         losses: Array = self._train(*inputs).numpy()
         self._updates += len(batches)
         self._averaged = False
@@ -212,16 +212,16 @@ class SyncSession:
         self,
         indices: tf.Tensor,
         sizes_k: tf.Tensor,
-        global_sizes_k: tf.Tensor,
+        weights_k: tf.Tensor,
         scalars_ks: tf.Tensor,
         first_step: tf.Tensor,
         changes: tf.Tensor,
     ) -> tf.Tensor:
         """Carry out k steps in ops; return their losses [k].
 
-        Step i takes the next `sizes_k[i]` of `indices` (and of `changes`, where images are changed). Row i of `scalars_ks` is (1 / global
-        size, optimiser's …). What can be done for all steps at once is done outside the loop, where an op costs nothing; what a model
-        or a job does not need is not in the loop at all.
+        Step i takes the next `sizes_k[i]` of `indices` (and of `changes`, where images are changed). `weights_k` are those of the global
+        batches, and row i of `scalars_ks` is (1 / weight, optimiser's …). What can be done for all steps at once is done outside the
+        loop, where an op costs nothing; what a model or a job does not need is not in the loop at all.
         """
         count = tf.size(sizes_k)
         width = 1 + self._replica.optimizer.host_scalars(np.zeros(0), 1).shape[1]
@@ -230,33 +230,33 @@ class SyncSession:
             cut_changes = tf.TensorArray(tf.int32, size=count, element_shape=[None, 3], infer_shape=False).split(changes, sizes_k)
 
         def body(step: tf.Tensor, loss_sums: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-            weight, *scalars = tf.unstack(tf.gather(scalars_ks, step), width)
+            share, *scalars = tf.unstack(tf.gather(scalars_ks, step), width)
             number = first_step + tf.cast(step, tf.int64) if self._passes.dropout else None
             changed = cut_changes.read(step) if self._changing else None
-            loss_sum = self._ranks.on_replica(self._step, batches.read(step), changed, number, weight, *scalars)
+            loss_sum = self._ranks.on_replica(self._step, batches.read(step), changed, number, share, *scalars)
             return step + 1, loss_sums.write(step, loss_sum)
 
         loss_sums = tf.TensorArray(tf.float32, size=count, element_shape=[])
         _, loss_sums = tf.while_loop(lambda step, _: step < count, body, (tf.constant(0), loss_sums))
-        return self._ranks.on_replica(self._ranks.add_in_order, loss_sums.stack() / global_sizes_k)
+        return self._ranks.on_replica(self._ranks.add_in_order, loss_sums.stack() / weights_k)
 
     def _step(
-        self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, weight: tf.Tensor, *scalars: tf.Tensor
+        self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, share: tf.Tensor, *scalars: tf.Tensor
     ) -> tf.Tensor:
         """Apply one update from this rank's examples and the other ranks' gradients; return the sum of this rank's example losses."""
         images, y_b = self._data["train"].laid_batch(indices, changes)
-        loss_sum, gradients = self._gradients(images, y_b, indices, number, weight)
+        loss_sum, gradients = self._gradients(images, y_b, indices, number, share)
         self._replica.apply(self._ranks.add_up(gradients), scalars)
         return loss_sum
 
     def _gradients(
-        self, images: tf.Tensor, y_b: tf.Tensor, indices: tf.Tensor, number: tf.Tensor | None, weight: tf.Tensor
+        self, images: tf.Tensor, y_b: tf.Tensor, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """Return the sum of this rank's example losses and its share of the gradients; buffers are kept. `images` lie as in memory."""
         parameters, buffers = self._replica.read()
         context = self._passes.training(buffers, number, indices)
         scale = self._replica.loss_scale
-        slope = weight if scale is None else weight * scale.scale
+        slope = share if scale is None else share * scale.scale
         parts = self._data["train"].parts(images, y_b, self._parts)
         loss_sum, gradients = self._model.loss_and_gradients(parameters, parts, slope, context)
         self._replica.keep(context.updated)

@@ -21,7 +21,7 @@ from ....data.sampler import Batches
 from ....models.base import ModelSpec
 from ...base import CalibrationOrder, calibration_batches, make_sampler
 from ..calibration import Calibrator
-from ..data import first_examples, resident_splits
+from ..data import resident_splits
 from ..model import Context, Model
 from ..precision import LossScale, precision_used
 from ..profiler import make_tracer
@@ -108,7 +108,7 @@ class Worker:
         data = self._splits["train"]
         count = min(self._job.per_worker_batch, len(data))
         for _ in range(2):
-            self._compute(*data.span(0, count), self._model.passes.training(0, first_examples(count), 0))
+            self._compute(*data.span(0, count), self._model.passes.training(0, Batches.single(count), 0))
         if self._loss_scale is not None:
             self._loss_scale.restore({})
         self._model.sums(self._splits["test"], 0, 1)

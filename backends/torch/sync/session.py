@@ -25,7 +25,7 @@ from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
 from ..calibration import Calibrator
-from ..data import first_examples, part, resident_splits
+from ..data import resident_splits
 from ..model import Context, DistributedLoss, Model
 from ..optimizers import make_rule
 from ..precision import LossScale, precision_used
@@ -82,7 +82,7 @@ class SyncSession:
         x, y = self._splits["train"].span(0, count)
         for _ in range(2):
             began = time.perf_counter()
-            float(self._update(x, y, 1.0, 0.0, self._model.passes.training(0, first_examples(count), 0)))
+            float(self._update(x, y, 1.0, 0.0, self._model.passes.training(0, Batches.single(count), 0)))
             seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(64, int(GROUP_SECONDS / seconds)))
         self._model.sums(self._splits["test"], 0, min(len(y), self._sizes["test"]))
@@ -162,8 +162,8 @@ class SyncSession:
         began = time.perf_counter()
         data = self._splits["train"]
         data.wait_seconds = 0.0
-        own = part(batches, first, count)
-        scales = (self._world / own.global_sizes).tolist()
+        own = batches.part(first, count)
+        scales = (self._world / own.weights).tolist()
         rates = plan.learning_rates[first : first + count].tolist()
         losses: list[torch.Tensor] = []
         update, context, step = self._update, self._model.passes.training, plan.first_step + first
@@ -175,7 +175,7 @@ class SyncSession:
         seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(4 * count, int(count * GROUP_SECONDS / seconds)))
         wait = data.wait_seconds if self._device.type == "cpu" else None
-        return StepResult(plan.first_step + first, reduced, int(own.global_sizes.sum()), seconds, data_wait_seconds=wait)
+        return StepResult(plan.first_step + first, reduced, int(own.examples.sum()), seconds, data_wait_seconds=wait)
 
     def _reduce(self, losses: list[torch.Tensor]) -> Array:
         """Return the mean losses over the global batches, float32 [count]: one all-reduce for the group."""
@@ -293,7 +293,7 @@ class SyncSession:
         return Calibrator(self._splits["train"], batches, self._local_update, exchange, self._device)
 
     def _local_update(self, x: torch.Tensor, y: torch.Tensor, batch: Batches) -> None:
-        scale = self._world / float(batch.global_sizes[0])
+        scale = self._world / float(batch.weights[0])
         self._update(x, y, scale, 0.0, self._model.passes.training(0, batch, 0), alone=True)
 
     def close(self) -> None:

@@ -114,13 +114,13 @@ class ToySession:
         losses = []
         for position, rate in enumerate(plan.learning_rates):
             x, each, error, _ = self.errors("train", batches.batch(position))
-            size = batches.global_sizes[position]
-            gradients = self.forward.backward(self.values, x, error / size)
-            flat = np.concatenate([[each.sum() / size], *(gradients[name].ravel() for name in self.values)])
+            weight = batches.weights[position]
+            gradients = self.forward.backward(self.values, x, error / weight)
+            flat = np.concatenate([[each.sum() / weight], *(gradients[name].ravel() for name in self.values)])
             flat = self.star.sum(flat)
             losses.append(flat[0])
             self.apply(flat[1:], rate)
-        examples = int(batches.global_sizes.sum())
+        examples = int(batches.examples.sum())
         yield StepResult(plan.first_step, np.array(losses, dtype=np.float32), examples, time.perf_counter() - begin)
 
     def apply(self, flat, rate):

@@ -1,0 +1,115 @@
+"""Stores of columns: what a source hands over is what is opened, in whatever blocks; what is damaged or broken is named."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from crosstrain.core.errors import DamagedStoreError, UsageError
+from crosstrain.data.base import PreparedColumns, TextFeatures
+from crosstrain.data.columns import Column, ColumnSpec
+from crosstrain.data.store import stored_dataset
+from crosstrain.data.store.build import build_store
+from crosstrain.data.store.manifest import read_manifest
+
+TOKENS, SCORE = ColumnSpec("tokens", "uint16", (None,)), ColumnSpec("score", "float32")
+
+
+@dataclass
+class Source:
+    """Sequences of tokens with a number each, handed over in blocks of `block` examples."""
+
+    sequences: dict
+    block: int = 2
+    vocabulary: int = 100
+    columns: tuple = (TOKENS, SCORE)
+    name: str = "sequences"
+    description: str = "made for a test"
+    version: int = 1
+    spoil: dict = field(default_factory=dict)
+
+    def load(self, data_dir):
+        def blocks(split):
+            for start in range(0, len(self.sequences[split]), self.block):
+                chosen = self.sequences[split][start : start + self.block]
+                offsets = np.concatenate([[0], np.cumsum([len(one) for one in chosen])]).astype(np.int64)
+                values = np.array([token for one in chosen for token in one], dtype=np.uint16)
+                yield {"tokens": Column(values, offsets), "score": Column(np.arange(len(chosen), dtype=np.float32)), **self.spoil}
+
+        features = TextFeatures({"tokens": self.vocabulary})
+        return PreparedColumns(self.columns, features, {split: lambda split=split: blocks(split) for split in ("train", "test")})
+
+
+def made(root, source):
+    build_store(root, "made", source.name, source, None, again=True)
+    return root / "made"
+
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 99), max_size=6), min_size=1, max_size=9)
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(SEQUENCES, SEQUENCES, st.integers(1, 4))
+def test_what_is_written_is_what_is_read(tmp_path, train, test, block):
+    folder = made(tmp_path, Source({"train": train, "test": test}, block))
+    dataset = stored_dataset._open(folder, "sequences", None, always=True)
+    for split, sequences in (("train", train), ("test", test)):
+        column = dataset.column(split, "tokens")
+        assert [column.example(index).tolist() for index in range(len(column))] == sequences
+        assert dataset.weights(split, "tokens_tokens").tolist() == [len(one) for one in sequences]
+        assert dataset.weights(split, "examples").tolist() == [1] * len(sequences)
+    assert dataset.info.columns == (TOKENS, SCORE)
+    assert dataset.info.text.vocabulary_sizes == {"tokens": 100}
+    assert read_manifest(folder).info() == dataset.info
+
+
+@pytest.fixture
+def store(tmp_path):
+    return made(tmp_path, Source({"train": [[1, 2, 3], [], [4]], "test": [[5]]}))
+
+
+def test_a_damaged_column_is_named(store):
+    path = store / "train.tokens.values.npy"
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"\7")
+    with pytest.raises(DamagedStoreError, match=r"train\.tokens\.values\.npy differs from its sha256"):
+        stored_dataset._open(store, "sequences", None, always=True)
+
+
+def test_what_is_not_there_is_told_with_what_is(store):
+    dataset = stored_dataset._open(store, "sequences", None, always=False)
+    with pytest.raises(UsageError, match="no column 'target'; it has tokens, score"):
+        dataset.column("train", "target")
+    with pytest.raises(UsageError, match="no weights called 'target_tokens'; it has examples, tokens_tokens"):
+        dataset.weights("train", "target_tokens")
+    with pytest.raises(UsageError, match="has no images"):
+        dataset.info.input_shape  # noqa: B018 - reading it is what fails
+
+
+def test_images_are_columns_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path))
+    digits = stored_dataset.open_dataset("digits")
+    assert digits.info.columns == (ColumnSpec("image", "uint8", (1, 8, 8)), ColumnSpec("label", "int64"))
+    np.testing.assert_array_equal(digits.column("test", "image").values, digits.images("test"))
+    np.testing.assert_array_equal(digits.column("test", "label").values, digits.labels("test"))
+    with pytest.raises(UsageError, match="is no text"):
+        digits.info.text  # noqa: B018 - reading it is what fails
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vocabulary": 3}, "train tokens lie in 1…4, not in 0…2"),
+        ({"spoil": {"more": Column(np.zeros(2))}}, "has the columns more, score, tokens"),
+        ({"spoil": {"score": Column(np.zeros(9, np.float32))}}, "different numbers of examples"),
+        ({"spoil": {"score": Column(np.zeros(2, np.int32))}}, "score is int32"),
+        ({"sequences": {"train": [[1]], "test": []}}, "there is no test example"),
+    ],
+)
+def test_a_broken_source_is_refused_and_leaves_nothing(tmp_path, change, words):
+    source = Source(**{"sequences": {"train": [[1, 2, 3], [4]], "test": [[2]]}, **change})
+    with pytest.raises(UsageError, match=words):
+        made(tmp_path, source)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
