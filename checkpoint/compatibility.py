@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..core.errors import UsageError
-from ..core.plugins import find, load
 from ..data.store.stored_dataset import StoredDataset
 from ..models.base import ModelSpec
+from ..models.build import build_model
 from .meta import Meta, data_info, described_model
 
 __all__ = ["data_problem", "model_problem", "rebuilt_model"]
@@ -14,7 +14,7 @@ __all__ = ["data_problem", "model_problem", "rebuilt_model"]
 def rebuilt_model(meta: Meta) -> ModelSpec:
     """Return the model that a checkpoint holds the state of. Raises UsageError where the model of this name is another one by now."""
     name = meta.job["model"]
-    spec: ModelSpec = load(find("model", name), "model")(data_info(meta.data))
+    spec: ModelSpec = build_model(name, data_info(meta.data))
     now = described_model(spec)
     for kind in ("parameters", "buffers"):
         before = {array: tuple(shape) for array, shape in meta.model[kind]}

@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from ..backends.loading import declared_capabilities
 from ..checkpoint import find_checkpoint
 from ..core.job import Job
-from ..core.plugins import Plugin, available, find, forward_backends, load, missing_packages
+from ..core.plugins import Plugin, available, forward_backends, missing_packages
 from ..data.store.stored_dataset import open_dataset
+from ..models.build import build_model
 from .runs import FinishedRun, norm_wise_difference, relative_difference, run_job, trainer
 
 __all__ = ["ModelConformance"]
@@ -174,7 +175,7 @@ class ModelConformance:
     def first_step(cls, out: Path, seed: int, backend: str) -> FirstStep:
         """Return the gradient of the mean loss of the first global batch, and the buffers after it."""
         run = cls.run(out, backend=backend, seed=seed, steps=1, optimizer="sgd", lr=1.0, momentum=0.0)
-        initial = load(find("model", cls.model), "model")(open_dataset(cls.data).info).initial(seed)
+        initial = build_model(cls.model, open_dataset(cls.data).info).initial(seed)
         checkpoint, _ = find_checkpoint(run.path)
         return FirstStep({name: value - checkpoint.parameters[name] for name, value in initial.items()}, checkpoint.buffers)
 

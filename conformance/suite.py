@@ -24,8 +24,9 @@ from ..backends.loading import load_backend
 from ..checkpoint import find_checkpoint
 from ..core.errors import UsageError
 from ..core.job import Job
-from ..core.plugins import find, forward_backends, load
+from ..core.plugins import forward_backends
 from ..data.store.stored_dataset import open_dataset
+from ..models.build import build_model
 from ..records.store.run_directory import RunReader
 from .cases import BEYOND_THE_LEAST, OPTIMIZERS, UNEVEN_BATCHES, every_optimizer
 from .reference import Trained, train_logistic_regression
@@ -208,7 +209,7 @@ class BackendConformance:
         """Running statistics change with training, are in the checkpoint, and decide an evaluation that starts from it."""
         self.require_forward(self.buffers_model)
         run = self.train(tmp_path, model=self.buffers_model, nodes=2, global_batch_size=16, steps=3, lr=1e-3, eval_every="end")
-        initial = load(find("model", self.buffers_model), "model")(open_dataset("digits").info).initial_buffers()
+        initial = build_model(self.buffers_model, open_dataset("digits").info).initial_buffers()
         kept = find_checkpoint(run.path)[0].buffers
         assert {name: values.shape for name, values in kept.items()} == {name: values.shape for name, values in initial.items()}
         assert all(np.all(np.isfinite(values)) for values in kept.values())

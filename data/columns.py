@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Column", "ColumnSpec"]
+__all__ = ["LENGTHS", "Column", "ColumnSpec"]
+
+LENGTHS = "_lengths"
+"""Behind a column's name: how long each example is, for a forward function that is given them padded."""
 
 Indices = NDArray[np.int32] | NDArray[np.int64]
 DTYPES = ("uint8", "uint16", "int32", "int64", "float32")

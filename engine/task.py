@@ -25,10 +25,10 @@ from ..backends.loading import install_hint, load_backend
 from ..core.cluster import Cluster, Task, TaskSpec
 from ..core.errors import MissingPackageError, RunFailedError, TrainerError
 from ..core.job import Job
-from ..core.plugins import find, load
 from ..core.process import die_with_parent, ignore_interrupts
 from ..core.startup import phase, start_watched, tell_phases
 from ..data.store.stored_dataset import open_dataset
+from ..models.build import build_model
 from .peer_loss import lost_a_peer
 from .protocol.codec import (
     calibrated_to_message,
@@ -232,7 +232,7 @@ def open_session(task: Task, opened: Message) -> Session | Server:
     data = open_dataset(job.data, job.data_dir)
     if opened.get("normalisation") is not None:
         data = data.normalised_as(*opened["normalisation"])
-    model = load(find("model", job.model), "model")(data.info)
+    model = build_model(job.model, data.info)
     phase("joining the cluster", for_others=True)
     return load_backend(job.backend).open(task, job, model, data)
 

@@ -4,6 +4,10 @@ Canonical layouts: dense weights ``[out, in]``, convolutions ``OIHW``, images ``
 
 A model's forward function, one a framework (``models/<name>/<backend>.py``), is ``forward(parameters, x_bchw, context) -> logits_bk``:
 `parameters` by canonical name in canonical layout, `x_bchw` float32 normalised, `context` a `ForwardContext`, logits float32.
+
+Of a model that reads other columns than ``image``, `x` is what `ModelSpec.inputs` names: the tensor [batch, …] itself where that is one
+column of a fixed shape, else a mapping from names to tensors. Of a column whose length varies it has two: its name, [batch, longest, …]
+with zeros behind each example, and the name with ``_lengths``, [batch]. Whole numbers are int32 on TensorFlow and int64 on torch.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.base import DataInfo
+from ..data.base import IMAGE, LABEL, DataInfo
 from .objectives import CLASSIFICATION, Objective
 
 __all__ = ["Array", "BuildModel", "ForwardContext", "ModelSpec", "ParameterSpec", "initial_values"]
@@ -48,20 +52,24 @@ class ParameterSpec:
 class ModelSpec:
     """A model as numpy sees it. `objective` is what training lowers and what an evaluation counts; `classes` is the number of logits.
 
-    `input_shape` is the shape of one example, channels first. `multiply_adds` is the number of multiplications with a weight that one
-    example's forward pass takes; a model that uses its weights more than once (a convolution) says so, else each counts once.
+    `input_shape` is the shape of one image, channels first; a model without images or classes has () and 0. `multiply_adds` is the
+    number of multiplications with a weight that one example's forward pass takes; a model that uses its weights more than once
+    (a convolution) says so, else each counts once.
+    `inputs` are the columns of the data that the forward function is given, `target` the one that the loss compares its result with.
     `buffers` are numbers that training changes without a gradient (running statistics of batch normalisation). `dropout` says whether
     the forward function draws at random while training.
     """
 
     name: str
     parameters: tuple[ParameterSpec, ...]
-    input_shape: tuple[int, ...]
-    classes: int
+    input_shape: tuple[int, ...] = ()
+    classes: int = 0
     multiply_adds: int | None = None
     buffers: tuple[ParameterSpec, ...] = ()
     dropout: bool = False
     objective: Objective = CLASSIFICATION
+    inputs: tuple[str, ...] = (IMAGE,)
+    target: str = LABEL
 
     @property
     def size(self) -> int:

@@ -6,6 +6,15 @@ from the model's forward module, which then has a function beside `forward`::
 
     def example_sums(logits_bk, y_b):  # tensors of the framework, for a batch
         return {"correct_in_5": …}     # [batch] numbers by the name of the sum
+
+``COLUMN_tokens``, of a column that the model reads and whose length varies, backends count as well.
+
+A loss is Σ over the examples of the global batch of what each adds, divided by the sum of what each counts (`weight`). The loss
+``cross_entropy`` of one label an example backends know. Any other is the name of a function in the forward module, which says what each
+example adds: of a sequence, the sum over its tokens::
+
+    def tagging_loss(logits_btk, targets):  # `targets` as `models.base` has it for the column `ModelSpec.target`
+        return …                            # [batch], float32
 """
 
 from __future__ import annotations
@@ -19,20 +28,24 @@ from ..core.units import Target
 from ..metrics import LOSS, Better, Metric, MetricInfo
 from ..metrics.classification import ACCURACY
 
-__all__ = ["CLASSIFICATION", "COUNTED", "LOSS_SUM", "Objective"]
+__all__ = ["CLASSIFICATION", "COUNTED", "CROSS_ENTROPY", "LOSS_SUM", "TOKENS", "Objective"]
 
 LOSS_SUM = "loss_sum"
+CROSS_ENTROPY = "cross_entropy"
 COUNTED = "examples"
 """The sum that tells whether each example was counted exactly once."""
+TOKENS = "_tokens"
+"""Behind a column's name: how many elements its examples have."""
 
 _COMPARISONS: Mapping[Better, str] = {"higher": ">=", "lower": "<="}
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`loss` names the function whose mean training lowers; `weight` is the sum that the losses' sum is divided by.
+    """`loss` names the function whose weighted mean training lowers; `weight` is the sum that the losses' sum is divided by.
 
-    `metrics` are functions of the sums, the first of them the headline. Raises ValueError where a sum is missing or names repeat.
+    `metrics` are functions of the sums, the first of them the headline. Raises ValueError where a sum is missing or names repeat, and
+    where labels that count 1 each would be weighted otherwise.
     """
 
     name: str
@@ -48,6 +61,8 @@ class Objective:
         names = [metric.name for metric in self.metrics]
         if len(set(names)) != len(names) or len(set(self.sums)) != len(self.sums):
             raise ValueError(f"objective {self.name!r}: names of sums and of metrics must differ from each other")
+        if self.loss == CROSS_ENTROPY and self.weight != COUNTED:
+            raise ValueError(f"objective {self.name!r}: with the loss {CROSS_ENTROPY} each example counts 1; name a function of your own")
 
     @property
     def infos(self) -> tuple[MetricInfo, ...]:
@@ -109,5 +124,5 @@ class Objective:
         return {LOSS.name: sums[LOSS_SUM] / sums[self.weight], **{metric.name: metric.value(sums) for metric in self.metrics}}
 
 
-CLASSIFICATION = Objective("classification", "cross_entropy", (LOSS_SUM, "correct", COUNTED), (ACCURACY,))
+CLASSIFICATION = Objective("classification", CROSS_ENTROPY, (LOSS_SUM, "correct", COUNTED), (ACCURACY,))
 """One label an example: the cross entropy of the logits' softmax, and the share of labels that were right."""

@@ -12,8 +12,9 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ..base import CalibrationOrder
+from .data import Part
 
-__all__ = ["SMALL_ELEMENTS", "State", "Step", "after", "limits_of", "limits_spec", "repeated"]
+__all__ = ["SMALL_ELEMENTS", "State", "Step", "a_number", "after", "first_of", "limits_of", "limits_spec", "repeated"]
 
 State = Sequence[tf.Tensor]
 Step = Callable[[tf.Tensor, State], State]
@@ -77,3 +78,14 @@ def after(tensors: State) -> State:
     """In ops: return a state of one number, 0, that is there when all tensors are: what a part needs is made before its clock starts."""
     with tf.control_dependencies(tensors):
         return [tf.identity(tf.constant([0.0]))]
+
+
+def first_of(batch: Part, size: tf.Tensor | int) -> Part:
+    """In ops: return the first `size` examples of a batch."""
+    found: Part = tf.nest.map_structure(lambda tensor: tensor[:size], batch)
+    return found
+
+
+def a_number(batch: Part) -> tf.Tensor:
+    """In ops: return a number, float32 [1], that is there when all of a batch is."""
+    return tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32), keepdims=True) for tensor in tf.nest.flatten(batch)])

@@ -1,24 +1,38 @@
 """The dataset where the ops are: resident tensors, so that a batch is a gather by index and no input pipeline is waited for.
 
-Shapes: x_bchw [batch, channels, height, width] float32; y_b [batch] int32.
+What a model is given of its columns is described in models/base.py; of images with a class it is x_bchw [batch, channels, height,
+width] float32 and y_b [batch] int32.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from ...core.job import Job
-from ...data.base import DataInfo, Dataset, Split
+from ...data.base import IMAGE, DataInfo, Dataset, Split
+from ...data.columns import LENGTHS, ColumnSpec
 from ...models.base import ModelSpec
 from .preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
 
-__all__ = ["RESIDENT_FLOAT_BYTES", "SMALL_ELEMENTS", "Layout", "Part", "Resident", "layout_for", "resident", "resident_from_pixels"]
+__all__ = [
+    "RESIDENT_FLOAT_BYTES",
+    "SMALL_ELEMENTS",
+    "Given",
+    "Layout",
+    "Part",
+    "Resident",
+    "layout_for",
+    "resident",
+    "resident_from_arrays",
+]
 
 RESIDENT_FLOAT_BYTES = 1 << 30
 """Up to this size a split is held as float32; beyond it as stored (uint8), and each batch is normalised when it is taken."""
@@ -28,24 +42,38 @@ SMALL_ELEMENTS = 1 << 15
 of AlexNet, and they would take four times the memory."""
 
 
-Part = tuple[tf.Tensor, tf.Tensor]
-"""Examples: x_bchw, y_b."""
+Given: TypeAlias = tf.Tensor | dict[str, tf.Tensor]
+"""One column of a fixed shape, or tensors by name; see models/base.py."""
+
+Part: TypeAlias = tuple[Given, Given]
+"""Examples: inputs and target; of images x_bchw, y_b."""
+
+VALUES, OFFSETS = ".values", ".offsets"
+"""Behind the name of a column whose length varies: its two arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How images lie in memory. `channels_last`: [n, h, w, c] instead of [n, c, h, w]. `changing`: training images are augmented.
+    """How what a model reads of the data lies in memory: its columns `inputs` and `target`.
 
-    `compiled`: XLA compiles how a batch of stored pixels is normalised.
+    `channels_last`: images are [n, h, w, c] instead of [n, c, h, w]. `changing`: training images are augmented. `compiled`: XLA compiles
+    how a batch of stored pixels is normalised.
     """
 
     info: DataInfo
+    inputs: tuple[str, ...]
+    target: str
     channels_last: bool
     changing: bool
     compiled: bool
 
+    @property
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        """The columns that are held, each once."""
+        return tuple(self.info.column(name) for name in dict.fromkeys((*self.inputs, self.target)))
+
     def normalised(self, split: Split) -> bool:
-        """Return whether a split is held as float32, normalised."""
+        """Return whether a split's images are held as float32, normalised."""
         elements = math.prod(self.info.input_shape)
         small = elements <= SMALL_ELEMENTS and self.info.sizes[split] * elements * 4 <= RESIDENT_FLOAT_BYTES
         return small and not (self.changing and split == "train")
@@ -60,9 +88,45 @@ class Layout:
         """Return stored images as they are to lie in memory."""
         return np.ascontiguousarray(images_nchw.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images_nchw)
 
-    def inputs_spec(self, split: Split) -> tf.TensorSpec:
-        """Return shape and type of a split's images."""
-        return tf.TensorSpec([self.info.sizes[split], *self.image_shape], tf.float32 if self.normalised(split) else tf.uint8)
+    def arrays(self, data: Dataset, split: Split) -> dict[str, NDArray[Any]]:
+        """Return a split's arrays by name, before any op: pixels as uint8, whole numbers as int32, offsets as int64, others as float32."""
+        found: dict[str, NDArray[Any]] = {}
+        for spec in self.columns:
+            if spec.name == IMAGE:
+                found[spec.name] = self.laid(data.images(split))
+                continue
+            column = data.column(split, spec.name)
+            values = np.asarray(column.values).astype(_number_type(spec).as_numpy_dtype)
+            if column.offsets is None:
+                found[spec.name] = values
+            else:
+                found |= {spec.name + VALUES: values, spec.name + OFFSETS: np.asarray(column.offsets)}
+        return found
+
+    def array_specs(self, split: Split) -> dict[str, tf.TensorSpec]:
+        """Return shape and type of what `arrays` returns, in its order; the number of values of all examples together is not known."""
+        size = self.info.sizes[split]
+        found: dict[str, tf.TensorSpec] = {}
+        for spec in self.columns:
+            if spec.name == IMAGE:
+                found[spec.name] = tf.TensorSpec([size, *self.image_shape], tf.uint8)
+            elif spec.varies:
+                found[spec.name + VALUES] = tf.TensorSpec([None, *spec.fixed_shape], _number_type(spec))
+                found[spec.name + OFFSETS] = tf.TensorSpec([size + 1], tf.int64)
+            else:
+                found[spec.name] = tf.TensorSpec([size, *spec.fixed_shape], _number_type(spec))
+        return found
+
+    def tensor_specs(self, split: Split) -> list[tf.TensorSpec]:
+        """Return shape and type of a split's tensors as they are held, in the order of `arrays`."""
+        specs = self.array_specs(split)
+        if IMAGE in specs and self.normalised(split):
+            specs[IMAGE] = tf.TensorSpec(specs[IMAGE].shape, tf.float32)
+        return list(specs.values())
+
+
+def _number_type(column: ColumnSpec) -> tf.DType:
+    return tf.float32 if column.dtype.startswith("float") else tf.int32
 
 
 def layout_for(job: Job, spec: ModelSpec, info: DataInfo) -> Layout:
@@ -71,60 +135,109 @@ def layout_for(job: Job, spec: ModelSpec, info: DataInfo) -> Layout:
     Large images are worth compiling for. Beside a GPU nothing is compiled: that has not been tried on one.
     """
     changing = job.augment != "none"
-    convolves = any(len(parameter.shape) == 4 for parameter in spec.parameters)
-    compiled = math.prod(info.input_shape) > SMALL_ELEMENTS and not tf.config.get_visible_devices("GPU")
-    return Layout(info, channels_last=convolves or changing, changing=changing, compiled=compiled)
+    reads_images = IMAGE in spec.inputs
+    convolves = reads_images and any(len(parameter.shape) == 4 for parameter in spec.parameters)
+    large = reads_images and math.prod(info.input_shape) > SMALL_ELEMENTS
+    compiled = large and not tf.config.get_visible_devices("GPU")
+    return Layout(info, spec.inputs, spec.target, channels_last=convolves or changing, changing=changing, compiled=compiled)
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """One split on the device: `inputs` float32 (normalised) or uint8 (as stored), as the layout says; `labels` int32 [n]."""
+    """One split on the device: tensors by name, in the order of `Layout.arrays`; images float32 (normalised) or uint8, as stored."""
 
     layout: Layout
-    inputs: tf.Tensor
-    labels: tf.Tensor
+    tensors: Mapping[str, tf.Tensor]
 
-    def batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return (x_bchw, y_b) of the examples at `indices`, int32 [batch], with `changes` int32 [batch, 3] where there are any."""
-        images, labels_b = self.laid_batch(indices, changes)
-        return self.as_read(images), labels_b
+    @classmethod
+    def of(cls, layout: Layout, split: Split, tensors: Sequence[tf.Tensor]) -> Resident:
+        """Return a split that is held as these tensors, which are as `Layout.tensor_specs` says."""
+        return cls(layout, dict(zip(layout.array_specs(split), tensors, strict=True)))
 
-    def laid_batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the same with the images as they lie in memory."""
-        images = tf.gather(self.inputs, indices)
+    @property
+    def labels(self) -> tf.Tensor:
+        """The labels of images, int32 [n]."""
+        return self.tensors[self.layout.target]
+
+    @property
+    def inputs(self) -> tf.Tensor:
+        """Images as they are held."""
+        return self.tensors[IMAGE]
+
+    def batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Part:
+        """Return inputs and target of the examples at `indices`, int32 [batch], with `changes` int32 [batch, 3] where there are any."""
+        laid, target = self.laid_batch(indices, changes)
+        return self.as_read(laid), target
+
+    def laid_batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Part:
+        """Return the same with images as they lie in memory."""
+        names = self.layout.inputs
+        given = {name: self._laid_images(indices, changes) if name == IMAGE else self._gathered(name, indices) for name in names}
+        if len(given) == 1:
+            return given[names[0]], self._gathered(self.layout.target, indices)
+        named: dict[str, tf.Tensor] = {}
+        for name, column in given.items():
+            named |= column if isinstance(column, dict) else {name: column}
+        return named, self._gathered(self.layout.target, indices)
+
+    def _laid_images(self, indices: tf.Tensor, changes: tf.Tensor | None) -> tf.Tensor:
+        images = tf.gather(self.tensors[IMAGE], indices)
         if changes is not None:
             images = changed(images, changes)
         if images.dtype == tf.uint8:
             normalise = compiled_normalised if self.layout.compiled else normalised
             images = normalise(images, self.layout.info, channels_last=self.layout.channels_last)
-        return images, tf.gather(self.labels, indices)
+        return images
 
-    def parts(self, images: tf.Tensor, y_b: tf.Tensor, count: int) -> list[Part]:
-        """Cut images that lie as in memory, and their labels, into parts (x_bchw, y_b); some are empty where there are fewer examples.
+    def _gathered(self, name: str, indices: tf.Tensor) -> Given:
+        """Return a column's examples: where their length varies, padded with zeros, and their lengths."""
+        if name in self.tensors:
+            return tf.gather(self.tensors[name], indices)
+        offsets = self.tensors[name + OFFSETS]
+        begins = tf.gather(offsets, indices)
+        lengths = tf.gather(offsets, indices + 1) - begins
+        longest = tf.reduce_max(tf.concat([[tf.constant(0, tf.int64)], lengths], axis=0))
+        places = tf.range(longest)
+        inside = places < lengths[:, None]
+        values = tf.gather(self.tensors[name + VALUES], tf.where(inside, begins[:, None] + places, 0))
+        while len(inside.shape) < len(values.shape):
+            inside = inside[..., None]
+        return {name: tf.where(inside, values, tf.zeros([], values.dtype)), name + LENGTHS: tf.cast(lengths, tf.int32)}
 
-        They depend on nothing of each other, so that they can be computed at the same time.
+    def parts(self, laid: Given, target: Given, count: int) -> list[Part]:
+        """Cut what `laid_batch` gave into parts (inputs, target); some are empty where there are fewer examples.
+
+        They depend on nothing of each other, so that they can be computed at the same time. Raises ValueError for several parts of
+        anything but images with a class.
         """
         if count == 1:
-            return [(self.as_read(images), y_b)]
-        size = tf.size(y_b)
+            return [(self.as_read(laid), target)]
+        if isinstance(laid, dict) or isinstance(target, dict):
+            raise ValueError("only images with a class are computed in parts")
+        size = tf.size(target)
         borders = [size * part // count for part in range(count + 1)]
-        return [(self.as_read(images[begin:end]), y_b[begin:end]) for begin, end in itertools.pairwise(borders)]
+        return [(self.as_read(laid[begin:end]), target[begin:end]) for begin, end in itertools.pairwise(borders)]
 
-    def as_read(self, images: tf.Tensor) -> tf.Tensor:
-        """Return images that lie as in memory as x_bchw.
+    def as_read(self, laid: Given) -> Given:
+        """Return inputs whose images lie as in memory as a model reads them, x_bchw.
 
         A model that works channels last begins with the inverse, and TensorFlow's optimiser leaves out both.
         """
-        return tf.transpose(images, [0, 3, 1, 2]) if self.layout.channels_last else images
+        if not self.layout.channels_last:
+            return laid
+        if isinstance(laid, dict):
+            return {name: tf.transpose(value, [0, 3, 1, 2]) if name == IMAGE else value for name, value in laid.items()}
+        return tf.transpose(laid, [0, 3, 1, 2])
 
 
 def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
     """Put a split on the current device."""
-    return resident_from_pixels(layout, split, tf.constant(layout.laid(data.images(split))), tf.constant(data.labels(split)))
+    return resident_from_arrays(layout, split, {name: tf.constant(array) for name, array in layout.arrays(data, split).items()})
 
 
-def resident_from_pixels(layout: Layout, split: Split, pixels: tf.Tensor, labels_n: tf.Tensor) -> Resident:
-    """Make the same from uint8 pixels as the layout lays them and labels [n], in ops, also for a process that TensorFlow runs remotely."""
-    if layout.normalised(split):
-        pixels = normalised_in_blocks(pixels, layout.info, channels_last=layout.channels_last)
-    return Resident(layout, pixels, tf.cast(labels_n, tf.int32))
+def resident_from_arrays(layout: Layout, split: Split, arrays: Mapping[str, tf.Tensor]) -> Resident:
+    """Make the same, in ops, from what `Layout.arrays` returns, also for a process that TensorFlow runs remotely."""
+    tensors = dict(arrays)
+    if IMAGE in tensors and layout.normalised(split):
+        tensors[IMAGE] = normalised_in_blocks(tensors[IMAGE], layout.info, channels_last=layout.channels_last)
+    return Resident(layout, tensors)

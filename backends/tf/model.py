@@ -14,11 +14,13 @@ import tensorflow as tf
 from ...core import plugins
 from ...core.errors import UsageError
 from ...core.job import Job
+from ...data.base import IMAGE
+from ...data.columns import LENGTHS
 from ...models.base import ModelSpec
 from ...models.layers.storage_layouts import StorageLayout
 from ...models.layers.tf.image import HeldParameters
-from ...models.objectives import COUNTED, LOSS_SUM
-from .data import Part
+from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM, TOKENS
+from .data import Given, Part
 from .forward_context import Context
 
 __all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened", "parts_on"]
@@ -37,12 +39,16 @@ EVALUATION_BYTES = 1 << 25
 images of 224 × 224 (55 at once) less than training on 64 needs."""
 
 Forward = Callable[..., tf.Tensor]
-ExampleSums = Callable[[tf.Tensor, tf.Tensor], Mapping[str, tf.Tensor]]
+ExampleSums = Callable[[tf.Tensor, Given], Mapping[str, tf.Tensor]]
+Losses = Callable[[tf.Tensor, Given], tf.Tensor]
+"""From a forward function's result and the target to what each example adds, [batch]."""
 
 
 @dataclass(frozen=True, slots=True)
 class TfModel:
     """A model's functions; `ForwardContexts` makes the contexts. `example_sums` is that of the model's module (`models.objectives`).
+
+    `own_losses` is the model's own loss, None for cross entropy.
 
     Parameters are held in the layouts of `layouts` where the model's module names one (its `held(spec)`), else in the canonical one.
     """
@@ -51,6 +57,7 @@ class TfModel:
     forward: Forward
     layouts: Mapping[str, StorageLayout]
     example_sums: ExampleSums | None = None
+    own_losses: Losses | None = None
 
     def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
         """Return tensors by canonical name, as they are held, as what a forward function takes."""
@@ -61,8 +68,9 @@ class TfModel:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return, of all parts of a batch, Σ example losses, and the gradients of `weight` times that, in the spec's order, as held.
 
-        With a weight of 1 / (examples of all workers) the gradients add up over workers to those of the mean, whatever the slices (an
-        empty one gives zeros). The sum is left as it is: a caller divides many of them at once. `context` takes new values of buffers.
+        With a weight of 1 / (what the examples of all workers weigh) the gradients add up over workers to those of the mean, whatever the
+        slices (an empty one gives zeros). The sum is left as it is: a caller divides many of them at once. `context` takes new values of
+        buffers.
         """
         found = [self._loss_and_gradients(parameters, *part, weight, context) for part in parts]
         if len(found) == 1:
@@ -71,30 +79,39 @@ class TfModel:
         return tf.add_n(loss_sums), [tf.add_n(of_parts) for of_parts in zip(*gradients, strict=True)]
 
     def _loss_and_gradients(
-        self, parameters: HeldParameters, x_bchw: tf.Tensor, y_b: tf.Tensor, weight: tf.Tensor, context: Context
+        self, parameters: HeldParameters, x: Given, y: Given, weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         order = [parameters.held[parameter.name] for parameter in self.spec.parameters]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(order)
-            logits_bk = self.forward(parameters, x_bchw, context)
+            logits_bk = self.forward(parameters, x, context)
+            if self.own_losses is not None:
+                loss_sum = tf.reduce_sum(self.own_losses(logits_bk, y))
+        if self.own_losses is not None:
+            return loss_sum, _dense(tape.gradient(loss_sum, order, weight, unconnected_gradients=tf.UnconnectedGradients.ZERO))
         # The tape ends at the logits: the loss comes with its own gradient, and each op less counts in a small model's step.
-        losses_b, slopes_bk = _cross_entropy(logits_bk, y_b)
+        losses_b, slopes_bk = _cross_entropy(logits_bk, y)
         gradients = tape.gradient(logits_bk, order, weight * slopes_bk, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return tf.reduce_sum(losses_b), gradients
+        return tf.reduce_sum(losses_b), _dense(gradients)
 
     def sums(self, parameters: HeldParameters, parts: Sequence[Part], context: Context) -> tf.Tensor:
         """Return the objective's sums over all parts, float64 [sums], in its order."""
-        logits_bk, y_b = self.logits(parameters, parts, context), tf.concat([y_b for _, y_b in parts], axis=0)
-        found = {LOSS_SUM: _cross_entropy(logits_bk, y_b)[0], COUNTED: tf.ones_like(y_b)}
-        if "correct" in self.spec.objective.sums:
-            found["correct"] = tf.argmax(logits_bk, axis=1, output_type=tf.int32) == y_b
+        outputs = self.logits(parameters, parts, context)
+        x, y = parts[0] if len(parts) == 1 else (None, tf.concat([labels_b for _, labels_b in parts], axis=0))
+        losses_b = _cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y)
+        found = {LOSS_SUM: losses_b, COUNTED: tf.ones_like(losses_b)}
+        for given in (x, y):
+            if isinstance(given, dict):
+                found |= {name.removesuffix(LENGTHS) + TOKENS: value for name, value in given.items() if name.endswith(LENGTHS)}
+        if self.own_losses is None and "correct" in self.spec.objective.sums:
+            found["correct"] = tf.argmax(outputs, axis=1, output_type=tf.int32) == y
         if self.example_sums is not None:
-            found |= self.example_sums(logits_bk, y_b)
+            found |= self.example_sums(outputs, y)
         return tf.stack([tf.reduce_sum(tf.cast(found[name], tf.float64)) for name in self.spec.objective.sums])
 
     def logits(self, parameters: HeldParameters, parts: Sequence[Part], context: Context) -> tf.Tensor:
-        """Return logits_bk of all parts."""
-        found = [self.forward(parameters, x_bchw, context) for x_bchw, _ in parts]
+        """Return what the forward function does of all parts: of images logits_bk."""
+        found = [self.forward(parameters, x, context) for x, _ in parts]
         return found[0] if len(found) == 1 else tf.concat(found, axis=0)
 
     def unflattened(self, flat: tf.Tensor) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
@@ -128,6 +145,7 @@ def parts_on(device: str, job: Job, spec: ModelSpec, threads: int) -> int:
     convolves = any(len(parameter.shape) == 4 for parameter in spec.parameters)
     suitable = (
         job.mode == "sync"
+        and spec.inputs == (IMAGE,)
         and convolves
         and device.startswith("CPU")
         and not spec.buffers
@@ -138,12 +156,19 @@ def parts_on(device: str, job: Job, spec: ModelSpec, threads: int) -> int:
 
 
 def build_model(name: str, spec: ModelSpec) -> TfModel:
-    """Find the forward function of the model called `name`. Raises UsageError where it has none, or where its loss is unknown here."""
-    if spec.objective.loss != "cross_entropy":
-        raise UsageError.of("loss", spec.objective.loss, "cross_entropy", ["cross_entropy"])
+    """Find the functions of the model called `name`. Raises UsageError where it has no forward function, or not the loss that it names."""
     module = plugins.load(plugins.forward_plugin(name, "tf"), "forward")
+    loss = spec.objective.loss
+    if loss != CROSS_ENTROPY and not hasattr(module, loss):
+        raise UsageError(f"model: its objective names the loss {loss!r}, which is no function of {module.__name__}.")
+    own_losses = None if loss == CROSS_ENTROPY else getattr(module, loss)
     layouts = module.held(spec) if hasattr(module, "held") else {}
-    return TfModel(spec, module.forward, layouts, module.example_sums if hasattr(module, "example_sums") else None)
+    return TfModel(spec, module.forward, layouts, module.example_sums if hasattr(module, "example_sums") else None, own_losses)
+
+
+def _dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
+    """Return gradients of which none is sparse (that of a gathered table is): all are summed and applied alike, as on torch."""
+    return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
 def _cross_entropy(logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

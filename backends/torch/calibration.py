@@ -11,7 +11,7 @@ import torch
 from ...data.sampler import Batches
 from ..base import CalibrationOrder
 from ..timing import repeat
-from .data import Batch, ResidentSplit
+from .data import Batch, Given, ResidentSplit
 
 __all__ = ["Calibrator"]
 
@@ -20,8 +20,8 @@ SMALL_ELEMENTS = 16
 ranks reduce one element in 0.3 ms, and eight or a thousand in 1.2 ms."""
 
 Step = Callable[[], object]
-Compute = Callable[[torch.Tensor, torch.Tensor, Batches], object]
-"""Computes on a batch that has been gathered: x_bchw, y_b, and the same as the only one of some batches."""
+Compute = Callable[[Given, Given, Batches], object]
+"""Computes on a batch that has been gathered: inputs, target, and the same as the only one of some batches."""
 
 
 class Exchange(Protocol):

@@ -1,13 +1,17 @@
-"""The dataset as tensors on the device, handed out batch by batch. Shapes: x_bchw [batch, channels, height, width]; y_b [batch]."""
+"""The dataset as tensors on the device, handed out batch by batch.
+
+What a model is given of its columns (`Given`) is described in models/base.py; of images with a class it is x_bchw [batch, channels,
+height, width] and y_b [batch].
+"""
 
 from __future__ import annotations
 
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -15,12 +19,13 @@ from numpy.typing import NDArray
 
 from ...core.job import Job
 from ...data.augment import Changes
-from ...data.base import Dataset, Split
+from ...data.base import IMAGE, LABEL, Dataset, Split
+from ...data.columns import LENGTHS, Column
 from ...data.sampler import Batches
 from ...models.base import ModelSpec
 from .preprocessing import Normaliser, change
 
-__all__ = ["Batch", "ResidentSplit", "resident_splits", "share"]
+__all__ = ["Batch", "Given", "ResidentSplit", "resident_splits", "share"]
 
 FLOAT_LIMIT_BYTES = 2**30
 """A split is kept normalised, as float32, up to this size; beyond it as uint8 (a quarter) and normalised batch by batch."""
@@ -33,18 +38,35 @@ BLOCK_BYTES = 2**20
 """Batches are gathered several at once, about this much: it fits a second-level cache, and one gather for 32 batches of 10 × 784
 costs less than 32 (21,500 instead of 17,200 updates per second with logistic regression on one core)."""
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Given: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+"""One column of a fixed shape, or tensors by name."""
+
+Batch = tuple[Given, Given]
+"""Inputs and target."""
 
 
-class ResidentSplit:
-    """One split in the device's memory: normalised as `Normaliser.empty` lays it, or as stored, uint8 [n, h, w, c]."""
+class Held(Protocol):
+    """One column of a split in the device's memory."""
 
-    def __init__(self, data: Dataset, split: Split, device: torch.device, *, channels_last: bool = False, changing: bool = False) -> None:
-        """Load the split. `channels_last`: how its images lie in memory. `changing`: batches carry changes of the stored pixels."""
+    example_bytes: int
+
+    def span(self, start: int, stop: int) -> Given:
+        """Return the examples start … stop − 1 in stored order, unchanged; they are valid until the next are asked for."""
+        ...
+
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Given]:
+        """Return the examples at `chosen`, int64, in batches of the given sizes; images are changed where there are `changes`."""
+        ...
+
+
+class HeldImages:
+    """Images: normalised as `Normaliser.empty` lays them, or as stored, uint8 [n, h, w, c]."""
+
+    def __init__(self, data: Dataset, split: Split, device: torch.device, *, channels_last: bool, changing: bool) -> None:
         size, elements = data.info.sizes[split], math.prod(data.info.input_shape)
-        self._example_bytes = 4 * elements
+        self.example_bytes = 4 * elements
         self._normaliser = Normaliser(data.info, device, channels_last=channels_last)
-        self.normalised = not changing and elements <= SMALL_ELEMENTS and size * self._example_bytes <= FLOAT_LIMIT_BYTES
+        self.normalised = not changing and elements <= SMALL_ELEMENTS and size * self.example_bytes <= FLOAT_LIMIT_BYTES
         images = share(data.images(split).transpose(0, 2, 3, 1)).to(device)
         if self.normalised:
             self._x = self._normaliser.empty(size)
@@ -52,12 +74,6 @@ class ResidentSplit:
         else:
             self._x = images
         self._room = self._normaliser.empty(0)
-        self._y = torch.tensor(np.asarray(data.labels(split)), dtype=torch.int64, device=device)
-        self._device = device
-        self.wait_seconds = 0.0
-
-    def __len__(self) -> int:
-        return len(self._y)
 
     def _normalise(self, images_bchw: torch.Tensor) -> torch.Tensor:
         """Normalise stored images into memory that the next call overwrites: fresh memory for 64 × 224 × 224 × 3 costs 10 ms a batch."""
@@ -74,9 +90,97 @@ class ResidentSplit:
         images_bchw = rows.permute(0, 3, 1, 2)
         return self._normalise(images_bchw if changes is None else change(images_bchw, changes))
 
+    def span(self, start: int, stop: int) -> torch.Tensor:
+        """See `Held.span`."""
+        return self._as_read(self._x[start:stop], None)
+
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
+        """See `Held.batches`."""
+        found: Sequence[torch.Tensor] = self._as_read(self._x.index_select(0, chosen), changes).split(sizes)
+        return found
+
+
+class HeldNumbers:
+    """A column of a fixed shape: whole numbers as int64, others as float32."""
+
+    def __init__(self, column: Column, device: torch.device) -> None:
+        self._values = _numbers(column.values).to(device)
+        self.example_bytes = self._values.element_size() * math.prod(self._values.shape[1:])
+
+    def span(self, start: int, stop: int) -> torch.Tensor:
+        """See `Held.span`."""
+        return self._values[start:stop]
+
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
+        """See `Held.batches`."""
+        found: Sequence[torch.Tensor] = self._values.index_select(0, chosen).split(sizes)
+        return found
+
+
+class HeldSequences:
+    """A column whose length varies: the values of all examples as they are stored, and where each example begins."""
+
+    def __init__(self, name: str, column: Column, device: torch.device) -> None:
+        self._name, self._device = name, device
+        self._column = Column(column.values, np.asarray(column.offsets))
+        longest = int(self._column.lengths.max(initial=1))
+        self.example_bytes = 8 * longest * math.prod(column.values.shape[1:])
+
+    def _given(self, indices: NDArray[np.int64]) -> Given:
+        examples = self._column.take(indices)
+        values, lengths = _numbers(examples.padded()), torch.from_numpy(examples.lengths)
+        return {self._name: values.to(self._device), f"{self._name}{LENGTHS}": lengths.to(self._device)}
+
+    def span(self, start: int, stop: int) -> Given:
+        """See `Held.span`."""
+        return self._given(np.arange(start, stop))
+
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Given]:
+        """See `Held.batches`; each batch is as long as its own longest example."""
+        indices = chosen.cpu().numpy()
+        ends = np.cumsum(sizes)
+        return [self._given(indices[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
+
+
+class ResidentSplit:
+    """One split in the device's memory: the columns that a model reads."""
+
+    def __init__(
+        self,
+        data: Dataset,
+        split: Split,
+        device: torch.device,
+        *,
+        inputs: Sequence[str] = (IMAGE,),
+        target: str = LABEL,
+        channels_last: bool = False,
+        changing: bool = False,
+    ) -> None:
+        """Load the split. `channels_last`: how its images lie in memory. `changing`: batches carry changes of the stored pixels."""
+
+        def held(name: str) -> Held:
+            if name == IMAGE:
+                return HeldImages(data, split, device, channels_last=channels_last, changing=changing)
+            column = data.column(split, name)
+            return HeldNumbers(column, device) if column.offsets is None else HeldSequences(name, column, device)
+
+        self._inputs, self._target = {name: held(name) for name in inputs}, held(target)
+        self._size, self._target_name = data.info.sizes[split], target
+        self._device = device
+        self.wait_seconds = 0.0
+
+    @property
+    def normalised(self) -> bool:
+        """Whether images are held normalised."""
+        return any(isinstance(held, HeldImages) and held.normalised for held in self._inputs.values())
+
+    def __len__(self) -> int:
+        return self._size
+
     def span(self, start: int, stop: int) -> Batch:
         """Return the examples start … stop − 1 in stored order, unchanged; they are valid until the next are asked for."""
-        return self._as_read(self._x[start:stop], None), self._y[start:stop]
+        inputs = {name: held.span(start, stop) for name, held in self._inputs.items()}
+        return _together(inputs), self._target.span(start, stop)
 
     def blocks(self, batches: Batches) -> Iterator[list[Batch]]:
         """Yield the batches in order, several at a time; a batch may be empty. A block is valid until the next is asked for.
@@ -88,17 +192,39 @@ class ResidentSplit:
         changes = None if batches.changes is None else batches.changes[start:stop]
         offsets = (batches.offsets - start).tolist()
         largest = max(1, int(np.diff(batches.offsets).max(initial=0)))
-        stride = max(1, BLOCK_BYTES // (largest * self._example_bytes))
+        stride = max(1, BLOCK_BYTES // (largest * sum(held.example_bytes for held in self._inputs.values())))
         for first in range(0, len(batches), stride):
             began = time.perf_counter()
             bounds = offsets[first : first + stride + 1]
             chosen = indices[bounds[0] : bounds[-1]]
             sizes = [after - before for before, after in pairwise(bounds)]
             own_changes = None if changes is None else changes[bounds[0] : bounds[-1]]
-            x = self._as_read(self._x.index_select(0, chosen), own_changes).split(sizes)
-            y = self._y.index_select(0, chosen).split(sizes)
+            x = self._gathered(chosen, sizes, own_changes)
+            y = self._target.batches(chosen, sizes, None)
             self.wait_seconds += time.perf_counter() - began
             yield list(zip(x, y, strict=True))
+
+    def _gathered(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Given]:
+        """Return the inputs of each batch."""
+        found = [held.batches(chosen, sizes, changes) for held in self._inputs.values()]
+        if len(found) == 1:
+            return found[0]
+        return [_together(dict(zip(self._inputs, of_batch, strict=True))) for of_batch in zip(*found, strict=True)]
+
+
+def _together(inputs: Mapping[str, Given]) -> Given:
+    """Return the inputs as a forward function takes them."""
+    if len(inputs) == 1:
+        return next(iter(inputs.values()))
+    named: dict[str, torch.Tensor] = {}
+    for name, given in inputs.items():
+        named |= given if isinstance(given, dict) else {name: given}
+    return named
+
+
+def _numbers(values: NDArray[Any]) -> torch.Tensor:
+    """Return whole numbers as int64 and others as float32."""
+    return torch.from_numpy(np.array(values, dtype=np.float32 if values.dtype.kind == "f" else np.int64))
 
 
 def resident_splits(job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> dict[Split, ResidentSplit]:
@@ -109,10 +235,11 @@ def resident_splits(job: Job, model: ModelSpec, data: Dataset, device: torch.dev
     """
     channels_last = any(len(parameter.shape) == 4 for parameter in model.parameters)
     changing = job.augment != "none"
-    return {
-        "train": ResidentSplit(data, "train", device, channels_last=channels_last, changing=changing),
-        "test": ResidentSplit(data, "test", device, channels_last=channels_last),
-    }
+
+    def split(name: Split, *, changing: bool) -> ResidentSplit:
+        return ResidentSplit(data, name, device, inputs=model.inputs, target=model.target, channels_last=channels_last, changing=changing)
+
+    return {"train": split("train", changing=changing), "test": split("test", changing=False)}
 
 
 def share(array: NDArray[Any]) -> torch.Tensor:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.plugins import forward_plugin, load
+from ...data.columns import LENGTHS
 from ...models.base import Array, ForwardContext, ModelSpec
-from ...models.objectives import COUNTED, LOSS_SUM
-from .data import ResidentSplit
+from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM, TOKENS
+from .data import Given, ResidentSplit
 from .forward_context import ForwardContexts
 from .precision import low_format
 from .state import cut
@@ -28,7 +31,8 @@ for AlexNet with images of 224 × 224 (55 at once) less than training on 64 need
 
 Forward = Callable[..., torch.Tensor]
 Context = ForwardContext[torch.Tensor]
-LOSSES: Mapping[str, Callable[..., torch.Tensor]] = {"cross_entropy": torch.nn.functional.cross_entropy}
+Losses = Callable[[torch.Tensor, Given], torch.Tensor]
+"""From a forward function's result and the target to what each example adds, [batch]."""
 
 
 def evaluation_batch(spec: ModelSpec) -> int:
@@ -55,7 +59,7 @@ class Model:
         self._named = dict(zip((parameter.name for parameter in spec.parameters), self.leaves, strict=True))
         module = load(forward_plugin(job.model, "torch"), "forward")
         self._function: Forward = module.forward
-        self._loss = LOSSES[spec.objective.loss]
+        self._own_losses = _own_losses(spec, module)
         self._example_sums = module.example_sums if hasattr(module, "example_sums") else None
 
     @classmethod
@@ -71,21 +75,25 @@ class Model:
         leaves = [piece.requires_grad_() for piece in cut(flat[: spec.size], spec.parameters)]
         return cls(job, spec, rank, leaves, cut(flat[spec.size :], spec.buffers))
 
-    def forward(self, x_bchw: torch.Tensor, context: Context) -> torch.Tensor:
-        """Return logits_bk, float32."""
+    def forward(self, x: Given, context: Context) -> torch.Tensor:
+        """Return what the forward function does, float32: of images logits_bk."""
         if self._low is None:
-            return self._function(self._named, x_bchw, context)
+            return self._function(self._named, x, context)
         with torch.autocast(self._device.type, self._low):
-            logits_bk = self._function(self._named, x_bchw, context)
+            logits_bk = self._function(self._named, x, context)
         return logits_bk.float()
 
-    def mean_loss(self, x_bchw: torch.Tensor, y_b: torch.Tensor, context: Context) -> torch.Tensor:
-        """Return the mean loss of a whole (not empty) batch."""
-        return self._loss(self.forward(x_bchw, context), y_b)
+    def mean_loss(self, x: Given, y: Given, context: Context, share: float) -> torch.Tensor:
+        """Return the mean loss of a whole (not empty) batch; `share` is 1 / (what its examples weigh together)."""
+        if self._own_losses is None:
+            return torch.nn.functional.cross_entropy(self.forward(x, context), y)
+        return self._own_losses(self.forward(x, context), y).sum() * share
 
-    def summed_loss(self, x_bchw: torch.Tensor, y_b: torch.Tensor, context: Context) -> torch.Tensor:
+    def summed_loss(self, x: Given, y: Given, context: Context) -> torch.Tensor:
         """Return the sum of the examples' losses; 0, with zero gradients, for an empty slice."""
-        return self._loss(self.forward(x_bchw, context), y_b, reduction="sum")
+        if self._own_losses is None:
+            return torch.nn.functional.cross_entropy(self.forward(x, context), y, reduction="sum")
+        return self._own_losses(self.forward(x, context), y).sum()
 
     def keep_updated(self, context: Context) -> None:
         """Take over the buffers that a training pass has changed."""
@@ -95,33 +103,50 @@ class Model:
     def sums(self, data: ResidentSplit, start: int, stop: int) -> list[float]:
         """Return the objective's sums, in its order, over the examples start … stop − 1."""
         found = [0.0] * len(self.spec.objective.sums)
-        for logits_bk, y_b in self._evaluated(data, start, stop):
-            batch = self._batch_sums(logits_bk, y_b)
+        for outputs, x, y in self._evaluated(data, start, stop):
+            batch = self._batch_sums(outputs, x, y)
             found = [
                 so_far + float(batch[name].sum(dtype=torch.float64)) for so_far, name in zip(found, self.spec.objective.sums, strict=True)
             ]
         return found
 
-    def _batch_sums(self, logits_bk: torch.Tensor, y_b: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _batch_sums(self, outputs: torch.Tensor, x: Given, y: Given) -> dict[str, torch.Tensor]:
         """Return what each example adds to the sums, [batch] by name."""
-        found = {LOSS_SUM: self._loss(logits_bk, y_b, reduction="none"), COUNTED: torch.ones_like(y_b)}
-        if "correct" in self.spec.objective.sums:
-            found["correct"] = logits_bk.argmax(1) == y_b
-        return found if self._example_sums is None else found | self._example_sums(logits_bk, y_b)
+        losses_b = (
+            torch.nn.functional.cross_entropy(outputs, y, reduction="none") if self._own_losses is None else self._own_losses(outputs, y)
+        )
+        found = {LOSS_SUM: losses_b, COUNTED: torch.ones_like(losses_b)}
+        for given in (x, y):
+            if isinstance(given, dict):
+                found |= {name.removesuffix(LENGTHS) + TOKENS: value for name, value in given.items() if name.endswith(LENGTHS)}
+        if self._own_losses is None and "correct" in self.spec.objective.sums:
+            found["correct"] = outputs.argmax(1) == y
+        return found if self._example_sums is None else found | self._example_sums(outputs, y)
 
     def logits(self, data: ResidentSplit, start: int, stop: int) -> Array:
         """Return the logits of the examples start … stop − 1, float32 [stop − start, classes]."""
-        pieces = [logits_bk.cpu().numpy() for logits_bk, _ in self._evaluated(data, start, stop)]
+        pieces = [logits_bk.cpu().numpy() for logits_bk, _, _ in self._evaluated(data, start, stop)]
         return np.concatenate([np.zeros((0, self.spec.classes), dtype=np.float32), *pieces])
 
-    def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield (logits_bk, labels_b) of the examples start … stop − 1, as many at once as an evaluation takes."""
+    def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, Given, Given]]:
+        """Yield (result, inputs, target) of the examples start … stop − 1, as many at once as an evaluation takes."""
         step = evaluation_batch(self.spec)
         for first in range(start, stop, step):
             with torch.inference_mode():
-                x_bchw, y_b = data.span(first, min(first + step, stop))
-                logits_bk = self.forward(x_bchw, self.passes.evaluation)
-            yield logits_bk, y_b
+                x, y = data.span(first, min(first + step, stop))
+                outputs = self.forward(x, self.passes.evaluation)
+            yield outputs, x, y
+
+
+def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:
+    """Return the model's own loss, None for cross entropy. Raises UsageError where its module lacks the function that it names."""
+    name = spec.objective.loss
+    if name == CROSS_ENTROPY:
+        return None
+    if not hasattr(module, name):
+        raise UsageError(f"model: its objective names the loss {name!r}, which is no function of {module.__name__}.")
+    found: Losses = getattr(module, name)
+    return found
 
 
 class DistributedLoss(torch.nn.Module):  # type: ignore[misc]
@@ -132,6 +157,6 @@ class DistributedLoss(torch.nn.Module):  # type: ignore[misc]
         self.leaves = torch.nn.ParameterList(model.leaves)
         self._model = model
 
-    def forward(self, x_bchw: torch.Tensor, y_b: torch.Tensor, scale: float, context: Context) -> torch.Tensor:
+    def forward(self, x: Given, y: Given, scale: float, context: Context) -> torch.Tensor:
         """Return scale · Σ losses of the slice."""
-        return self._model.summed_loss(x_bchw, y_b, context) * scale
+        return self._model.summed_loss(x, y, context) * scale

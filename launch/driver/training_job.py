@@ -12,13 +12,14 @@ from ...backends.loading import load_backend
 from ...checkpoint import described_data
 from ...core.cluster import Role, TaskSpec
 from ...core.job import Job
-from ...core.plugins import find, forward_plugin, load
+from ...core.plugins import forward_plugin
 from ...core.units import Target
 from ...data.augment import augmentation
 from ...data.store.stored_dataset import StoredDataset, open_dataset
 from ...engine.interfaces import TrainingTotals
 from ...metrics.recorded import described_metrics
 from ...models.base import ModelSpec
+from ...models.build import build_model
 from ...records.schema import Clock
 from ...records.store.run_directory import RunState
 from ...records.summary.summary import summarise
@@ -47,7 +48,7 @@ class TrainingJob:
         """Open a job's data and build its model. What cannot be met is refused here, before anything is started: UsageError."""
         data = open_dataset(job.data, job.data_dir)
         augmentation(job.augment, data.info)
-        model: ModelSpec = load(find("model", job.model), "model")(data.info)
+        model = build_model(job.model, data.info)
         model.objective.check(Target.parse(job.until) if job.until else None, job.keep_best)
         forward_plugin(job.model, job.backend)
         refuse_empty_servers(job, model)

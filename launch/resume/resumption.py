@@ -16,7 +16,6 @@ from ...checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, i
 from ...checkpoint.compatibility import data_problem, model_problem
 from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.plugins import find, load
 from ...core.settings.sources import Resolved, Standing, resolve
 from ...core.units import Target
 from ...core.update_rules import slot_names
@@ -27,6 +26,7 @@ from ...engine.epochs import DataCursor, EpochIndex
 from ...engine.protocol.codec import state_from_arrays
 from ...engine.triggers import Triggers
 from ...models.base import ModelSpec
+from ...models.build import build_model
 from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
@@ -99,7 +99,7 @@ def load_resumption(
     problems = [f"{field} is {getattr(job, field)!r} instead of {origin[field]!r}" for field in differing]
     _require_same_training(problems, force=force)
     data = open_dataset(job.data, job.data_dir)
-    spec: ModelSpec = load(find("model", job.model), "model")(data.info)
+    spec: ModelSpec = build_model(job.model, data.info)
     other_data = data_problem(data, meta)
     problems += [*([] if "model" in differing else model_problem(spec, meta)), *([] if "data" in differing else other_data)]
     _require_same_training(problems, force=force)

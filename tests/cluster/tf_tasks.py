@@ -95,7 +95,7 @@ def check_raw_images():
 
     data, indices = TinyData(), np.array([7, 0, 199, 7], np.int32)
     for channels_last, compiled in itertools.product((False, True), repeat=2):
-        layout = module.Layout(data.info, channels_last, changing=False, compiled=compiled)
+        layout = module.Layout(data.info, ("image",), "label", channels_last, changing=False, compiled=compiled)
         before = module.resident(data, "train", layout)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "RESIDENT_FLOAT_BYTES", 0)

@@ -17,6 +17,7 @@ from crosstrain.backends.torch import BACKEND
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, load
 from crosstrain.data.base import DataInfo
+from crosstrain.data.columns import Column
 
 
 class Pictures:
@@ -36,6 +37,9 @@ class Pictures:
 
     def labels(self, split):
         return self._labels[split]
+
+    def column(self, split, name):
+        return Column({"image": self._images, "label": self._labels}[name][split])
 
     def inputs(self, split):
         mean, std = (np.array(values).reshape(3, 1, 1) for values in (self.info.mean, self.info.std))

@@ -26,6 +26,7 @@ from crosstrain.core.cluster import Cluster, Task
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo
+from crosstrain.data.columns import Column
 from crosstrain.models.logreg import build
 
 SECRET = "5e" * 32
@@ -46,6 +47,9 @@ class TinyData:
 
     def labels(self, split):
         return self._labels[split]
+
+    def column(self, split, name):
+        return Column({"image": self._images, "label": self._labels}[name][split])
 
     def inputs(self, split):
         mean, std = (np.array(values).reshape(2, 1, 1) for values in (self.info.mean, self.info.std))

@@ -8,13 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from ...base import CalibrationPart
-from ..calibration import SMALL_ELEMENTS, State, Step, after, repeated
-from ..data import Layout, Resident
+from ..calibration import SMALL_ELEMENTS, State, Step, a_number, after, first_of, repeated
+from ..data import Layout, Part, Resident
 from ..forward_context import ForwardContexts
 from ..model import TfModel, flattened
 from .shards import Shard
 from .tickets import Work, unpack
-from .worker import element_spec, pulled
+from .worker import pulled
 
 __all__ = ["WorkerParts"]
 
@@ -34,25 +34,26 @@ class WorkerParts:
     def function(self, part: CalibrationPart) -> Callable[[Iterator[Any], tf.Tensor, tf.Tensor], tf.Tensor]:
         """Make a part's function; as in training its loop has no dependencies but those that are stated."""
 
-        def loop(inputs: tf.Tensor, labels: tf.Tensor, ticket: tf.Tensor, limits: tf.Tensor) -> tf.Tensor:
-            data, work = Resident(self._layout, inputs, labels), unpack(ticket, changing=self._layout.changing)
+        def loop(*given: tf.Tensor) -> tf.Tensor:
+            *tensors, ticket, limits = given
+            data, work = Resident.of(self._layout, "train", tensors), unpack(ticket, changing=self._layout.changing)
             state, step = self._make(part, data, work)
             return repeated(step, state, limits)
 
-        _, *specs = element_spec(self._layout)
+        specs = self._layout.tensor_specs("train")
         vectors = tf.TensorSpec([None], tf.int32), tf.TensorSpec([2], tf.float64)
-        wrapped = tf.compat.v1.wrap_function(loop, [*specs[:2], *vectors])
+        wrapped = tf.compat.v1.wrap_function(loop, [*specs, *vectors])
 
         def run(iterator: Iterator[Any], ticket: tf.Tensor, limits: tf.Tensor) -> tf.Tensor:
-            worker, inputs, labels, *_ = next(iterator)
-            return tf.concat([[tf.cast(worker, tf.float64)], wrapped(inputs, labels, ticket, limits)], axis=0)
+            worker, *tensors = next(iterator)
+            return tf.concat([[tf.cast(worker, tf.float64)], wrapped(*tensors[: len(specs)], ticket, limits)], axis=0)
 
         return run
 
     def _make(self, part: CalibrationPart, data: Resident, work: Work) -> tuple[State, Step]:
         """Return a part's first state and its step, in ops."""
         if part == "data":
-            return after([data.labels, work.indices]), self._gathering(data, work)
+            return after([*data.tensors.values(), work.indices]), self._gathering(data, work)
         if part in ("compute", "half"):
             return self._computing(data, work, half=part == "half")
         if part == "communicate":
@@ -60,24 +61,24 @@ class WorkerParts:
         return [tf.zeros([SMALL_ELEMENTS]) for _ in self._shards], self._echo
 
     @staticmethod
-    def _batch(data: Resident, work: Work, position: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return a batch with the images as they lie in memory, and its indices."""
+    def _batch(data: Resident, work: Work, position: tf.Tensor | int) -> tuple[Part, tf.Tensor]:
+        """Return a batch with images as they lie in memory, and its indices."""
         begin, end = tf.gather(work.offsets, position), tf.gather(work.offsets, position + 1)
         indices = work.indices[begin:end]
-        return *data.laid_batch(indices, None if work.changes is None else work.changes[begin:end]), indices
+        return data.laid_batch(indices, None if work.changes is None else work.changes[begin:end]), indices
 
     def _gathering(self, data: Resident, work: Work) -> Step:
         def gather(done: tf.Tensor, state: State) -> State:
-            x, y_b, _ = self._batch(data, work, tf.math.floormod(done, work.count))
-            return [tf.reduce_sum(tf.reshape(x, [-1])[:1], keepdims=True) + tf.cast(tf.reduce_sum(y_b[:1]), tf.float32)]
+            batch, _ = self._batch(data, work, tf.math.floormod(done, work.count))
+            return [a_number(batch)]
 
         return gather
 
     def _computing(self, data: Resident, work: Work, *, half: bool) -> tuple[State, Step]:
         """Return what computes on the first batch, or on half of it: the gradient as it is pushed."""
-        x, y_b, indices = self._batch(data, work, 0)
-        size = tf.size(y_b) // 2 if half else tf.size(y_b)
-        x, y_b, indices = x[:size], y_b[:size], indices[:size]
+        batch, indices = self._batch(data, work, 0)
+        size = tf.size(indices) // 2 if half else tf.size(indices)
+        batch, indices = first_of(batch, size), indices[:size]
         messages = [tf.identity(shard.pull()) for shard in self._shards]
 
         def compute(done: tf.Tensor, state: State) -> State:
@@ -86,12 +87,12 @@ class WorkerParts:
             parameters, buffers = pulled(self._model, received)
             number = work.first_step + tf.cast(done, tf.int64) if self._passes.dropout else None
             context = self._passes.training(buffers, number, indices)
-            weight = 1.0 / tf.cast(size, tf.float32)
-            loss_sum, gradients = self._model.loss_and_gradients(parameters, data.parts(x, y_b, 1), weight, context)
+            weight = 1.0 / work.weights[0]
+            loss_sum, gradients = self._model.loss_and_gradients(parameters, data.parts(*batch, 1), weight, context)
             falls = [value - context.updated.get(name, value) for name, value in buffers.items()]
             return [flattened([*gradients, *falls])[:1] + loss_sum]
 
-        return after([x, y_b, indices, *messages]), compute
+        return after([*tf.nest.flatten(batch), indices, *messages]), compute
 
     def _push(self, done: tf.Tensor, state: State) -> State:
         """Push a gradient to every shard and receive parameters, as an update does; with the learning rate 0 they stay the same."""

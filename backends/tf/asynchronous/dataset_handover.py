@@ -27,27 +27,28 @@ _SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 def publish(data: Dataset, layout: Layout) -> None:
-    """Worker: lay out uint8 images and int32 labels of every split. Raises RuntimeError where a number is taken already."""
+    """Worker: lay out the arrays of every split (`Layout.arrays`). Raises RuntimeError where a number is taken already."""
+    number = _FIRST_DESCRIPTOR
     for split in _SPLITS:
-        _put(_descriptor(split, "images"), layout.laid(data.images(split)))
-        _put(_descriptor(split, "labels"), data.labels(split).astype(np.int32))
+        for array in layout.arrays(data, split).values():
+            _put(number, array)
+            number += 1
 
 
-def read(layout: Layout) -> Mapping[Split, tuple[tf.Tensor, tf.Tensor]]:
+def read(layout: Layout) -> Mapping[Split, Mapping[str, tf.Tensor]]:
     """In ops that run on a worker: read what it offers, once; the files are empty afterwards.
 
-    Returns per split uint8 images, as the layout lays them, and int32 labels [n]. The ops fail where the worker's dataset has another size.
+    Returns a split's arrays by name, as `Layout.array_specs` says. The ops fail where the worker's dataset has another size.
     """
-    found: dict[Split, tuple[tf.Tensor, tf.Tensor]] = {}
+    found: dict[Split, dict[str, tf.Tensor]] = {}
+    number = _FIRST_DESCRIPTOR
     for split in _SPLITS:
-        size = layout.info.sizes[split]
-        images = tf.reshape(_read(_descriptor(split, "images"), tf.uint8), [size, *layout.image_shape])
-        found[split] = images, tf.reshape(_read(_descriptor(split, "labels"), tf.int32), [size])
+        found[split] = {}
+        for name, spec in layout.array_specs(split).items():
+            shape = [-1 if size is None else size for size in spec.shape.as_list()]
+            found[split][name] = tf.reshape(_read(number, spec.dtype), shape)
+            number += 1
     return found
-
-
-def _descriptor(split: Split, kind: str) -> int:
-    return _FIRST_DESCRIPTOR + 2 * _SPLITS.index(split) + (kind == "labels")
 
 
 def _put(number: int, array: NDArray[Any]) -> None:

@@ -84,7 +84,7 @@ class AsyncSession:
     def __init__(self, job: Job, spec: ModelSpec, data: Dataset, strategy: tf.distribute.ParameterServerStrategy) -> None:
         self._job, self._spec, self._sizes = job, spec, dict(data.info.sizes)
         self.precision_used = job.precision
-        self._sampler = make_sampler(job, data)
+        self._sampler = make_sampler(job, data, spec.objective.weight)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         optimizer, self._model, self._passes = build_optimizer(job), build_model(job.model, spec), ForwardContexts(job, spec, 0)
         self._slots = optimizer.slots

@@ -36,10 +36,11 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A ticket in ops: `count` updates; batch i is indices[offsets[i]:offsets[i + 1]]; one learning rate an update, float32.
+    """A ticket in ops: `count` updates; batch i is indices[offsets[i]:offsets[i + 1]].
 
-    `first_step` int64 counts updates from the start of the run. `changes` int32 [examples, 3] is aligned with `indices`; None where
-    images are used as they are. `loss_scale` float32 is what the loss is multiplied by, in fp16.
+    An update has a learning rate, and what its examples weigh together, float32. `first_step` int64 counts updates from the start of
+    the run. `changes` int32 [examples, 3] is aligned with `indices`; None where images are used as they are. `loss_scale` float32 is what
+    the loss is multiplied by, in fp16.
     """
 
     count: tf.Tensor
@@ -47,6 +48,7 @@ class Work:
     loss_scale: tf.Tensor
     offsets: tf.Tensor
     learning_rates: tf.Tensor
+    weights: tf.Tensor
     indices: tf.Tensor
     changes: tf.Tensor | None
 
@@ -60,14 +62,14 @@ def cut(plan: Plan, most: int, parts: int) -> list[tuple[int, int]]:
 def pack(batches: Batches, learning_rates: NDArray[np.float64], first_step: int, loss_scale: float = 1.0) -> NDArray[np.int32]:
     """Return the ticket's vector, int32.
 
-    It has the count, the first step as the bits of an int64, the loss scale as those of a float32, offsets [count + 1], learning rates as
-    the bits of float32 [count], indices [n], and changes [3 · n] where there are any.
+    It has the count, the first step as the bits of an int64, the loss scale as those of a float32, offsets [count + 1], learning rates
+    and weights as the bits of float32 [count] each, indices [n], and changes [3 · n] where there are any.
     """
     counted = np.array([len(batches)], np.int32), np.array([first_step], np.int64).view(np.int32)
     head = *counted, np.array([loss_scale], np.float32).view(np.int32)
-    rates = learning_rates.astype(np.float32).view(np.int32)
+    figures = (array.astype(np.float32).view(np.int32) for array in (learning_rates, batches.weights))
     changes = [] if batches.changes is None else [batches.changes.ravel()]
-    return np.concatenate([*head, batches.offsets, rates, batches.indices, *changes])
+    return np.concatenate([*head, batches.offsets, *figures, batches.indices, *changes])
 
 
 def unpack(vector: tf.Tensor, *, changing: bool) -> Work:
@@ -75,7 +77,8 @@ def unpack(vector: tf.Tensor, *, changing: bool) -> Work:
     count = vector[0]
     offsets_end = _HEAD + count + 1
     rates_end = offsets_end + count
-    indices_end = rates_end + vector[offsets_end - 1]
+    weights_end = rates_end + count
+    indices_end = weights_end + vector[offsets_end - 1]
     changes = tf.reshape(vector[indices_end:], [-1, 3]) if changing else None
     return Work(
         count,
@@ -83,7 +86,8 @@ def unpack(vector: tf.Tensor, *, changing: bool) -> Work:
         tf.bitcast(vector[3], tf.float32),
         vector[_HEAD:offsets_end],
         tf.bitcast(vector[offsets_end:rates_end], tf.float32),
-        vector[rates_end:indices_end],
+        tf.bitcast(vector[rates_end:weights_end], tf.float32),
+        vector[weights_end:indices_end],
         changes,
     )
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ....data.base import Split
 from ....models.layers.tf.image import HeldParameters
-from ..data import Layout, Resident, resident_from_pixels
+from ..data import Layout, Resident, resident_from_arrays
 from ..evaluation import summed
 from ..forward_context import ForwardContexts
 from ..model import TfModel, flattened
@@ -24,14 +24,14 @@ _SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 def local_dataset(layout: Layout) -> tf.data.Dataset:
-    """Return a dataset whose every element is (worker's index, train inputs, train labels, test inputs, test labels).
+    """Return a dataset whose every element is (worker's index, the tensors of the train split, those of the test split).
 
     The arrays are made once, from what the worker offers; each later element is the same memory.
     """
 
     def load(worker: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        held = {split: resident_from_pixels(layout, split, *arrays) for split, arrays in dataset_handover.read(layout).items()}
-        return (worker, *(tensor for split in _SPLITS for tensor in (held[split].inputs, held[split].labels)))
+        held = {split: resident_from_arrays(layout, split, arrays) for split, arrays in dataset_handover.read(layout).items()}
+        return (worker, *(tensor for split in _SPLITS for tensor in held[split].tensors.values()))
 
     worker = tf.distribute.coordinator.experimental_get_current_worker_index()
     return tf.data.Dataset.from_tensors(worker).map(tf.autograph.experimental.do_not_convert(load)).cache().repeat()
@@ -39,8 +39,7 @@ def local_dataset(layout: Layout) -> tf.data.Dataset:
 
 def element_spec(layout: Layout) -> tuple[tf.TensorSpec, ...]:
     """Return the types of an element of `local_dataset`."""
-    arrays = [spec for split in _SPLITS for spec in (layout.inputs_spec(split), tf.TensorSpec([layout.info.sizes[split]], tf.int32))]
-    return tf.TensorSpec([], tf.int64), *arrays
+    return tf.TensorSpec([], tf.int64), *(spec for split in _SPLITS for spec in layout.tensor_specs(split))
 
 
 def training(
@@ -52,16 +51,17 @@ def training(
     by op, and each further dependency between two tasks would be a message in every update: a quarter of a small model's time.
     """
 
-    def loop(inputs: tf.Tensor, labels: tf.Tensor, ticket: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def loop(*given: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        *tensors, ticket = given
         work = unpack(ticket, changing=layout.changing)
-        return _updates(model, passes, shards, Resident(layout, inputs, labels), work)
+        return _updates(model, passes, shards, Resident.of(layout, "train", tensors), work)
 
-    _, *specs = element_spec(layout)
-    updates = tf.compat.v1.wrap_function(loop, [*specs[:2], tf.TensorSpec([None], tf.int32)])
+    specs = layout.tensor_specs("train")
+    updates = tf.compat.v1.wrap_function(loop, [*specs, tf.TensorSpec([None], tf.int32)])
 
     def train(iterator: Iterator[Any], ticket: tf.Tensor) -> tf.Tensor:
-        worker, inputs, labels, *_ = next(iterator)
-        return pack_outcome(worker, *updates(inputs, labels, ticket))
+        worker, *tensors = next(iterator)
+        return pack_outcome(worker, *updates(*tensors[: len(specs)], ticket))
 
     return train
 
@@ -82,8 +82,8 @@ def _updates(model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], d
         begin, end = tf.gather(work.offsets, step), tf.gather(work.offsets, step + 1)
         indices = work.indices[begin:end]
         batch = data.batch(indices, None if work.changes is None else work.changes[begin:end])
-        size = tf.cast(end - begin, tf.float32)
-        slope = scale / size if scaled else 1.0 / size
+        weight = tf.gather(work.weights, step)
+        slope = scale / weight if scaled else 1.0 / weight
         parameters, buffers = pulled(model, messages)
         number = work.first_step + tf.cast(step, tf.int64) if passes.dropout else None
         context = passes.training(buffers, number, indices)
@@ -95,7 +95,7 @@ def _updates(model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], d
             rate, scale = tf.where(finite, rate, SKIP), tf.where(finite, scale, scale / 2.0)
         gradient = flattened([*gradients, *falls])
         messages = [shard.push(gradient[shard.start : shard.stop], rate, pulled) for shard, pulled in zip(shards, messages, strict=True)]
-        return step + 1, scale, messages, losses.write(step, loss_sum / size), staleness.write(step, staleness_of(messages[0]))
+        return step + 1, scale, messages, losses.write(step, loss_sum / weight), staleness.write(step, staleness_of(messages[0]))
 
     losses, staleness = (tf.TensorArray(dtype, size=work.count, element_shape=[]) for dtype in (tf.float32, tf.int64))
     _, scale, messages, losses, staleness = tf.while_loop(
@@ -110,11 +110,12 @@ def evaluation(
     model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout, split: Split
 ) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
     """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [sums], as `TfModel.sums` of these examples."""
-    position = 1 + 2 * _SPLITS.index(split)
+    specs = {one: len(layout.tensor_specs(one)) for one in _SPLITS}
+    begin = 1 + (specs["train"] if split == "test" else 0)
 
     def evaluate(iterator: Iterator[Any], bounds: tf.Tensor) -> tf.Tensor:
         element = next(iterator)
-        data = Resident(layout, element[position], element[position + 1])
+        data = Resident.of(layout, split, element[begin : begin + specs[split]])
         parameters, buffers = pulled(model, [shard.pull() for shard in shards])
         return summed(model, data, parameters, passes.evaluation(buffers), bounds[0], bounds[1])
 

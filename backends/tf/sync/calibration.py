@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from ....data.sampler import Batches
 from ...base import CalibrationOrder, CalibrationPart
 from ...timing import repeat
-from ..calibration import SMALL_ELEMENTS, State, Step, after, limits_of, limits_spec, repeated
-from ..data import Resident
+from ..calibration import SMALL_ELEMENTS, State, Step, a_number, after, first_of, limits_of, limits_spec, repeated
+from ..data import Given, Part, Resident
 from .collectives import PACK_BYTES, Collectives, Traced
 from .replica import Replica
 
 __all__ = ["Calibrator", "RankParts"]
 
-Gradients = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
+Gradients = Callable[[Given, Given, tf.Tensor, tf.Tensor | None, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
 
 
 class Calibrator:
@@ -93,27 +93,25 @@ class RankParts:
         """Return in how many packs the gradients travel."""
         return max(1, math.ceil(4 * self._replica.size / PACK_BYTES))
 
-    def _batch(self, position: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return a batch with the images as they lie in memory."""
+    def _batch(self, position: tf.Tensor | int) -> Part:
+        """Return a batch with images as they lie in memory."""
         changes = None if self._changes_kb3 is None else tf.gather(self._changes_kb3, position)
         return self._data.laid_batch(tf.gather(self._indices_kb, position), changes)
 
     def _gather(self, done: tf.Tensor, state: State) -> State:
-        x, y_b = self._batch(tf.math.floormod(done, self._count))
-        return [tf.reduce_sum(tf.reshape(x, [-1])[:1], keepdims=True) + tf.cast(tf.reduce_sum(y_b[:1]), tf.float32)]
+        return [a_number(self._batch(tf.math.floormod(done, self._count)))]
 
     def _computing(self, size: int) -> tuple[State, Step]:
         """Return what computes on the first `size` examples of the first batch and updates."""
-        x, y_b = self._batch(0)
-        x, y_b, indices = x[:size], y_b[:size], self._indices_kb[0][:size]
+        batch, indices = first_of(self._batch(0), size), self._indices_kb[0][:size]
         number = tf.constant(0, tf.int64) if self._dropout else None
 
-        def own(x: tf.Tensor, y_b: tf.Tensor) -> tf.Tensor:
-            loss_sum, gradients = self._gradients(x, y_b, indices, number, tf.constant(self._weight))
+        def own(laid: Given, target: Given) -> tf.Tensor:
+            loss_sum, gradients = self._gradients(laid, target, indices, number, tf.constant(self._weight))
             self._replica.apply(gradients, tf.unstack(tf.constant(self._scalars)))
             return tf.reshape(loss_sum + self._replica.a_number(), [1])  # there once the update is complete
 
-        return after([x, y_b, indices]), lambda done, state: [self._ranks.on_replica(own, x, y_b)]
+        return after([*tf.nest.flatten(batch), indices]), lambda done, state: [self._ranks.on_replica(own, *batch)]
 
     def _exchange(self, _done: tf.Tensor, state: State) -> State:
         """Add up what is as large as the gradients, in one call, as a step does. Sums of zeros stay zero."""

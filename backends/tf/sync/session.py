@@ -20,7 +20,7 @@ from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...allocator import keep_freed_memory
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
-from ..data import Resident, layout_for, resident
+from ..data import Given, Resident, layout_for, resident
 from ..evaluation import summed
 from ..forward_context import ForwardContexts
 from ..model import TfModel, build_model, evaluation_batch, parts_on
@@ -59,7 +59,7 @@ class SyncSession:
 
     def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str, ranks: Collectives) -> None:
         self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
-        self._sampler = make_sampler(job, data)
+        self._sampler = make_sampler(job, data, spec.objective.weight)
         self._model: TfModel = build_model(job.model, spec)
         self._parts = parts_on(device, job, spec, task.threads)
         self._passes = ForwardContexts(job, spec, task.rank)
@@ -74,7 +74,7 @@ class SyncSession:
         with tf.device(device):
             self._data: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
             self._replica = Replica(job, self._model)
-            self._sizes = {split: int(self._data[split].labels.shape[0]) for split in self._data}
+            self._sizes = dict(data.info.sizes)
         if self._parts > 1:
             keep_freed_memory(MOST_KEPT_BYTES, MOST_KEPT_BYTES // 4, one_arena=False)
         self._train = ranks.traced(
@@ -244,20 +244,20 @@ class SyncSession:
         self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, share: tf.Tensor, *scalars: tf.Tensor
     ) -> tf.Tensor:
         """Apply one update from this rank's examples and the other ranks' gradients; return the sum of this rank's example losses."""
-        images, y_b = self._data["train"].laid_batch(indices, changes)
-        loss_sum, gradients = self._gradients(images, y_b, indices, number, share)
+        laid, target = self._data["train"].laid_batch(indices, changes)
+        loss_sum, gradients = self._gradients(laid, target, indices, number, share)
         self._replica.apply(self._ranks.add_up(gradients), scalars)
         return loss_sum
 
     def _gradients(
-        self, images: tf.Tensor, y_b: tf.Tensor, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
+        self, laid: Given, target: Given, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Return the sum of this rank's example losses and its share of the gradients; buffers are kept. `images` lie as in memory."""
+        """Return the sum of this rank's example losses and its share of the gradients; buffers are kept. Images lie as in memory."""
         parameters, buffers = self._replica.read()
         context = self._passes.training(buffers, number, indices)
         scale = self._replica.loss_scale
         slope = share if scale is None else share * scale.scale
-        parts = self._data["train"].parts(images, y_b, self._parts)
+        parts = self._data["train"].parts(laid, target, self._parts)
         loss_sum, gradients = self._model.loss_and_gradients(parameters, parts, slope, context)
         self._replica.keep(context.updated)
         return loss_sum, gradients

@@ -49,7 +49,7 @@ class AsyncSession:
         self._spec, self._job = model, job
         self._slots = slot_names(job)
         self._sizes = dict(data.info.sizes)
-        self._sampler = make_sampler(job, data)
+        self._sampler = make_sampler(job, data, model.objective.weight)
         self._shard = initial_shard(job, model, 0)
         self._dispenser = TicketQueue()
         self._memory: StateMemory | None = None
@@ -128,7 +128,7 @@ class AsyncSession:
 
     def _examples(self, ticket: TrainTicket, updates: int) -> int:
         first, before = ticket.first_in_epoch, self._sampler.examples_before
-        return before(first + updates, ticket.skip) - before(first, ticket.skip)
+        return before(first + updates, ticket.skip, ticket.epoch) - before(first, ticket.skip, ticket.epoch)
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Queue the plan's tickets and yield what finishes; see `Session.train`.

@@ -21,7 +21,7 @@ from ....data.sampler import Batches
 from ....models.base import ModelSpec
 from ...base import CalibrationOrder, calibration_batches, make_sampler
 from ..calibration import Calibrator
-from ..data import resident_splits
+from ..data import Given, resident_splits
 from ..model import Context, Model
 from ..precision import LossScale, precision_used
 from ..profiler import make_tracer
@@ -66,7 +66,7 @@ class Worker:
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
         self._job, self._device = job, device
-        self._sampler = make_sampler(job, data)
+        self._sampler = make_sampler(job, data, model.objective.weight)
         self._splits = resident_splits(job, model, data, device)
         elements = model.size + model.buffers_size
         pinned = device.type == "cuda"
@@ -108,16 +108,19 @@ class Worker:
         data = self._splits["train"]
         count = min(self._job.per_worker_batch, len(data))
         for _ in range(2):
-            self._compute(*data.span(0, count), self._model.passes.training(0, Batches.single(count), 0))
+            self._compute(*data.span(0, count), self._model.passes.training(0, Batches.single(count), 0), 1 / count)
         if self._loss_scale is not None:
             self._loss_scale.restore({})
         self._model.sums(self._splits["test"], 0, 1)
 
-    def _compute(self, x: torch.Tensor, y: torch.Tensor, context: Context) -> tuple[float, int]:
-        """Gather the batch's gradient, and what moves the buffers, in the outgoing buffer; return the mean loss and the push's flags."""
+    def _compute(self, x: Given, y: Given, context: Context, share: float) -> tuple[float, int]:
+        """Gather the batch's gradient, and what moves the buffers, in the outgoing buffer; return the mean loss and the push's flags.
+
+        `share` is 1 / (what its examples weigh together).
+        """
         if self._on_device is not self._values:
             self._on_device.copy_(self._values, non_blocking=True)
-        loss, scale, flags = self._model.mean_loss(x, y, context), self._loss_scale, 0
+        loss, scale, flags = self._model.mean_loss(x, y, context, share), self._loss_scale, 0
         gradients = torch.autograd.grad(loss if scale is None else loss * scale.scale, self._model.leaves)
         if scale is not None and not scale.unscale(gradients):
             flags = OVERFLOWED
@@ -173,7 +176,7 @@ class Worker:
     def _train(self, ticket: TrainTicket) -> Frame:
         """Compute and push every update of a ticket; return the reply to the last."""
         batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip)
-        rates = ticket.learning_rates.tolist()
+        rates, shares = ticket.learning_rates.tolist(), (1 / batches.weights).tolist()
         clock, compute, exchange, context = time.perf_counter, self._compute, self._exchange, self._model.passes.training
         position, last, tracer = 0, ticket.count - 1, self._tracer
         began = clock()
@@ -181,7 +184,7 @@ class Worker:
             for x, y in block:
                 if tracer is not None:
                     tracer.begin()
-                loss, flags = compute(x, y, context(ticket.first_step + position, batches, position))
+                loss, flags = compute(x, y, context(ticket.first_step + position, batches, position), shares[position])
                 frame = exchange(rates[position], loss, clock() - began, flags, position == last)
                 if tracer is not None:
                     tracer.done()
@@ -223,8 +226,8 @@ class Worker:
         self._chief.link.send(Kind.CALIBRATED, examples=count, seconds=seconds)
         return self._chief.receive()
 
-    def _alone(self, x: torch.Tensor, y: torch.Tensor, batch: Batches) -> None:
-        self._compute(x, y, self._model.passes.training(0, batch, 0))
+    def _alone(self, x: Given, y: Given, batch: Batches) -> None:
+        self._compute(x, y, self._model.passes.training(0, batch, 0), 1 / float(batch.weights[0]))
 
     def whole(self) -> None:
         """To calibrate: exchange the last gradient for parameters, with a learning rate of 0.

@@ -25,7 +25,7 @@ from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
 from ..calibration import Calibrator
-from ..data import resident_splits
+from ..data import Given, resident_splits
 from ..model import Context, DistributedLoss, Model
 from ..optimizers import make_rule
 from ..precision import LossScale, precision_used
@@ -47,7 +47,7 @@ class SyncSession:
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
         self._spec, self._job, self._device = model, job, device
         self._rank, self._world = task.rank, task.cluster.workers
-        self._sampler = make_sampler(job, data)
+        self._sampler = make_sampler(job, data, model.objective.weight)
         self._splits = resident_splits(job, model, data, device)
         self._sizes = dict(data.info.sizes)
         self._model = Model.initial(job, model, task.rank, device)
@@ -85,7 +85,7 @@ class SyncSession:
             float(self._update(x, y, 1.0, 0.0, self._model.passes.training(0, Batches.single(count), 0)))
             seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(64, int(GROUP_SECONDS / seconds)))
-        self._model.sums(self._splits["test"], 0, min(len(y), self._sizes["test"]))
+        self._model.sums(self._splits["test"], 0, min(count, self._sizes["test"]))
         if self._distributed is not None:
             dist.barrier()
         self._reset_state()
@@ -102,16 +102,17 @@ class SyncSession:
         if self._loss_scale is not None:
             self._loss_scale.restore({})
 
-    def _update(self, x: torch.Tensor, y: torch.Tensor, scale: float, lr: float, context: Context, *, alone: bool = False) -> torch.Tensor:
+    def _update(self, x: Given, y: Given, scale: float, lr: float, context: Context, *, alone: bool = False) -> torch.Tensor:
         """Apply one update and return the loss: the batch's mean, or the slice's sum times `scale` among several ranks.
 
-        `alone`: with this rank's gradients as they are, to calibrate.
+        `scale` is ranks / (weight of the global batch). `alone`: with this rank's gradients as they are, to calibrate.
         """
         leaves = self._model.leaves
         loss: torch.Tensor
         gradients: Sequence[torch.Tensor]
         if self._distributed is None or alone:
-            loss = self._model.mean_loss(x, y, context) if self._distributed is None else self._model.summed_loss(x, y, context) * scale
+            single, model = self._distributed is None, self._model
+            loss = model.mean_loss(x, y, context, scale) if single else model.summed_loss(x, y, context) * scale
             gradients = torch.autograd.grad(self._scaled(loss), leaves)
         else:
             for leaf in leaves:
@@ -292,7 +293,7 @@ class SyncSession:
         exchange = None if self._distributed is None else AllReduce([leaf.grad for leaf in self._model.leaves], self._world)
         return Calibrator(self._splits["train"], batches, self._local_update, exchange, self._device)
 
-    def _local_update(self, x: torch.Tensor, y: torch.Tensor, batch: Batches) -> None:
+    def _local_update(self, x: Given, y: Given, batch: Batches) -> None:
         scale = self._world / float(batch.weights[0])
         self._update(x, y, scale, 0.0, self._model.passes.training(0, batch, 0), alone=True)
 

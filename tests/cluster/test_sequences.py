@@ -1,0 +1,131 @@
+"""A model of one's own on data of varying length: losses are weighted by tokens over the whole global batch, on any number of workers."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from own_models import importable
+
+from crosstrain.conformance.runs import run_job, trainer
+from crosstrain.core.job import Job
+from crosstrain.data.batching import batch_rule
+from crosstrain.data.sampler import Sampler
+
+pytestmark = pytest.mark.cluster
+
+TESTS = Path(__file__).parent.parent
+ENVIRONMENT = importable(TESTS / "sequences")
+JOB = {
+    "model": "crosstrain_sequences.tagger",
+    "data": "tagged",
+    "global_batch_size": 10,
+    "lr": 5.0,
+    "epochs": 2,
+    "eval_every": "30steps",
+    "checkpoint_every": "1epoch",
+    "deterministic": True,
+    "calibrate": False,
+}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Losses and the last evaluation of stochastic gradient descent in float64, token by token."""
+    sys.path.insert(0, str(TESTS / "sequences"))
+    try:
+        from crosstrain_sequences.data import DATASET, TAGS, VOCABULARY
+        from crosstrain_sequences.tagger import build
+
+        from crosstrain.data.base import DataInfo, TextFeatures
+    finally:
+        sys.path.pop(0)
+    prepared = DATASET.load(None)
+    examples = {split: [] for split in ("train", "test")}
+    for split, found in examples.items():
+        for block in prepared.blocks[split]():
+            found += [(block["tokens"].example(i), block["tags"].example(i)) for i in range(len(block["tokens"]))]
+    sizes = {split: len(found) for split, found in examples.items()}
+    info = DataInfo("tagged", sizes, prepared.columns, TextFeatures({"tokens": VOCABULARY, "tags": TAGS}))
+    values = {name: value.astype(np.float64) for name, value in build(info).initial(0).items()}
+
+    def errors(tokens, tags):
+        tokens = tokens.astype(np.int64)
+        before = np.concatenate([[0], tokens[:-1]])
+        logits = values["own"][tokens] + values["before"][before]
+        log_sum = np.log(np.exp(logits).sum(1))
+        slopes = np.exp(logits - log_sum[:, None])
+        rows = np.arange(len(tokens))
+        losses, right = log_sum - logits[rows, tags], (logits.argmax(1) == tags).sum()
+        slopes[rows, tags] -= 1
+        return losses.sum(), right, slopes, tokens, before
+
+    job = Job(**{key: value for key, value in JOB.items() if key not in ("calibrate",)})
+    sampler = Sampler(len(examples["train"]), 0, batch_rule(job), 1)
+    losses = []
+    for epoch in range(2):
+        batches = sampler.whole(epoch, 0, sampler.steps_per_epoch)
+        for step in range(len(batches)):
+            gradients = {name: np.zeros_like(value) for name, value in values.items()}
+            total, count = 0.0, 0
+            for index in batches.batch(step):
+                loss, _, slopes, own, before = errors(*examples["train"][index])
+                np.add.at(gradients["own"], own, slopes)
+                np.add.at(gradients["before"], before, slopes)
+                total, count = total + loss, count + len(own)
+            losses.append(total / count)
+            for name, gradient in gradients.items():
+                values[name] -= JOB["lr"] * gradient / count
+    found = [errors(*example)[:2] for example in examples["test"]]
+    tokens = sum(len(tags) for _, tags in examples["test"])
+    return losses, sum(loss for loss, _ in found) / tokens, sum(right for _, right in found) / tokens
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("backend", ["tf", "torch"])
+def test_losses_are_weighted_by_tokens_on_any_number_of_workers(backend, workers, runs, reference):
+    run = run_job(runs, name=f"{backend}-{workers}", backend=backend, procs_per_node=workers, environment=ENVIRONMENT, **JOB)
+    losses, loss, accuracy = reference
+    np.testing.assert_allclose(run.losses, losses, rtol=2e-5)
+    last = run.evals[-1].metrics
+    assert run.evals[-1].loss == pytest.approx(loss, rel=2e-5)
+    assert last["tag_accuracy"] == pytest.approx(accuracy, abs=1e-3)
+    assert last["perplexity"] == pytest.approx(np.exp(loss), rel=1e-4)
+    assert accuracy > 0.8
+
+
+@pytest.mark.parametrize("backend", ["tf", "torch"])
+def test_async_workers_learn_it_too(backend, runs, reference):
+    job = {**JOB, "mode": "async", "deterministic": False, "calibrate": True, "procs_per_node": 2}
+    run = run_job(runs, name=f"{backend}-async", backend=backend, environment=ENVIRONMENT, **job)
+    assert len(run.losses) == 120
+    assert run.evals[-1].metrics["tag_accuracy"] > 0.8
+    assert run.evals[0].metrics["perplexity"] > run.evals[-1].metrics["perplexity"]
+
+
+def test_a_checkpoint_goes_from_one_framework_to_the_other(runs):
+    done = trainer("run", "--resume", str(runs / "tf-1"), "--backend", "torch", "--epochs", "3", "--trust-run", environment=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((runs / "tf-1" / "summary.json").read_text())
+    assert (summary["state"], summary["steps"]) == ("succeeded", 90)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--model", "cnn", "--data", "tagged"], "'tagged' has no images"),
+        (["run", "--model", "crosstrain_sequences.tagger", "--data", "digits"], "'digits' is no text"),
+        (["run", "--model", "crosstrain_sequences.tagger", "--data", "tagged", "--augment", "flip"], "has no images"),
+    ],
+)
+def test_a_model_on_data_that_it_cannot_read(arguments, words, tmp_path):
+    found = trainer(*arguments, "--backend", "torch", "--out", str(tmp_path), environment=ENVIRONMENT)
+    assert found.returncode == 2
+    assert words in found.stderr
+    assert not list(tmp_path.iterdir())
