@@ -186,7 +186,7 @@ def test_a_few_updates_are_traced(tmp_path, monkeypatch):
 
 def test_an_empty_slice_changes_no_buffer():
     session, _, _ = opened("worker-0", {"model": "resnet18", "batch_size": 8}, 32, free_ports(1))
-    model, empty = session._model, Batches(*(np.zeros(size, dtype=np.int32) for size in (0, 2, 1)))
+    model, empty = session._model, Batches(*(np.zeros(size, dtype=np.int32) for size in (0, 2, 1)), np.zeros(1))
     x, y = session._splits["train"].span(0, 0)
     context = model.passes.training(0, empty, 0)
     loss = model.summed_loss(x, y, context)
