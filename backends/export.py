@@ -80,6 +80,9 @@ def export_plain(request: Export) -> None:
 def export_checkpoint(backend: str, export_format: str, checkpoint: Checkpoint, folder: Path) -> None:
     """Export a checkpoint into an empty folder, with a description for programs and one for people."""
     meta = checkpoint.meta
+    if "columns" in meta.data:
+        read = ", ".join(column["name"] for column in meta.data["columns"])
+        raise UsageError(f"--format: only models of images are exported, and {meta.job['model']!r} reads {read}.")
     request = Export(
         format=export_format,
         folder=folder,

@@ -118,6 +118,11 @@ class DataInfo:
         return self.features
 
     @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """(mean, std) of images; None for other data, which is not normalised."""
+        return (self.features.mean, self.features.std) if isinstance(self.features, ImageFeatures) else None
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of the images."""
         return self.images.shape

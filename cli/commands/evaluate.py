@@ -14,13 +14,13 @@ import numpy as np
 
 from ...backends.base import State
 from ...backends.loading import load_backend
-from ...checkpoint import Checkpoint, Meta, find_checkpoint
+from ...checkpoint import Checkpoint, Meta, data_info, find_checkpoint
 from ...checkpoint.compatibility import rebuilt_model
 from ...core.errors import MissingPackageError, UsageError, writing
 from ...core.job import Job
 from ...core.plugins import available, forward_backends, forward_plugin
 from ...core.untrusted.console import note
-from ...data.base import Split
+from ...data.base import DataInfo, Split, TextFeatures
 from ...data.store.resolve import written_out
 from ...data.store.stored_dataset import StoredDataset, open_dataset
 from ...launch.driver.evaluation import Evaluated, Evaluator
@@ -77,6 +77,8 @@ def evaluate(
     dataset = _fitting_data(checkpoint.meta, job)
     state = State(checkpoint.parameters, {}, checkpoint.meta.step, checkpoint.buffers)
     spec = rebuilt_model(checkpoint.meta)
+    if predictions is not None and not spec.classes:
+        raise UsageError(f"--predictions: {job.model!r} has no classes, so that there are no logits of examples to write.")
     evaluator = Evaluator(job, spec, dataset, note)
     evaluated = evaluator.evaluate(state, cast(Split, split), logits=predictions is not None)
     _print(_figures(checkpoint, job, dataset, evaluated, predictions), spec.objective.infos, as_json=as_json)
@@ -153,6 +155,9 @@ def _fitting_data(meta: Meta, job: Job) -> StoredDataset:
     """Open the dataset, normalised as the model's training data was. Raises UsageError where the model does not fit it."""
     dataset = open_dataset(job.data, job.data_dir)
     info, trained = dataset.info, meta.data
+    if "columns" in trained or info.normalisation is None:
+        _require_same_columns(info, data_info(trained), job.data)
+        return dataset
     for what, given, expected in (
         ("images of shape", list(info.input_shape), list(trained["input_shape"])),
         ("classes:", info.classes, trained["classes"]),
@@ -172,6 +177,20 @@ def _fitting_data(meta: Meta, job: Job) -> StoredDataset:
     if (list(info.mean), list(info.std)) != (list(trained["mean"]), list(trained["std"])):
         note(f"data: {job.data} is normalised by the mean and standard deviation of {trained['name']}, as in training")
     return dataset.normalised_as(trained["mean"], trained["std"])
+
+
+def _require_same_columns(info: DataInfo, trained: DataInfo, name: str) -> None:
+    """Raise UsageError where data that is not images, or not only, is of another shape than what the model was trained on."""
+
+    def described(of: DataInfo) -> str:
+        vocabularies = of.features.vocabulary_sizes if isinstance(of.features, TextFeatures) else {}
+        return ", ".join(f"{column.name} ({vocabularies.get(column.name, column.dtype)})" for column in of.columns)
+
+    if (info.columns, info.features) != (trained.columns, trained.features):
+        raise UsageError(
+            f"--data: {name!r} has the columns {described(info)}, but the model was trained on {trained.name!r} with "
+            f"{described(trained)}. Give a dataset of the same columns."
+        )
 
 
 # What comes out -------------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ class Evaluator:
             "isolated": channels[0].isolated,
             "cores_available": channels[0].cores,
             "start_seconds": deadline - time.monotonic(),
-            "normalisation": [list(self._data.info.mean), list(self._data.info.std)],
+            "normalisation": self._data.info.normalisation,
         }
         tasks.start_tasks(make_tasks(cluster, threads), lambda node: request)
         self._precisions = tasks.await_ready(deadline - time.monotonic())

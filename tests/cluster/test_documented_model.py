@@ -36,3 +36,14 @@ def test_a_network_of_ready_layers_trains_alike_on_both_frameworks(repository, t
         assert done.returncode == 0, done.stderr
         losses.append(json.loads(done.stdout)["final_train_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_a_model_of_sequences_trains_on_torch(repository, tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    write_package(repository / "docs/adding-a-model.md", package)
+    paths = [str(package), str(repository / "tests/sequences"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    asked = ["--model", "my_models.tagger", "--data", "tagged", "--backend", "torch", "--epochs", "2", "--lr", "5", "--no-calibrate"]
+    done = trainer("run", *asked, "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["eval"]["tag_accuracy"] > 0.5

@@ -116,6 +116,38 @@ def test_a_checkpoint_goes_from_one_framework_to_the_other(runs):
     assert (summary["state"], summary["steps"]) == ("succeeded", 90)
 
 
+@pytest.mark.parametrize("backend", ["tf", "torch"])
+def test_it_is_evaluated_on_either_framework(backend, runs, reference):
+    done = trainer("evaluate", str(runs / "torch-1"), "--backend", backend, "--trust-run", "--json", environment=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tag_accuracy"] == pytest.approx(reference[2], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["export", "RUN", "--format", "torch", "--trust-run"], "only models of images are exported"),
+        (["evaluate", "RUN", "--predictions", "new.npz", "--trust-run"], "has no classes"),
+        (
+            ["evaluate", "RUN", "--data", "digits", "--trust-run"],
+            "has the columns image (uint8), label (int64), but the model was trained on",
+        ),
+    ],
+)
+def test_what_there_is_for_images_alone(arguments, words, runs, tmp_path):
+    typed = [str(runs / "torch-1") if one == "RUN" else str(tmp_path / one) if one.endswith(".npz") else one for one in arguments]
+    done = trainer(*typed, environment=ENVIRONMENT)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_tables_and_lists_show_it(runs):
+    for arguments in (["compare", str(runs / "tf-3"), str(runs / "torch-3")], ["explain", str(runs / "torch-async")], ["data", "list"]):
+        done = trainer(*arguments, environment=ENVIRONMENT)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
