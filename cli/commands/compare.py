@@ -28,10 +28,14 @@ _LAYOUTS = ("auto", "columns", "rows")
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…")
 @click.option("--by", metavar="SETTING[,…]", help="A row for each value of a setting: nodes, batch_size, mode, backend, lr, ….")
-@click.option("--metric", metavar="FIGURE[,…]", help="Only these figures: examples_per_second, accuracy, loss, memory, ….")
+@click.option("--metric", metavar="FIGURE[,…]", help="Only these figures: examples_per_second, loss, a metric such as accuracy, memory, ….")
 @click.option("--fold/--no-fold", default=True, help="Runs that differ by seed alone in one row, as mean ± deviation. [default: fold]")
 @click.option("--layout", metavar="|".join(_LAYOUTS), default="auto", help="A column a run, or a row a run. [default: auto]")
-@click.option("--curves", metavar="QUANTITY", help="Instead of a table: loss, accuracy, steps_per_second or examples_per_second on a grid.")
+@click.option(
+    "--curves",
+    metavar="QUANTITY",
+    help="Instead of a table: loss, a metric such as accuracy, steps_per_second or examples_per_second, on a grid.",
+)
 @click.option("--over", metavar="AXIS", help="Curves: over steps, examples or seconds. [default: steps]")
 @click.option("--smooth", type=NumberRange(0, 1, max_open=True), metavar="X", help="Curves: share of the past in a moving average.")
 @click.option("--points", type=click.IntRange(min=2), metavar="N", help="Curves: points of the grid. [default: 200]")
@@ -104,6 +108,7 @@ def _print_curves(runs: Sequence[Run], quantity: str, over: str, smooth: float |
     from ...report.export.curves import curves as curves_of
 
     known = quantities(runs)
+    quantity = quantity.strip().lower().replace("-", "_")
     if quantity not in known:
         raise UsageError.of("--curves", quantity, ", ".join(known), known)
     if over not in OVER:

@@ -1,4 +1,4 @@
-"""``trainer evaluate``: the accuracy of a trained model, on any backend, whichever one trained it."""
+"""``trainer evaluate``: loss and metrics of a trained model, on any backend, whichever one trained it."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _figures(checkpoint: Checkpoint, job: Job, dataset: StoredDataset, evaluated
     return {
         "checkpoint": str(checkpoint.path),
         "step": meta.step,
-        "model": meta.model["name"],
+        "model": job.model,
         "trained_by": meta.backend,
         "trained_on": meta.data["name"],
         "backend": job.backend,

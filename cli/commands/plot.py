@@ -35,7 +35,7 @@ __all__ = ["plot"]
     help="Folder in which run directories are made.",
 )
 def plot(runs: tuple[str, ...], output: Path, image: Format, out: Path) -> None:
-    """Draw runs side by side as files for papers and slides: loss, accuracy, speed, resources, where the time went.
+    """Draw runs side by side as files for papers and slides: loss, metrics, speed, resources, where the time went.
 
     RUN is a run directory, or the name of one below --out; a folder of runs stands for all of them. The paths are printed, a line each.
     """

@@ -19,8 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ...core.job import Job
-from ...metrics import LOSS, MetricInfo
-from ...metrics.classification import ACCURACY
+from ...metrics import MetricInfo
 from ..schema import EvalRecord, StepRecord, SystemRecord
 from ..store.jsonl import append_whole
 from ..summary.node_usage import rate_between
@@ -80,7 +79,7 @@ class TensorBoardWriter(RunLogger):
         path: Path,
         job: Job | None = None,
         zero_unix_seconds: float | None = None,
-        metrics: Sequence[MetricInfo] = (ACCURACY.info, LOSS),
+        metrics: Sequence[MetricInfo] = (),
     ) -> None:
         """Open a new event file. The settings of `job`, where it is given, are written for the HParams view, with the `metrics` beside.
 

@@ -12,7 +12,6 @@ from typing import Any
 from ...core.errors import UsageError
 from ...core.suggestions import nearest
 from ...records.store.jsonl import NON_FINITE
-from .figures import metric_figures
 from .index import FIGURES
 
 __all__ = ["ALIASES", "Condition", "figure_name", "fitting", "in_order", "parse_order", "parse_since"]
@@ -139,15 +138,16 @@ def parse_order(order: str, others: Sequence[str] = ()) -> tuple[str, str]:
     return figure_name("--sort", name, others), direction
 
 
-def in_order(rows: Iterable[Row], order: str | None) -> list[Row]:
+def in_order(rows: Iterable[Row], order: str | None, others: Sequence[str] = ()) -> list[Row]:
     """Return the rows by a figure, ``FIGURE`` or ``FIGURE:desc`` (of a list by its largest entry); without one the newest first.
 
-    What was not observed comes last either way, before it what is no number. Equals stay newest first. Raises UsageError.
+    `others` are figures that rows may have beside those that every row has. What was not observed comes last either way, before it what is
+    no number. Equals stay newest first. Raises UsageError.
     """
     newest = sorted(rows, key=lambda row: _moment(row["created_at"]), reverse=True)
     if order is None:
         return newest
-    figure, direction = parse_order(order, metric_figures(newest))
+    figure, direction = parse_order(order, others)
     key = {id(row): _sort_key(row, figure) for row in newest}
     sortable = sorted((row for row in newest if key[id(row)][0] < 2), key=lambda row: key[id(row)], reverse=direction == "desc")
     return [*sortable, *sorted((row for row in newest if key[id(row)][0] >= 2), key=lambda row: key[id(row)])]

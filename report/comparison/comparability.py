@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ...metrics import LOSS, MetricInfo
 from ..catalog.run import Run
-from .factors import CAVEATS, GROUPS, NOTHING, RULES, Factor
+from .factors import CAVEATS, GROUPS, METRICS, NOTHING, RULES, Factor
 
 __all__ = ["Comparability", "Difference", "alike", "compare_settings", "setting_key"]
 
@@ -26,16 +27,6 @@ class Difference:
     values: tuple[str | None, ...]
     confounds: tuple[str, ...]
     why: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        return {
-            "setting": self.key,
-            "label": self.label,
-            "values": list(self.values),
-            "makes_not_comparable": list(self.confounds),
-            "reason": self.why,
-        }
 
 
 class Comparability:
@@ -134,11 +125,36 @@ class Comparability:
         """Return all of it as a JSON object; each difference has a value a run, in the order of ``runs``."""
         return {
             "runs": self.names,
-            "compared": [difference.to_json() for difference in self.independent],
-            "differences": [difference.to_json() for difference in self.faults],
+            "compared": [self._json(difference) for difference in self.independent],
+            "differences": [self._json(difference) for difference in self.faults],
             "not_recorded": self.unrecorded,
-            "not_comparable_with_the_first": [list(_ordered(self.marks(run))) for run in range(len(self.names))],
+            "not_comparable_with_the_first": [self._keys(self.marks(run)) for run in range(len(self.names))],
         }
+
+    def _json(self, one: Difference) -> dict[str, Any]:
+        return {
+            "setting": one.key,
+            "label": one.label,
+            "values": list(one.values),
+            "makes_not_comparable": self._keys(one.confounds),
+            "reason": one.why,
+        }
+
+    def called(self, groups: Collection[str]) -> list[str]:
+        """Return what kinds of figures are called, in their order: for the metrics the label of each that the runs have."""
+        return _with_metrics(groups, [info.label for info in self._metrics])
+
+    def _keys(self, groups: Collection[str]) -> list[str]:
+        """Return kinds of figures as programs know them: for the metrics the name of each."""
+        return _with_metrics(groups, [info.name for info in self._metrics])
+
+    @cached_property
+    def _metrics(self) -> list[MetricInfo]:
+        return list(dict.fromkeys(info for run in self._runs for info in run.metrics if info != LOSS))
+
+
+def _with_metrics(groups: Collection[str], metrics: Sequence[str]) -> list[str]:
+    return [name for group in _ordered(groups) for name in (dict.fromkeys(metrics) if group == METRICS else [group])]
 
 
 def _ordered(groups: Collection[str]) -> tuple[str, ...]:

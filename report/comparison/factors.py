@@ -14,21 +14,21 @@ from .ordering import BY_FIELD, by_saving, natural
 
 __all__ = ["CAVEATS", "CHANGED", "CHANGED_MEANS", "CHOSEN", "GROUPS", "RULES", "Caveat", "Factor", "changed_on_resume", "changed_text"]
 
-SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS = (
+SPEED, STEPS, TIME, LOSS, METRICS, TARGET, RESOURCES = GROUPS = (
     "speed",
     "steps/s",
     "run time",
     "loss",
-    "accuracy",
+    "metrics",
     "time to target",
     "resources",
 )
-"""Kinds of figures that become incomparable together. ``speed`` is examples/s."""
+"""Kinds of figures that become incomparable together. ``speed`` is examples/s; `Comparability.called` says which metrics the runs have."""
 
 ALL = frozenset(GROUPS)
 WORK = frozenset({SPEED, STEPS, TIME, TARGET, RESOURCES})
 CLOCK = WORK - {RESOURCES}
-LEARNING = frozenset({LOSS, ACCURACY, TARGET})
+LEARNING = frozenset({LOSS, METRICS, TARGET})
 NOTHING: frozenset[str] = frozenset()
 
 
@@ -107,7 +107,7 @@ _INDEPENDENT = (
     _independent(
         "global_batch_size",
         "global batch",
-        "an update is of another number of examples; loss and accuracy after as many epochs differ by design",
+        "an update is of another number of examples; loss and metrics after as many epochs differ by design",
         confounds=_AN_UPDATE,
     ),
     _independent("batch_size", "batch per worker", "larger batches keep a worker busier"),
@@ -150,7 +150,7 @@ _LEARNING = (
         "budget",
         "budget",
         read.budget,
-        frozenset({TIME, LOSS, ACCURACY}),
+        frozenset({TIME, LOSS, METRICS}),
         "one was to train longer than the other",
         show=read.shown_budget,
     ),

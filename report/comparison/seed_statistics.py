@@ -17,7 +17,6 @@ TRIMMED_FROM = 5
 
 FIGURES: Mapping[str, tuple[str, ...]] = {
     "time_to_target_seconds": ("time_to_target_seconds",),
-    "accuracy": ("eval", "accuracy"),
     "loss": ("eval", "loss"),
     "examples_per_second": ("examples_per_second",),
     "epochs": ("epochs",),
@@ -25,7 +24,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "run_seconds": ("run_seconds",),
     "init_seconds": ("init_seconds",),
 }
-"""What is averaged, and where a summary has it."""
+"""What is averaged of every job, and where a summary has it."""
 
 
 def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -33,19 +32,21 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     - ``runs``: how many; ``converged``: how many reached the target, null where there is none
     - ``dropped``: names of the runs left out (see `drop_fastest_and_slowest`)
-    - ``figures``: for each of `FIGURES`, and each further metric, ``mean``, ``sigma`` (sample standard deviation, n − 1; null for a single
-      value) and ``values``, over how many runs; null where none has it. So a time to target is the mean over those that reached it and
-      stay, and a figure that is not finite in one run has no finite mean and no sigma
+    - ``figures``: for each of `FIGURES` and each metric that was evaluated ``mean``, ``sigma`` (sample standard deviation, n − 1; null
+      for a single value) and ``values``, over how many runs; null where none has it. So a time to target is the mean over those that
+      reached it and stay, and a figure that is not finite in one run has no finite mean and no sigma
     """
     staying, dropped = drop_fastest_and_slowest(summaries)
     with_target = summaries[0]["target"] is not None
     evaluated = dict.fromkeys(name for summary in summaries for name in metrics_of(summary.get("eval")))
-    further = {name: ("eval", name) for name in evaluated if name not in FIGURES}
+    metrics = {name: ("eval", name) for name in evaluated if name not in FIGURES}
+    target, *others = FIGURES
+    found = {name: {**FIGURES, **metrics}[name] for name in (target, *metrics, *others)}
     return {
         "runs": len(summaries),
         "converged": sum(bool(summary["target_reached"]) for summary in summaries) if with_target else None,
         "dropped": [summary["run"] for summary in dropped],
-        "figures": {name: spread([_reach(summary, path) for summary in staying]) for name, path in {**FIGURES, **further}.items()},
+        "figures": {name: spread([_reach(summary, path) for summary in staying]) for name, path in found.items()},
     }
 
 

@@ -11,7 +11,7 @@ from .verdict import Explanation
 
 __all__ = ["Advice", "batch_dependent_seconds", "larger_batch"]
 
-_LEARNS_OTHERWISE = "each update then sees twice the examples, so that learning rate and accuracy need another look (--scale-lr)"
+_LEARNS_OTHERWISE = "each update then sees twice the examples, so that the learning rate and what is learnt need another look (--scale-lr)"
 
 
 @dataclass(frozen=True, slots=True)

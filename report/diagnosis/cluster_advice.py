@@ -11,7 +11,7 @@ from .verdict import NEARLY_ALL, NOTABLE, Explanation
 
 __all__ = ["network", "peers"]
 
-_UPDATES_TOGETHER = "updates are then made together, so that learning rate and accuracy need another look"
+_UPDATES_TOGETHER = "updates are then made together, so that the learning rate and what is learnt need another look"
 
 
 # Network --------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ...metrics.classification import ACCURACY as ACCURACY_METRIC
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
 from ..catalog.figures import FIGURES
 from ..catalog.run import Run
-from ..comparison.factors import ACCURACY, LOSS, RESOURCES, SPEED, STEPS, TARGET, TIME
+from ..comparison.factors import LOSS, METRICS, RESOURCES, SPEED, STEPS, TARGET, TIME
 from ..comparison.rows import Row
 
 __all__ = ["MARK", "NODE", "RUN_COLUMNS", "Column", "cell", "column", "metric_columns", "node_cell", "relative", "run_columns"]
@@ -75,8 +75,8 @@ RUN_COLUMNS: tuple[Column, ...] = (
     Column("train_seconds", "train time", duration_text, TIME),
     Column("final_train_loss", "final train loss", number_text, LOSS, "train loss"),
     Column("eval_loss", "test loss", number_text, LOSS),
-    Column("eval_accuracy", "test accuracy", number_text, ACCURACY, "accuracy"),
-    Column("eval_error", "test error", number_text, ACCURACY, "error"),
+    Column("eval_accuracy", "test accuracy", number_text, METRICS, "accuracy"),
+    Column("eval_error", "test error", number_text, METRICS, "error"),
     Column("time_to_target_seconds", "time to target", duration_text, TARGET),
     Column("staleness_mean", "staleness mean", _decimal, None, "staleness"),
 )
@@ -94,7 +94,7 @@ NODE: tuple[Column, ...] = (
 _KNOWN = {one.key: one for one in (*RUN_COLUMNS, *NODE)}
 
 _OTHERS: dict[str, Column] = {
-    "best_eval_accuracy": Column("best_eval_accuracy", "best accuracy", number_text, ACCURACY),
+    "best_eval_accuracy": Column("best_eval_accuracy", "best accuracy", number_text, METRICS),
     "step_seconds_p50": Column("step_seconds_p50", "median step", seconds_text, STEPS),
     "step_seconds_p95": Column("step_seconds_p95", "step, 95th percentile", seconds_text, STEPS),
     "total_seconds": Column("total_seconds", "total time", duration_text, TIME),
@@ -123,7 +123,7 @@ _SHORT = {
 def metric_columns(runs: Iterable[Run]) -> list[Column]:
     """Return columns for the metrics of some runs that are not among `RUN_COLUMNS`, each once."""
     infos = dict.fromkeys(info for run in runs for info in run.metrics if info != LOSS_INFO)
-    found = {f"eval_{info.name}": Column(f"eval_{info.name}", f"test {info.label}", number_text, ACCURACY, info.label) for info in infos}
+    found = {f"eval_{info.name}": Column(f"eval_{info.name}", f"test {info.label}", number_text, METRICS, info.label) for info in infos}
     return [one for key, one in found.items() if key not in _KNOWN]
 
 
@@ -133,7 +133,7 @@ def run_columns(runs: Iterable[Run]) -> list[Column]:
     place = next(index for index, one in enumerate(RUN_COLUMNS) if one.key == "eval_error") + 1
     further = metric_columns(known)
     has_accuracy = not further or any(ACCURACY_METRIC.info in run.metrics for run in known)
-    before = [one for one in RUN_COLUMNS[:place] if has_accuracy or one.group != ACCURACY]
+    before = [one for one in RUN_COLUMNS[:place] if has_accuracy or one.group != METRICS]
     return [*before, *further, *RUN_COLUMNS[place:]]
 
 

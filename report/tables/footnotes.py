@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ..comparison.comparability import Difference
+from ..comparison.comparability import Comparability, Difference
 from ..comparison.comparison import Comparison
 from ..comparison.factors import ALL, GROUPS, RULES, STEPS
 from ..comparison.ranking import JUDGED
@@ -24,7 +24,7 @@ def above(comparison: Comparison) -> list[str]:
     """Return what is compared and what else is not alike, a line each; of a single row what is wrong with it."""
     copies = [f"Copies of one run, which count once: {', '.join(names)}." for names in comparison.copies]
     if len(comparison.entries) < 2:
-        return [*copies, *(_fault(fault) for fault in comparison.comparability.faults)]
+        return [*copies, *(_fault(fault, comparison.comparability) for fault in comparison.comparability.faults)]
     return [*copies, *_differences(comparison)]
 
 
@@ -40,7 +40,7 @@ def _differences(comparison: Comparison) -> list[str]:
         lines.append(f"Not alike, though no figure depends on it: {'; '.join(_named(one) for one in comparability.beside)}.")
     faults = comparability.faults
     if faults:
-        lines += ["Not alike:", *(f"  {_fault(fault)}" for fault in faults)]
+        lines += ["Not alike:", *(f"  {_fault(fault, comparability)}" for fault in faults)]
     elif not comparability.unrecorded:
         told = "" if any(one.key not in _USUAL for one in comparability.independent) else f": {_SAME} are the same"
         lines.append(f"{'Nothing else differs' if lines else 'Nothing differs'}{told}.")
@@ -96,12 +96,13 @@ def _values(one: Difference) -> str:
     return ", ".join(found)
 
 
-def _fault(one: Difference) -> str:
+def _fault(one: Difference, comparability: Comparability) -> str:
     told = f"{one.label} ({_values(one)})"
     if not one.confounds:
         return f"{told}: {one.why}."
-    figures = "all figures" if set(one.confounds) == ALL else _enumerated(one.confounds)
-    return f"{told}: {figures} {'is' if len(one.confounds) == 1 and one.confounds[0] != 'resources' else 'are'} not comparable; {one.why}."
+    names = comparability.called(one.confounds)
+    figures = "all figures" if set(one.confounds) == ALL else _enumerated(names)
+    return f"{told}: {figures} {'is' if len(names) == 1 and names[0] != 'resources' else 'are'} not comparable; {one.why}."
 
 
 def _enumerated(words: Sequence[str]) -> str:
@@ -116,7 +117,7 @@ def _reasons(comparison: Comparison, shown: Collection[str | None]) -> str:
     for group in GROUPS:
         if group in marked:
             why = ", ".join(one.label for one in differences if group in one.confounds)
-            reasons.setdefault(why, []).append(group)
+            reasons.setdefault(why, []).extend(comparison.comparability.called([group]))
     return "; ".join(f"{', '.join(groups)} ({why})" for why, groups in reasons.items())
 
 

@@ -15,7 +15,6 @@ from rich.text import Text
 from ...core.untrusted.spreadsheet_cells import cell_text
 from ...records.store.jsonl import finite_json
 from ..comparison.comparison import Comparison
-from ..comparison.factors import GROUPS
 from ..comparison.scaling import relative_speed, relative_target
 from .alignment import text_width
 from .columns import MARK, Column
@@ -190,7 +189,7 @@ def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
     for index, (entry, settings) in enumerate(zip(comparison.entries, comparison.settings, strict=True)):
         own: dict[str, Any] = {label: text for label, text in settings.items() if label != "run"}
         values: dict[str, Any] = {"run": entry.label, **own, "runs": len(entry.runs)}
-        values["not_comparable"] = "; ".join(group for group in GROUPS if group in comparison.marks[index])
+        values["not_comparable"] = "; ".join(comparison.comparability.called(comparison.marks[index]))
         for key in [one.key for one in columns] or entry.figures:
             if key != "run":
                 values |= _flat(key, entry.figures.get(key), entry.sigmas.get(key))

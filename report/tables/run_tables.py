@@ -27,7 +27,7 @@ ACROSS_MODES = (
 )
 """Stands under every table that has steps of runs of both modes."""
 
-SYNTHETIC = "Synthetic data: images and labels are random. Speed and resources mean something, loss and accuracy do not."
+SYNTHETIC = "Synthetic data: images and labels are random. Speed and resources mean something, loss and metrics do not."
 """Stands under every table that has a run on synthetic data."""
 
 Show = Callable[[Any], str]

@@ -75,13 +75,15 @@ _COLUMNS = (
     _Column("batch", "global_batch_size", True, lambda row: count_text(row["global_batch_size"])),
     _Column("examples/s", "examples_per_second", True, lambda row: rate_text(row["examples_per_second"]).removesuffix("/s")),
     _Column("loss", "eval_loss", True, lambda row: number_text(row["eval_loss"])),
-    _Column("accuracy", "eval_accuracy", True, lambda row: number_text(row["eval_accuracy"])),
     _Column("time to target", "time_to_target_seconds", True, _to_target),
     _Column("when", "created_at", False, _when),
 )
 
-_DISPENSABLE = ("data", "model", "when", "nodes", "mode", "backend", "loss", "batch", "time to target", "accuracy", "examples/s")
-"""What is left out first where a terminal is narrow; `show` and --json have all of it."""
+_METRICS_BEFORE = "time to target"
+"""Title of the column before which those of the metrics stand."""
+
+_DISPENSABLE = ("data", "model", "when", "nodes", "mode", "backend", "loss", "batch", "time to target")
+"""What is left out first where a terminal is narrow, then metrics, the headline last, then examples/s; `show` and --json have all of it."""
 
 
 def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[str] = ()) -> tuple[str, list[str]]:
@@ -89,22 +91,21 @@ def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[st
 
     Names are never shortened: they are what other commands take. Figures that were `asked` for (keys of a row) have a column in any case.
     """
-    usual = {column.figure for column in _COLUMNS}
-    metrics = [figure for figure in metric_figures(rows) if figure.startswith("eval_") and figure not in asked]
-    place = next(index for index, column in enumerate(_COLUMNS) if column.title == "accuracy") + 1
-    further = [_Column(figure.removeprefix("eval_").replace("_", " "), figure, True, _any(figure)) for figure in metrics]
-    hidden = "accuracy" if further and all(row["eval_accuracy"] is None for row in rows) else None
+    place = next(index for index, column in enumerate(_COLUMNS) if column.title == _METRICS_BEFORE)
+    metrics = [_Column(_title(figure), figure, True, _any(figure)) for figure in _evaluated(rows, asked)]
+    usual = {column.figure for column in (*_COLUMNS, *metrics)}
     columns = [
-        *(one for one in _COLUMNS[:place] if one.title != hidden),
-        *further,
+        *_COLUMNS[:place],
+        *metrics,
         *_COLUMNS[place:],
-        *(_Column(figure, figure, True, _any(figure)) for figure in dict.fromkeys(asked) if figure not in usual),
+        *(_Column(_title(figure), figure, True, _any(figure)) for figure in dict.fromkeys(asked) if figure not in usual),
     ]
     cells = {column: [column.title, *(_printable(column.text(row)) for row in rows)] for column in columns}
     widths = {column: max(map(text_width, cells[column])) for column in columns}
     left_out: list[str] = []
     by_title = {column.title: column for column in columns if column.figure not in asked}
-    for column in (by_title[title] for title in _DISPENSABLE if title in by_title):
+    dispensable = (*_DISPENSABLE, *(column.title for column in reversed(metrics)), "examples/s")
+    for column in (by_title[title] for title in dispensable if title in by_title):
         if width is None or sum(widths[kept] for kept in columns) + len(GAP) * (len(columns) - 1) <= width:
             break
         columns.remove(column)
@@ -113,6 +114,18 @@ def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[st
     lines = plain_lines([cells[column] for column in columns], right)
     notes = ["", SYNTHETIC] if any(row["synthetic"] for row in rows) else []
     return "\n".join([*lines, *notes]) + "\n", left_out
+
+
+def _title(figure: str) -> str:
+    """Return what a column is called: a metric by its name alone, whether it was asked for or not, anything else by its key."""
+    return figure.replace("eval_", "").replace("_", " ") if figure.startswith(("eval_", "best_eval_")) else figure
+
+
+def _evaluated(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
+    """Return the keys of the metrics to show: the accuracy where a run has it, it was asked for or there is no other, then the others."""
+    further = [figure for figure in metric_figures(rows) if figure.startswith("eval_")]
+    has_accuracy = not further or "eval_accuracy" in asked or any(row["eval_accuracy"] is not None for row in rows)
+    return [*(["eval_accuracy"] if has_accuracy else []), *further]
 
 
 def _printable(text: str) -> str:

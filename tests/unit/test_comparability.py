@@ -11,9 +11,9 @@ from crosstrain.report.comparison.comparison import compare_runs
 from crosstrain.report.comparison.factors import CAVEATS, GROUPS, RULES
 from crosstrain.report.tables.footnotes import above
 
-SPEED, STEPS, TIME, LOSS, ACCURACY, TARGET, RESOURCES = GROUPS
+SPEED, STEPS, TIME, LOSS, METRICS, TARGET, RESOURCES = GROUPS
 WORK = {SPEED, STEPS, TIME, TARGET, RESOURCES}
-LEARNT = {LOSS, ACCURACY, TARGET}
+LEARNT = {LOSS, METRICS, TARGET}
 
 PACKAGES = NODE["packages"]
 STEP = {"schedule": "step", "epochs": 10}
@@ -42,7 +42,7 @@ DIFFERENCES = [
     ("base_batch_size", {"scale_lr": "sqrt"}, {"scale_lr": "sqrt", "base_batch_size": 16}, LEARNT),
     ("augment", {}, {"augment": "flip"}, set(GROUPS)),
     ("precision", {}, {"summary": {"precision_used": "bf16 (emulated)"}}, set(GROUPS)),
-    ("budget", {}, {"epochs": 2}, {TIME, LOSS, ACCURACY}),
+    ("budget", {}, {"epochs": 2}, {TIME, LOSS, METRICS}),
     ("until", {"until": "accuracy>=0.9"}, {"until": "accuracy>=0.8"}, LEARNT | {TIME}),
     ("eval_every", {}, {"eval_every": "10steps"}, {TIME, TARGET}),
     ("checkpoints", {}, {"checkpoint_every": "1epoch"}, {TIME, TARGET, RESOURCES}),
@@ -234,14 +234,14 @@ def test_what_is_wrong_with_a_run_marks_it_whatever_it_is_compared_with(key, cha
 def test_runs_that_can_all_be_compared_gather_round_the_first():
     runs = [made("a"), made("b", seed=1), made("c"), made("d", seed=1), made("e", seed=1)]
     found = compare_settings(runs)
-    assert found.comparable(ACCURACY, range(5)) == [0, 2]
-    assert found.comparable(ACCURACY, [1, 2, 3, 4]) == [1, 3, 4]
+    assert found.comparable(METRICS, range(5)) == [0, 2]
+    assert found.comparable(METRICS, [1, 2, 3, 4]) == [1, 3, 4]
     assert found.comparable(SPEED, range(5)) == [0, 1, 2, 3, 4]
 
 
 def test_a_first_run_that_stands_alone_leaves_the_verdict_to_the_others():
     found = compare_settings([made("a", seed=7), made("b", seed=1), made("c", seed=1)])
-    assert found.comparable(ACCURACY, range(3)) == [1, 2]
+    assert found.comparable(METRICS, range(3)) == [1, 2]
 
 
 def test_releases_of_two_frameworks_are_not_held_against_each_other_through_a_third():

@@ -192,7 +192,7 @@ def test_a_real_tensorboard_shows_the_values(tmp_path):
 
 
 def write_a_compared_run(out, name, job, state, summary):
-    writer = TensorBoardWriter(out / name, job)
+    writer = TensorBoardWriter(out / name, job, metrics=(ACCURACY.info, LOSS))
     writer.step(StepRecord(0, 10, 0, 1.0, 1.0, 100, (0.5,) * 10, (0.1,)))
     writer.evaluation(replace(EVALUATION, step=10, loss=0.5, metrics={"accuracy": 0.75 if name == "one" else 0.875}))
     writer.on_end(state, summary)

@@ -93,8 +93,8 @@ def list_command(
 ) -> None:
     """List the runs of a folder and of the folders in it, such as sweeps.
 
-    A figure is any that --json prints, or one of the table's: name, accuracy, loss, batch, time_to_target, when. Of an option that is
-    given several times one value is enough, of --where all must hold. Failed, running and damaged runs are listed too.
+    A figure is any that --json prints, or one of the table's: name, loss, a metric such as accuracy, batch, time_to_target, when. Of an
+    option that is given several times one value is enough, of --where all must hold. Failed, running and damaged runs are listed too.
     """
     earliest = parse_since(since, datetime.now().astimezone()) if since is not None else None
     _check_closed(settings)
@@ -108,7 +108,7 @@ def list_command(
         _tell_unknown(name, settings[name], known)
     chosen = [row for row in known if all(_is_one_of(row, name, settings[name]) for name in _SETTINGS)]
     chosen = [row for row in chosen if earliest is None or _made_since(row, earliest)]
-    ordered = in_order(fitting(chosen, conditions), sort)[:limit]
+    ordered = in_order(fitting(chosen, conditions), sort, others)[:limit]
     if as_json:
         click.echo(json.dumps({"runs": ordered}, indent=1))
     elif ordered:

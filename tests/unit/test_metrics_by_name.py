@@ -1,0 +1,152 @@
+"""A run is told by the metrics that it has: no file means the accuracy where any metric is meant."""
+
+import ast
+import json
+import re
+import tomllib
+
+from comparison_samples import made, written
+from run_folders import STARTED, documents, variant, write_run
+from run_samples import sync_run
+
+from crosstrain.cli.group import invoke
+from crosstrain.report.catalog.index import FIGURES
+from crosstrain.report.comparison.comparison import compare_runs
+from crosstrain.report.comparison.seed_statistics import aggregate
+from crosstrain.report.tables.footnotes import above, below
+from crosstrain.report.tables.formats import as_csv
+from crosstrain.report.tables.runs_list import runs_table
+
+METRICS = [
+    {"name": "top3", "label": "top-3 accuracy", "better": "higher"},
+    {"name": "mean_rank", "label": "mean rank", "better": "lower"},
+]
+
+
+def ranked(name, rank=2.0, **fields):
+    """A run that is judged by a share and by a rank of which less is better."""
+    evaluation = {"split": "test", "examples": 360, "loss": 0.5, "top3": 0.875, "mean_rank": rank}
+    changes = {"eval": evaluation, "best_eval": {"top3": 0.875, "mean_rank": rank}}
+    return made(name, summary={**changes, **fields.pop("summary", {})}, described={"metrics": METRICS}, **fields)
+
+
+# Comparisons ---------------------------------------------------------------------------------------------------------
+
+
+def test_notes_and_marks_name_the_metrics_that_the_runs_have():
+    comparison = compare_runs([ranked("one"), ranked("two", seed=1)], fold=False)
+    told = "\n".join([*above(comparison), *below(comparison)])
+    assert "seed (0, 1): loss, top-3 accuracy, mean rank and time to target are not comparable" in told
+    assert "loss, top-3 accuracy, mean rank, time to target (seed)" in told
+    assert "metrics" not in told
+    assert as_csv(comparison).splitlines()[2].split(",")[2] == "loss; top-3 accuracy; mean rank; time to target"
+    found = comparison.to_json()["comparability"]
+    assert found["differences"][0]["makes_not_comparable"] == ["loss", "top3", "mean_rank", "time to target"]
+    assert found["not_comparable_with_the_first"] == [[], ["loss", "top3", "mean_rank", "time to target"]]
+
+
+def test_models_with_other_metrics_have_each_named_once():
+    comparison = compare_runs([ranked("one"), made("two", until="accuracy>=0.8"), made("three", seed=1)], fold=False)
+    assert "loss, top-3 accuracy, mean rank, accuracy and time to target are not comparable" in "\n".join(above(comparison))
+
+
+def test_runs_with_an_accuracy_have_that_named():
+    comparison = compare_runs([made("one"), made("two", seed=1)], fold=False)
+    assert "loss, accuracy and time to target are not comparable" in "\n".join(above(comparison))
+    assert comparison.to_json()["comparability"]["differences"][0]["makes_not_comparable"] == ["loss", "accuracy", "time to target"]
+
+
+def test_curves_are_asked_for_as_other_figures_are(tmp_path, capsys):
+    paths = written(tmp_path, ranked("one"))
+    assert invoke(["compare", "--curves", "nothing", *paths]) == 2
+    assert "loss, top3, mean_rank" in capsys.readouterr().err
+    assert invoke(["compare", "--curves", "Mean-Rank", *paths]) == 2  # of which the sample has no records
+    assert "got 'mean_rank', of which none of these runs has anything recorded" in capsys.readouterr().err
+
+
+def test_repeats_average_the_metrics_that_there_are():
+    found = aggregate([ranked("one", 1.0).summary, ranked("two", 3.0).summary])["figures"]
+    assert found["mean_rank"]["mean"] == 2.0
+    assert "accuracy" not in found
+    assert list(found)[:4] == ["time_to_target_seconds", "top3", "mean_rank", "loss"]
+
+
+# Lists of runs -------------------------------------------------------------------------------------------------------
+
+
+def row(name, **figures):
+    return {**dict.fromkeys(FIGURES), "created_at": STARTED.isoformat(), "run": name, "path": f"runs/{name}", **figures}
+
+
+def test_a_metric_has_one_name_in_the_list_whether_it_was_asked_for_or_not():
+    table = [row("a", eval_top3=0.5, best_eval_top3=0.75), row("b", eval_top3=0.25, best_eval_top3=0.5)]
+    plain, asked = (runs_table(table, None, names)[0].splitlines()[0] for names in ([], ["eval_top3"]))
+    assert plain == asked
+    assert plain.split().count("top3") == 1
+    assert runs_table(table, None, ["best_eval_top3"])[0].splitlines()[0].endswith("  best top3")
+    assert "accuracy" in runs_table(table, None, ["eval_accuracy"])[0].splitlines()[0]
+
+
+def test_further_metrics_leave_a_narrow_terminal_before_the_headline():
+    table = [row("a" * 40, state="succeeded", eval_top3=0.5, eval_mean_rank=2.0, examples_per_second=10.0)]
+    for width in range(40, 200):
+        text, left_out = runs_table(table, width)
+        assert len(text.splitlines()[0]) <= max(width, 51)
+        assert "top3" not in left_out or "mean rank" in left_out
+
+
+def test_an_order_by_a_metric_is_known_where_no_run_fits(tmp_path, capsys):
+    found = documents(sync_run(tmp_path / "other"))
+    metrics = {"eval": {"step": 10, "epoch": 1.0, "loss": 0.5, "mean_rank": 2.0}}
+    write_run(tmp_path / "out" / "one", variant(found, 0, name="one", **metrics))
+    given = ["runs", "list", "--out", str(tmp_path / "out"), "--where", "mean-rank<1", "--sort", "mean-rank", "--json"]
+    assert invoke(given) == 0
+    assert json.loads(capsys.readouterr().out) == {"runs": []}
+
+
+# Sources -------------------------------------------------------------------------------------------------------------
+
+ALLOWED = {
+    "records/store/jsonl.py": "lines of earlier releases have an accuracy beside the loss",
+    "records/store/summary_schema.py": "summaries of earlier releases; the type of eval_accuracy, which every flat row has",
+    "report/catalog/figures.py": "eval_accuracy and eval_error, which every flat row has had since the first release",
+    "report/catalog/query.py": "a short name for eval_accuracy, and an example of a condition",
+    "report/tables/columns.py": "the column and the short name of eval_accuracy",
+    "report/tables/runs_list.py": "the column of eval_accuracy, where a run has one",
+    "core/job.py": "examples of values in help texts",
+    "core/units.py": "an example of a value in a message",
+    "core/suggestions.py": "what other tools call --until",
+    "cli/commands/compare.py": "examples of figures in help texts and a message",
+    "cli/commands/catalog/list.py": "examples of figures in help texts",
+    "backends/tf/model.py": "the sum that classifiers have, as the backend counts it",
+    "backends/torch/model.py": "the sum that classifiers have, as the backend counts it",
+    "conformance/suite.py": "the suite's own job trains a classifier",
+}
+"""Where a file outside metrics and models may name this metric or its sum, and why."""
+
+NAMES_IT = re.compile(r"accurac|\bcorrect\b|(?<![a-z])correct_|_correct\b", re.IGNORECASE)
+
+
+def test_no_other_file_names_the_accuracy(repository):
+    found = set()
+    for package in tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
+        folder = package.split(".")[1:]
+        for path in repository.joinpath(*folder).glob("*.py"):
+            name = path.relative_to(repository).as_posix()
+            if not name.startswith(("metrics/", "models/")) and any(map(NAMES_IT.search, said(ast.parse(path.read_text())))):
+                found.add(name)
+    assert found == set(ALLOWED)
+
+
+def said(tree):
+    """Yield names and texts of a module, without docstrings, which may give examples."""
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+            yield node.value
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name
