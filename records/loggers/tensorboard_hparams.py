@@ -52,11 +52,12 @@ class HParams:
     def start(self, job: Job, metrics: Sequence[MetricInfo], unix_seconds: float) -> Iterable[Any]:
         """Return the summaries for the start of a run: what the view shows, and this run's values."""
         names = list(settings(Job(), NOT_COMPARED))
+        called = {tag: _words(tag) for tag in figures(metrics)} | {f"eval/{info.name}": f"eval {info.label}" for info in metrics}
         experiment = self._api.Experiment(
             name="crosstrain",
             time_created_secs=unix_seconds,
             hparam_infos=[self._setting(name) for name in names],
-            metric_infos=[self._api.MetricInfo(name=self._api.MetricName(tag=tag), display_name=_words(tag)) for tag in figures(metrics)],
+            metric_infos=[self._api.MetricInfo(name=self._api.MetricName(tag=tag), display_name=called[tag]) for tag in figures(metrics)],
         )
         begun = self._data.SessionStartInfo(start_time_secs=unix_seconds)
         for name, value in settings(job, NOT_COMPARED).items():

@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from own_models import importable
 from processes import MarkedRun, free_ports, wait_until
 
 from crosstrain.conformance.runs import read_run, trainer
@@ -139,6 +140,21 @@ def forwarding(*arguments):
 def all_of(history, values):
     """Whether each point is one of the values, and there are points."""
     return bool(history) and all(any(value == pytest.approx(known) for known in values) for _, value in history)
+
+
+def test_metrics_of_a_model_of_ones_own(tmp_path, server):
+    model = ["--backend", "torch", "--model", "foreign_metrics.ranked", "--data", "digits", "--lr", "0.02", "--no-calibrate"]
+    asked = [*model, "--epochs", "5", "--eval-every", "10steps", "--until", "mean_rank<=2", "--mlflow", server.address]
+    done = trainer(
+        *("run", *asked, "--mlflow-experiment", "ranked", "--out", str(tmp_path), "--name", "ranked"), environment=importable(TOY.parent)
+    )
+    assert done.returncode == 0, done.stderr
+    run, record = server.runs("ranked")[0], read_run(tmp_path / "ranked")
+    for name in ("top5", "mean_rank"):
+        assert server.history(run, f"eval/{name}") == [(each.step, pytest.approx(each.metrics[name])) for each in record.evals]
+    assert pairs(run, "metrics")["eval/mean_rank"] <= 2
+    assert not [name for name in pairs(run, "metrics") if "accuracy" in name]
+    assert (pairs(run, "params")["until"], pairs(run, "params")["model"]) == ("mean_rank<=2", "foreign_metrics.ranked")
 
 
 def test_a_run_and_its_continuation(tmp_path, server):
