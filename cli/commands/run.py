@@ -7,7 +7,8 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,78 +90,134 @@ def run(
     Every setting can also be given as environment variable (--batch-size: TRAINER_BATCH_SIZE) or as key of a --config file
     (batch_size); flags win over the environment, the environment over the file, the file over the defaults.
     """
+    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, quiet=quiet)
+    _refuse_contradictions(resume, force=force, trust_run=trust_run, repeats=repeats)
+    if resume is not None and not print_config and (place := _place(typed, typed.given_anew)) is not None and not place.is_driver:
+        return _join_resumed(typed, resume, place)
+    resolved, resumption = _resolved_job(typed, force=force, trust_run=trust_run)
+    resolved.refuse_idle_flags()
+    if print_config:
+        click.echo(_as_json(resolved) if as_json else _as_text(resolved))
+        return 0
+    _tell_notes(typed, resolved, resumption)
+    place = _place(typed, resolved.job.model_dump() if resume is None else typed.given_anew)
+    _check_place(typed, resolved.job, place)
+    if repeats is not None:
+        if place is not None:
+            raise UsageError("--repeats: starts new runs on nodes of its own; it does not go with nodes started elsewhere")
+        from .run_repeats import repeat
+
+        return repeat(resolved.job, ctx.obj or (), repeats, as_json=as_json)
+    sources: Mapping[str, str] = resolved.sources
+    request = LaunchRequest(resolved.job, note)
+    if place is not None:
+        sources, request = _request_elsewhere(typed, resolved, place)
+        if not place.is_driver:
+            from ...launch.launchers.joining import join_run
+
+            return join_run(request.asked, place, request.secret, request.job.start_timeout)
+    command = ["trainer", *(ctx.obj or ())]
+    return _run_with_launcher(request.job, sources, command, choose_launcher(request), resumption, quiet=quiet, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class _Typed:
+    """What the command was given, apart from the settings of the job."""
+
+    ctx: click.Context
+    config: str | None
+    resume: Path | None
+    rendezvous: str | None
+    node_rank: int | None
+    secret_file: Path | None
+    quiet: bool
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The settings of the job that were typed."""
+        return given_options(self.ctx)
+
+    @cached_property
+    def given_anew(self) -> dict[str, Any]:
+        """Of a run that goes on: the settings that were given for that, by flag, variable or file."""
+        return given_anew(self.options, os.environ, self.config)
+
+
+def _refuse_contradictions(resume: Path | None, *, force: bool, trust_run: bool, repeats: int | None) -> None:
+    """Raise UsageError for options that mean nothing without ``--resume``, or nothing with it."""
     if force and resume is None:
         raise UsageError("--force: belongs to --resume")
     if trust_run and resume is None:
         raise UsageError(f"{TRUST_RUN}: belongs to --resume")
     if repeats is not None and resume is not None:
         raise UsageError("--repeats: starts new runs, and --resume goes on with one; give one of the two")
-    resumption, given = None, {}
-    if resume is None:
-        resolved = resolve(given_options(ctx), os.environ, config)
-        name_settings(resolved.sources)
-        resolved = _with_absolute_data(resolved)
-    else:
-        given = given_anew(given_options(ctx), os.environ, config)
-        if not print_config and (place := _place(given, rendezvous, node_rank)) is not None and not place.is_driver:
-            from ...engine.protocol.transport import read_secret
-            from ...launch.launchers.joining import asked_anew, join_run
 
-            return join_run(asked_anew(resume, given, place), place, read_secret(secret_file), _start_timeout(resume, given))
-        from ...launch.resume.resumption import load_resumption
 
-        name_settings(dict.fromkeys(given_options(ctx), "flag"))
-        resumption = load_resumption(find_target(resume), given_options(ctx), os.environ, config, force=force, trusted=trust_run)
-        resolved = resumption.resolved
+def _join_resumed(typed: _Typed, resume: Path, place: Membership) -> int:
+    """Take part in a run that goes on elsewhere: this node need not have its files. Returns the run's exit code."""
+    from ...engine.protocol.transport import read_secret
+    from ...launch.launchers.joining import asked_anew, join_run
+
+    given = typed.given_anew
+    return join_run(asked_anew(resume, given, place), place, read_secret(typed.secret_file), _start_timeout(resume, given))
+
+
+def _resolved_job(typed: _Typed, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:
+    """Return the job with the source of each setting, and what a run that goes on begins with."""
+    if typed.resume is None:
+        resolved = resolve(typed.options, os.environ, typed.config)
         name_settings(resolved.sources)
-    resolved.refuse_idle_flags()
-    if print_config:
-        click.echo(_as_json(resolved) if as_json else _as_text(resolved))
-        return 0
-    if resumption is not None:
-        for text in resumption.notes:
-            note(text)
-    if not quiet:
-        for text in (*resolved.notes, *resolved.idle_notes()):
-            note(text)
-        if config is not None and not (resolved.job.out / SWEEP_FILE).exists() and read_grid(config) != Grid():
-            note(f"{config} describes a sweep: this is its base job; `trainer sweep {config}` runs all of its points")
-    command = ["trainer", *(ctx.obj or ())]
-    job = resolved.job
-    place = _place(job.model_dump() if resume is None else given, rendezvous, node_rank)
+        return _with_absolute_data(resolved), None
+    from ...launch.resume.resumption import load_resumption
+
+    name_settings(dict.fromkeys(typed.options, "flag"))
+    target = find_target(typed.resume)
+    resumption = load_resumption(target, typed.options, os.environ, typed.config, force=force, trusted=trust_run)
+    name_settings(resumption.resolved.sources)
+    return resumption.resolved, resumption
+
+
+def _tell_notes(typed: _Typed, resolved: Resolved, resumption: Resumption | None) -> None:
+    """Tell on standard error what a user may not expect of these settings."""
+    for text in () if resumption is None else resumption.notes:
+        note(text)
+    if typed.quiet:
+        return
+    for text in (*resolved.notes, *resolved.idle_notes()):
+        note(text)
+    if typed.config is not None and not (resolved.job.out / SWEEP_FILE).exists() and read_grid(typed.config) != Grid():
+        note(f"{typed.config} describes a sweep: this is its base job; `trainer sweep {typed.config}` runs all of its points")
+
+
+def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
+    """Refuse, or tell of, what belongs to another way of starting the nodes."""
     if place is None:
         if job.launcher == "auto":
-            refuse_step(os.environ, ctx.obj or ("run",))
-        if secret_file is not None:
-            _tell_unused(ctx, "secret_file", quiet=quiet)
-    if given_options(ctx).get("tensorboard") and not quiet and (place is None or place.is_driver):
+            refuse_step(os.environ, typed.ctx.obj or ("run",))
+        if typed.secret_file is not None:
+            _tell_unused(typed.ctx, "secret_file", quiet=typed.quiet)
+    if typed.options.get("tensorboard") and not typed.quiet and (place is None or place.is_driver):
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
-    if repeats is not None:
-        if place is not None:
-            raise UsageError("--repeats: starts new runs on nodes of its own; it does not go with nodes started elsewhere")
-        from .run_repeats import repeat
-
-        return repeat(job, ctx.obj or (), repeats, as_json=as_json)
-    sources, request = resolved.sources, LaunchRequest(job, note)
-    if place is not None:
-        from ...engine.protocol.transport import read_secret
-        from ...launch.launchers.joining import asked_anew, asked_of, join_run
-        from ...launch.launchers.rendezvous import apply_membership
-
-        secret = read_secret(secret_file)
-        job, sources = apply_membership(job, sources, place)
-        asked = asked_of(job) if resume is None else asked_anew(resume, given, place)
-        if not place.is_driver:
-            return join_run(asked, place, secret, job.start_timeout)
-        request = LaunchRequest(job, note, place, secret, asked)
-    return _run_with_launcher(job, sources, command, choose_launcher(request), resumption, quiet=quiet, as_json=as_json)
 
 
-def _place(settings: Mapping[str, Any], rendezvous: str | None, node_rank: int | None) -> Membership | None:
+def _request_elsewhere(typed: _Typed, resolved: Resolved, place: Membership) -> tuple[Mapping[str, str], LaunchRequest]:
+    """Return the sources of the settings, and the request to launch, of a run whose nodes something else has started."""
+    from ...engine.protocol.transport import read_secret
+    from ...launch.launchers.joining import asked_anew, asked_of
+    from ...launch.launchers.rendezvous import apply_membership
+
+    secret = read_secret(typed.secret_file)
+    job, sources = apply_membership(resolved.job, resolved.sources, place)
+    asked = asked_of(job) if typed.resume is None else asked_anew(typed.resume, typed.given_anew, place)
+    return sources, LaunchRequest(job, note, place, secret, asked)
+
+
+def _place(typed: _Typed, settings: Mapping[str, Any]) -> Membership | None:
     """Return where this process stands among those that something else started; None where it is alone. `settings`: as far as known."""
     if settings.get("launcher", "auto") == "auto":
-        return detect(os.environ, rendezvous, node_rank, settings.get("nodes"), settings.get("procs_per_node", 1))
-    if rendezvous is not None or node_rank is not None:
+        nodes, tasks = settings.get("nodes"), settings.get("procs_per_node", 1)
+        return detect(os.environ, typed.rendezvous, typed.node_rank, nodes, tasks)
+    if typed.rendezvous is not None or typed.node_rank is not None:
         raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")
     return None
 
