@@ -11,7 +11,7 @@ from typing import Protocol
 from ...core.job import Job
 from ...engine.protocol.messages import Message, Stream
 
-__all__ = ["Launcher", "NodeChannel", "close_input", "send_prepare"]
+__all__ = ["AgentStarter", "Launcher", "NodeChannel", "StartedAgent", "close_input", "send_prepare"]
 
 
 @dataclass(slots=True)
@@ -32,6 +32,28 @@ class NodeChannel:
     process: subprocess.Popen[bytes] | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
     scratch: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartedAgent:
+    """An agent that is a child of this process: the process, the channel over its standard input and output, and its node.
+
+    `address`, `isolated` and `cores` as in `NodeChannel`.
+    """
+
+    process: subprocess.Popen[bytes]
+    stream: Stream
+    address: str
+    isolated: bool | None
+    cores: float | None = None
+
+
+class AgentStarter(Protocol):
+    """Starts a command on a node, with a channel to its standard input and output; where that is, is all that starters differ in."""
+
+    def start(self, node: int, command: Sequence[str]) -> StartedAgent:
+        """Start `command` on node `node`. Raises OSError where it cannot be started."""
+        ...
 
 
 class Launcher(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.process import python
-from ...engine.protocol.messages import Stream
 from ...engine.protocol.transport import start_over_stdio
 from ..node.scratch import remove_scratch
 from ..virtual.errors import MissingCapabilityError
-from .base import Launcher, NodeChannel, close_input, send_prepare
+from .base import AgentStarter, Launcher, NodeChannel, StartedAgent, close_input, send_prepare
 from .registry import LaunchRequest
 
 if TYPE_CHECKING:
@@ -56,8 +55,12 @@ class LocalLauncher:
         """
         if not self._channels:
             network = self._virtual_network()
+            starter: AgentStarter = NamespaceStarter(network) if network else HostStarter()
             for node in range(self.job.nodes):
-                self._channels.append(self._isolated_node(network, node) if network else self._host_node(node))
+                agent = starter.start(node, python("crosstrain.launch.node.agent", "--node", str(node), "--parent", str(os.getpid())))
+                self._agents.append(agent.process)
+                send_prepare(agent.stream, self.job)
+                self._channels.append(NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, True, agent.process))
         return self._channels
 
     def close(self) -> None:
@@ -144,20 +147,22 @@ class LocalLauncher:
         own = load_backend(self.job.backend).capabilities.host_network_warning
         self.warn(f"{text}; {own}" if own else text)
 
-    def _isolated_node(self, network: VirtualNetwork, node: int) -> NodeChannel:
-        started = start_over_stdio(partial(network.popen, node), self._command(node))
-        return self._channel(node, *started, network.addresses[node], isolated=True, cores=network.cores(node))
 
-    def _host_node(self, node: int) -> NodeChannel:
-        started = start_over_stdio(subprocess.Popen, self._command(node))
-        return self._channel(node, *started, "127.0.0.1", isolated=False, cores=None)
+class HostStarter:
+    """Starts agents on this host, all on 127.0.0.1."""
 
-    def _command(self, node: int) -> list[str]:
-        return python("crosstrain.launch.node.agent", "--node", str(node), "--parent", str(os.getpid()))
+    def start(self, node: int, command: Sequence[str]) -> StartedAgent:
+        """Start an agent; see `AgentStarter`."""
+        return StartedAgent(*start_over_stdio(subprocess.Popen, command), "127.0.0.1", isolated=False)
 
-    def _channel(
-        self, node: int, process: subprocess.Popen[bytes], stream: Stream, address: str, *, isolated: bool, cores: float | None
-    ) -> NodeChannel:
-        self._agents.append(process)
-        send_prepare(stream, self.job)
-        return NodeChannel(node, stream, address, isolated, cores, True, process)
+
+@dataclass(frozen=True)
+class NamespaceStarter:
+    """Starts each agent in a virtual node, which has an address, counters and maybe a CPU limit of its own."""
+
+    network: VirtualNetwork
+
+    def start(self, node: int, command: Sequence[str]) -> StartedAgent:
+        """Start an agent; see `AgentStarter`."""
+        started = start_over_stdio(partial(self.network.popen, node), command)
+        return StartedAgent(*started, self.network.addresses[node], isolated=True, cores=self.network.cores(node))
