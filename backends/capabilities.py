@@ -10,7 +10,7 @@ from ..core.cluster import Role
 from ..core.errors import UsageError
 from ..core.job import Job
 
-__all__ = ["Capabilities", "Device", "ExportFormat", "Mode", "Precision", "refuse_unsupported"]
+__all__ = ["Capabilities", "Device", "ExportFormat", "Mode", "Precision", "refuse_unsupported", "unused_precision"]
 
 Mode = Literal["sync", "async"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -66,6 +66,14 @@ def refuse_unsupported(job: Job, backend: str, capabilities: Capabilities) -> No
         if asked not in supported:
             listed = ", ".join(supported) or "nothing"
             raise UsageError(f"{name}: got {asked!r}, which backend {backend} does not support; supported there: {listed}.")
+
+
+def unused_precision(precision: str, model: str, backend: str) -> UsageError:
+    """Return the error about a model whose forward function computes nothing in the format of `precision`, which is below fp32."""
+    return UsageError(
+        f"precision: got {precision!r}, but the forward function of model {model!r} on {backend} computes nothing in it; "
+        "allowed there: fp32. Choose fp32, or let the function compute its products in context.compute (docs/adding-a-model.md)."
+    )
 
 
 def _asked(job: Job, capabilities: Capabilities) -> Iterator[tuple[str, str, Sequence[str]]]:

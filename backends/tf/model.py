@@ -22,6 +22,7 @@ from ...models.layers.tf.image import HeldParameters
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM, TOKENS
 from .data import Given, Part
 from .forward_context import Context
+from .precision import watched
 
 __all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened", "parts_on"]
 
@@ -163,7 +164,9 @@ def build_model(name: str, spec: ModelSpec) -> TfModel:
         raise UsageError(f"model: its objective names the loss {loss!r}, which is no function of {module.__name__}.")
     own_losses = None if loss == CROSS_ENTROPY else getattr(module, loss)
     layouts = module.held(spec) if hasattr(module, "held") else {}
-    return TfModel(spec, module.forward, layouts, module.example_sums if hasattr(module, "example_sums") else None, own_losses)
+    return TfModel(
+        spec, watched(module.forward, name), layouts, module.example_sums if hasattr(module, "example_sums") else None, own_losses
+    )
 
 
 def _dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:

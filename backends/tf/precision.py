@@ -6,12 +6,15 @@ not been run on one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from ...core.errors import UsageError
 from ...core.job import Job
+from ...models.base import ForwardContext
+from ..capabilities import unused_precision
 
 __all__ = [
     "CLEAN_STEPS",
@@ -23,6 +26,7 @@ __all__ = [
     "low_format",
     "precision_used",
     "unscaled",
+    "watched",
 ]
 
 FIRST_SCALE, CLEAN_STEPS = 2.0**16, 2000
@@ -52,6 +56,34 @@ def precision_used(precision: str, device: str) -> str:
         if any(detail.get("compute_capability", (0, 0)) >= TENSOR_FLOAT_CAPABILITY for detail in details):
             return "fp32 (TF32)"
     return precision
+
+
+def watched(forward: Callable[..., tf.Tensor], model: str) -> Callable[..., tf.Tensor]:
+    """Return a model's forward function, whose tracing raises UsageError where a low format is asked for and nothing computed in it."""
+
+    def watching(parameters: Any, x: Any, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
+        if context.compute is None or tf.executing_eagerly():
+            return forward(parameters, x, context)
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        result = forward(parameters, x, context)
+        if not any(_computed_in(graph, before, context.compute)):
+            raise unused_precision(next(name for name, low in _FORMATS.items() if low == context.compute), model, "tf")
+        return result
+
+    return watching
+
+
+def _computed_in(graph: tf.Graph, first: int, low: tf.DType) -> Iterator[bool]:
+    """Yield of each operation from the one numbered `first` on, and of the functions that they may call, whether its result is `low`.
+
+    A change of format alone is no operation.
+    """
+    for operation in graph.get_operations()[first:]:
+        yield operation.type != "Cast" and any(output.dtype.base_dtype == low for output in operation.outputs)
+    for function in graph.as_graph_def().library.function:
+        for node in function.node_def:
+            yield node.op != "Cast" and node.attr["T"].type == low.as_datatype_enum
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

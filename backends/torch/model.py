@@ -17,7 +17,7 @@ from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM, TOKENS
 from .data import Given, ResidentSplit
 from .forward_context import ForwardContexts
-from .precision import low_format
+from .precision import low_format, watched
 from .state import cut
 
 __all__ = ["DistributedLoss", "Model", "evaluation_batch"]
@@ -58,7 +58,7 @@ class Model:
         )
         self._named = dict(zip((parameter.name for parameter in spec.parameters), self.leaves, strict=True))
         module = load(forward_plugin(job.model, "torch"), "forward")
-        self._function: Forward = module.forward
+        self._function: Forward = module.forward if self._low is None else watched(module.forward, job.precision, self._low, job.model)
         self._own_losses = _own_losses(spec, module)
         self._example_sums = module.example_sums if hasattr(module, "example_sums") else None
 

@@ -6,13 +6,16 @@ autocast's list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.errors import UsageError
+from ..capabilities import unused_precision
 
-__all__ = ["LossScale", "low_format", "precision_used"]
+__all__ = ["LossScale", "low_format", "precision_used", "watched"]
 
 FIRST_SCALE, CLEAN_STEPS = 2.0**16, 2000
 """Loss scale at the start, and steps without overflow after which it doubles: those of torch.amp.GradScaler."""
@@ -35,6 +38,40 @@ def precision_used(precision: str, device: torch.device) -> str:
     if precision != "fp32" or device.type != "cuda" or torch.cuda.get_device_capability(device) < TENSOR_FLOAT_CAPABILITY:
         return precision
     return "fp32 (TF32)" if torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32 else "fp32"
+
+
+def watched(forward: Callable[..., torch.Tensor], precision: str, low: torch.dtype, model: str) -> Callable[..., torch.Tensor]:
+    """Return the forward function of a model that is to compute in `low`, whose first pass raises UsageError where it does not."""
+    proven = False
+
+    def watching(*arguments: Any) -> torch.Tensor:
+        nonlocal proven
+        if proven:
+            return forward(*arguments)
+        with _LowOperations(low) as seen:
+            result = forward(*arguments)
+        if not seen.any:
+            raise unused_precision(precision, model, "torch")
+        proven = True
+        return result
+
+    return watching
+
+
+class _LowOperations(TorchDispatchMode):  # type: ignore[misc]
+    """Notices operations, as autocast leaves them, whose result has the format `low`; a change of format alone is none."""
+
+    def __init__(self, low: torch.dtype) -> None:
+        super().__init__()
+        self._low = low
+        self.any = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        results = result if isinstance(result, tuple | list) else [result]
+        if function is not torch.ops.aten._to_copy.default:
+            self.any = self.any or any(isinstance(one, torch.Tensor) and one.dtype == self._low and not one._is_view() for one in results)
+        return result
 
 
 class LossScale:

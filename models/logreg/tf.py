@@ -13,6 +13,9 @@ __all__ = ["forward"]
 
 def forward(parameters: Mapping[str, tf.Tensor], x_bchw: tf.Tensor, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
     """Return logits_bk. The weight keeps its canonical layout [out, in]; the product transposes it on the fly."""
-    weight_ki = parameters["dense.weight"]
+    weight_ki, bias_k = parameters["dense.weight"], parameters["dense.bias"]
     x_bi = tf.reshape(x_bchw, [-1, weight_ki.shape[1]])
-    return tf.nn.bias_add(tf.linalg.matmul(x_bi, weight_ki, transpose_b=True), parameters["dense.bias"])
+    if context.compute is None:
+        return tf.nn.bias_add(tf.linalg.matmul(x_bi, weight_ki, transpose_b=True), bias_k)
+    x_bi, weight_ki, bias_k = (tf.cast(value, context.compute) for value in (x_bi, weight_ki, bias_k))
+    return tf.cast(tf.nn.bias_add(tf.linalg.matmul(x_bi, weight_ki, transpose_b=True), bias_k), tf.float32)
