@@ -1,7 +1,9 @@
 """A model of one's own on data of varying length: losses are weighted by tokens over the whole global batch, on any number of workers."""
 
 import json
+import shutil
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -84,13 +86,22 @@ def reference():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
+    """Each run, made when it is first asked for: sync on so many workers, or async on two."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def made(backend, workers):
+        own = {"mode": "async", "procs_per_node": 2, "deterministic": False, "calibrate": True}
+        own = own if workers == "async" else {"procs_per_node": workers}
+        return run_job(folder, name=f"{backend}-{workers}", backend=backend, environment=ENVIRONMENT, **{**JOB, **own})
+
+    return made
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_losses_are_weighted_by_tokens_on_any_number_of_workers(backend, workers, runs, reference):
-    run = run_job(runs, name=f"{backend}-{workers}", backend=backend, procs_per_node=workers, environment=ENVIRONMENT, **JOB)
+    run = runs(backend, workers)
     losses, loss, accuracy = reference
     np.testing.assert_allclose(run.losses, losses, rtol=2e-5)
     last = run.evals[-1].metrics
@@ -102,23 +113,23 @@ def test_losses_are_weighted_by_tokens_on_any_number_of_workers(backend, workers
 
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_async_workers_learn_it_too(backend, runs, reference):
-    job = {**JOB, "mode": "async", "deterministic": False, "calibrate": True, "procs_per_node": 2}
-    run = run_job(runs, name=f"{backend}-async", backend=backend, environment=ENVIRONMENT, **job)
+    run = runs(backend, "async")
     assert len(run.losses) == 120
     assert run.evals[-1].metrics["tag_accuracy"] > 0.8
     assert run.evals[0].metrics["perplexity"] > run.evals[-1].metrics["perplexity"]
 
 
-def test_a_checkpoint_goes_from_one_framework_to_the_other(runs):
-    done = trainer("run", "--resume", str(runs / "tf-1"), "--backend", "torch", "--epochs", "3", "--trust-run", environment=ENVIRONMENT)
+def test_a_checkpoint_goes_from_one_framework_to_the_other(runs, tmp_path):
+    path = shutil.copytree(runs("tf", 1).path, tmp_path / "copy")
+    done = trainer("run", "--resume", str(path), "--backend", "torch", "--epochs", "3", "--trust-run", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    summary = json.loads((runs / "tf-1" / "summary.json").read_text())
+    summary = json.loads((path / "summary.json").read_text())
     assert (summary["state"], summary["steps"]) == ("succeeded", 90)
 
 
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_it_is_evaluated_on_either_framework(backend, runs, reference):
-    done = trainer("evaluate", str(runs / "torch-1"), "--backend", backend, "--trust-run", "--json", environment=ENVIRONMENT)
+    done = trainer("evaluate", str(runs("torch", 1).path), "--backend", backend, "--trust-run", "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tag_accuracy"] == pytest.approx(reference[2], abs=1e-3)
 
@@ -135,7 +146,7 @@ def test_it_is_evaluated_on_either_framework(backend, runs, reference):
     ],
 )
 def test_what_there_is_for_images_alone(arguments, words, runs, tmp_path):
-    typed = [str(runs / "torch-1") if one == "RUN" else str(tmp_path / one) if one.endswith(".npz") else one for one in arguments]
+    typed = [str(runs("torch", 1).path) if one == "RUN" else str(tmp_path / one) if one.endswith(".npz") else one for one in arguments]
     done = trainer(*typed, environment=ENVIRONMENT)
     assert done.returncode == 2, done.stdout
     assert words in done.stderr
@@ -143,7 +154,11 @@ def test_what_there_is_for_images_alone(arguments, words, runs, tmp_path):
 
 
 def test_the_tables_and_lists_show_it(runs):
-    for arguments in (["compare", str(runs / "tf-3"), str(runs / "torch-3")], ["explain", str(runs / "torch-async")], ["data", "list"]):
+    for arguments in (
+        ["compare", str(runs("tf", 3).path), str(runs("torch", 3).path)],
+        ["explain", str(runs("torch", "async").path)],
+        ["data", "list"],
+    ):
         done = trainer(*arguments, environment=ENVIRONMENT)
         assert done.returncode == 0, done.stderr
 
