@@ -17,6 +17,7 @@ from .errors import MissingPackageError, UsageError
 
 __all__ = [
     "BUILT_IN",
+    "DOWNLOADER",
     "GROUPS",
     "NO_MODULE",
     "Kind",
@@ -45,7 +46,8 @@ class Plugin:
     """A name, the object it stands for (``module`` or ``module:attribute``), and how to install what it needs.
 
     `requires` is the top-level module that has to be importable, and `distributions` are those that it may come in; empty where nothing is
-    needed beyond crosstrain itself. `provider` is the distribution whose entry point it is, where it is none of ours.
+    needed beyond crosstrain itself. `requires_also` are modules that this one needs in turn. `provider` is the distribution whose entry
+    point it is, where it is none of ours.
     """
 
     name: str
@@ -54,11 +56,12 @@ class Plugin:
     install: str = ""
     distributions: tuple[str, ...] = ()
     provider: str = ""
+    requires_also: tuple[str, ...] = ()
 
     @property
     def installed(self) -> bool:
-        """Whether the package that the plugin needs can be found (it is not imported)."""
-        return not self.requires or not missing_packages([self.requires])
+        """Whether the packages that the plugin needs can be found (they are not imported)."""
+        return not self.requires or not missing_packages([self.requires, *self.requires_also])
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
@@ -85,6 +88,16 @@ _BACKENDS = (
         distributions=("torch",),
     ),
 )
+
+DOWNLOADER = Plugin(
+    name="torchvision",
+    target="crosstrain.data.sources.torchvision_download",
+    requires="torchvision",
+    install="pip install 'crosstrain[torch]'",
+    distributions=("torchvision",),
+    requires_also=("torch",),
+)
+"""What downloads original files of datasets: a module that is run in a process of its own."""
 
 _MODELS = ("logreg", "cnn", "alexnet", "resnet18")
 """Each is a folder with a forward function for each of our backends."""

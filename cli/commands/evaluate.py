@@ -19,6 +19,7 @@ from ...checkpoint.compatibility import rebuilt_model
 from ...core.errors import MissingPackageError, UsageError, writing
 from ...core.job import Job
 from ...core.plugins import available, forward_backends, forward_plugin
+from ...core.settings.job_fields import choices
 from ...core.untrusted.console import note
 from ...data.base import DataInfo, Split, TextFeatures
 from ...data.store.resolve import written_out
@@ -41,6 +42,7 @@ __all__ = ["evaluate"]
 @click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
 @click.option("--backend", metavar="NAME", help="A name from `trainer backends` [default: the one that trained it].")
 @click.option("--precision", metavar="fp32|bf16|fp16", help="Number format of convolutions and matrix products [default: the run's].")
+@click.option("--device", metavar="auto|cpu|gpu", help="Where to compute [default: as the run was asked to].")
 @click.option("--split", default="test", metavar="test|train", help="Which part of the dataset. [default: test]")
 @click.option("--predictions", type=GivenPath(), help="Write logits and labels into this new .npz file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -52,6 +54,7 @@ def evaluate(
     data_dir: Path | None,
     backend: str | None,
     precision: str | None,
+    device: str | None,
     split: str,
     predictions: Path | None,
     as_json: bool,
@@ -68,12 +71,12 @@ def evaluate(
     checkpoint, damaged = find_checkpoint(find_target(source))
     for error in damaged:
         note(f"{error} An older one is taken.")
-    options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision, "device": None}
+    options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
     name_settings({field: "flag" if typed is not None else f"checkpoint {checkpoint.path.name}" for field, typed in options.items()})
     check_typed_model(model, checkpoint.meta.job["model"])
     taken = _taken(checkpoint.meta, model, data, data_dir)
     refuse_foreign(taken, checkpoint.path, ("model", "data", "data_dir"), trusted=trust_run)
-    job = _job(checkpoint.meta, data, data_dir, backend, precision)
+    job = _job(checkpoint.meta, data, data_dir, backend, precision, device)
     dataset = _fitting_data(checkpoint.meta, job)
     state = State(checkpoint.parameters, {}, checkpoint.meta.step, checkpoint.buffers)
     spec = rebuilt_model(checkpoint.meta)
@@ -107,17 +110,18 @@ def _taken(meta: Meta, model: str | None, data: str | None, data_dir: Path | Non
     return taken
 
 
-def _job(meta: Meta, data: str | None, data_dir: Path | None, backend: str | None, precision: str | None) -> Job:
+def _job(meta: Meta, data: str | None, data_dir: Path | None, backend: str | None, precision: str | None, device: str | None) -> Job:
     """Return the job of the one task that evaluates."""
-    if precision not in (None, "fp32", "bf16", "fp16"):
-        raise UsageError.of("--precision", precision, "fp32, bf16, fp16", ["fp32", "bf16", "fp16"])
+    for field, given in (("precision", precision), ("device", device)):
+        if given is not None and given not in choices(field):
+            raise UsageError.of(f"--{field}", given, ", ".join(choices(field)), choices(field))
     job = Job(
         backend=_backend(meta, backend),
         model=meta.job["model"],
         data=data or meta.job["data"],
         data_dir=data_dir or _known_dir(meta, data),
         precision=precision or meta.job.get("precision", "fp32"),
-        device=meta.job.get("device", "auto"),
+        device=device or meta.job.get("device", "auto"),
         seed=meta.seed,
         monitor=False,
         tensorboard=False,

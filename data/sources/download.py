@@ -1,15 +1,15 @@
-"""Downloading original files through torchvision, in a process of its own so that no framework enters this one."""
+"""Downloading original files of datasets, in a process of its own so that no framework enters this one."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import subprocess
 import tempfile
 from pathlib import Path
 
 from ...core.errors import MissingPackageError, UsageError
+from ...core.plugins import DOWNLOADER
 from ...core.process import python
 from ...core.untrusted.console import note
 
@@ -17,18 +17,18 @@ __all__ = ["download", "expect_md5"]
 
 
 def download(name: str, folder: Path, seconds: float, files_hint: str, parts: tuple[str, ...] = ()) -> None:
-    """Let torchvision download the dataset `name` (of which `parts`) into `folder`, within `seconds`.
+    """Let `core.plugins.DOWNLOADER` download the dataset `name` (of which `parts`) into `folder`, within `seconds`.
 
     Raises MissingPackageError or UsageError; `files_hint` completes "either …" with the way to do without.
     """
-    if not all(importlib.util.find_spec(package) for package in ("torch", "torchvision")):
+    if not DOWNLOADER.installed:
         raise MissingPackageError(
-            f"data: {name!r} is not prepared, and downloading it needs torchvision, which is not installed. Either {files_hint}, "
-            "or install it with: pip install 'crosstrain[torch]'"
+            f"data: {name!r} is not prepared, and downloading it needs {DOWNLOADER.name}, which is not installed. Either {files_hint}, "
+            f"or install it with: {DOWNLOADER.install}"
         )
     note(f"data: downloading {name}, once, for at most {seconds / 60:.0f} minutes")
-    command = python("crosstrain.data.sources.torchvision_download", str(folder), name, *parts)
-    environment = {**os.environ, "TMPDIR": str(folder)}  # torch leaves folders of its own in the temporary folder
+    command = python(DOWNLOADER.target, str(folder), name, *parts)
+    environment = {**os.environ, "TMPDIR": str(folder)}  # frameworks leave folders of their own in the temporary folder
     with tempfile.TemporaryFile() as output:
         # The child ends when its standard input does, so that it cannot outlive this process, not even after a kill -9.
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment) as child:

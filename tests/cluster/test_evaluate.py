@@ -168,6 +168,16 @@ def _resnet_logits(run, data):
     return np.load(images)
 
 
+def test_it_computes_on_the_device_that_is_asked_for(run, monkeypatch):
+    """A run that asked for a GPU is evaluated on the CPU where that is typed; a device that is not there, or not declared, is refused."""
+    own = json.loads(evaluate(run, "--device", "cpu", "--json").stdout)
+    assert own["loss"] == json.loads(evaluate(run, "--json").stdout)["loss"]
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent / "toy"))
+    assert "--device: got 'gpu', which backend toy does not support" in evaluate(run, "--backend", "toy", "--device", "gpu", code=2).stderr
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert re.search("--device: got 'gpu', but .* finds no GPU", evaluate(run, "--device", "gpu", code=2).stderr)
+
+
 class TestWrongRequests:
     @pytest.mark.parametrize(
         ("arguments", "said"),
@@ -179,6 +189,7 @@ class TestWrongRequests:
             (["--data", "digit"], r"data: got 'digit'.*Did you mean 'digits'\?"),
             (["--backend", "torhc"], r"--backend: got 'torhc'; allowed: tf, torch.*Did you mean 'torch'\?"),
             (["--precision", "fp64"], r"--precision: got 'fp64'; allowed: fp32, bf16, fp16"),
+            (["--device", "tpu"], r"--device: got 'tpu'; allowed: auto, cpu, gpu"),
             (["--split", "extra"], r"--split: got 'extra'; allowed: test, train"),
             (["--predictions", "/proc/no/where.npz"], r"--predictions: '/proc/no' is no folder"),
         ],
