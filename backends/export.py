@@ -1,6 +1,6 @@
 """A trained model in the format of others: what a backend that can export adds to `Backend`, and the process that does it.
 
-Started as ``python -m crosstrain.backends.export BACKEND FORMAT CHECKPOINT FOLDER PARENT``, so that no framework enters the command
+Started as ``python -m crosstrain.backends.export BACKEND FORMAT CHECKPOINT FOLDER ERROR PARENT``, so that no framework enters the command
 itself, and never two one process. Without a backend (``-``) the formats are those that need no framework.
 """
 
@@ -146,13 +146,16 @@ def _readme(meta: Meta, export_format: str, chosen: ExportFormat) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export one checkpoint; an error meant for people is written to standard error, and its exit code returned."""
-    backend, export_format, checkpoint, folder, parent = sys.argv[1:] if arguments is None else arguments
+    """Export one checkpoint; an error meant for people is written to the file ERROR, and its exit code returned.
+
+    What frameworks say stands on standard error.
+    """
+    backend, export_format, checkpoint, folder, errors, parent = sys.argv[1:] if arguments is None else arguments
     die_with_parent(int(parent))
     try:
         export_checkpoint(backend, export_format, read_checkpoint(Path(checkpoint)), Path(folder))
     except TrainerError as error:
-        sys.stderr.write(f"{error}\n")
+        Path(errors).write_text(str(error), encoding="utf-8")
         return error.exit_code
     return 0
 

@@ -177,18 +177,19 @@ def _run_exporter(backend: str, format_name: str, checkpoint: Path, folder: Path
 
     Its temporary files end with it: frameworks leave some behind.
     """
-    command = python("crosstrain.backends.export", backend, format_name, str(checkpoint), str(folder), str(os.getpid()))
     scratch = make_scratch()
+    error = scratch / "error"
+    command = python("crosstrain.backends.export", backend, format_name, str(checkpoint), str(folder), str(error), str(os.getpid()))
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(scratch)})
+        message = error.read_text(encoding="utf-8") if error.exists() else ""
     finally:
         remove_scratch(scratch)
     if done.returncode == 0:
         return
-    said = done.stderr.strip()
-    if done.returncode == UsageError.exit_code:
-        raise UsageError(said)
-    tail = "\n".join(f"  {line}" for line in said.splitlines()[-15:])
+    if message and done.returncode == UsageError.exit_code:
+        raise UsageError(message)
+    tail = "\n".join(f"  {line}" for line in (message or done.stderr.strip()).splitlines()[-15:])
     raise TrainerError(f"the export failed (exit code {done.returncode}); it said last:\n{tail}")
 
 

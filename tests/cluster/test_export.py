@@ -15,8 +15,10 @@ import numpy as np
 import psutil
 import pytest
 from model_checkpoints import save_model
+from own_models import importable, write_model
 
 from crosstrain.checkpoint import read_checkpoint
+from crosstrain.conformance.runs import run_job
 from crosstrain.data.store.stored_dataset import open_dataset
 
 pytestmark = pytest.mark.cluster
@@ -251,6 +253,16 @@ class TestWithoutAFramework:
         assert done.returncode == 0, done.stderr
         assert "backend: tf, because torch, which trained this model, is not installed" in done.stderr
         assert json.loads(done.stdout)["backend"] == "tf"
+
+
+def test_a_refusal_says_nothing_but_why(tmp_path, monkeypatch):
+    """What a framework prints while it is imported is no part of it."""
+    monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])
+    model = write_model(tmp_path, "only_torch", "torch")
+    run_job(tmp_path, name="run", backend="torch", model=model, data="digits", steps=2, save_final=True)
+    done = trainer("export", tmp_path / "run", "--model", model, "--format", "savedmodel", code=2)
+    assert done.stderr.startswith(f"error: --model: '{model}' has no forward function on backend 'tf'; it has one on: torch.")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_termination_leaves_nothing(tmp_path):
