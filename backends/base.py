@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.cluster import Task, TaskSpec
+from ..core.errors import UsageError
 from ..core.job import Job
 from ..data.augment import augmentation
 from ..data.base import Dataset, Split
@@ -273,11 +274,14 @@ def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
     """Return the run's data order, with the changes of its images; every task derives the same one.
 
     `weight` is the objective's: the sum that the sum of the losses is divided by. Raises UsageError where the job asks for changes that
-    the data does not allow, or where the data has no such weights.
+    the data does not allow, or where the data has no such weights, or an example weighs nothing.
     """
     weights = None if weight == COUNTED else data.weights("train", weight)
     changes = augmentation(job.augment, data.info)
-    return Sampler(data.info.sizes["train"], job.seed, batch_rule(job), job.workers, changes, weights)
+    try:
+        return Sampler(data.info.sizes["train"], job.seed, batch_rule(job), job.workers, changes, weights)
+    except ValueError as error:
+        raise UsageError(f"data: the training examples of {data.info.name!r} cannot be weighted by {weight}: {error}") from error
 
 
 def calibration_batches(sampler: Sampler, rank: int | None = None) -> Batches:

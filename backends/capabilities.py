@@ -35,7 +35,7 @@ class Capabilities:
     - `modes`, `precisions`, `devices`: the values of ``--mode``, ``--precision`` and ``--device`` that it carries out; ``--device auto`` is
       always possible.
     - `augmentation`: it applies the changes of its batches (``--augment``).
-    - `deterministic`: two runs of one sync job are equal to the bit where ``--deterministic`` asks for it.
+    - `deterministic`: two runs of one sync job are equal to the bit where ``--deterministic`` asks for it, also one that was resumed.
     - `profiling`: it writes traces (``--profile``).
     - `packages`: the top-level modules that it imports, each with the distributions that it may come in. Where one is lacking the backend
       counts as not installed; the releases of all are recorded with each run.

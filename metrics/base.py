@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 __all__ = ["LOSS", "RESERVED_NAMES", "Better", "Metric", "MetricInfo"]
 
@@ -52,7 +52,8 @@ class MetricInfo:
 class Metric(MetricInfo):
     """A metric of a model. `value` computes it from the named sums; `bounds` are its smallest and largest possible value, where it has any.
 
-    Raises ValueError for a name that is no snake_case word or that means something else in the record of an evaluation.
+    Raises ValueError for a name that is no snake_case word or that means something else in the record of an evaluation, for a direction
+    that is neither ``higher`` nor ``lower``, and for bounds that are not in order.
     """
 
     value: Callable[[Mapping[str, float]], float]
@@ -61,6 +62,12 @@ class Metric(MetricInfo):
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name) or self.name in RESERVED_NAMES:
             raise ValueError(f"metric name: got {self.name!r}; allowed: a snake_case word, none of {', '.join(sorted(RESERVED_NAMES))}")
+        if self.better not in get_args(Better):
+            raise ValueError(f"metric {self.name!r}: better is {self.better!r}; allowed: {', '.join(get_args(Better))}")
+        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
+            raise ValueError(
+                f"metric {self.name!r}: its bounds are {self.bounds[0]:g} and {self.bounds[1]:g}; the first has to be the smaller"
+            )
 
     @property
     def info(self) -> MetricInfo:

@@ -97,7 +97,11 @@ class Objective:
         """Return a goal as an example."""
         least, most = self._bounds(info) or (0.0, 1.0)
         share = 0.9 if info.better == "higher" else 0.3
-        return f"{info.name}{_COMPARISONS[info.better]}{least + share * (most - least):g}"
+        if math.isinf(least):
+            goal = 0.0 if math.isinf(most) else most - 1.0
+        else:
+            goal = least + 1.0 if math.isinf(most) else least + share * (most - least)
+        return f"{info.name}{_COMPARISONS[info.better]}{goal:g}"
 
     def _bounds(self, info: MetricInfo) -> tuple[float, float] | None:
         return next((metric.bounds for metric in self.metrics if metric.name == info.name), None)

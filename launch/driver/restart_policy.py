@@ -55,17 +55,26 @@ class Stop:
 class Restart:
     """Start the tasks anew on the same nodes, after so many seconds, and go on from the newest checkpoint.
 
-    A run that has saved none begins anew. Where a node is lost this cannot be done, and the run ends as by `Stop`.
+    A run that has saved none begins anew. Where a node is lost this cannot be done, and the run ends as by `Stop`. Raises ValueError for
+    fewer than 0 seconds.
     """
 
     after_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.after_seconds >= 0:
+            raise ValueError(f"a restart after {self.after_seconds:g} seconds")
 
 
 Decision = Stop | Restart
 
 
 class RestartPolicy(Protocol):
-    """Decides what follows a failure."""
+    """Decides what follows a failure.
+
+    The driver asks the policy that it is given and no other: whoever wants a start repeated whose ports were taken wraps `PortClashRetry`
+    around their own.
+    """
 
     def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
         """Return what is to be done about a failure of a run on so many nodes, before which there were `attempts`, oldest first."""

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ...core.job import Job
+from ...core.process import python
 from ...engine.protocol.messages import Message, Stream
 
-__all__ = ["AgentStarter", "Launcher", "NodeChannel", "StartedAgent", "close_input", "send_prepare"]
+__all__ = ["AgentStarter", "Launcher", "NodeChannel", "StartedAgent", "agent_command", "close_input", "send_prepare"]
 
 
 @dataclass(slots=True)
@@ -49,7 +50,11 @@ class StartedAgent:
 
 
 class AgentStarter(Protocol):
-    """Starts a command on a node, with a channel to its standard input and output; where that is, is all that starters differ in."""
+    """Starts a command on a node, with a channel to its standard input and output; where that is, is all that starters differ in.
+
+    The command is `agent_command(node)`. A starter whose agents are children of this process adds ``--parent`` with its number, so that
+    they end with it however it ends; the others end with whatever has started them, or with their input.
+    """
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
         """Start `command` on node `node`. Raises OSError where it cannot be started."""
@@ -86,6 +91,11 @@ class Launcher(Protocol):
     def ended(self, exit_code: int) -> None:
         """Hear what the run's exit code is, before `close`."""
         ...
+
+
+def agent_command(node: int) -> list[str]:
+    """Return the command of the agent of a node, with this interpreter."""
+    return python("crosstrain.launch.node.agent", "--node", str(node))
 
 
 def send_prepare(stream: Stream, job: Job) -> None:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.process import python
 from ...engine.protocol.transport import start_over_stdio
 from ..node.scratch import remove_scratch
 from ..virtual.errors import MissingCapabilityError
-from .base import AgentStarter, Launcher, NodeChannel, StartedAgent, close_input, send_prepare
+from .base import AgentStarter, Launcher, NodeChannel, StartedAgent, agent_command, close_input, send_prepare
 from .registry import LaunchRequest
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class LocalLauncher:
             network = self._virtual_network()
             starter: AgentStarter = NamespaceStarter(network) if network else HostStarter()
             for node in range(self.job.nodes):
-                agent = starter.start(node, python("crosstrain.launch.node.agent", "--node", str(node), "--parent", str(os.getpid())))
+                agent = starter.start(node, [*agent_command(node), "--parent", str(os.getpid())])
                 self._agents.append(agent.process)
                 send_prepare(agent.stream, self.job)
                 self._channels.append(NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, True, agent.process))

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
-from ...core.process import python
 from ...core.settings.sweeps import value_text
 from ...core.untrusted.console import note
 from ...core.untrusted.listener import Door, Exchange
@@ -23,7 +22,7 @@ from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import accept, start_over_stdio
 from ..environments.base import Membership
-from .base import Launcher, NodeChannel, close_input, send_prepare
+from .base import Launcher, NodeChannel, agent_command, close_input, send_prepare
 from .joining import another_protocol, difference
 from .registry import LaunchRequest
 
@@ -110,7 +109,7 @@ class ExternalLauncher:
         return [channels[node] for node in sorted(channels)]
 
     def _gather(self) -> dict[int, NodeChannel]:
-        command = python("crosstrain.launch.node.agent", "--node", "0", "--parent", str(os.getpid()))
+        command = [*agent_command(0), "--parent", str(os.getpid())]
         self._own, stream = start_over_stdio(subprocess.Popen, command)
         channels = {0: self._channel(0, stream, self._own_address(), self._own)}
         standbys: set[tuple[int, int]] = set()

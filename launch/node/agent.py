@@ -272,7 +272,10 @@ def _task_environment(scratch: Path) -> dict[str, str]:
 
 
 def _watch_parent(agent: Agent, parent: int) -> None:
-    """End an agent that outlives its driver although its input has ended: something in it hangs."""
+    """End an agent that outlives its parent although its input has ended: something in it hangs.
+
+    The parent is the driver, or what started the agent for it: a shell, or an ssh daemon.
+    """
     while os.getppid() == parent:
         time.sleep(ORPHAN_CHECK_SECONDS)
     time.sleep(ORPHAN_PATIENCE_SECONDS)
@@ -293,13 +296,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Run an agent on standard input and output."""
     parser = argparse.ArgumentParser(prog="crosstrain.launch.node.agent")
     parser.add_argument("--node", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--parent", type=int, help="the driver's process number, where the agent is a child of the driver")
     options = parser.parse_args(arguments)
     ignore_interrupts()
     writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     agent = Agent(Stream(sys.stdin.buffer, writer), options.node)
-    threading.Thread(target=_watch_parent, args=(agent, options.parent), name="parent", daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(agent, options.parent or os.getppid()), name="parent", daemon=True).start()
     agent.serve()
 
 

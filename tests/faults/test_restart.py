@@ -198,3 +198,32 @@ def test_a_start_whose_port_is_taken_is_tried_again_and_the_third_time_is_the_la
             assert go()[1]["steps"] == 20
     state = json.loads((path / "status.json").read_text())["state"]
     assert (names(path).count("start_repeated") == 2, state) == (True, "failed") if stays else (False, "succeeded")
+
+
+class Broken:
+    """A policy that answers as it is told, or raises that."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def decide(self, failure, attempts, nodes):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(("answer", "words"), [(ValueError("no idea"), "no idea"), (None, "decided None")])
+def test_a_policy_that_fails_hides_nothing(tmp_path, answer, words):
+    kill_when(tmp_path / "run", lambda path: (path / "steps.jsonl").exists() and (path / "steps.jsonl").stat().st_size)
+    with pytest.raises(RunFailedError, match="worker-1"):
+        train(tmp_path, "run", Broken(answer), steps=10**9)
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["state"], status["task"]) == ("failed", "worker-1")
+    assert any(
+        words in event.detail.get("why", "") for event in RunReader(tmp_path / "run").events() if event.event == "restart_policy_failed"
+    )
+
+
+def test_a_restart_lies_ahead():
+    with pytest.raises(ValueError, match="-5 seconds"):
+        Restart(-5.0)
