@@ -32,6 +32,7 @@ from .protocol.codec import eval_from_message, plan_to_message, step_record, ste
 from .protocol.heartbeat import TICK_SECONDS, SilenceCounter
 from .protocol.messages import Message
 from .triggers import Triggers
+from .worker_watch import WorkerWatch
 
 __all__ = ["Recorder", "TaskGroup", "TrainingLoop", "TrainingTotals"]
 
@@ -98,6 +99,7 @@ class TrainingLoop:
         self._last_evaluation_seconds = 0.0
         self._rate: float | None = None
         self._losses = LossGuard(job.on_nan, job.lr, progress.message)
+        self._workers = WorkerWatch(job.workers, job.stall_timeout, recorder.event, progress.message)
         self._rate_since = (start.cursor.step, 0.0)
         self._messages_heard = 0
         self._silence = SilenceCounter(job.stall_timeout, time.monotonic())
@@ -220,6 +222,7 @@ class TrainingLoop:
         While this process was stopped, or its machine suspended, it could not hear: that counts for no more than a tick.
         """
         self.recorder.check()
+        self._workers.tick()
         answer = self.tasks.receive(TICK_SECONDS)
         if answer is None:
             if self._silence.tick(time.monotonic(), {TASKS: (self._messages_heard, self.checkpoints.active_at)}):
@@ -249,6 +252,7 @@ class TrainingLoop:
         command = next(command for command in self._queued if command.sequence == message["sequence"])
         if leader == 0 and command.message.kind != "train":
             self._expect_all_before(command)
+            self._workers.all_heard()
         command.waiting -= 1
         seconds: float = message["seconds"]
         drained: float = message["drain_seconds"]
@@ -277,6 +281,7 @@ class TrainingLoop:
         offset = result.first_step - plan.first_step
         rates = plan.learning_rates[offset : offset + result.count]
         if result.worker is not None:
+            self._workers.heard(result.worker)
             self.outcome.seconds_by_worker[result.worker] = self.outcome.seconds_by_worker.get(result.worker, 0.0) + result.seconds
         self.recorder.step(step_record(result, plan.epoch, now, rates))
         while self.outcome.updates_reported >= self.calendar.first_step_of(self._epochs_ended + 1):

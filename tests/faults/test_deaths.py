@@ -125,6 +125,42 @@ def test_a_driver_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(tmp
         assert run.wait(15) == 130
 
 
+def test_a_frozen_async_worker_is_named_while_the_others_go_on(tmp_path):
+    with start(tmp_path, "torch", "async", "--stall-timeout", "3") as run:
+        training(run, tmp_path)
+        steps = tmp_path / "runs/run/steps.jsonl"
+        wait_until(lambda: steps.read_bytes().count(b"\n") >= 300, 40, "plans that are long enough for a worker to be left behind")
+        pid = task_pid(run, tmp_path, "worker-1")
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: run.process.poll() is not None or "worker-1 has finished no step for " in run.stderr(), 40, "the warning")
+        assert run.process.poll() is None
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: "worker-1 has finished steps again" in run.stderr(), 40, "the worker's return")
+        told = [json.loads(line) for line in (tmp_path / "runs/run/events.jsonl").read_text().splitlines()]
+        told = [(line["event"], line["detail"]["worker"]) for line in told if line["event"].startswith("worker_")]
+        assert told == [("worker_silent", 1), ("worker_answers", 1)]
+
+
+def test_a_frozen_async_worker_is_named_whether_the_others_go_on_or_wait(tmp_path):
+    """TensorFlow's coordinator does the one or the other, as the work happens to be shared out."""
+    with start(tmp_path, "tf", "async", "--stall-timeout", "3") as run:
+        training(run, tmp_path)
+        os.kill(task_pid(run, tmp_path, "worker-1"), signal.SIGSTOP)
+        wait_until(lambda: "worker-1" in run.stderr(), 60, "the name of the worker")
+        assert "worker-1 has finished no step for " in run.stderr() or "stopped by a signal: worker-1" in run.stderr()
+
+
+@pytest.mark.parametrize("backend", ["torch", "tf"])
+def test_a_frozen_async_worker_is_a_stall_where_the_others_wait_for_it(tmp_path, backend):
+    with start(tmp_path, backend, "async", "--stall-timeout", "3", "--checkpoint-every", "1s") as run:
+        training(run, tmp_path)
+        os.kill(task_pid(run, tmp_path, "worker-1"), signal.SIGSTOP)
+        assert run.wait(40) == 1
+        assert "stall" in run.stderr()
+        assert "worker-1" in run.stderr()
+        assert run.alive() == []
+
+
 @pytest.mark.parametrize(("more", "code", "state"), [([], 1, "failed"), (["--on-nan", "continue"], 0, "succeeded")])
 def test_a_loss_that_is_not_finite_fails_the_run(tmp_path, more, code, state):
     job = [

@@ -1,0 +1,72 @@
+"""Which async worker has fallen silent while others went on: such a run trains all the same, on fewer workers than it was asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["WorkerWatch"]
+
+LONGEST_TICK_SECONDS = 1.0
+"""What one look at the clock adds to a silence, at most: a driver that was stopped itself must not take its absence for that of others."""
+
+RESULTS_OF_OTHERS = 2
+"""Results for each worker of the run that others deliver meanwhile, at least: work is handed out by turns, so its turn has come."""
+
+
+class WorkerWatch:
+    """Counts how long each worker has delivered nothing. It speaks when another one delivers: that nobody works is no case of it.
+
+    Silence beyond `limit_seconds` is recorded with `event` as ``worker_silent`` and told with `tell`, once; its end as ``worker_answers``.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        limit_seconds: float,
+        event: Callable[..., Any],
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit_seconds = limit_seconds
+        self._event, self._tell, self._clock = event, tell, clock
+        self._silent_seconds = [0.0] * workers
+        self._results_of_others = [0] * workers
+        self._told: set[int] = set()
+        self._looked_at = clock()
+
+    def tick(self) -> None:
+        """Look at the clock; to be called about once a second, whatever happens."""
+        now = self._clock()
+        passed = min(now - self._looked_at, LONGEST_TICK_SECONDS)
+        self._looked_at = now
+        self._silent_seconds = [seconds + passed for seconds in self._silent_seconds]
+
+    def heard(self, worker: int) -> None:
+        """A worker has delivered updates; tell of those that have not for too long."""
+        self._answered(worker)
+        workers = range(len(self._silent_seconds))
+        for other in (other for other in workers if other != worker):
+            self._results_of_others[other] += 1
+            enough = self._results_of_others[other] >= RESULTS_OF_OTHERS * len(workers)
+            if enough and self._silent_seconds[other] > self._limit_seconds and other not in self._told:
+                self._told.add(other)
+                self._event("worker_silent", worker=other, silent_seconds=self._silent_seconds[other])
+                self._tell(
+                    f"worker-{other} has finished no step for {self._silent_seconds[other]:.0f} s, while others have: it may be stopped or "
+                    "stuck. Training goes on without it until an evaluation or a checkpoint has to wait for it (--stall-timeout "
+                    f"{self._limit_seconds:g})"
+                )
+
+    def all_heard(self) -> None:
+        """Nothing is outstanding: every worker has answered."""
+        for worker in range(len(self._silent_seconds)):
+            self._answered(worker)
+
+    def _answered(self, worker: int) -> None:
+        silent_seconds, self._silent_seconds[worker], self._results_of_others[worker] = self._silent_seconds[worker], 0.0, 0
+        if worker in self._told:
+            self._told.discard(worker)
+            self._event("worker_answers", worker=worker, silent_seconds=silent_seconds)
+            self._tell(f"worker-{worker} has finished steps again, after {silent_seconds:.0f} s")

@@ -1,0 +1,64 @@
+"""A worker that delivers nothing while others do is told of, once; nothing else is taken for that."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.engine.worker_watch import LONGEST_TICK_SECONDS, WorkerWatch
+
+LIMIT = 10.0
+
+
+class Watched:
+    """A watch with a clock of its own, and what it has told."""
+
+    def __init__(self, workers):
+        self.now, self.told, self.said = 0.0, [], []
+        self.watch = WorkerWatch(
+            workers, LIMIT, lambda event, **detail: self.told.append((event, detail["worker"])), self.said.append, self.clock
+        )
+
+    def clock(self):
+        return self.now
+
+    def turn(self, *workers, seconds=1.0):
+        self.now += seconds
+        self.watch.tick()
+        for worker in workers:
+            self.watch.heard(worker)
+
+
+def test_a_silent_worker_is_told_of_once_and_so_is_its_return():
+    run = Watched(3)
+    for _ in range(30):
+        run.turn(0, 2)
+    assert run.told == [("worker_silent", 1)]
+    assert "worker-1 has finished no step for 11 s" in run.said[0]
+    run.turn(0, 1, 2)
+    assert run.told == [("worker_silent", 1), ("worker_answers", 1)]
+
+
+def test_a_pause_of_all_and_a_stopped_driver_are_no_silence():
+    run = Watched(2)
+    for _ in range(20):
+        run.turn(0, 1)
+        run.turn(seconds=1000 * LIMIT)  # the driver was stopped
+    for _ in range(20):
+        run.turn()  # an evaluation: nobody delivers
+    run.watch.all_heard()
+    run.turn(0)
+    run.turn(0, 1)
+    assert run.told == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 3)), max_size=200))
+def test_whoever_delivers_within_the_limit_is_never_told_of(turns):
+    run = Watched(3)
+    last = dict.fromkeys(range(3), 0.0)
+    passed = 0.0
+    for worker, seconds in turns:
+        passed += min(seconds, LONGEST_TICK_SECONDS)
+        late = {other for other in last if passed - last[other] > LIMIT}
+        before = len(run.told)
+        run.turn(worker, seconds=seconds)
+        last[worker] = passed
+        assert {name for event, name in run.told[before:] if event == "worker_silent"} <= late - {worker}
