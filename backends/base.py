@@ -38,6 +38,7 @@ __all__ = [
     "StepResult",
     "calibration_batches",
     "make_sampler",
+    "refuse_unweighted",
 ]
 
 CALIBRATION_BATCHES = 2000
@@ -282,6 +283,15 @@ def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
         return Sampler(data.info.sizes["train"], job.seed, batch_rule(job), job.workers, changes, weights)
     except ValueError as error:
         raise UsageError(f"data: the training examples of {data.info.name!r} cannot be weighted by {weight}: {error}") from error
+
+
+def refuse_unweighted(job: Job, data: Dataset, weight: str = COUNTED) -> None:
+    """Raise UsageError where losses or evaluations would be divided by nothing: a training example, or all test examples, of no weight."""
+    make_sampler(job, data, weight)
+    if weight != COUNTED and not data.weights("test", weight).any():
+        raise UsageError(
+            f"data: the test examples of {data.info.name!r} have no {weight} at all, so that no evaluation can be divided by them"
+        )
 
 
 def calibration_batches(sampler: Sampler, rank: int | None = None) -> Batches:

@@ -11,6 +11,9 @@ __all__ = ["INTERRUPTED", "DeferredInterrupts", "QuietInterrupts", "TerminationA
 INTERRUPTED = 130
 """The exit code of an interrupted command."""
 
+ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""By which others end a run."""
+
 
 class QuietInterrupts:
     """Within the block Ctrl-C ends this process at once, with one line and exit code 130.
@@ -30,20 +33,21 @@ class QuietInterrupts:
 
 
 class DeferredInterrupts:
-    """Within the block Ctrl-C does nothing yet; at its end it raises KeyboardInterrupt.
+    """Within the block what would interrupt this process does nothing yet; at its end it raises KeyboardInterrupt.
 
-    For short steps that start something, so that whoever ends it knows of it. For the main thread.
+    For short steps that start something, so that whoever ends it knows of it. For the main thread. That is Ctrl-C, and the signals of a
+    `TerminationAsInterrupt` around it.
     """
 
     def __enter__(self) -> None:
         self._interrupted = False
-        self._replaced = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._replaced:
-            signal.signal(signal.SIGINT, self._remember)
+        self._replaced = [number for number in (signal.SIGINT, *ENDING) if signal.getsignal(number) is signal.default_int_handler]
+        for number in self._replaced:
+            signal.signal(number, self._remember)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._replaced:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in self._replaced:
+            signal.signal(number, signal.default_int_handler)
         if self._interrupted:
             raise KeyboardInterrupt
 
@@ -52,13 +56,21 @@ class DeferredInterrupts:
 
 
 class TerminationAsInterrupt:
-    """Within the block SIGTERM raises KeyboardInterrupt as Ctrl-C does, so that what was begun is cleared away. For the main thread."""
+    """Within the block SIGTERM raises KeyboardInterrupt as Ctrl-C does, so that what was begun is cleared away. For the main thread.
+
+    `notices`: so do SIGUSR1 and SIGUSR2, by which batch systems announce the end of a job.
+    """
+
+    def __init__(self, *, notices: bool = False) -> None:
+        self._numbers = ENDING if notices else ENDING[:1]
 
     def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        self._before = {number: signal.signal(number, signal.default_int_handler) for number in self._numbers}
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            if signal.getsignal(number) is signal.default_int_handler:  # else somebody within has decided what it means from now on
+                signal.signal(number, handler)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -120,7 +120,7 @@ def nearest(given: str, allowed: Iterable[str]) -> str | None:
             return names[plain]
     slips = {name: _slips(wanted, name) for name in names if _slips(wanted, name) <= _forgiven(wanted, name)}
     if slips:
-        return names[min(slips, key=lambda name: slips[name])]
+        return names[min(slips, key=lambda name: (slips[name], not name.startswith(wanted)))]
     parts = [name for name, ours in names.items() if _begins(wanted, name) or _words(given) <= _words(ours)]
     return names[min(parts, key=lambda name: abs(len(name) - len(wanted)))] if parts else None
 

@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core.errors import UsageError
+from ..core.errors import RunFailedError, UsageError
 from ..core.units import Target
 from ..metrics import LOSS, Better, Metric, MetricInfo
 from ..metrics.classification import ACCURACY
@@ -118,14 +118,22 @@ class Objective:
             if not (sums[name] > 0 and float(sums[name]).is_integer()):
                 return f"{sums[name]:g} {name}"
         for metric in self.metrics:
-            value, (least, most) = metric.value(sums), metric.bounds or (-math.inf, math.inf)
+            value, (least, most) = self._value(metric, sums), metric.bounds or (-math.inf, math.inf)
             if value < least or value > most:  # a NaN, of a run that diverged, is neither
                 return f"{metric.label} {value:g}, which lies between {least:g} and {most:g}"
         return None
 
     def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the mean loss and every metric by name."""
-        return {LOSS.name: sums[LOSS_SUM] / sums[self.weight], **{metric.name: metric.value(sums) for metric in self.metrics}}
+        return {LOSS.name: sums[LOSS_SUM] / sums[self.weight], **{metric.name: self._value(metric, sums) for metric in self.metrics}}
+
+    def _value(self, metric: Metric, sums: Mapping[str, float]) -> float:
+        """Compute a metric. Raises RunFailedError, naming it, where its function fails or returns no number."""
+        try:
+            return float(metric.value(sums))
+        except Exception as error:
+            found = ", ".join(f"{name} {value:g}" for name, value in sums.items())
+            raise RunFailedError(f"metric {metric.name!r} cannot be computed from {found}: {type(error).__name__}: {error}") from error
 
 
 CLASSIFICATION = Objective("classification", CROSS_ENTROPY, (LOSS_SUM, "correct", COUNTED), (ACCURACY,))

@@ -162,11 +162,24 @@ def build_model(name: str, spec: ModelSpec) -> TfModel:
     loss = spec.objective.loss
     if loss != CROSS_ENTROPY and not hasattr(module, loss):
         raise UsageError(f"model: its objective names the loss {loss!r}, which is no function of {module.__name__}.")
-    own_losses = None if loss == CROSS_ENTROPY else getattr(module, loss)
+    own_losses = None if loss == CROSS_ENTROPY else _checked(loss, getattr(module, loss))
     layouts = module.held(spec) if hasattr(module, "held") else {}
     return TfModel(
         spec, watched(module.forward, name), layouts, module.example_sums if hasattr(module, "example_sums") else None, own_losses
     )
+
+
+def _checked(name: str, function: Losses) -> Losses:
+    """Return a model's loss, whose tracing raises UsageError where it is not a vector."""
+
+    def checked(outputs: tf.Tensor, target: Given) -> tf.Tensor:
+        losses_b = function(outputs, target)
+        if not tf.is_tensor(losses_b) or losses_b.shape.rank != 1:
+            found = losses_b.shape.as_list() if tf.is_tensor(losses_b) and losses_b.shape.rank is not None else type(losses_b).__name__
+            raise UsageError(f"model: the loss {name!r} returned {found}; a number for each example is needed, [batch]")
+        return losses_b
+
+    return checked
 
 
 def _dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:

@@ -145,8 +145,16 @@ def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:
         return None
     if not hasattr(module, name):
         raise UsageError(f"model: its objective names the loss {name!r}, which is no function of {module.__name__}.")
-    found: Losses = getattr(module, name)
-    return found
+    function: Losses = getattr(module, name)
+
+    def checked(outputs: torch.Tensor, target: Given) -> torch.Tensor:
+        losses_b = function(outputs, target)
+        if not isinstance(losses_b, torch.Tensor) or losses_b.ndim != 1 or len(losses_b) != len(outputs):
+            found = list(losses_b.shape) if isinstance(losses_b, torch.Tensor) else type(losses_b).__name__
+            raise UsageError(f"model: the loss {name!r} returned {found} for {len(outputs)} examples; a number for each is needed, [batch]")
+        return losses_b
+
+    return checked
 
 
 class DistributedLoss(torch.nn.Module):  # type: ignore[misc]

@@ -26,7 +26,7 @@ from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.base import Launcher
 from ...launch.launchers.registry import LaunchRequest, choose_launcher
 from ...launch.resume.trust import TRUST_RUN
-from ..interrupts import DeferredInterrupts
+from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
 from ..options import GivenPath, given_options, job_options, name_settings, trust_option
 from ..targets import find_target, standing_start_timeout
 
@@ -263,20 +263,21 @@ def _run_with_launcher(
         from ...records.loggers.mlflow import check_mlflow
 
         check_mlflow(job.mlflow)
-    try:
-        with DeferredInterrupts():
-            launcher.prestart()
-            from ...engine.progress.base import make_progress
-            from ...launch.driver import driver
+    with TerminationAsInterrupt(notices=True):
+        try:
+            with DeferredInterrupts():
+                launcher.prestart()
+                from ...engine.progress.base import make_progress
+                from ...launch.driver import driver
 
-        progress = make_progress(sys.stderr, quiet)
-        path, summary = driver.run(job, sources=sources, progress=progress, command=command, launcher=launcher, resumption=resumption)
-    except (RunFailedError, InterruptedRunError) as error:
-        if as_json and error.run is not None:
-            _print_what_there_is(error.run)
-        raise
-    finally:
-        launcher.close()
+            progress = make_progress(sys.stderr, quiet)
+            path, summary = driver.run(job, sources=sources, progress=progress, command=command, launcher=launcher, resumption=resumption)
+        except (RunFailedError, InterruptedRunError) as error:
+            if as_json and error.run is not None:
+                _print_what_there_is(error.run)
+            raise
+        finally:
+            launcher.close()
     if job.profile and summary["profile"] is None:
         note(f"trainer: nothing was traced: the run ended before the {job.profile} steps of --profile were over")
     _print_summary(str(path), summary, as_json=as_json)

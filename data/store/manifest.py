@@ -199,6 +199,8 @@ def read_manifest(folder: Path) -> StoreManifest:
         raise ValueError(first_problem(error)) from error
     if set(manifest.sizes) != set(SPLITS):
         raise ValueError(f"has sizes of {', '.join(manifest.sizes) or 'no split'} instead of {', '.join(SPLITS)}")
+    if empty := [split for split, size in manifest.sizes.items() if not size]:
+        raise ValueError(f"has no {' and no '.join(empty)} example")
     if set(manifest.files) != manifest.expected_files:
         raise ValueError(f"lists the files {', '.join(sorted(manifest.files))} instead of {', '.join(sorted(manifest.expected_files))}")
     return manifest

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...core import plugins
 from ...core.errors import DamagedStoreError, TrainerError, UsageError
-from ..base import IMAGE, LABEL, DataInfo, DatasetSource, Split
+from ..base import IMAGE, LABEL, DataInfo, DatasetSource, Split, TextFeatures
 from ..columns import Column
 from ..normalisation import normal_table
 from .build import build_store
@@ -193,17 +193,33 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
         raise _damaged(folder, name, data_dir, [FileCheck(MANIFEST, None, str(error))]) from error
     _expect_sound(check_sizes(folder, manifest), folder, name, data_dir)
     before = identity(folder, manifest)
-    if always or not vouched(folder, before):
+    changed = always or not vouched(folder, before)
+    if changed:
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
-        remember(folder, before)
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
     columns = _image_columns(arrays) if isinstance(manifest, Manifest) else _columns(manifest, arrays)
+    info = manifest.info()
     for (split, column), found in columns.items():
-        problem = found.wrong_with(manifest.info().column(column))
-        if problem or len(found) != manifest.sizes[split]:
-            problem = problem or f"{column} has {len(found)} examples instead of {manifest.sizes[split]}"
-            raise _damaged(folder, name, data_dir, [FileCheck(split, None, problem)])
-    return StoredDataset(manifest.info(), folder, file_sha256(folder / MANIFEST), manifest.left_out, columns)
+        problem = found.wrong_with(info.column(column))
+        if problem is None and len(found) != manifest.sizes[split]:
+            problem = f"{column} has {len(found)} examples instead of {manifest.sizes[split]}"
+        if problem is None and changed:
+            problem = _out_of_range(info, column, found)
+        if problem is not None:
+            raise _damaged(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
+    if changed:
+        remember(folder, before)
+    return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns)
+
+
+def _out_of_range(info: DataInfo, name: str, column: Column) -> str | None:
+    """Return which values are neither a class nor a token that there is, or None."""
+    features = info.features
+    known = features.vocabulary_sizes.get(name) if isinstance(features, TextFeatures) else features.classes if name == LABEL else None
+    if known is None or not column.values.size:
+        return None
+    least, most = int(column.values.min()), int(column.values.max())
+    return None if least >= 0 and most < known else f"{name} lies in {least}…{most}, not in 0…{known - 1}"
 
 
 def _image_columns(arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
@@ -226,8 +242,10 @@ def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: 
     """Map one array read-only. Its header must be what the manifest says."""
     try:
         array: NDArray[np.generic] = np.load(folder / file, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise _damaged(folder, name, data_dir, [FileCheck(file, None, f"is no array file ({error})")]) from error
+    except (ValueError, EOFError) as error:
+        raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")]) from error
+    if not isinstance(array, np.ndarray):  # an archive of several
+        raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")])
     entry = manifest.files[file]
     if array.shape != entry.shape or str(array.dtype) != entry.dtype:
         found = f"holds {array.dtype} {list(array.shape)} instead of {entry.dtype} {list(entry.shape)}"
@@ -241,7 +259,13 @@ def _verify_store(name: str, folder: Path) -> StoreReport:
     except ValueError as error:
         return StoreReport(name, str(folder), (FileCheck(MANIFEST, None, str(error)),))
     manifest_check = FileCheck(MANIFEST, (folder / MANIFEST).stat().st_size, None)
-    return StoreReport(manifest.name, str(folder), (manifest_check, *check_digests(folder, manifest)))
+    checks = check_digests(folder, manifest)
+    if not any(check.problem for check in checks):
+        try:
+            _open(folder, name, None, always=True)
+        except DamagedStoreError as error:
+            checks.append(FileCheck("contents", None, str(error)))
+    return StoreReport(name, str(folder), (manifest_check, *checks))
 
 
 def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:

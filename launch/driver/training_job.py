@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...backends.base import refuse_unweighted
 from ...backends.capabilities import refuse_unsupported
 from ...backends.loading import load_backend
 from ...checkpoint import described_data
@@ -49,6 +50,7 @@ class TrainingJob:
         data = open_dataset(job.data, job.data_dir)
         augmentation(job.augment, data.info)
         model = build_model(job.model, data.info)
+        refuse_unweighted(job, data, model.objective.weight)
         model.objective.check(Target.parse(job.until) if job.until else None, job.keep_best)
         forward_plugin(job.model, job.backend)
         refuse_empty_servers(job, model)

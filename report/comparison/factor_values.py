@@ -201,8 +201,10 @@ def shape(run: Run) -> Any:
     described = run.job.get("dataset")
     if not described:
         return None
-    if "vocabulary_sizes" in described:
+    if described.get("vocabulary_sizes") is not None:
         return ", ".join(f"{name} of {size:,} different tokens" for name, size in sorted(described["vocabulary_sizes"].items()))
+    if described.get("input_shape") is None or described.get("classes") is None:
+        return None
     return f"{'×'.join(map(str, described['input_shape']))} in {described['classes']} classes"
 
 

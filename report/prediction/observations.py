@@ -19,6 +19,9 @@ SAME = ("backend", "model", "data", "precision", "optimizer", "procs_per_node", 
 """What runs that one model is fitted to have in common: a step of theirs is the same work on the same processors."""
 
 
+_LENGTH_ALONE = frozenset({"steps", "epochs", "until"})
+"""Settings that say how long a run trains, and change no step."""
+
 _SHORTEST_SECONDS = 1e-12  # of a step; less is no step
 
 
@@ -126,8 +129,12 @@ def observe(run: Run) -> Observed:
         )
     if not run.nodes:
         raise UsageError(f"run: {str(path)!r} has no env.json, which says what its nodes are. Take another run.")
-    if summary["resumed"] and any(segment.get("changed") for segment in job.get("segments", ())[1:]):
-        raise UsageError(f"run: {str(path)!r} was resumed with other settings, so that its steps are not alike. Take another run.")
+    changed = {field for segment in job.get("segments", ())[1:] for field in segment.get("changed") or {}} - _LENGTH_ALONE
+    if summary["resumed"] and changed:
+        named = ", ".join(sorted(changed))
+        raise UsageError(
+            f"run: {str(path)!r} was resumed with other settings ({named}), so that its steps are not alike. Take another run."
+        )
     _expect_agreement(run, calibration)
     steps = {worker["worker"]: worker["step_seconds"] for worker in summary["time_shares"]["workers"]}
     if (

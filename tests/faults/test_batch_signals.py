@@ -72,3 +72,13 @@ def test_signals_to_a_node_that_has_joined_do_not_end_it(tmp_path):
         wait_until(lambda: told in second.stderr(), 10, "what Ctrl-C does on this node")
         first.process.send_signal(signal.SIGUSR2)
         assert (first.wait(60), second.wait(60)) == (75, 75), first.stderr()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_while_the_first_processes_start_ends_the_run_in_good_order(tmp_path, number):
+    with local(tmp_path, "--epochs", "1000000") as run:
+        wait_until(lambda: run.process.poll() is not None or len(run.alive()) > 1, 30, "the first child")
+        run.process.send_signal(number)
+        assert run.wait(60) == 130, run.stderr()
+        assert "interrupted" in run.stderr()
+        assert run.alive() == []

@@ -1,5 +1,6 @@
 """Stores of columns: what a source hands over is what is opened, in whatever blocks; what is damaged or broken is named."""
 
+import io
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +13,7 @@ from crosstrain.data.base import PreparedColumns, TextFeatures
 from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.store import stored_dataset
 from crosstrain.data.store.build import build_store
-from crosstrain.data.store.manifest import read_manifest
+from crosstrain.data.store.manifest import FileEntry, file_sha256, read_manifest, write_manifest
 
 TOKENS, SCORE = ColumnSpec("tokens", "uint16", (None,)), ColumnSpec("score", "float32")
 
@@ -113,3 +114,50 @@ def test_a_broken_source_is_refused_and_leaves_nothing(tmp_path, change, words):
     with pytest.raises(UsageError, match=words):
         made(tmp_path, source)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def rewrite(store, name, array):
+    """Put another array, or other bytes, in a file of a store, with right digests."""
+    path = store / name
+    path.chmod(0o644)
+    if isinstance(array, bytes):
+        path.write_bytes(array)
+    else:
+        np.save(path, array)
+    manifest = read_manifest(store)
+    entry = manifest.files[name]
+    shape, dtype = (entry.shape, entry.dtype) if isinstance(array, bytes) else (array.shape, str(array.dtype))
+    files = {**manifest.files, name: FileEntry(sha256=file_sha256(path), bytes=path.stat().st_size, dtype=dtype, shape=shape)}
+    write_manifest(store, manifest.model_copy(update={"files": files}))
+
+
+def archive():
+    file = io.BytesIO()
+    np.savez(file, values=np.zeros(4, np.uint16))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "words"),
+    [
+        ("train.tokens.values.npy", b"", "is no array file"),
+        ("train.tokens.values.npy", archive(), "is no array file"),
+        ("train.tokens.values.npy", np.array([1, 2, 60000, 4], np.uint16), "tokens lies in 1…60000, not in 0…99"),
+        ("train.tokens.offsets.npy", np.array([0, 4, 3, 4]), "do not rise from 0 to 4"),
+        ("train.tokens.offsets.npy", np.array([0, 2, 3, 9]), "do not rise from 0 to 4"),
+        ("train.tokens.offsets.npy", np.array([0, 4]), "1 examples instead of 3"),
+        ("train.tokens.offsets.npy", np.array([0, 2, 3, 4], np.int32), "not int64"),
+    ],
+)
+def test_a_store_whose_digests_are_right_and_whose_contents_are_not(store, name, array, words):
+    rewrite(store, name, array)
+    with pytest.raises(DamagedStoreError, match=words):
+        stored_dataset._open(store, "sequences", None, always=False)
+    assert any(check.problem for check in stored_dataset._verify_store("sequences", store).files)
+
+
+def test_a_manifest_without_examples_is_refused(store):
+    manifest = read_manifest(store)
+    write_manifest(store, manifest.model_copy(update={"sizes": {"train": 0, "test": 1}}))
+    with pytest.raises(DamagedStoreError, match="has no train example"):
+        stored_dataset._open(store, "sequences", None, always=False)
