@@ -81,7 +81,7 @@ def test_the_figures_are_numpys(run, digits, tmp_path, backend, split):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pixels_are_normalised_as_in_training(tmp_path, digits, backend):
     """The model was trained on data of another mean and deviation; its own numbers say what its input means."""
-    trained_on = replace(digits.info, name="glyphs28", mean=(0.1,), std=(0.7,))
+    trained_on = replace(digits.info, name="glyphs28", features=replace(digits.info.images, mean=(0.1,), std=(0.7,)))
     save_model(tmp_path, "logreg", info=trained_on)
     done = evaluate(tmp_path, "--data", "digits", "--backend", backend, "--json")
     assert "digits is normalised by the mean and standard deviation of glyphs28" in done.stderr
