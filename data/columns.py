@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LENGTHS", "Column", "ColumnSpec"]
+__all__ = ["LENGTHS", "TOKENS", "Column", "ColumnSpec"]
+
+TOKENS = "_tokens"
+"""Behind a column's name: the sum of how many elements its examples have."""
 
 LENGTHS = "_lengths"
 """Behind a column's name: how long each example is, for a forward function that is given them padded."""

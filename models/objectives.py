@@ -28,14 +28,12 @@ from ..core.units import Target
 from ..metrics import LOSS, Better, Metric, MetricInfo
 from ..metrics.classification import ACCURACY
 
-__all__ = ["CLASSIFICATION", "COUNTED", "CROSS_ENTROPY", "LOSS_SUM", "TOKENS", "Objective"]
+__all__ = ["CLASSIFICATION", "COUNTED", "CROSS_ENTROPY", "LOSS_SUM", "Objective"]
 
 LOSS_SUM = "loss_sum"
 CROSS_ENTROPY = "cross_entropy"
 COUNTED = "examples"
 """The sum that tells whether each example was counted exactly once."""
-TOKENS = "_tokens"
-"""Behind a column's name: how many elements its examples have."""
 
 _COMPARISONS: Mapping[Better, str] = {"higher": ">=", "lower": "<="}
 

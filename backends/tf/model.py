@@ -15,11 +15,11 @@ from ...core import plugins
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...data.base import IMAGE
-from ...data.columns import LENGTHS
+from ...data.columns import LENGTHS, TOKENS
 from ...models.base import ModelSpec
 from ...models.layers.storage_layouts import StorageLayout
 from ...models.layers.tf.image import HeldParameters
-from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM, TOKENS
+from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
 from .data import Given, Part
 from .forward_context import Context
 from .precision import watched

@@ -12,9 +12,9 @@ import torch
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.plugins import forward_plugin, load
-from ...data.columns import LENGTHS
+from ...data.columns import LENGTHS, TOKENS
 from ...models.base import Array, ForwardContext, ModelSpec
-from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM, TOKENS
+from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
 from .data import Given, ResidentSplit
 from .forward_context import ForwardContexts
 from .precision import low_format, watched

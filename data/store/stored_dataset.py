@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...core import plugins
 from ...core.errors import DamagedStoreError, TrainerError, UsageError
 from ..base import IMAGE, LABEL, DataInfo, DatasetSource, Split, TextFeatures
-from ..columns import Column
+from ..columns import TOKENS, Column
 from ..normalisation import normal_table
 from .build import build_store
 from .integrity import FileCheck, check_digests, check_sizes, identity, remember, vouched
@@ -64,7 +64,7 @@ class StoredDataset:
         """Return what each example counts in a sum of that name; see `Dataset.weights`."""
         if name == "examples":
             return np.ones(self.info.sizes[split], dtype=np.int64)
-        counted = {f"{column.name}_tokens": column.name for column in self.info.columns if column.varies}
+        counted = {column.name + TOKENS: column.name for column in self.info.columns if column.varies}
         if name not in counted:
             raise UsageError(f"data: {self.info.name!r} has no weights called {name!r}; it has {', '.join(['examples', *counted])}.")
         return self._columns[split, counted[name]].lengths
