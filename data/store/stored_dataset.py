@@ -37,7 +37,7 @@ from .manifest import (
 )
 from .resolve import resolve
 
-__all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify"]
+__all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify", "verify_store"]
 
 _CHUNK = 512  # images normalised at once: the work area (numpy indexes with 8 bytes a pixel) stays in the processor's cache
 
@@ -169,7 +169,7 @@ def verify(name: str) -> list[StoreReport]:
     folders = stores_of(found.name, found.source)
     if not folders:
         raise UsageError(f"data: {name!r} is not prepared yet, so there is nothing to verify. Prepare it with: trainer data prepare {name}")
-    return [_verify_store(found.name, folder) for folder in folders]
+    return [verify_store(found.name, folder) for folder in folders]
 
 
 def list_datasets() -> list[DatasetStatus]:
@@ -253,7 +253,8 @@ def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: 
     return array
 
 
-def _verify_store(name: str, folder: Path) -> StoreReport:
+def verify_store(name: str, folder: Path) -> StoreReport:
+    """Compute the digests of one store and look at its contents. `name` is the dataset's, where the manifest cannot say it."""
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -262,10 +263,10 @@ def _verify_store(name: str, folder: Path) -> StoreReport:
     checks = check_digests(folder, manifest)
     if not any(check.problem for check in checks):
         try:
-            _open(folder, name, None, always=True)
+            _open(folder, manifest.name, None, always=True)
         except DamagedStoreError as error:
             checks.append(FileCheck("contents", None, str(error)))
-    return StoreReport(name, str(folder), (manifest_check, *checks))
+    return StoreReport(manifest.name, str(folder), (manifest_check, *checks))
 
 
 def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:

@@ -153,7 +153,7 @@ def test_a_store_whose_digests_are_right_and_whose_contents_are_not(store, name,
     rewrite(store, name, array)
     with pytest.raises(DamagedStoreError, match=words):
         stored_dataset._open(store, "sequences", None, always=False)
-    assert any(check.problem for check in stored_dataset._verify_store("sequences", store).files)
+    assert any(check.problem for check in stored_dataset.verify_store("sequences", store).files)
 
 
 def test_a_manifest_without_examples_is_refused(store):

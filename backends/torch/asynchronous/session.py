@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ....core.cluster import Task, TaskSpec
-from ....core.errors import RunFailedError
+from ....core.errors import RunFailedError, StalledRunError
 from ....core.job import Job
 from ....core.update_rules import slot_names
 from ....data.base import Dataset, Split
@@ -163,7 +163,14 @@ class AsyncSession:
             if self._progress() != seen:
                 seen, since = self._progress(), time.monotonic()
             elif time.monotonic() - since > self._job.stall_timeout:
-                raise RunFailedError(f"stall_timeout: no update was applied for {self._job.stall_timeout:g} seconds")
+                raise self._stalled()
+
+    def _stalled(self) -> StalledRunError:
+        """Return the error that names the workers whose updates are awaited."""
+        awaited = [f"worker-{worker}" for worker in sorted(self._dispenser.working)]
+        whose = f"; work is outstanding at {', '.join(awaited)}" if awaited else ""
+        limit = f"{self._job.stall_timeout:g}"
+        return StalledRunError(f"stalled: no update was applied for {limit} s (--stall-timeout {limit}){whose}", *awaited[:1])
 
     def _progress(self) -> tuple[int, int]:
         return self._shard.version, self._dispenser.finished

@@ -126,6 +126,12 @@ class TicketQueue:
             return frozenset(self._present)
 
     @property
+    def working(self) -> frozenset[int]:
+        """The workers that hold a ticket."""
+        with self._changed:
+            return frozenset(self._held)
+
+    @property
     def waiting(self) -> int:
         """Number of tickets that nobody holds."""
         with self._changed:

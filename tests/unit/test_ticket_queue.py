@@ -1,0 +1,22 @@
+"""Who holds which ticket of the parameter server."""
+
+import numpy as np
+
+from crosstrain.backends.base import Plan
+from crosstrain.backends.torch.asynchronous.ticket_queue import TicketQueue
+from crosstrain.backends.torch.asynchronous.tickets import cut_plan
+
+
+def test_workers_that_hold_a_ticket_are_known_until_it_is_used_up_or_they_are_gone():
+    queue = TicketQueue()
+    queue.put(cut_plan(Plan(0, 6, 0, 0, np.full(6, 0.1), 0), 3)[:3])
+    for worker in range(3):
+        queue.join(worker)
+        assert queue.working == set(range(worker))
+        queue.take(worker)
+    queue.finish_train(0, None)
+    queue.release(2, None)
+    assert queue.working == {1}
+    assert not queue.quiescent  # the ticket of the one that is gone waits for another
+    queue.take(0)
+    assert queue.working == {0, 1}
