@@ -1,6 +1,8 @@
 """Parts of the torch backend in one process: pixels, dropout, precision, logits, traces. Run by test_torch_images.py."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -195,3 +197,27 @@ def test_an_empty_slice_changes_no_buffer():
     assert all(float(gradient.abs().sum()) == 0.0 for gradient in gradients)
     assert not context.updated
     session.close()
+
+
+def test_data_parallel_training_imports_no_compiler_and_leaves_it_to_whoever_needs_it():
+    """In processes of their own: a compiler that is imported stays."""
+    script = (
+        "import sys, torch\n"
+        "from crosstrain.backends.torch.sync.deferred_compiler import compiler_deferred\n"
+        "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\n"
+        "x, layer = torch.ones(2, 4), torch.nn.Linear(4, 4)\n"
+        "with compiler_deferred():\n"
+        "    parallel = torch.nn.parallel.DistributedDataParallel(layer)\n"
+        "    first = parallel(x)\n"
+        "    first.sum().backward()\n"
+        "    if sys.argv[1] == 'inside':\n"
+        "        assert torch._dynamo.utils.counters is not None\n"
+        "assert ('torch._dynamo' in sys.modules) == (sys.argv[1] == 'inside')\n"
+        "assert torch.equal(parallel(x), first)\n"
+        "assert torch.equal(torch.compile(layer, backend='eager')(x), first)\n"
+        "assert sys.modules['torch._dynamo'] is torch._dynamo and torch._dynamo.__file__\n"
+        "torch.distributed.destroy_process_group()\n"
+    )
+    for where in ("inside", "later"):
+        done = subprocess.run([sys.executable, "-c", script, where], capture_output=True, text=True, check=False, timeout=100)
+        assert done.returncode == 0, done.stderr
