@@ -19,6 +19,7 @@ hypothesis.settings.register_profile("untimed", deadline=None)  # how long an ex
 hypothesis.settings.load_profile("untimed")
 
 os.environ.setdefault("TRAINER_CALIBRATE", "false")  # shorter runs; tests about calibration ask for it
+os.environ.setdefault("CROSSTRAIN_TEST_MARK", "none")  # on whatever is started without a mark of its own; see processes.py
 os.environ.setdefault("CROSSTRAIN_TEST_SEED", str(secrets.randbits(32)))  # one for all processes of a session
 
 GATE, MACHINE = Path(__file__), Path(__file__).with_name("processes.py")

@@ -128,13 +128,20 @@ def wait_until(condition, seconds: float, what: str):
     raise AssertionError(f"waited {seconds:g} s for {what}")
 
 
-def namespaces_in_use() -> set[int]:
-    """Every network namespace that some process of this machine lives in."""
-    found = set()
+def living_in(namespaces: set[int], mark: str) -> list[int]:
+    """The processes that live in one of these network namespaces, save those that carry the mark of another run.
+
+    The system gives the number of a namespace that is gone to the next one that is made, so another test's run may have it.
+    """
+    found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                found.add(os.stat(entry / "ns/net").st_ino)
-            except OSError:
-                continue
-    return found
+        if not entry.name.isdigit():
+            continue
+        try:
+            inside = os.stat(entry / "ns/net").st_ino in namespaces
+            marks = [value for value in (entry / "environ").read_bytes().split(b"\0") if value.startswith(f"{MARK}=".encode())]
+        except OSError:
+            continue
+        if inside and marks in ([], [f"{MARK}={mark}".encode()]):
+            found.append(int(entry.name))
+    return sorted(found)

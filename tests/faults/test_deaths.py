@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from processes import MarkedRun, namespaces_in_use, wait_until
+from processes import MarkedRun, living_in, wait_until
 
 from crosstrain.conformance.runs import trainer
 
@@ -186,6 +186,19 @@ def test_a_loss_that_is_not_finite_fails_the_run(tmp_path, more, code, state):
     assert code == 0 or "the loss of step 2 is infinite" in found["cause"]
 
 
+@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async"), ("torch", "async")])
+def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
+    with start(tmp_path, backend, mode) as run:
+        training(run, tmp_path)
+        assert len(run.alive()) >= 7
+        namespaces = run.namespaces()
+        assert len(namespaces) >= 3
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.wait(5)
+        wait_until(lambda: not run.alive(), 10, f"the end of {run.alive()}")
+        wait_until(lambda: not living_in(namespaces, run.mark), 1, "the end of whatever lives in the namespaces")
+
+
 class TestAlone:
     """What wants the machine for itself: a class of its own, so that the others need not wait with it."""
 
@@ -203,16 +216,3 @@ class TestAlone:
             wait_until(lambda: not run.alive(), 10, "the end of every process")
             assert status(tmp_path)["state"] == "interrupted"
             assert list((tmp_path / "tmp").iterdir()) == []
-
-    @pytest.mark.alone  # whatever namespace is new is its own
-    @pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async"), ("torch", "async")])
-    def test_nothing_is_left_after_the_driver_is_killed(self, tmp_path, backend, mode):
-        before = namespaces_in_use()
-        with start(tmp_path, backend, mode) as run:
-            training(run, tmp_path)
-            assert len(run.alive()) >= 7
-            assert run.namespaces()
-            os.kill(run.process.pid, signal.SIGKILL)
-            run.wait(5)
-            wait_until(lambda: not run.alive(), 10, f"the end of {run.alive()}")
-            wait_until(lambda: namespaces_in_use() <= before, 1, "the end of the namespaces")

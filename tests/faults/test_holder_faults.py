@@ -2,9 +2,10 @@
 
 import os
 import signal
+import uuid
 
 import pytest
-from processes import namespaces_in_use, wait_until
+from processes import MARK, living_in, wait_until
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
@@ -12,7 +13,7 @@ from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.local import LocalLauncher
 
-pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # whatever namespace is new is its own
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 
 def listen(control):
@@ -20,8 +21,8 @@ def listen(control):
         control.receive(1.0)
 
 
-def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left():
-    before = namespaces_in_use()
+def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left(monkeypatch):
+    monkeypatch.setenv(MARK, mark := uuid.uuid4().hex)
     launcher = LocalLauncher(Job(backend="toy", nodes=2, epochs=1), print)
     control = TaskGroup(Nodes(launcher.start(), lambda record: None, lambda *log: None, check=launcher.check), [])
     try:
@@ -29,6 +30,8 @@ def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left()
         if launcher.network is None:
             pytest.skip("no virtual network can be made here")
         holder = launcher.network.holder_pid
+        namespaces = {os.stat(f"/proc/{channel.process.pid}/ns/net").st_ino for channel in control.nodes.channels}
+        assert living_in(namespaces, mark)
         os.kill(holder, signal.SIGKILL)
         with pytest.raises(RunFailedError, match=rf"the holder of the virtual network \(process {holder}\) was killed by signal 9"):
             listen(control)
@@ -36,4 +39,4 @@ def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left()
         control.nodes.finish(1)
     finally:
         launcher.close()
-    wait_until(lambda: namespaces_in_use() <= before, 5, "the end of the namespaces")
+    wait_until(lambda: not living_in(namespaces, mark), 5, "the end of whatever lives in the namespaces")
