@@ -34,11 +34,11 @@ def every_optimizer() -> list[Any]:
 
 
 UNEVEN_BATCHES = [
-    pytest.param("sgd", 10, 3, id="sgd-10-over-3w"),
-    pytest.param("adam", 7, 2, id="adam-7-over-2w"),
+    pytest.param("sgd", 10, 3, id="sgd-10-over-3w", marks=pytest.mark.slow),
+    pytest.param("adam", 7, 2, id="adam-7-over-2w", marks=pytest.mark.slow),
     pytest.param("sgd", 2, 3, id="sgd-2-over-3w"),
 ]
-"""Global batches that do not divide, one of them smaller than the number of workers."""
+"""Global batches that do not divide; the one smaller than the number of workers, the hardest, needs no marker."""
 
 BEYOND_THE_LEAST: Mapping[str, Mapping[str, Any]] = {
     "mode": {"mode": "async"},

@@ -15,8 +15,15 @@ BYTES_PER_SECOND = 5e6 / 8
 SLOW = {"bandwidth": "5mbit", "nodes": 2, "data": "glyphs28", "batch_size": 10, "steps": 8, "eval_every": "end", "calibrate": True}
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("backend", ["torch", "tf"])
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [
+        ("torch", "sync"),
+        pytest.param("torch", "async", marks=pytest.mark.slow),
+        pytest.param("tf", "sync", marks=pytest.mark.slow),
+        ("tf", "async"),
+    ],
+)
 def test_the_link_shows_in_the_exchange_and_nowhere_else(tmp_path, backend, mode):
     run = run_job(tmp_path, backend=backend, mode=mode, network="isolated", tensorboard=False, **SLOW)
     calibration = json.loads((run.path / "calibration.json").read_text())

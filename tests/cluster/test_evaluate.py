@@ -22,8 +22,6 @@ from crosstrain.data.store.stored_dataset import open_dataset
 
 pytestmark = pytest.mark.cluster
 
-BACKENDS = ["tf", "torch"]
-
 
 def command(*arguments):
     return [sys.executable, "-m", "crosstrain.cli.main", "evaluate", *map(str, arguments)]
@@ -78,7 +76,7 @@ def test_the_figures_are_numpys(run, digits, tmp_path, backend, split):
         assert np.linalg.norm(saved["logits"] - logits) <= 1e-5 * np.linalg.norm(logits)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
 def test_pixels_are_normalised_as_in_training(tmp_path, digits, backend):
     """The model was trained on data of another mean and deviation; its own numbers say what its input means."""
     trained_on = replace(digits.info, name="glyphs28", features=replace(digits.info.images, mean=(0.1,), std=(0.7,)))
@@ -136,7 +134,7 @@ def test_the_backend_that_trained_it_is_the_default(run):
     assert re.search(r"^on        360 examples of digits \(test\), torch, fp32, \d+\.\d\d s$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
 def test_a_model_with_running_statistics(tmp_path, backend):
     """Both backends use the checkpoint's statistics: with others the loss would be far from this one."""
     data = open_dataset("digits")

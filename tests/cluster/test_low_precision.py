@@ -73,8 +73,17 @@ def write(folder, functions):
     return "own_formats.model"
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("backend", ["tf", "torch"])
+QUICK = [("tf", "one process"), ("tf", "async"), ("torch", "sync")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "cluster"),
+    [
+        pytest.param(backend, cluster, marks=() if (backend, cluster) in QUICK else pytest.mark.slow)
+        for backend in ("tf", "torch")
+        for cluster in CLUSTERS
+    ],
+)
 def test_a_format_that_a_model_does_not_compute_in_is_refused(backend, cluster, tmp_path):
     model, options = write(tmp_path, PLAIN), CLUSTERS[cluster]
     asked = ["--backend", backend, "--model", model, "--data", "digits", "--steps", "5", "--out", str(tmp_path / "runs")]
@@ -85,7 +94,7 @@ def test_a_format_that_a_model_does_not_compute_in_is_refused(backend, cluster, 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("backend", ["tf", "torch"])
+@pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
 def test_a_model_of_ones_own_that_computes_in_it_is_trained_in_it(backend, tmp_path):
     options = {"model": write(tmp_path, CASTING), "data": "digits", "steps": 20, "calibrate": False, "save_final": True}
     runs = {
@@ -98,7 +107,7 @@ def test_a_model_of_ones_own_that_computes_in_it_is_trained_in_it(backend, tmp_p
     assert json.loads(done.stdout)["precision_used"] == "bf16"
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "async"])
 def test_logistic_regression_computes_in_bfloat16_on_either_backend(mode, tmp_path):
     options = {"mode": mode, "global_batch_size": 32, "steps": 20, "calibrate": False}
     full = run_job(tmp_path, name="full", backend="torch", **options)

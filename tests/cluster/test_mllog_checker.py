@@ -14,7 +14,7 @@ from crosstrain.conformance.runs import trainer
 
 pytestmark = pytest.mark.cluster
 
-BACKENDS = ("tf", "torch")
+ON_EITHER = [pytest.param("tf", marks=pytest.mark.slow), "torch"]
 PREFIX = ":::MLLOG "
 
 
@@ -40,7 +40,7 @@ def evaluations(run):
     return path.read_text().count("\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ON_EITHER)
 @pytest.mark.parametrize(("until", "expected"), [("accuracy>=0.5", "success"), ("accuracy>=1", "aborted")])
 def test_the_checker_accepts_a_run_that_reached_its_target_and_one_that_did_not(tmp_path, backend, until, expected):
     arguments = ["--backend", backend, "--mllog", "--until", until, "--epochs", "2", "--out", str(tmp_path), "--name", "run"]
@@ -60,7 +60,7 @@ def test_the_checker_accepts_a_run_that_reached_its_target_and_one_that_did_not(
     assert (told["run_start"]["time_ms"] - told["init_start"]["time_ms"]) / 1000 == pytest.approx(summary["init_seconds"], abs=0.1)
 
 
-@pytest.mark.parametrize("backend", [pytest.param(name, marks=() if name == "torch" else pytest.mark.slow) for name in BACKENDS])
+@pytest.mark.parametrize("backend", ON_EITHER)
 def test_the_checker_accepts_a_run_that_was_interrupted_and_then_resumed(tmp_path, backend):
     run = tmp_path / "run"
     arguments = ["--backend", backend, "--mllog", "--epochs", "20000", "--checkpoint-every", "1000s", "--out", str(tmp_path)]

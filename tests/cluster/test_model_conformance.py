@@ -36,7 +36,11 @@ class TestResNet18(ModelConformance):
     model = "resnet18"
     data = "digits"
     options: ClassVar = {"lr": 3e-6}
-    quick_steps = 10
+    quick_steps = 5
     quick_workers = 1
     equal_over_workers = False
     gradient_seeds = (0, 1, 2)
+
+    @pytest.mark.slow
+    def test_gradients_agree(self, tmp_path):
+        super().test_gradients_agree(tmp_path)

@@ -1,6 +1,6 @@
 """Whatever is built from the layers trains on both frameworks, with the same losses.
 
-The same dozen networks by default; in `make conformance` a hundred besides, others each time. A test's name has the seed, and
+The same few networks by default; in `make conformance` a hundred besides, others each time. A test's name has the seed, and
 ``pytest tests/cluster/test_random_networks.py --seed N`` repeats one.
 """
 
@@ -22,7 +22,7 @@ CLASSES, INPUT_SHAPE = 10, (1, 8, 8)
 
 STEPS, TOLERANCE = 20, 1e-4
 
-QUICK, FULL = 12, 100
+QUICK, FULL = 5, 100
 
 
 def pytest_generate_tests(metafunc):

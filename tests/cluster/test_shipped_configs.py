@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
     "name",
     [
         "quickstart",
-        "eecs598-cnn-checkpoint",
+        pytest.param("eecs598-cnn-checkpoint", marks=pytest.mark.slow),
         "hw2-cnn-batch",
         pytest.param("eecs598-cnn", marks=pytest.mark.slow),
         pytest.param("eecs598-fastest-90", marks=pytest.mark.slow),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import free_ports, quick_and_slow, script_process
+from processes import free_ports, script_process
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +24,8 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("name", quick_and_slow(RESUMED, quick="cnn"))
+@pytest.mark.slow  # of the torch backend without this marker, and of logistic regression in the conformance suite
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, name):
     """Trained without a break, and by fresh processes from the state in its middle."""
     options = {**RESUMED[name], "deterministic": True}

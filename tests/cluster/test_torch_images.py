@@ -81,6 +81,7 @@ def asynchronous(folder, options, side, updates, tasks):
     return json.loads((folder / "figures.json").read_text())
 
 
+@pytest.mark.slow
 def test_buffers_lie_on_the_parameter_servers(tmp_path):
     """One worker with two servers follows batch normalisation as a sync rank does, buffers included; states come back to the bit."""
     options = {"model": "resnet18", "nodes": 1, "batch_size": 10, "ps": 2, "momentum": 0.5}

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 from processes import MarkedRun, wait_until
 
-pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # times are compared
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 NODES = 3
 MORE_SECONDS = 5
@@ -58,7 +58,11 @@ def begun(run, folder):
     assert run.process.poll() is None, run.stderr()
 
 
-@pytest.mark.parametrize(("backend", "more", "timeout_seconds"), [("toy", [], 10), ("torch", ["--node-timeout", "4"], 4)])
+@pytest.mark.alone  # times are compared
+@pytest.mark.parametrize(
+    ("backend", "more", "timeout_seconds"),
+    [pytest.param("toy", [], 10, marks=pytest.mark.slow), ("torch", ["--node-timeout", "4"], 4)],
+)
 def test_a_node_whose_link_is_cut_is_named_and_ends_itself(tmp_path, network, backend, more, timeout_seconds):
     job = ["run", "--backend", backend, "--nodes", str(NODES), "--epochs", "1000000", "--eval-every", "end", "--out", str(tmp_path)]
     job += ["--name", "run", "--rendezvous", "10.99.0.1:29400", *more]

@@ -45,10 +45,10 @@ def task_pid(run, tmp_path, task):
     ("backend", "mode", "victim"),
     [
         ("toy", "sync", "worker-1"),
-        ("torch", "sync", "worker-1"),
+        pytest.param("torch", "sync", "worker-1", marks=pytest.mark.slow),
         ("torch", "async", "worker-2"),
-        ("tf", "sync", "worker-1"),
-        ("tf", "async", "worker-2"),
+        pytest.param("tf", "sync", "worker-1", marks=pytest.mark.slow),
+        pytest.param("tf", "async", "worker-2", marks=pytest.mark.slow),
         ("tf", "async", "ps-0"),
     ],
 )
@@ -150,7 +150,7 @@ def test_a_frozen_async_worker_is_named_whether_the_others_go_on_or_wait(tmp_pat
         assert "worker-1 has finished no step for " in run.stderr() or "stopped by a signal: worker-1" in run.stderr()
 
 
-@pytest.mark.parametrize("backend", ["torch", "tf"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def test_a_frozen_async_worker_is_a_stall_where_the_others_wait_for_it(tmp_path, backend):
     with start(tmp_path, backend, "async", "--stall-timeout", "3", "--checkpoint-every", "1s") as run:
         training(run, tmp_path)
@@ -186,7 +186,7 @@ def test_a_loss_that_is_not_finite_fails_the_run(tmp_path, more, code, state):
     assert code == 0 or "the loss of step 2 is infinite" in found["cause"]
 
 
-@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async"), ("torch", "async")])
+@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async"), pytest.param("torch", "async", marks=pytest.mark.slow)])
 def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
     with start(tmp_path, backend, mode) as run:
         training(run, tmp_path)
