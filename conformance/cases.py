@@ -20,15 +20,19 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 """Every update rule, with every schedule among them."""
 
 
+QUICK = ("sgd", "momentum", "adam", "adamw")
+"""Update rules of which the others are variants."""
+
+
 def every_optimizer() -> list[Any]:
     """Return each optimiser on one, two and three workers: a global batch of 64 examples as 64, 32 + 32, 22 + 21 + 21.
 
-    Every rule on one or two workers needs no marker; the rest takes long. Three workers are among the uneven batches.
+    Most rules on one or two workers need no marker; the rest takes long. Three workers are among the uneven batches.
     """
     cases: list[Any] = []
     for place, name in enumerate(OPTIMIZERS):
         for workers in (1, 2, 3):
-            marks = () if workers == place % 2 + 1 else pytest.mark.slow
+            marks = () if workers == place % 2 + 1 and name in QUICK else pytest.mark.slow
             cases.append(pytest.param(name, 64, workers, id=f"{name}-{workers}w", marks=marks))
     return cases
 

@@ -18,7 +18,8 @@ import pytest
 hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair, not a test's
 hypothesis.settings.load_profile("untimed")
 
-os.environ.setdefault("TRAINER_CALIBRATE", "false")  # shorter runs; tests about calibration ask for it
+for unused in ("TRAINER_CALIBRATE", "TRAINER_TENSORBOARD"):  # shorter runs; tests about either ask for it
+    os.environ.setdefault(unused, "false")
 os.environ.setdefault("CROSSTRAIN_TEST_MARK", "none")  # on whatever is started without a mark of its own; see processes.py
 os.environ.setdefault("CROSSTRAIN_TEST_SEED", str(secrets.randbits(32)))  # one for all processes of a session
 

@@ -126,7 +126,13 @@ class TestFormats:
         assert all(np.array_equal(found[key], value) for key, value in expected.items())
 
     @pytest.mark.parametrize(
-        ("name", "format_name"), [("resnet18", "savedmodel"), ("logreg", "tf-checkpoint"), ("resnet18", "torch"), ("logreg", "safetensors")]
+        ("name", "format_name"),
+        [
+            ("resnet18", "savedmodel"),
+            ("logreg", "safetensors"),
+            pytest.param("logreg", "tf-checkpoint", marks=pytest.mark.slow),
+            pytest.param("resnet18", "torch", marks=pytest.mark.slow),
+        ],
     )
     def test_the_code_of_its_readme_runs(self, models, name, format_name):
         folder = models(name).export(format_name)

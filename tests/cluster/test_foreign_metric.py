@@ -26,6 +26,7 @@ JOB = {
     "keep": 1,
     "lr": 0.02,
     "mllog": True,
+    "tensorboard": True,
     "calibrate": False,
 }
 COMBINATIONS = [(backend, mode) for backend in ("tf", "torch") for mode in ("sync", "async")]

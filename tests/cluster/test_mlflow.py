@@ -257,6 +257,7 @@ def test_a_server_that_stays_away_does_not_end_the_run(tmp_path, server):
     assert server.runs("three")[0]["info"]["status"] == "RUNNING"
 
 
+@pytest.mark.slow
 def test_a_database_without_a_server(tmp_path):
     uri = f"sqlite:///{tmp_path}/tracking.db"
     done = trainer("run", "--backend", "toy", "--steps", "20", "--out", str(tmp_path), "--name", "run", "--mlflow", uri, "--json")

@@ -25,6 +25,10 @@ class TestAlexNet(ModelConformance):
     def test_gradients_agree(self, tmp_path):
         super().test_gradients_agree(tmp_path)
 
+    @pytest.mark.slow
+    def test_logits_agree(self, train, tmp_path):
+        super().test_logits_agree(train, tmp_path)
+
 
 class TestResNet18(ModelConformance):
     """Training it from scratch multiplies rounding errors: at usual rates torch in float32 and in float64 are 1% apart after 20 steps.

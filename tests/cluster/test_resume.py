@@ -208,7 +208,7 @@ def test_tensorboard_is_written_anew(tmp_path):
     _without_tensorflow()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    part = run_job(tmp_path, name="part", backend="toy", steps=100, eval_every="20steps")
+    part = run_job(tmp_path, name="part", backend="toy", steps=100, eval_every="20steps", tensorboard=True)
     resume(part.path, "--steps", 160)
     accumulator = EventAccumulator(str(part.path / "tensorboard"))
     accumulator.Reload()

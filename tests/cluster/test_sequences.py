@@ -111,7 +111,7 @@ def test_losses_are_weighted_by_tokens_on_any_number_of_workers(backend, workers
     assert accuracy > 0.8
 
 
-@pytest.mark.parametrize("backend", ["tf", "torch"])
+@pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
 def test_async_workers_learn_it_too(backend, runs, reference):
     run = runs(backend, "async")
     assert len(run.losses) == 120

@@ -145,6 +145,7 @@ class Cluster:
         return self.read()
 
 
+@pytest.mark.slow
 def test_async_with_one_worker_is_sync(tmp_path):
     """Nobody's updates come between, so that losses and weights are those of the formulas; the vector lies on two servers."""
     options = {"batch_size": 10, "ps": 2, **OPTIMISERS["adamw"]}

@@ -200,24 +200,24 @@ def test_an_empty_slice_changes_no_buffer():
 
 
 def test_data_parallel_training_imports_no_compiler_and_leaves_it_to_whoever_needs_it():
-    """In processes of their own: a compiler that is imported stays."""
+    """In a process of its own: a compiler that is imported stays."""
     script = (
         "import sys, torch\n"
         "from crosstrain.backends.torch.sync.deferred_compiler import compiler_deferred\n"
         "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\n"
-        "x, layer = torch.ones(2, 4), torch.nn.Linear(4, 4)\n"
+        "x, parallel = torch.ones(2, 4), torch.nn.parallel.DistributedDataParallel\n"
         "with compiler_deferred():\n"
-        "    parallel = torch.nn.parallel.DistributedDataParallel(layer)\n"
-        "    first = parallel(x)\n"
-        "    first.sum().backward()\n"
-        "    if sys.argv[1] == 'inside':\n"
-        "        assert torch._dynamo.utils.counters is not None\n"
-        "assert ('torch._dynamo' in sys.modules) == (sys.argv[1] == 'inside')\n"
-        "assert torch.equal(parallel(x), first)\n"
-        "assert torch.equal(torch.compile(layer, backend='eager')(x), first)\n"
+        "    first = parallel(torch.nn.Linear(4, 4))\n"
+        "    first(x).sum().backward()\n"
+        "first(x).sum().backward()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "with compiler_deferred():\n"
+        "    assert torch._dynamo.utils.counters is not None\n"
+        "    parallel(first.module)(x).sum().backward()\n"
         "assert sys.modules['torch._dynamo'] is torch._dynamo and torch._dynamo.__file__\n"
+        "with compiler_deferred():\n"
+        "    assert torch._dynamo.__file__\n"
         "torch.distributed.destroy_process_group()\n"
     )
-    for where in ("inside", "later"):
-        done = subprocess.run([sys.executable, "-c", script, where], capture_output=True, text=True, check=False, timeout=100)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -57,7 +57,10 @@ def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
     assert compared["verdicts"] == ["Fastest by examples/s: no verdict: no two of them can be compared."]
 
 
-@pytest.mark.parametrize("shape", [{"steps": 40000}, {"nodes": 3, "steps": 800}, {"nodes": 2, "cores_per_node": 0.4, "steps": 400}])
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param({"steps": 40000}, marks=pytest.mark.slow), {"nodes": 3, "steps": 800}, {"nodes": 2, "cores_per_node": 0.4, "steps": 400}],
+)
 def test_a_run_that_waits_for_its_own_tasks_or_its_limit_is_not_starved(tmp_path, shape):
     others = psutil.cpu_percent(interval=1.0) / 100
     if others > MOST_OTHERS:

@@ -113,7 +113,7 @@ def test_a_run_on_a_disk_that_may_only_be_read_stays_as_it_was(disk):
 
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)
 def test_what_is_made_of_a_run_needs_room(disk, tmp_path):
-    assert trainer("run", "--backend", "torch", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk)).returncode == 0
+    assert trainer("run", "--backend", "toy", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk)).returncode == 0
     fill(disk)
     before = sorted(disk.rglob("*"))
     for format_name in ("safetensors", "torch"):
@@ -124,5 +124,5 @@ def test_what_is_made_of_a_run_needs_room(disk, tmp_path):
     assert_a_sentence(done, FULL)
     assert json.loads(done.stdout)["accuracy"] > 0.8
     assert sorted(disk.rglob("*")) == before
-    done = trainer("export", str(disk / "run"), "--format", "torch", "--output", str(tmp_path / "elsewhere"))
+    done = trainer("export", str(disk / "run"), "--format", "safetensors", "--output", str(tmp_path / "elsewhere"))
     assert done.returncode == 0, done.stderr
