@@ -108,7 +108,7 @@ class SystemRecord:
     `interfaces` has sent and received bytes of each interface. `monitor_cpu_seconds` is the cost of watching itself.
     `gpus` has a mapping a device with ``utilization`` (0 to 1), ``memory_bytes``, ``power_watts``, ``name``.
     `interval_seconds` is the time since the sample before. `part_began_seconds` is when the clock of the sample's part of the run started,
-    on the run clock: 0, or where the checkpoint was from which a resumed run went on. It is null in older records (`summary.attempts`).
+    on the run clock: 0, or where the checkpoint was from which a resumed run went on. It is null in older records (`summary.segments`).
     The last six are counters, and null in older records too: `cpu_wait_seconds` is how long threads of the node's tasks were ready to run
     and waited for a core, `machine_cpu_seconds` what all programs of the machine used of the cores that the node may use,
     `trainer_cpu_seconds` what the node's agent used (on node 0 with the driver), `cpu_pressure_seconds` how long some task on the machine

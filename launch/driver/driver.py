@@ -24,10 +24,10 @@ from ...records.schema import Clock
 from ...records.store.run_directory import RunReader, RunState
 from ..ending_signals import EndingSignals
 from ..launchers.base import Launcher
-from ..resume.attempts import Attempts, total_steps
 from ..resume.deferred_writes import DeferredWrites
 from ..resume.origin import Origin, newest_origin
 from ..resume.resumption import Resumption
+from ..resume.segments import Segments, total_steps
 from .attempt import Attempt
 from .cluster_setup import Hosts, infer_isolation, machine_of, nodes_sharing_cores
 from .nodes import Nodes
@@ -62,7 +62,7 @@ class Driver:
         self._command = job.recorded_command(command)
         self._resumption = resumption
         self._policy = policy
-        self._segments = Attempts(resumption, self._command)
+        self._segments = Segments(resumption, self._command)
         self._documents = DeferredWrites()
         self._attempts: list[Attempt] = []
         self._interrupts: list[Callable[[], None]] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from ..store.run_directory import RunReader
-from ..summary.attempts import resumed_seconds, with_attempts
+from ..summary.segments import resumed_seconds, with_segments
 
 __all__ = ["RunLogger", "replay"]
 
@@ -43,6 +43,6 @@ def replay(reader: RunReader, follower: RunLogger) -> None:
         follower.step(group)
     for evaluation in reader.evals():
         follower.evaluation(evaluation)
-    for sample in with_attempts(reader.system(), resumed_seconds(reader.job())):
+    for sample in with_segments(reader.system(), resumed_seconds(reader.job())):
         follower.system(sample)
     follower.on_replayed()

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from ..schema import Clock, SystemRecord
-from .attempts import with_attempts
 from .cpu_contention import LEAST_SECONDS, CpuUse, Loss, losses, together
+from .segments import with_segments
 
 __all__ = ["Counter", "network_source", "per_node", "rate_between"]
 
@@ -250,7 +250,7 @@ def per_node(
     what nodes used that it has no longer is theirs, and not other programs'.
     """
     found = {node: _Node(clock.run_seconds) for node in range(nodes)}
-    for sample in with_attempts(samples, resumed_seconds):
+    for sample in with_segments(samples, resumed_seconds):
         found.setdefault(sample.node, _Node(clock.run_seconds)).add(sample)
     train = list(clock.train_seconds_by_node) + [None] * nodes
     lost = [None] * nodes if machines is None else _losses(found, dict(enumerate(machines)))

@@ -18,8 +18,8 @@ from ...metrics import LOSS, MetricInfo
 from ...metrics.recorded import read_metrics
 from ..schema import Clock, EvalRecord, EventRecord, StepRecord
 from ..store.run_directory import RunReader, RunState
-from .attempts import last_part, resumed_seconds
 from .node_usage import network_source, per_node
+from .segments import last_segment, resumed_seconds
 from .time_shares import StepTimes, time_shares
 
 __all__ = ["FINAL_LOSS_UPDATES", "job_fields", "quantile", "read_job", "summarise"]
@@ -190,7 +190,7 @@ def summarise(
     described = reader.job()
     job = read_job(described)
     steps, times = _Steps(job.workers), StepTimes()
-    began_seconds, first_step = last_part(described)
+    began_seconds, first_step = last_segment(described)
     for record in reader.steps():
         steps.add(record)
         if record.step >= first_step:  # a calibration is of the last part

@@ -14,7 +14,7 @@ from ...metrics import MetricInfo
 from ...metrics.recorded import read_metrics
 from ...records.schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from ...records.store.run_directory import RunReader, state_now
-from ...records.summary.attempts import resumed_seconds
+from ...records.summary.segments import resumed_seconds
 from .labels import labels
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 from ...core.errors import UsageError
 from ...records.schema import Clock
 from ...records.store.jsonl import DamagedRunError
-from ...records.summary.attempts import resumed_seconds, with_attempts
 from ...records.summary.node_usage import per_node
+from ...records.summary.segments import resumed_seconds, with_segments
 from ..catalog.run import Run
 from ..comparison.factors import changed_text
 from .links import Link, read_links
@@ -56,7 +56,7 @@ def read_evidence(run: Run) -> Evidence:
     if (known := summary.get("time_shares")) is not None:
         mixed = known.get("part_began_seconds") is None and changed_text(run) is not None
         began = known.get("part_began_seconds") or 0.0
-        summary = _of_last_part(run, began) if began else summary
+        summary = _of_last_segment(run, began) if began else summary
         workers = [] if mixed else read_workers(summary)
         _expect_figures_of_nodes(run, workers)
         shares = read_shares(summary, workers) if workers and summary["run_seconds"] else None
@@ -91,11 +91,11 @@ def _expect_figures_of_nodes(run: Run, workers: Sequence[Worker]) -> None:
 _OF_THE_WHOLE_RUN = ("foreign_cpu_cores_used", "cpu_cores_lost", "starved_fraction")
 
 
-def _of_last_part(run: Run, began: float) -> dict[str, Any]:
+def _of_last_segment(run: Run, began: float) -> dict[str, Any]:
     """Return a summary of a resumed run with the clock and the nodes of its last part, but what other programs did to the whole."""
     summary = run.summary
     part = calibrated_part(summary)
-    samples = (record for record in with_attempts(run.samples(), resumed_seconds(run.job)) if record.part_began_seconds == began)
+    samples = (record for record in with_segments(run.samples(), resumed_seconds(run.job)) if record.part_began_seconds == began)
     spent = {name: part[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
     nodes = per_node(samples, len(summary["per_node"]), Clock(run_seconds=summary["run_seconds"], **spent))
     whole = [{name: node.get(name) for name in _OF_THE_WHOLE_RUN} for node in summary["per_node"]]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...records.schema import Count, Index, Seconds
 from ...records.store.run_directory import RunReader
-from ...records.summary.attempts import Attempts, resumed_seconds
+from ...records.summary.segments import SegmentTracker, resumed_seconds
 from .fast_jsonl import read_pieces
 
 __all__ = ["Floats", "Integers", "NodeSeries", "StepSeries", "read_samples", "read_steps", "read_system"]
@@ -208,10 +208,10 @@ def read_system(run: Path) -> list[NodeSeries]:
 def read_samples(path: Path, resumed: Sequence[float]) -> list[NodeSeries]:
     """Return the same from a ``system.jsonl``; `resumed` are the times on the run clock from which the run went on (`resumed_seconds`)."""
     by_node: dict[int, list[_SystemLine]] = {}
-    parts = Attempts(resumed)
+    segments = SegmentTracker(resumed)
     for lines in read_pieces(path, _SystemLine, "SystemRecord"):
         for line in lines:
-            line.part_began_seconds = parts.began_seconds(line.time_seconds, line.part_began_seconds)
+            line.part_began_seconds = segments.began_seconds(line.time_seconds, line.part_began_seconds)
             by_node.setdefault(line.node, []).append(line)
     found = [_node(node, by_node[node]) for node in sorted(by_node)]
     return [node for node in found if len(node.time_seconds)]

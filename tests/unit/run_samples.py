@@ -56,8 +56,8 @@ RESUMED = 10.0
 """When the run of `resumed_samples` went on, on the run clock in seconds."""
 
 
-def _part(nodes: int, began: float, until: float, init: float, interval: float, **fields: Any) -> Iterator[SystemRecord]:
-    """The samples of a part of a run, as the driver writes them: 1 core and 1 MB/s in its initialisation, 0.2 of both while it trains.
+def _segment(nodes: int, began: float, until: float, init: float, interval: float, **fields: Any) -> Iterator[SystemRecord]:
+    """The samples of a segment of a run, as the driver writes them: 1 core and 1 MB/s in its initialisation, 0.2 of both while it trains.
 
     One is taken just before its clock starts, and one at its end. The nodes' follow each other by a millisecond.
     """
@@ -76,13 +76,13 @@ def _part(nodes: int, began: float, until: float, init: float, interval: float, 
 
 
 def resumed_samples(said: bool, init: float = 15.0, interval: float = 0.5) -> list[SystemRecord]:
-    """The samples of a run of 20 s that was resumed after 10 s, on two nodes then; they say their parts, or do not, as older ones.
+    """The samples of a run of 20 s that was resumed after 10 s, on two nodes then; they say their segments, or do not, as older ones.
 
-    Each part's initialisation took `init` seconds.
+    Each segment's initialisation took `init` seconds.
     """
     first, second = ({"part_began_seconds": began} if said else {} for began in (0.0, RESUMED))
-    before = (record for record in _part(1, 0.0, RESUMED, init, interval, **first) if record.time_seconds < RESUMED)
-    return [*before, *_part(2, RESUMED, 20.0, init, interval, **second)]
+    before = (record for record in _segment(1, 0.0, RESUMED, init, interval, **first) if record.time_seconds < RESUMED)
+    return [*before, *_segment(2, RESUMED, 20.0, init, interval, **second)]
 
 
 def resumed_run(out: Path, said: bool) -> Path:

@@ -9,8 +9,8 @@ from crosstrain.records.schema import EventRecord
 from crosstrain.records.store.jsonl import DamagedRunError
 from crosstrain.records.store.run_directory import RunReader, RunWriter
 from crosstrain.records.store.truncation import cut_records
-from crosstrain.records.summary.attempts import resumed_seconds
 from crosstrain.records.summary.node_usage import per_node
+from crosstrain.records.summary.segments import resumed_seconds
 
 
 def test_what_is_later_goes_and_the_rest_stays_as_it_was(tmp_path):

@@ -1,7 +1,7 @@
-"""In which part of a run was a resource sample taken? A run has a part for its start, and one for each time that it was resumed.
+"""In which segment of a run was a resource sample taken? A run has a segment for its start, and one for each time that it was resumed.
 
-Samples of a part's initialisation are stamped when its clock starts. Where a part goes on from a checkpoint, that is mostly within the time
-that the parts before it trained, and their monitors counted by themselves. Records say when their part's clock started
+Samples of a segment's initialisation are stamped when its clock starts. Where one goes on from a checkpoint, that is mostly within the time
+that the segments before it trained, and their monitors counted by themselves. Records say when their segment's clock started
 (`SystemRecord.part_began_seconds`), and with that what was initialisation; of runs from before they did so their order tells it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..schema import SystemRecord
 
-__all__ = ["Attempts", "last_part", "resumed_seconds", "with_attempts"]
+__all__ = ["SegmentTracker", "last_segment", "resumed_seconds", "with_segments"]
 
 
 def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
@@ -25,17 +25,18 @@ def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
     return found
 
 
-def last_part(described: Mapping[str, Any]) -> tuple[float, int]:
-    """Return where the last part of a ``job.json``'s run begins, on the run clock and in steps; 0 of both where it was never resumed."""
+def last_segment(described: Mapping[str, Any]) -> tuple[float, int]:
+    """Return where the last segment of a ``job.json``'s run begins, on the run clock and in steps; 0 of both where it was never resumed."""
     segments = described.get("segments", ())
     return (segments[-1]["run_seconds"], segments[-1].get("step", 0)) if len(segments) > 1 else (0.0, 0)
 
 
-class Attempts:
-    """Tells the part of each sample of a run; ask for all samples of all nodes, in the order of the records.
+class SegmentTracker:
+    """Tells the segment of each sample of a run; ask for all samples of all nodes, in the order of the records.
 
-    The driver alone stamps samples, each as it arrives, so within a part their times never fall, whichever nodes they are of. Where records
-    do not say their part, the next one has begun for all nodes where time falls after the present part's beginning, or passes the next's.
+    The driver alone stamps samples, each as it arrives, so within a segment their times never fall, whichever nodes they are of. Where
+    records do not say their segment, the next one has begun for all nodes where time falls after the present one's beginning, or passes the
+    next's.
     """
 
     def __init__(self, resumed_seconds: Sequence[float]) -> None:
@@ -45,7 +46,7 @@ class Attempts:
         self._last_seconds = -math.inf
 
     def began_seconds(self, time_seconds: float, said: float | None) -> float:
-        """Return when the clock of the sample's part started, on the run clock; `said` is what the record says of it."""
+        """Return when the clock of the sample's segment started, on the run clock; `said` is what the record says of it."""
         if said is not None:
             self._began_seconds = said
             self._next = [seconds for seconds in self._next if seconds > said]
@@ -55,9 +56,9 @@ class Attempts:
         return self._began_seconds
 
 
-def with_attempts(samples: Iterable[SystemRecord], resumed_seconds: Sequence[float]) -> Iterator[SystemRecord]:
-    """Yield the samples of a run with their parts, also where they do not say them themselves (`Attempts`)."""
-    parts = Attempts(resumed_seconds)
+def with_segments(samples: Iterable[SystemRecord], resumed_seconds: Sequence[float]) -> Iterator[SystemRecord]:
+    """Yield the samples of a run with their segments, also where they do not say them themselves (`SegmentTracker`)."""
+    segments = SegmentTracker(resumed_seconds)
     for record in samples:
-        began = parts.began_seconds(record.time_seconds, record.part_began_seconds)
+        began = segments.began_seconds(record.time_seconds, record.part_began_seconds)
         yield record if record.part_began_seconds is not None else replace(record, part_began_seconds=began)

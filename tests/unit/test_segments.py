@@ -1,4 +1,4 @@
-"""Which part of a resumed run a resource sample is of, and what follows where it matters: summary, TensorBoard, MLflow."""
+"""Which segment of a resumed run a resource sample is of, and what follows where it matters: summary, TensorBoard, MLflow."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from crosstrain.launch.driver.recorder import Recording
 from crosstrain.records.loggers.base import RunLogger, replay
 from crosstrain.records.loggers.mlflow_system_metrics import NodeFigures
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.records.summary.attempts import with_attempts
 from crosstrain.records.summary.node_usage import per_node, rate_between
+from crosstrain.records.summary.segments import with_segments
 
 
-def parts_of(samples, resumed):
-    return [record.part_began_seconds for record in with_attempts(samples, resumed)]
+def segments_of(samples, resumed):
+    return [record.part_began_seconds for record in with_segments(samples, resumed)]
 
 
-# Which part ------------------------------------------------------------------------------------------------------------
+# Which segment ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_part_is_told_by_the_order_where_samples_do_not_say_it():
+def test_a_segment_is_told_by_the_order_where_samples_do_not_say_it():
     said, unsaid = resumed_samples(said=True), resumed_samples(said=False)
     assert {record.part_began_seconds for record in unsaid} == {None}
-    assert list(with_attempts(unsaid, [RESUMED])) == said
+    assert list(with_segments(unsaid, [RESUMED])) == said
 
 
-def test_a_part_that_samples_say_is_taken_whatever_their_order():
-    """The time between samples is longer than the initialisation: time does not fall where the second part begins."""
+def test_a_segment_that_samples_say_is_taken_whatever_their_order():
+    """The time between samples is longer than the initialisation: time does not fall where the second segment begins."""
     samples = resumed_samples(said=True, init=2.0, interval=6.0)
     times = [record.time_seconds for record in samples]
     assert times == sorted(times)
-    assert list(with_attempts(samples, [RESUMED])) == list(with_attempts(samples, [])) == samples
+    assert list(with_segments(samples, [RESUMED])) == list(with_segments(samples, [])) == samples
 
 
-def test_a_part_that_was_begun_twice_is_one_part():
+def test_a_segment_that_was_begun_twice_is_one_segment():
     """The run was killed before it had saved again: what stays of the first try is its initialisation."""
     tried = [sample(0, seconds) for seconds in (7.0, 9.0)]
     samples = [sample(0, 9.5), *tried, *tried, sample(0, 11.0), *(sample(0, seconds) for seconds in (10.5, 11.5, 12.5))]
-    assert parts_of(samples, [RESUMED, 12.0]) == [0.0, 10.0, 10.0, 10.0, 10.0, 10.0, 12.0, 12.0, 12.0]
+    assert segments_of(samples, [RESUMED, 12.0]) == [0.0, 10.0, 10.0, 10.0, 10.0, 10.0, 12.0, 12.0, 12.0]
 
 
-def test_older_samples_before_such_as_say_their_part_are_told_by_their_order():
+def test_older_samples_before_such_as_say_their_segment_are_told_by_their_order():
     samples = [sample(0, 9.5), sample(0, 8.0), sample(0, 11.0), sample(0, 11.5, part_began_seconds=12.0), sample(0, 12.5)]
-    assert parts_of(samples, [RESUMED, 12.0]) == [0.0, 10.0, 10.0, 12.0, 12.0]
+    assert segments_of(samples, [RESUMED, 12.0]) == [0.0, 10.0, 10.0, 12.0, 12.0]
 
 
-def test_a_run_that_was_never_resumed_has_one_part():
-    assert parts_of([sample(0, 1.0), sample(1, 0.5), sample(0, 2.0)], []) == [0.0] * 3
+def test_a_run_that_was_never_resumed_has_one_segment():
+    assert segments_of([sample(0, 1.0), sample(1, 0.5), sample(0, 2.0)], []) == [0.0] * 3
 
 
-def test_a_sample_is_of_initialisation_up_to_where_its_part_begins():
+def test_a_sample_is_of_initialisation_up_to_where_its_segment_begins():
     assert [sample(0, seconds).initialising for seconds in (-0.5, 0.5)] == [True, False]
     assert [sample(0, seconds, part_began_seconds=3.0).initialising for seconds in (0.5, 3.0, 3.5)] == [True, True, False]
 
 
-def test_a_rate_is_never_over_two_parts():
+def test_a_rate_is_never_over_two_segments():
     before, after = sample(0, 9.0, part_began_seconds=0.0), sample(0, 9.5, network_sent_bytes=2000, part_began_seconds=RESUMED)
     assert rate_between(before, after, "network_sent_bytes") is None
     assert rate_between(replace(before, part_began_seconds=RESUMED), after, "network_sent_bytes") == 2000
@@ -81,8 +81,8 @@ def test_a_node_that_is_new_since_a_resume_is_measured_from_there(said):
     assert (known["samples"], new["samples"]) == (41, 21)
 
 
-def test_a_part_is_measured_from_its_beginning_also_with_few_samples():
-    """No sample of the second part is earlier than the last one of the first, and its monitor has counted more than that one's."""
+def test_a_segment_is_measured_from_its_beginning_also_with_few_samples():
+    """No sample of the second segment is earlier than the last one of the first, and its monitor has counted more than that one's."""
     first = [sample(0, seconds, cpu_seconds=value, part_began_seconds=0.0) for seconds, value in ((-0.01, 1.0), (6.0, 2.0))]
     second = [sample(0, seconds, cpu_seconds=value, part_began_seconds=RESUMED) for seconds, value in ((9.99, 5.0), (20.0, 7.0))]
     (node,) = per_node([*first, *second], 1, CLOCK_OF_20, [RESUMED])
@@ -102,7 +102,7 @@ class Listener(RunLogger):
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_what_is_told_again_says_its_part(tmp_path, said):
+def test_what_is_told_again_says_its_segment(tmp_path, said):
     listener = Listener()
     replay(RunReader(resumed_run(tmp_path, said)), listener)
     assert listener.heard == resumed_samples(said=True)
@@ -115,14 +115,14 @@ def told(samples):
     return [(seconds, values.get("network_transmit_megabytes")) for seconds, values in points if values is not None]
 
 
-def test_mlflow_counts_traffic_over_all_parts_and_passes_over_initialisation():
+def test_mlflow_counts_traffic_over_all_segments_and_passes_over_initialisation():
     points = told([record for record in resumed_samples(said=True) if record.node == 0])
     seconds, megabytes = zip(*points, strict=True)
     assert list(seconds) == sorted(set(seconds))
     assert list(megabytes) == sorted(megabytes)
     assert megabytes[0] == 0
     nothing_lost = [0.2 * (second - seconds[0]) for second in seconds]
-    assert list(megabytes) == pytest.approx(nothing_lost, abs=0.05)  # save what passed between the first part's last sample and its end
+    assert list(megabytes) == pytest.approx(nothing_lost, abs=0.05)  # save what passed between the first segment's last sample and its end
 
 
 def test_mlflow_counts_a_new_nodes_traffic_from_its_first_sample_of_training():
@@ -146,7 +146,7 @@ def fields_of(record):
     return json.loads(json.dumps({**sent, "tasks": []}))
 
 
-def test_the_samples_of_a_part_say_where_it_began_also_those_held_back(tmp_path):
+def test_the_samples_of_a_segment_say_where_it_began_also_those_held_back(tmp_path):
     job = a_job(tmp_path, name="one", tensorboard=False)
     recording = Recording(job, QuietProgress())
     recording.writer.write_status("running")

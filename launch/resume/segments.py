@@ -1,4 +1,4 @@
-"""The parts of a run that was resumed: what ``job.json`` says of them, and the seconds that the earlier ones spent."""
+"""The segments of a run, one for each time that it was started: what ``job.json`` says of them, and the seconds that earlier ones spent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...engine.epochs import START, EpochIndex
 from ...engine.triggers import Triggers
 from .resumption import Resumption
 
-__all__ = ["Attempts", "total_steps"]
+__all__ = ["Segments", "total_steps"]
 
 
-class Attempts:
-    """All parts of a run, this one last. A run that was never resumed has one."""
+class Segments:
+    """All segments of a run, the present one last. A run that was never resumed has one."""
 
     def __init__(self, resumption: Resumption | None, command: Sequence[str]) -> None:
         started = datetime.now().astimezone().isoformat(timespec="milliseconds")
@@ -36,17 +36,17 @@ class Attempts:
 
     @property
     def earlier_init_seconds(self) -> float:
-        """Initialisation of the earlier parts, in seconds."""
+        """Initialisation of the earlier segments, in seconds."""
         return float(self._spent.get("init_seconds", 0.0))
 
     @property
     def total_before(self) -> float:
-        """What the earlier parts took, up to the checkpoint, in seconds."""
+        """What the earlier segments took, up to the checkpoint, in seconds."""
         return self.earlier_init_seconds + self._run_seconds
 
     @property
     def earlier(self) -> dict[str, float]:
-        """What the earlier parts spent of the run clock, as `Clock.earlier` has it."""
+        """What the earlier segments spent of the run clock, as `Clock.earlier` has it."""
         names = ("train_seconds", "eval_seconds", "checkpoint_seconds")
         return {"run_seconds": self._run_seconds, **{name: float(self._spent.get(name, 0.0)) for name in names}}
 
