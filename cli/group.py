@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "run": LazyCommand("run:run", "Train one job and write a comparable run directory."),
     "sweep": LazyCommand("sweep:sweep", "Run one job at many settings, and lay the runs side by side."),
     "watch": LazyCommand("watch:watch", "Show how a run stands, live, or how it ended."),
-    "runs": LazyCommand("catalog.list:runs", "List runs, show one, delete some, export their records as tables."),
+    "runs": LazyCommand("runs.list:runs", "List runs, show one, delete some, export their records as tables."),
     "compare": LazyCommand("compare:compare", "Compare finished runs, and say which of their figures compare."),
     "report": LazyCommand("report:report", "Write runs side by side as one page with plots that opens offline."),
     "plot": LazyCommand("plot:plot", "Draw the report's pictures as PNG, SVG or PDF."),

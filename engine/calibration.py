@@ -15,7 +15,7 @@ from ..backends.base import CalibrationOrder, CalibrationPart, CalibrationResult
 from ..core.errors import RunFailedError
 from ..core.job import Job
 from ..models.base import ModelSpec
-from .interfaces import TaskGroup
+from .loop_interfaces import TaskGroup
 from .protocol.codec import calibrated_from_message, calibration_to_message
 from .protocol.messages import Message
 

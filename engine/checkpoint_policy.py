@@ -9,7 +9,7 @@ from ..core.job import Job
 from ..models.objectives import Objective
 from ..records.schema import EvalRecord
 from .epochs import DataCursor
-from .interfaces import CheckpointSink, ImpossibleAnswerError, PendingCheckpoint, ResumePoint
+from .loop_interfaces import CheckpointSink, ImpossibleAnswerError, PendingCheckpoint, ResumePoint
 from .protocol.messages import Message
 from .triggers import Triggers
 

@@ -23,8 +23,8 @@ from ..models.objectives import Objective
 from ..records.schema import EvalRecord
 from .checkpoint_policy import CheckpointPolicy
 from .epochs import EpochIndex
-from .interfaces import CheckpointSink, ImpossibleAnswerError, Recorder, ResumePoint, TaskGroup, TrainingTotals
 from .learning_rate import learning_rates
+from .loop_interfaces import CheckpointSink, ImpossibleAnswerError, Recorder, ResumePoint, TaskGroup, TrainingTotals
 from .non_finite_loss import LossGuard
 from .outstanding_plans import OutstandingPlans
 from .progress.base import Progress

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..backends.base import Plan, StepResult
 from ..core.job import Job
-from .interfaces import ImpossibleAnswerError
+from .loop_interfaces import ImpossibleAnswerError
 
 __all__ = ["OutstandingPlans"]
 

@@ -26,7 +26,7 @@ from ..core.cluster import Cluster, Task, TaskSpec
 from ..core.errors import MissingPackageError, RunFailedError, TrainerError
 from ..core.job import Job
 from ..core.process import die_with_parent, ignore_interrupts
-from ..core.startup import phase, start_watched, tell_phases
+from ..core.startup_watchdog import add_phase_listener, startup_deadline, startup_phase
 from ..data.store.stored_dataset import open_dataset
 from ..models.build import build_model
 from .peer_loss import lost_a_peer
@@ -180,10 +180,10 @@ def preload(job: Job, stream: Stream) -> None:
     is a seventh of the time that importing torch takes.
     """
     backend = load_backend(job.backend)
-    phase(f"importing what {job.backend} needs")
+    startup_phase(f"importing what {job.backend} needs")
     gc.disable()
     try:
-        with start_watched(time.monotonic() + job.start_timeout, partial(_report_stuck, stream)):
+        with startup_deadline(time.monotonic() + job.start_timeout, partial(_report_stuck, stream)):
             backend.preload(job)
     except (ImportError, OSError) as error:  # the second: a shared library that cannot be loaded
         what = f"backend {job.backend!r} cannot import what it needs: {type(error).__name__}: {error}"
@@ -214,8 +214,8 @@ def serve(stream: Stream, opened: Message) -> None:
     if opened.get("profile_folder") is not None:
         os.environ[PROFILE_VARIABLE] = opened["profile_folder"]
     task = task_from_message(opened)
-    tell_phases(lambda name: stream.send(Message("phase", {"name": name})))
-    with start_watched(opened["start_deadline"], partial(_report_stuck, stream)):
+    add_phase_listener(lambda name: stream.send(Message("phase", {"name": name})))
+    with startup_deadline(opened["start_deadline"], partial(_report_stuck, stream)):
         session = open_session(task, opened)
     stream.send(Message("ready", {"precision_used": getattr(session, "precision_used", None)}))
     if task.placed.leading:
@@ -228,12 +228,12 @@ def serve(stream: Stream, opened: Message) -> None:
 def open_session(task: Task, opened: Message) -> Session | Server:
     """Put together what the backend needs and have it join its cluster and warm up."""
     job = Job.model_validate(opened["job"])
-    phase("opening the dataset and the model")
+    startup_phase("opening the dataset and the model")
     data = open_dataset(job.data, job.data_dir)
     if opened.get("normalisation") is not None:
         data = data.normalised_as(*opened["normalisation"])
     model = build_model(job.model, data.info)
-    phase("joining the cluster", for_others=True)
+    startup_phase("joining the cluster", for_others=True)
     return load_backend(job.backend).open(task, job, model, data)
 
 

@@ -11,8 +11,8 @@ import torch
 from ...core.cluster import Task
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
-from ..allocator import keep_freed_memory
 from ..base import Availability
+from ..malloc_tuning import keep_freed_memory
 
 __all__ = ["availability", "interface_of", "keep_steps_memory", "prepare"]
 

@@ -18,7 +18,7 @@ from ...report.comparison.comparison import compare_runs
 from ...report.tables.columns import column, metric_columns
 from ...report.tables.formats import as_csv, as_latex, as_markdown, as_text
 from ..options import GivenPath, NumberRange
-from ..targets import tell_lost_updates
+from ..run_arguments import warn_of_lost_updates
 
 __all__ = ["compare"]
 
@@ -73,7 +73,7 @@ def compare(
     found, left_out = find_finished_runs(runs, out)
     if left_out:
         note(f"left out, as they have no figures, or none that can be read: {', '.join(run.path.name for run in left_out)}")
-    tell_lost_updates(found)
+    warn_of_lost_updates(found)
     if curves is not None:
         if by is not None or metric is not None or markdown or latex:
             raise UsageError("--curves: goes with --over, --smooth, --points, --json and --csv alone.")

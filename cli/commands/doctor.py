@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from ...launch.preflight import Check, examine
+from ...launch.machine_checks import Check, check_machine
 
 __all__ = ["doctor"]
 
@@ -21,7 +21,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
     Exits 0 when at least one backend can train, 1 otherwise. Takes a few seconds, as each framework is imported once.
     """
-    checks, can_train = examine()
+    checks, can_train = check_machine()
     if as_json:
         click.echo(json.dumps({"can_train": can_train, "python": platform.python_version(), "checks": list(map(asdict, checks))}, indent=2))
     else:

@@ -24,13 +24,13 @@ from ...core.untrusted.console import note
 from ...data.base import DataInfo, Split, TextFeatures
 from ...data.store.resolve import written_out
 from ...data.store.stored_dataset import StoredDataset, open_dataset
-from ...launch.driver.evaluation import Evaluated, Evaluator
+from ...launch.driver.standalone_evaluation import Evaluated, Evaluator
 from ...launch.resume.trust import refuse_foreign
 from ...metrics import MetricInfo
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
 from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
-from ..targets import find_target
+from ..run_arguments import find_run_or_checkpoint
 
 __all__ = ["evaluate"]
 
@@ -68,7 +68,7 @@ def evaluate(
         raise UsageError.of("--split", split, "test, train", ["test", "train"])
     if predictions is not None:
         _check_new(predictions)
-    checkpoint, damaged = find_checkpoint(find_target(source))
+    checkpoint, damaged = find_checkpoint(find_run_or_checkpoint(source))
     for error in damaged:
         note(f"{error} An older one is taken.")
     options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}

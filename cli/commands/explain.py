@@ -16,7 +16,7 @@ from ...report.diagnosis.text import headline, notes, page
 from ...report.diagnosis.verdict import explain as explain_run
 from ...report.tables.run_tables import to_text
 from ..options import GivenPath
-from ..targets import tell_lost_updates
+from ..run_arguments import warn_of_lost_updates
 
 __all__ = ["explain"]
 
@@ -39,7 +39,7 @@ def explain(run: str, out: Path, as_json: bool) -> None:
     """
     found = Run(find_run(run, out))
     explanation = explain_run(found)
-    tell_lost_updates([found])
+    warn_of_lost_updates([found])
     advice = advise(explanation)
     if as_json:
         words = {"text": headline(explanation), "notes": notes(explanation), "advice": [asdict(entry) for entry in advice]}

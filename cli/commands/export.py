@@ -37,7 +37,7 @@ from ...launch.resume.trust import LINK, refuse_foreign
 from ...records.store.file_index import UNKNOWN, describe_folder
 from ..interrupts import TerminationAsInterrupt
 from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
-from ..targets import find_target
+from ..run_arguments import find_run_or_checkpoint
 
 __all__ = ["export"]
 
@@ -77,7 +77,7 @@ def export(
         _describe(source, as_json=as_json)
         return
     choice = _choice(format_name or "")
-    with _held_checkpoint(find_target(source)) as checkpoint:
+    with _held_checkpoint(find_run_or_checkpoint(source)) as checkpoint:
         target = output or _beside(checkpoint.path, format_name or "")
         link = EXPORTS if output is None and target.parent.name == EXPORTS and target.parent.is_symlink() else None
         recorded = checkpoint.meta.job["model"]
@@ -207,7 +207,7 @@ def _print_result(checkpoint: Checkpoint, format_name: str, target: Path, *, as_
 
 
 def _describe(source: Path, *, as_json: bool) -> None:
-    source = source if source.is_dir() else find_target(source)
+    source = source if source.is_dir() else find_run_or_checkpoint(source)
     rows = describe_folder(source)
     if all(row.purpose == UNKNOWN for row in rows):
         raise UsageError(f"export: {str(source)!r} has no file of a run, a checkpoint or an export")

@@ -10,7 +10,7 @@ from ...report.catalog.run import started_runs
 from ...report.plots.matplotlib_renderer import FORMATS, Format, write_figures
 from ...report.plots.training_charts import pictures
 from ..options import GivenPath
-from ..targets import readable_runs
+from ..run_arguments import readable_runs
 
 __all__ = ["plot"]
 

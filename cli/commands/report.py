@@ -9,7 +9,7 @@ import click
 from ...report.catalog.run import started_runs
 from ...report.page.page import write_page
 from ..options import GivenPath
-from ..targets import readable_runs
+from ..run_arguments import readable_runs
 
 __all__ = ["report"]
 

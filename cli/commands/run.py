@@ -28,7 +28,7 @@ from ...launch.launchers.registry import LaunchRequest, choose_launcher
 from ...launch.resume.trust import TRUST_RUN
 from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
 from ..options import GivenPath, given_options, job_options, name_settings, trust_option
-from ..targets import find_target, standing_start_timeout
+from ..run_arguments import find_run_or_checkpoint, recorded_start_timeout
 
 if TYPE_CHECKING:
     from ...launch.resume.resumption import Resumption
@@ -171,7 +171,7 @@ def _resolved_job(typed: _Typed, *, force: bool, trust_run: bool) -> tuple[Resol
     from ...launch.resume.resumption import load_resumption
 
     name_settings(dict.fromkeys(typed.options, "flag"))
-    target = find_target(typed.resume)
+    target = find_run_or_checkpoint(typed.resume)
     resumption = load_resumption(target, typed.options, os.environ, typed.config, force=force, trusted=trust_run)
     name_settings(resumption.resolved.sources)
     return resumption.resolved, resumption
@@ -226,7 +226,7 @@ def _start_timeout(resume: Path, given: Mapping[str, Any]) -> float:
     """Return how long a node waits for the driver of a run that goes on: as given, else as the run has it, where this node has the run."""
     if "start_timeout" in given:
         return float(given["start_timeout"])
-    standing = standing_start_timeout(resume)
+    standing = recorded_start_timeout(resume)
     return standing if standing is not None else float(Job.model_fields["start_timeout"].default)
 
 

@@ -29,8 +29,8 @@ from ...launch.sweeps.folder import Entry, Request, SweepFolder, check_free, rea
 from ...launch.sweeps.runner import point_arguments, run_points
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader
-from ...report.catalog.figures import row
 from ...report.catalog.locate import find_sweep
+from ...report.catalog.summary_rows import row
 from ..options import given_options, job_options_without, name_settings, trust_option
 from .sweep_table import points_text
 

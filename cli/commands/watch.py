@@ -29,7 +29,7 @@ from ...report.live.watched_run import News, WatchedRun
 from ...report.tables.run_tables import one_run, to_text
 from ..interrupts import INTERRUPTED, TerminationAsInterrupt
 from ..options import GivenPath, NumberRange
-from ..targets import tell_lost_updates
+from ..run_arguments import warn_of_lost_updates
 
 __all__ = ["watch"]
 
@@ -95,7 +95,7 @@ def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_j
     if summary is not None and not as_json:
         click.echo(to_text(one_run(summary, watched.reader.job())))
         click.echo(f"run directory: {one_line(str(path))}")
-    tell_lost_updates([Run(path)])
+    warn_of_lost_updates([Run(path)])
     return 0 if watched.state == "succeeded" else 1
 
 

@@ -14,7 +14,7 @@ __all__ = ["key_of", "named"]
 
 
 def key_of(field: str, origin: str) -> str:
-    """Return what somebody has to look at to change a field whose value came from `origin` (`core.layers.Resolved`)."""
+    """Return what somebody has to look at to change a field whose value came from `origin` (`sources.Resolved`)."""
     if origin.startswith(("flag", "default")):
         return flag_name(field)
     if origin.startswith("environment "):

@@ -22,7 +22,7 @@ from .config_files import SWEEP, read_config
 from .given_names import named
 from .ineffective import idle_settings
 from .job_fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean, schema
-from .messages import Given, as_usage_error
+from .validation_errors import GivenValue, as_usage_error
 
 __all__ = [
     "RESERVED_VARIABLES",
@@ -111,7 +111,7 @@ class Standing:
         """Where a value of this layer comes from."""
         return f"run {one_line(self.name)}"
 
-    def absolute(self, field: str, value: Given) -> Given:
+    def absolute(self, field: str, value: GivenValue) -> GivenValue:
         """Return ``+N`` steps or epochs as the number at which the run then ends; any other value as it is."""
         if not _is_relative(field, value):
             return value
@@ -120,7 +120,7 @@ class Standing:
         return replace(value, value=stands + int(text[1:]), origin=f"{value.origin} ({text} from {stands})")
 
 
-def _is_relative(field: str, value: Given) -> bool:
+def _is_relative(field: str, value: GivenValue) -> bool:
     """Return whether a value is ``+N`` steps or epochs."""
     text = value.value.strip() if isinstance(value.value, str) else ""
     return field in ("steps", "epochs") and text.startswith("+") and text[1:].isdecimal()
@@ -165,7 +165,7 @@ def given_anew(flags: Mapping[str, Any], environ: Mapping[str, str], config: Pat
     return {field: _by_itself(field, value) for field, value in given.items()}
 
 
-def _by_itself(field: str, value: Given) -> Any:
+def _by_itself(field: str, value: GivenValue) -> Any:
     _refuse_boolean(field, value)
     if _is_relative(field, value):
         return str(value.value).strip()
@@ -177,14 +177,14 @@ def _by_itself(field: str, value: Given) -> Any:
         return str(value.value)
 
 
-def _from_run(standing: Standing | None) -> dict[str, Given]:
+def _from_run(standing: Standing | None) -> dict[str, GivenValue]:
     if standing is None:
         return {}
     origin = standing.origin
-    return {field: Given(value, field, origin, origin) for field, value in standing.fields.items() if value is not None}
+    return {field: GivenValue(value, field, origin, origin) for field, value in standing.fields.items() if value is not None}
 
 
-def _idle(job: Job, given: Mapping[str, Given]) -> dict[str, str]:
+def _idle(job: Job, given: Mapping[str, GivenValue]) -> dict[str, str]:
     """Say of each setting that was given and does nothing what it would need."""
     values = job.model_dump()
     found = {}
@@ -200,18 +200,18 @@ def _idle(job: Job, given: Mapping[str, Given]) -> dict[str, str]:
     return found
 
 
-def _from_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, GivenValue]:
     unknown = [field for field in flags if field not in Job.model_fields]
     if unknown:
         near = nearest(unknown[0], map(flag_name, Job.model_fields))
         raise UsageError(_unknown(flag_name(unknown[0]), "no such option", near))
-    return {field: Given(value, flag_name(field), _FLAG) for field, value in flags.items()}
+    return {field: GivenValue(value, flag_name(field), _FLAG) for field, value in flags.items()}
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
+def _from_environment(environ: Mapping[str, str]) -> dict[str, GivenValue]:
     """Read ``TRAINER_*``. An empty variable counts as not set, as is usual."""
     fields = {environment_name(field): field for field in Job.model_fields}
-    found: dict[str, Given] = {}
+    found: dict[str, GivenValue] = {}
     for name in sorted(environ):
         if name in _SWITCHES and environ[name] not in ("", "on", "off"):
             raise UsageError(f"{name}: got {environ[name]!r}; allowed: on or off.")
@@ -221,11 +221,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
             plain = {known.removeprefix(ENVIRONMENT_PREFIX): known for known in (*fields, *RESERVED_VARIABLES)}
             near = nearest(name.removeprefix(ENVIRONMENT_PREFIX), plain)
             raise UsageError(_unknown(name, "no setting has this environment variable", plain[near] if near else None))
-        found[fields[name]] = Given(environ[name], name, f"environment {name}")
+        found[fields[name]] = GivenValue(environ[name], name, f"environment {name}")
     return found
 
 
-def _from_file(config: Path | str | None) -> dict[str, Given]:
+def _from_file(config: Path | str | None) -> dict[str, GivenValue]:
     if config is None:
         return {}
     label, values = read_config(config)
@@ -234,7 +234,7 @@ def _from_file(config: Path | str | None) -> dict[str, Given]:
     for key in values:
         if key not in Job.model_fields:
             raise UsageError(_unknown(f"{one_line(key)} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
-    return {key: Given(value, key, label, label) for key, value in values.items()}
+    return {key: GivenValue(value, key, label, label) for key, value in values.items()}
 
 
 def refuse_misplaced(label: str, values: Mapping[str, Any]) -> None:
@@ -257,9 +257,9 @@ def _unknown(key: str, problem: str, near: str | None) -> str:
     return f"{key}: {problem}.{hint} `trainer run --print-config` lists every setting."
 
 
-def _merge(*layers: dict[str, Given]) -> dict[str, Given]:
+def _merge(*layers: dict[str, GivenValue]) -> dict[str, GivenValue]:
     """Put each layer over the one before."""
-    merged: dict[str, Given] = {}
+    merged: dict[str, GivenValue] = {}
     for layer in layers:
         for pair in _ALTERNATIVES:
             if any(field in layer for field in pair):
@@ -269,16 +269,16 @@ def _merge(*layers: dict[str, Given]) -> dict[str, Given]:
     return merged
 
 
-def _refuse_boolean(field: str, value: Given) -> None:
+def _refuse_boolean(field: str, value: GivenValue) -> None:
     """Refuse TOML's ``true`` where a number belongs; it would be taken for 1."""
     if isinstance(value.value, bool) and not is_boolean(field):
         raise UsageError.of(value.key, str(value.value).lower(), allowed(field), source=value.place)
 
 
-def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, Given]) -> None:
+def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, GivenValue]) -> None:
     if field == "backend" and name == "auto":
         return
-    value = given.get(field, Given(name, flag_name(field), "default"))
+    value = given.get(field, GivenValue(name, flag_name(field), "default"))
     try:
         find(kind, name)
     except UsageError:

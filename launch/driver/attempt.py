@@ -13,8 +13,8 @@ from typing import Any
 
 from ...core.cluster import Task
 from ...core.errors import StalledRunError
-from ...engine.interfaces import TrainingTotals
 from ...engine.loop import TrainingLoop
+from ...engine.loop_interfaces import TrainingTotals
 from ...engine.progress.base import Progress
 from ...engine.protocol.messages import Message
 from ..launchers.base import NodeChannel

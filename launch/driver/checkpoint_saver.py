@@ -20,7 +20,7 @@ from typing import Any
 
 from ...checkpoint import CHECKPOINTS, ArrayEntry, CheckpointWriter, Meta, described_data, described_model, prune
 from ...core.peer_memory import PeerMemory
-from ...engine.interfaces import ImpossibleAnswerError, PendingCheckpoint
+from ...engine.loop_interfaces import ImpossibleAnswerError, PendingCheckpoint
 from ...engine.protocol.messages import Message, RawArray
 from ...engine.protocol.state_transfer import WINDOW
 from ...metrics import LOSS

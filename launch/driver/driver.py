@@ -18,7 +18,7 @@ from ...checkpoint import CHECKPOINTS, list_checkpoints
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, TrainerError, UsageError
 from ...core.job import Job
 from ...core.untrusted.console import note
-from ...engine.interfaces import TrainingTotals
+from ...engine.loop_interfaces import TrainingTotals
 from ...engine.progress.base import Progress
 from ...records.schema import Clock
 from ...records.store.run_directory import RunReader, RunState

@@ -14,7 +14,7 @@ from ...checkpoint import list_checkpoints
 from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
 from ...core.job import Job
 from ...core.untrusted.console import note
-from ...engine.interfaces import TrainingTotals
+from ...engine.loop_interfaces import TrainingTotals
 from ...records.store.run_directory import RunState, RunWriter
 from ..resume.trust import trust_flag
 from .recorder import Recording

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ...backends.base import State
 from ...core.cluster import Role, Task, TaskSpec
 from ...core.errors import RunFailedError, TrainerError
-from ...core.startup import REPORT_SECONDS
+from ...core.startup_watchdog import REPORT_SECONDS
 from ...engine.protocol.heartbeat import TICK_SECONDS
 from ...engine.protocol.messages import Message
 from ...engine.protocol.state_transfer import load_messages

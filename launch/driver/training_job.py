@@ -17,7 +17,7 @@ from ...core.plugins import forward_plugin
 from ...core.units import Target
 from ...data.augment import augmentation
 from ...data.store.stored_dataset import StoredDataset, open_dataset
-from ...engine.interfaces import TrainingTotals
+from ...engine.loop_interfaces import TrainingTotals
 from ...metrics.recorded import described_metrics
 from ...models.base import ModelSpec
 from ...models.build import build_model

@@ -13,7 +13,7 @@ from ...checkpoint import Checkpoint, DamagedCheckpointError, list_checkpoints, 
 from ...checkpoint.draft_folders import remove
 from ...core.job import Job
 from ...engine.epochs import DataCursor
-from ...engine.interfaces import ResumePoint
+from ...engine.loop_interfaces import ResumePoint
 from ...engine.protocol.codec import state_from_arrays
 from ...metrics import MetricInfo
 from ...models.base import ModelSpec

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from ..schema import Clock, SystemRecord
-from .cpu_contention import LEAST_SECONDS, CpuUse, Loss, losses, together
+from .lost_cpu import LEAST_SECONDS, CpuUse, LostCpu, lost_cpu, mean_over_segments
 from .segments import with_segments
 
 __all__ = ["Counter", "network_source", "per_node", "rate_between"]
@@ -16,8 +16,8 @@ __all__ = ["Counter", "network_source", "per_node", "rate_between"]
 def rate_between(before: SystemRecord | None, record: SystemRecord, name: str) -> float | None:
     """Return how fast the cumulative figure `name` rose between two samples of a node.
 
-    None where there is no sample before, or it is of another part of the run, either lacks the figure, or it fell because its source began
-    anew.
+    None where there is no sample before, or it is of another segment of the run, either lacks the figure, or it fell because its source
+    began anew.
     """
     if before is None or before.part_began_seconds != record.part_began_seconds:
         return None
@@ -109,11 +109,11 @@ class _Node:
 
     def __init__(self, run_seconds: float) -> None:
         self._run_seconds = run_seconds
-        self._part: float | None = None
+        self._segment: float | None = None
         self._baseline: SystemRecord | None = None
         self._begun = self._ended = False
         self._counters = {name: Counter() for name in _COUNTERS}
-        self._by_part: dict[float | None, dict[str, Counter]] = {}
+        self._by_segment: dict[float | None, dict[str, Counter]] = {}
         self._gauges = {name: _Gauge() for name in _GAUGES}
         self._gpus: dict[int, tuple[str | None, dict[str, _Gauge]]] = {}
         self._cores_available: float | None = None
@@ -121,7 +121,7 @@ class _Node:
         self._samples = 0
 
     def add(self, record: SystemRecord) -> None:
-        if record.part_began_seconds != self._part:
+        if record.part_began_seconds != self._segment:
             self._go_on(record.part_began_seconds)
         if self._ended:
             return
@@ -136,15 +136,15 @@ class _Node:
         self._measure(record)
         self._ended = record.time_seconds >= self._run_seconds
 
-    def _go_on(self, part: float | None) -> None:
-        """A part of the run begins whose monitors count anew, with samples from before its own clock's start."""
-        self._part, self._begun, self._baseline = part, False, None
+    def _go_on(self, segment: float | None) -> None:
+        """A segment of the run begins whose monitors count anew, with samples from before its own clock's start."""
+        self._segment, self._begun, self._baseline = segment, False, None
         for counter in self._counters.values():
             counter.reset()
-        self._by_part.setdefault(part, {name: Counter() for name in _COUNTERS})
+        self._by_segment.setdefault(segment, {name: Counter() for name in _COUNTERS})
 
     def _count(self, record: SystemRecord) -> None:
-        for counters in (self._counters, self._by_part[self._part]):
+        for counters in (self._counters, self._by_segment[self._segment]):
             for name, counter in counters.items():
                 counter.add(getattr(record, name), record.time_seconds)
 
@@ -167,13 +167,13 @@ class _Node:
         return None if mean is None and largest is None else {"mean": mean, "max": largest}
 
     @property
-    def parts(self) -> Iterable[float | None]:
-        """The parts of the run in which it took part."""
-        return self._by_part.keys()
+    def segments(self) -> Iterable[float | None]:
+        """The segments of the run in which it took part."""
+        return self._by_segment.keys()
 
-    def cpu_use(self, part: float | None) -> CpuUse:
-        """Return what is known of its cores during a part of the run; nothing where the samples cover too little time."""
-        counters = self._by_part[part]
+    def cpu_use(self, segment: float | None) -> CpuUse:
+        """Return what is known of its cores during a segment of the run; nothing where the samples cover too little time."""
+        counters = self._by_segment[segment]
         if counters["cpu_seconds"].seconds < LEAST_SECONDS:
             return CpuUse(None, None, None, None, None)
         return CpuUse(
@@ -253,7 +253,7 @@ def per_node(
     for sample in with_segments(samples, resumed_seconds):
         found.setdefault(sample.node, _Node(clock.run_seconds)).add(sample)
     train = list(clock.train_seconds_by_node) + [None] * nodes
-    lost = [None] * nodes if machines is None else _losses(found, dict(enumerate(machines)))
+    lost = [None] * nodes if machines is None else _lost_cpu(found, dict(enumerate(machines)))
     return [
         {
             "node": index,
@@ -267,15 +267,15 @@ def per_node(
     ]
 
 
-def _losses(nodes: Mapping[int, _Node], machines: Mapping[int, str]) -> list[Loss | None]:
-    """Return what other programs did to each node that has a machine; `nodes` has those besides that an earlier part of the run had.
+def _lost_cpu(nodes: Mapping[int, _Node], machines: Mapping[int, str]) -> list[LostCpu | None]:
+    """Return what other programs did to each node that has a machine; `nodes` has those besides that an earlier segment of the run had.
 
-    Each part of the run is looked at by itself, for in each other nodes may have been there, and for another time. Which machine a node
+    Each segment of the run is looked at by itself, for in each other nodes may have been there, and for another time. Which machine a node
     had that is no longer there is not known; what it used counts as the run's own on each.
     """
-    by_node: dict[int, list[Loss | None]] = {index: [] for index in nodes}
-    for part in {part: None for node in nodes.values() for part in node.parts}:
-        there = {index: node.cpu_use(part) for index, node in nodes.items() if part in node.parts}
-        for index, loss in zip(there, losses([*there.values()], [machines.get(index) for index in there]), strict=True):
-            by_node[index].append(loss)
-    return [together(by_node[index]) for index in machines]
+    by_node: dict[int, list[LostCpu | None]] = {index: [] for index in nodes}
+    for segment in {segment: None for node in nodes.values() for segment in node.segments}:
+        there = {index: node.cpu_use(segment) for index, node in nodes.items() if segment in node.segments}
+        for index, lost in zip(there, lost_cpu([*there.values()], [machines.get(index) for index in there]), strict=True):
+            by_node[index].append(lost)
+    return [mean_over_segments(by_node[index]) for index in machines]

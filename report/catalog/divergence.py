@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .figures import number
+from .summary_rows import number
 
 __all__ = ["diverged", "diverged_text"]
 

@@ -30,9 +30,9 @@ from ...records.store.bounded_types import Loss
 from ...records.store.jsonl import finite_json
 from ...records.store.summary_schema import summary_type
 from ...records.summary.summary import job_fields, read_job
-from .figures import figure_type, row
 from .locate import check_readable, is_run, run_names
 from .run import Run
+from .summary_rows import figure_type, row
 
 __all__ = ["DAMAGED", "FIGURES", "STATES", "list_runs", "run_row"]
 

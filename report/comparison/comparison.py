@@ -10,8 +10,8 @@ from typing import Any
 from ...core.errors import UsageError
 from ...records.store.jsonl import finite_json
 from ..catalog.copies import measurements
-from ..catalog.figures import row
 from ..catalog.run import Run, finished_run, labelled
+from ..catalog.summary_rows import row
 from .comparability import Comparability, compare_settings
 from .factors import CHOSEN, RULES, SPEED, Factor
 from .ranking import verdicts

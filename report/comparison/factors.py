@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..catalog.cpu_contention import starved
+from ..catalog.cpu_starvation import cpu_starvation
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
 from . import factor_values as read
@@ -276,11 +276,11 @@ def _changed(run: Run) -> str | None:
 
 
 def _starved(run: Run) -> str | None:
-    return None if starved(run.summary) is None else "yes"
+    return None if cpu_starvation(run.summary) is None else "yes"
 
 
 def _starved_by(run: Run) -> str | None:
-    found = starved(run.summary)
+    found = cpu_starvation(run.summary)
     return None if found is None else f"{found.fraction:.0%}"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...records.store.jsonl import finite_json
 from ..catalog.copies import measurements
-from ..catalog.figures import number, row
 from ..catalog.run import Run
+from ..catalog.summary_rows import number, row
 from .comparability import alike
 from .factors import Factor
 from .seed_statistics import common_name, drop_fastest_and_slowest, spread

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..catalog.figures import metrics_of, number
+from ..catalog.summary_rows import metrics_of, number
 
 __all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "common_stem", "drop_fastest_and_slowest", "spread"]
 

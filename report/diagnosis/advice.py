@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ...core.units import Cadence
 from ..catalog.divergence import diverged
-from .batch_effect import Advice, larger_batch
+from .batch_size_advice import Advice, larger_batch
 from .cluster_advice import network, peers
 from .verdict import NEARLY_ALL, Explanation
 

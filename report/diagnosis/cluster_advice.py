@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from .batch_effect import Advice, batch_dependent_seconds, larger_batch
+from .batch_size_advice import Advice, batch_dependent_seconds, larger_batch
 from .links import busiest
 from .verdict import NEARLY_ALL, NOTABLE, Explanation
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ...records.text.numbers import UNKNOWN, bytes_text, number_text
 from ..catalog.divergence import diverged_text
-from .batch_effect import Advice
+from .batch_size_advice import Advice
 from .links import Link, busiest
 from .verdict import NEARLY_ALL, NOTABLE, Explanation, NodeView
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from ..catalog.cpu_contention import Starved, starved
+from ..catalog.cpu_starvation import CpuStarvation, cpu_starvation
 from ..catalog.run import Run
 from .evidence import Evidence, read_evidence
 from .links import Link, NetworkCause, message_fraction, network_cause
@@ -77,9 +77,9 @@ class Explanation:
     evidence: Evidence = field(repr=False)
 
     @property
-    def starved(self) -> Starved | None:
+    def starved(self) -> CpuStarvation | None:
         """What other programs did to the run, where that is the verdict."""
-        return starved(self.evidence.summary)
+        return cpu_starvation(self.evidence.summary)
 
     @property
     def calibrated(self) -> bool:

@@ -16,9 +16,9 @@ from ...metrics import LOSS
 from ...records.schema import EvalRecord, SystemRecord
 from ...records.store.jsonl import finite_json
 from ...records.summary.node_usage import rate_between
-from ..catalog.figures import metric_figures
 from ..catalog.index import FIGURES, run_row
 from ..catalog.run import Run, labelled
+from ..catalog.summary_rows import metric_figures
 
 __all__ = ["TABLES", "Column", "Table", "table_of"]
 

@@ -14,7 +14,7 @@ from ..catalog.lost_updates import lost_updates
 from ..catalog.rerun_command import repeat_command
 from ..catalog.run import Run
 from ..diagnosis.advice import advise
-from ..diagnosis.batch_effect import Advice
+from ..diagnosis.batch_size_advice import Advice
 from ..diagnosis.text import headline, notes
 from ..diagnosis.verdict import explain
 

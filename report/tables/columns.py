@@ -11,8 +11,8 @@ from ...core.suggestions import nearest
 from ...metrics import LOSS as LOSS_INFO
 from ...metrics.classification import ACCURACY as ACCURACY_METRIC
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
-from ..catalog.figures import FIGURES
 from ..catalog.run import Run
+from ..catalog.summary_rows import FIGURES
 from ..comparison.factors import LOSS, METRICS, RESOURCES, SPEED, STEPS, TARGET, TIME
 from ..comparison.rows import Row
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...core.untrusted.console import shown
 from ...records.text.numbers import UNKNOWN, count_text, duration_text, number_text, rate_text
-from ..catalog.figures import metric_figures
+from ..catalog.summary_rows import metric_figures
 from .alignment import GAP, holds_figures, plain_lines, text_width
 from .run_tables import SYNTHETIC
 

@@ -31,7 +31,7 @@ from crosstrain.checkpoint import (
     prune,
     read_checkpoint,
 )
-from crosstrain.cli.targets import find_target
+from crosstrain.cli.run_arguments import find_run_or_checkpoint
 from crosstrain.core.errors import UsageError
 from crosstrain.metrics import LOSS
 from crosstrain.metrics.classification import ACCURACY
@@ -380,7 +380,7 @@ def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(tmp_path, m
     run = tmp_path / "runs" / "mine"
     saved = [save(run, step) for step in (100, 200)]
     (run / "job.json").write_text("{}")
-    assert find_target(Path("mine/checkpoints") / saved[0].name) == Path("runs/mine/checkpoints") / saved[0].name
+    assert find_run_or_checkpoint(Path("mine/checkpoints") / saved[0].name) == Path("runs/mine/checkpoints") / saved[0].name
     for missing in (run / "checkpoints" / "step-7", Path("mine/checkpoints/step-7")):
         with pytest.raises(UsageError, match=rf"there is no '.*step-7'; checkpoints of the run 'mine': {saved[1].name}, {saved[0].name}\."):
-            find_target(missing)
+            find_run_or_checkpoint(missing)

@@ -19,8 +19,8 @@ from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.records.text.numbers import bytes_text, count_text, duration_text, number_text, rate_text
-from crosstrain.report.catalog.figures import rows
 from crosstrain.report.catalog.run import Run
+from crosstrain.report.catalog.summary_rows import rows
 from crosstrain.report.comparison.comparison import compare_paths, compare_runs
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.tables.columns import cell, column

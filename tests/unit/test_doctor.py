@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from crosstrain.backends.base import Availability
-from crosstrain.launch.preflight import backend_check, disk_check, gpu_checks, processor_check, virtual_node_checks
+from crosstrain.launch.machine_checks import backend_check, disk_check, gpu_checks, processor_check, virtual_node_checks
 from crosstrain.launch.virtual.network import Possibility
 from crosstrain.monitor.gpu_devices import GpuHardware, nvidia_hardware
 

@@ -109,7 +109,7 @@ def test_an_order_by_a_metric_is_known_where_no_run_fits(tmp_path, capsys):
 ALLOWED = {
     "records/store/jsonl.py": "lines of earlier releases have an accuracy beside the loss",
     "records/store/summary_schema.py": "summaries of earlier releases; the type of eval_accuracy, which every flat row has",
-    "report/catalog/figures.py": "eval_accuracy and eval_error, which every flat row has had since the first release",
+    "report/catalog/summary_rows.py": "eval_accuracy and eval_error, which every flat row has had since the first release",
     "report/catalog/query.py": "a short name for eval_accuracy, and an example of a condition",
     "report/tables/columns.py": "the column and the short name of eval_accuracy",
     "report/tables/runs_list.py": "the column of eval_accuracy, where a run has one",
@@ -117,7 +117,7 @@ ALLOWED = {
     "core/units.py": "an example of a value in a message",
     "core/suggestions.py": "what other tools call --until",
     "cli/commands/compare.py": "examples of figures in help texts and a message",
-    "cli/commands/catalog/list.py": "examples of figures in help texts",
+    "cli/commands/runs/list.py": "examples of figures in help texts",
     "backends/tf/model.py": "the sum that classifiers have, as the backend counts it",
     "backends/torch/model.py": "the sum that classifiers have, as the backend counts it",
     "conformance/suite.py": "the suite's own job trains a classifier",

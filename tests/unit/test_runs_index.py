@@ -17,8 +17,8 @@ from run_folders import documents, many_runs, variant, write_run
 from run_samples import a_job, open_run, sync_run
 
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.catalog.figures import row
 from crosstrain.report.catalog.index import DAMAGED, FIGURES, list_runs
+from crosstrain.report.catalog.summary_rows import row
 
 LIST = """
 import json, sys

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
 from ....core.job import Job
-from ....core.startup import phase
+from ....core.startup_watchdog import startup_phase
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec, ParameterSpec
 from ...base import (  # fmt: skip
@@ -73,7 +73,7 @@ def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSes
     with translated_errors(task):
         strategy = within(job.start_timeout, "forming the cluster", lambda: tf.distribute.ParameterServerStrategy(resolver))
     session = AsyncSession(job, spec, data, strategy)
-    phase("warming up")
+    startup_phase("warming up")
     session.warm_up(job.start_timeout)
     return session
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from ....core.cluster import Task, split_evenly
 from ....core.job import Job
-from ....core.startup import phase
+from ....core.startup_watchdog import startup_phase
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
-from ...allocator import keep_freed_memory
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ...malloc_tuning import keep_freed_memory
 from ..data import Given, Resident, layout_for, resident
 from ..evaluation import summed
 from ..forward_context import ForwardContexts
@@ -49,7 +49,7 @@ def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str)
     """Join the other ranks, put data and parameters in place and warm up."""
     ranks = join(task, job, device, sequential=not layout_for(job, spec, data.info).channels_last)
     session = SyncSession(task, job, spec, data, device, ranks)
-    phase("warming up")
+    startup_phase("warming up")
     session.warm_up()
     return session
 

@@ -15,7 +15,7 @@ import torch
 from ....core.cluster import Task, TaskSpec
 from ....core.errors import RunFailedError
 from ....core.job import Job
-from ....core.startup import phase
+from ....core.startup_watchdog import startup_phase
 from ....data.base import Dataset
 from ....data.sampler import Batches
 from ....models.base import ModelSpec
@@ -79,9 +79,9 @@ class Worker:
         self._gradient_views = cut(self._gradient[: model.size], model.parameters)
         self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))
         keep_steps_memory()
-        phase("warming up")
+        startup_phase("warming up")
         self._warm_up()
-        phase("joining the cluster", for_others=True)
+        startup_phase("joining the cluster", for_others=True)
         self._remotes = self._connect(task, model)
         for remote in self._remotes:
             remote.pull()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ....core.cluster import Task, split_evenly
 from ....core.job import Job
-from ....core.startup import phase
+from ....core.startup_watchdog import startup_phase
 from ....core.update_rules import slot_names
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
@@ -66,7 +66,7 @@ class SyncSession:
         with compiler_deferred():
             self._distributed = self._wrap() if job.wrapped else None
             keep_steps_memory()
-            phase("warming up")
+            startup_phase("warming up")
             self._warm_up()
 
     def _wrap(self) -> torch.nn.Module:

@@ -20,7 +20,7 @@ from crosstrain.launch.virtual.cpu_quota import CpuGroups, Hierarchy
 from crosstrain.launch.virtual.errors import MissingCapabilityError
 from crosstrain.monitor.cpu_limits import QuotaCounter, cpu_quota_cores
 from crosstrain.monitor.cpu_pressure import WaitCounter, read_machine_cpu_seconds, read_pressure_seconds
-from crosstrain.records.summary.cpu_contention import CpuUse, losses, together
+from crosstrain.records.summary.lost_cpu import CpuUse, lost_cpu, mean_over_segments
 from crosstrain.records.summary.node_usage import per_node
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="counters of the Linux kernel")
@@ -116,7 +116,7 @@ def test_a_stranger_on_the_task_s_core_takes_half_of_it():
     first, last = json.loads(done.stdout.splitlines()[-1])
     seconds = last[4] - first[4]
     used, waited, machine, trainer = ((after - before) / seconds for before, after in zip(first[:4], last[:4], strict=True))
-    (loss,) = losses([CpuUse(used, waited, trainer, machine, 1.0)], ["here"])
+    (loss,) = lost_cpu([CpuUse(used, waited, trainer, machine, 1.0)], ["here"])
     lost = loss.fraction
     assert lost > 0.4  # half, or more where other tests run here too
     assert lost == pytest.approx(1.0 - used, abs=0.15)  # it wanted a whole core
@@ -189,7 +189,7 @@ USES = st.builds(
 @given(nodes=st.lists(USES, min_size=1, max_size=4), shared=st.booleans())
 def test_no_more_is_lost_than_others_used_than_was_waited_for_and_than_there_is(nodes, shared):
     machines = ["one"] * len(nodes) if shared else [str(number) for number in range(len(nodes))]
-    found = losses(nodes, machines)
+    found = lost_cpu(nodes, machines)
     for node, loss in zip(nodes, found, strict=True):
         assert 0.0 <= loss.fraction <= 1.0
         most = node.available if node.granted is None else min(node.available, node.granted)
@@ -204,7 +204,7 @@ def test_a_wait_is_lost_to_others_in_the_proportion_that_they_had_of_the_cores(n
     """Where others had little beside what the run's nodes had, nodes waited for each other."""
     own = sum(node.used + node.trainer for node in nodes)
     foreign = share * own
-    found = losses([replace(node, machine=own + foreign, throttled=None) for node in nodes], ["one"] * len(nodes))
+    found = lost_cpu([replace(node, machine=own + foreign, throttled=None) for node in nodes], ["one"] * len(nodes))
     for node, loss in zip(nodes, found, strict=True):
         besides = own + foreign - node.used
         assert loss.lost <= (node.waited * foreign / besides if besides > 1e-9 else 0.0) + 1e-6
@@ -213,28 +213,28 @@ def test_a_wait_is_lost_to_others_in_the_proportion_that_they_had_of_the_cores(n
 @given(nodes=st.lists(USES, min_size=1, max_size=3), gone=USES, machines=st.lists(st.sampled_from("ab"), min_size=3, max_size=3))
 def test_what_a_node_used_whose_machine_is_not_known_is_nobody_else_s(nodes, gone, machines):
     machines = machines[: len(nodes)]
-    found = losses([*nodes, gone], [*machines, None])
+    found = lost_cpu([*nodes, gone], [*machines, None])
     for node, where, loss in zip(nodes, machines, found, strict=False):
         here = [other for other, there in zip(nodes, machines, strict=True) if there == where]
         own = sum(other.used + other.trainer for other in (*here, gone))
         assert loss.foreign == pytest.approx(max(0.0, node.machine - own), abs=1e-9)
 
 
-@given(parts=st.lists(USES, min_size=1, max_size=4))
-def test_a_run_of_several_parts_lost_what_these_lost_together(parts):
-    known = [losses([part], ["one"])[0] for part in parts]
-    whole = together([None, *known])
-    seconds = sum(part.seconds for part in parts)
+@given(segments=st.lists(USES, min_size=1, max_size=4))
+def test_a_run_of_several_segments_lost_what_these_lost_together(segments):
+    known = [lost_cpu([segment], ["one"])[0] for segment in segments]
+    whole = mean_over_segments([None, *known])
+    seconds = sum(segment.seconds for segment in segments)
     assert whole.seconds == pytest.approx(seconds)
     for name in ("lost", "used", "foreign"):
-        assert getattr(whole, name) * seconds == pytest.approx(sum(getattr(part, name) * part.seconds for part in known), abs=1e-6)
-    assert together([None, None]) is None
+        assert getattr(whole, name) * seconds == pytest.approx(sum(getattr(segment, name) * segment.seconds for segment in known), abs=1e-6)
+    assert mean_over_segments([None, None]) is None
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4))
 def test_nodes_that_have_the_machine_to_themselves_are_never_starved_however_long_they_wait(nodes):
     own = sum(node.used + node.trainer for node in nodes)
-    found = [loss.fraction for loss in losses([replace(node, machine=own) for node in nodes], ["one"] * len(nodes))]
+    found = [loss.fraction for loss in lost_cpu([replace(node, machine=own) for node in nodes], ["one"] * len(nodes))]
     assert found == pytest.approx([0.0] * len(nodes), abs=1e-6)
 
 
@@ -259,7 +259,7 @@ def test_nodes_that_have_the_machine_to_themselves_are_never_starved_however_lon
     ],
 )
 def test_what_was_lost_by_hand(use, expected):
-    (loss,) = losses([use], ["one"])
+    (loss,) = lost_cpu([use], ["one"])
     found = None if loss is None else loss.fraction
     assert found == (pytest.approx(expected, abs=1e-9) if isinstance(expected, float) else expected)
 
@@ -290,13 +290,13 @@ def test_a_summary_has_what_was_lost_and_what_was_waited():
     assert (older["starved_fraction"], older["cpu_wait_seconds"], older["cpu_pressure_fraction"]) == (None, None, None)
 
 
-# Parts of a run --------------------------------------------------------------------------------------------------------
+# Segments of a run -----------------------------------------------------------------------------------------------------
 
 CLOCK_OF_10 = replace(CLOCK, run_seconds=10.0)
 
 
 def beside_others(node, began, until, foreign, nodes, interval=0.5):
-    """Samples of a node of a part of a run: each of `nodes` uses 0.5 cores, waits a core's time, and others have `foreign` cores."""
+    """Samples of a node of a segment of a run: each of `nodes` uses 0.5 cores, waits a core's time, and others have `foreign` cores."""
     ticks = int((until - began) / interval)
     for tick in range(-1, ticks + 1):
         seconds = interval * tick
@@ -305,11 +305,11 @@ def beside_others(node, began, until, foreign, nodes, interval=0.5):
         yield sample(node, began + seconds, cores_available=2.0, part_began_seconds=began, **counters)
 
 
-def run_of(*parts):
-    """Samples of a run: each part is (began, until, nodes, foreign cores)."""
+def run_of(*segments):
+    """Samples of a run: each segment is (began, until, nodes, foreign cores)."""
     return [
         record
-        for began, until, nodes, foreign in parts
+        for began, until, nodes, foreign in segments
         for tick in zip(*(beside_others(node, began, until, foreign, nodes) for node in range(nodes)), strict=True)
         for record in tick
     ]
@@ -317,7 +317,7 @@ def run_of(*parts):
 
 @pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2), (2, 2)])
 def test_a_run_that_went_on_with_other_nodes_is_starved_where_its_cores_were_taken(first, second):
-    """The second part is too short to tell anything, and makes nothing unknown of the first."""
+    """The second segment is too short to tell anything, and makes nothing unknown of the first."""
     samples = run_of((0.0, 8.5, first, 1.0), (8.5, 10.0, second, 1.0))
     known, *more = per_node(samples, second, CLOCK_OF_10, [8.5], ["here"] * second)
     assert known["foreign_cpu_cores_used"] == pytest.approx(1.0)

@@ -18,10 +18,10 @@ from ..records.store.run_directory import RunReader
 from ..report.catalog.locate import find_readable_runs, find_run, is_run
 from ..report.catalog.run import Run
 
-__all__ = ["find_target", "readable_runs", "standing_start_timeout", "tell_lost_updates"]
+__all__ = ["find_run_or_checkpoint", "readable_runs", "recorded_start_timeout", "warn_of_lost_updates"]
 
 
-def find_target(path: Path) -> Path:
+def find_run_or_checkpoint(path: Path) -> Path:
     """Return a run directory or a checkpoint: a path, or the same below the folder of runs (TRAINER_OUT, by default ``runs``).
 
     Raises UsageError where there is none, naming the run's checkpoints, or runs that are called alike.
@@ -41,8 +41,8 @@ def _out() -> Path:
     return Path(os.environ.get("TRAINER_OUT") or "runs")
 
 
-def standing_start_timeout(path: Path) -> float | None:
-    """Return the start time-out of the run that `path` means, as `find_target` looks for it; None where this node has no such run.
+def recorded_start_timeout(path: Path) -> float | None:
+    """Return the start time-out of the run that `path` means; None where this node has no such run.
 
     Raises DamagedRunError where the run's files cannot be read.
     """
@@ -63,11 +63,11 @@ def readable_runs(texts: Sequence[str], out: Path) -> list[Run]:
     runs, left_out = find_readable_runs(texts, out)
     if left_out:
         note(f"left out, as their files cannot be read: {', '.join(run.path.name for run in left_out)}")
-    tell_lost_updates(runs)
+    warn_of_lost_updates(runs)
     return runs
 
 
-def tell_lost_updates(runs: Sequence[Run]) -> None:
+def warn_of_lost_updates(runs: Sequence[Run]) -> None:
     """Warn of runs that succeeded and whose records lack updates. Raises DamagedRunError where a summary cannot be read."""
     from ..report.catalog.lost_updates import lost_updates
 

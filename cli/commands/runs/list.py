@@ -17,11 +17,11 @@ from ....core.errors import UsageError
 from ....core.suggestions import nearest
 from ....core.untrusted.console import note, one_line
 from ....records.store.jsonl import finite_json
-from ....report.catalog.figures import metric_figures
 from ....report.catalog.index import STATES, list_runs
 from ....report.catalog.locate import check_readable, find_run, find_runs, find_sweep
 from ....report.catalog.query import Condition, fitting, in_order, parse_order, parse_since
 from ....report.catalog.run import Run
+from ....report.catalog.summary_rows import metric_figures
 from ....report.tables.runs_list import runs_table
 from ...options import GivenPath
 

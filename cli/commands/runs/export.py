@@ -13,7 +13,7 @@ from ....records.text.numbers import count_text
 from ....report.catalog.run import Run
 from ....report.export.records_table import TABLES, table_of
 from ....report.export.table_files import FORMATS, check_format, check_new, write_csv, write_file
-from ...targets import tell_lost_updates
+from ...run_arguments import warn_of_lost_updates
 
 __all__ = ["export"]
 
@@ -26,7 +26,7 @@ def export(runs: Sequence[Run], file_format: str, what: str | None, output: str 
         raise UsageError.of("--what", what, ", ".join(TABLES), TABLES)
     check_format(file_format)
     if what in (None, "steps"):
-        tell_lost_updates(runs)
+        warn_of_lost_updates(runs)
     if output == "-":
         if what is None or file_format != "csv":
             raise UsageError("--output: - prints one table as csv; say which with --what, and leave --format out.")

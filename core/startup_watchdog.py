@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["REPORT_SECONDS", "phase", "start_watched", "tell_phases"]
+__all__ = ["REPORT_SECONDS", "add_phase_listener", "startup_deadline", "startup_phase"]
 
 REPORT_SECONDS = 2.0
 """How long after the time of a start the native clock ends a process that has not reported by itself."""
@@ -27,7 +27,7 @@ _phases: list[tuple[str, bool]] = [("starting", False)]
 _listeners: list[Callable[[str], None]] = []
 
 
-def phase(name: str, *, for_others: bool = False) -> None:
+def startup_phase(name: str, *, for_others: bool = False) -> None:
     """Say what the process does from now on, in the form "warming up", until it says something else or is ready.
 
     `for_others`: it waits for other processes. One of those that is stuck itself is then the first to report.
@@ -37,13 +37,13 @@ def phase(name: str, *, for_others: bool = False) -> None:
         listener(name)
 
 
-def tell_phases(listener: Callable[[str], None]) -> None:
+def add_phase_listener(listener: Callable[[str], None]) -> None:
     """Have every phase from now on told to `listener`: of a process that cannot report any more others know what it was doing."""
     _listeners.append(listener)
 
 
 @contextmanager
-def start_watched(deadline: float, report: Callable[[str], None]) -> Iterator[None]:
+def startup_deadline(deadline: float, report: Callable[[str], None]) -> Iterator[None]:
     """End the process with code 1 where the block has not ended by `deadline`, of time.monotonic().
 
     `report` is called before with what the process was doing, in a sentence; where every thread stands is written to standard error.

@@ -24,7 +24,7 @@ from ..monitor.gpu_devices import GpuHardware, nvidia_hardware
 from ..monitor.host import describe_host
 from .virtual.network import Possibility, possible
 
-__all__ = ["Check", "backend_check", "disk_check", "examine", "gpu_checks", "processor_check", "virtual_node_checks"]
+__all__ = ["Check", "backend_check", "check_machine", "disk_check", "gpu_checks", "processor_check", "virtual_node_checks"]
 
 _GIB = 2**30
 
@@ -45,7 +45,7 @@ class Check:
     remedy: str | None = None
 
 
-def examine() -> tuple[list[Check], bool]:
+def check_machine() -> tuple[list[Check], bool]:
     """Look at everything, in about the time that importing the frameworks takes; return the checks and whether a backend can train."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(probe_all)

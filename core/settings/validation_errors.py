@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from ..errors import UsageError
 from .job_fields import allowed, choices, flag_name
 
-__all__ = ["Given", "as_usage_error"]
+__all__ = ["GivenValue", "as_usage_error"]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenValue:
     """A value that somebody gave: under which name (``--batch-size``, ``TRAINER_BATCH_SIZE``, ``batch_size``), and where.
 
     `origin` is ``flag``, ``environment TRAINER_BATCH_SIZE`` or ``file PATH``. `place` is what a message adds after the value; a flag
@@ -28,18 +28,18 @@ class Given:
     place: str | None = None
 
 
-def as_usage_error(error: ValidationError, given: Mapping[str, Given]) -> UsageError:
+def as_usage_error(error: ValidationError, given: Mapping[str, GivenValue]) -> UsageError:
     """Return the message for the first thing that is wrong. `given` has what the user gave, by field."""
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     if not first["loc"]:
         return _between_fields(str(cause or first["msg"]), given)
     field = str(first["loc"][0])
-    value = given.get(field, Given(first["input"], flag_name(field), "default"))
+    value = given.get(field, GivenValue(first["input"], flag_name(field), "default"))
     return UsageError.of(value.key, _shown(value.value), str(cause or allowed(field)), choices(field), value.place)
 
 
-def _between_fields(message: str, given: Mapping[str, Given]) -> UsageError:
+def _between_fields(message: str, given: Mapping[str, GivenValue]) -> UsageError:
     """Fields that contradict each other: the job's own message starts with their names, ``a and b: what is wrong``."""
     head, _, rule = message.partition(": ")
     values = [given[field] for field in head.split(" and ") if field in given]

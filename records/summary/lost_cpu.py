@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["LEAST_SECONDS", "CpuUse", "Loss", "losses", "together"]
+__all__ = ["LEAST_SECONDS", "CpuUse", "LostCpu", "lost_cpu", "mean_over_segments"]
 
 _Figure = TypeVar("_Figure")
 
@@ -16,7 +16,7 @@ LEAST_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """One node during one part of a run, in cores (CPU seconds a second) over `seconds`; None for what was not observed.
+    """One node during one segment of a run, in cores (CPU seconds a second) over `seconds`; None for what was not observed.
 
     `used` by its tasks, `waited` by its tasks' threads for a core, `trainer` used by agent and driver, `machine` by all programs of its
     machine on the cores that the node may use, which are `available`. Of a node that has a limit: `granted` by it while the node ran at
@@ -34,7 +34,7 @@ class CpuUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostCpu:
     """What other programs did to a node, in cores: they had `foreign`, and its tasks would have used `lost` more than they `used`."""
 
     foreign: float
@@ -44,14 +44,14 @@ class Loss:
 
     @property
     def fraction(self) -> float | None:
-        """Which part of the CPU time that its tasks asked for others took (0 to 1)."""
+        """The fraction (0 to 1) of the CPU time that its tasks asked for that others took."""
         if self.lost is None:
             return None
         return self.lost / (self.used + self.lost) if self.lost else 0.0
 
 
-def losses(nodes: Sequence[CpuUse], machines: Sequence[str | None]) -> list[Loss | None]:
-    """Return for each node what others took during a part of a run; None where it is not known how many cores they had.
+def lost_cpu(nodes: Sequence[CpuUse], machines: Sequence[str | None]) -> list[LostCpu | None]:
+    """Return for each node what others took during a segment of a run; None where it is not known how many cores they had.
 
     `machines` says which nodes share one; a node of which it says None is taken to be on that of every other.
 
@@ -61,28 +61,28 @@ def losses(nodes: Sequence[CpuUse], machines: Sequence[str | None]) -> list[Loss
     """
     foreign = [_foreign(node, _beside(nodes, machines, index)) for index, node in enumerate(nodes)]
     lost = [_lost(node, others) for node, others in zip(nodes, foreign, strict=True)]
-    found: list[Loss | None] = []
+    found: list[LostCpu | None] = []
     for index, (node, others, own) in enumerate(zip(nodes, foreign, lost, strict=True)):
         if others is None or node.used is None:
             found.append(None)
             continue
-        all_lost = sum(part or 0.0 for part in _beside(lost, machines, index))
-        part = None if own is None else own * min(1.0, others / all_lost) if all_lost else 0.0
-        found.append(Loss(others, part, node.used, node.seconds))
+        all_lost = sum(cores or 0.0 for cores in _beside(lost, machines, index))
+        share = None if own is None else own * min(1.0, others / all_lost) if all_lost else 0.0
+        found.append(LostCpu(others, share, node.used, node.seconds))
     return found
 
 
-def together(parts: Iterable[Loss | None]) -> Loss | None:
-    """Return a node's loss over several parts of a run, as the mean over those of which it is known; None where it is of none."""
-    known = [part for part in parts if part is not None]
-    seconds = sum(part.seconds for part in known)
+def mean_over_segments(segments: Iterable[LostCpu | None]) -> LostCpu | None:
+    """Return what a node lost over several segments of a run, as the mean over those of which it is known; None where it is of none."""
+    known = [segment for segment in segments if segment is not None]
+    seconds = sum(segment.seconds for segment in known)
     if not seconds:
         return None
-    told = [part for part in known if part.lost is not None] or known
-    spans = sum(part.seconds for part in told)
-    foreign, used = (sum(getattr(part, name) * part.seconds for part in told) / spans for name in ("foreign", "used"))
-    lost = sum(part.lost * part.seconds for part in told if part.lost is not None) / spans
-    return Loss(foreign, None if told[0].lost is None else lost, used, spans)
+    observed = [segment for segment in known if segment.lost is not None] or known
+    spans = sum(segment.seconds for segment in observed)
+    foreign, used = (sum(getattr(segment, name) * segment.seconds for segment in observed) / spans for name in ("foreign", "used"))
+    lost = sum(segment.lost * segment.seconds for segment in observed if segment.lost is not None) / spans
+    return LostCpu(foreign, None if observed[0].lost is None else lost, used, spans)
 
 
 def _beside(figures: Sequence[_Figure], machines: Sequence[str | None], index: int) -> list[_Figure]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["STARVED", "STARVED_SHARING", "Starved", "starved"]
+__all__ = ["STARVED", "STARVED_SHARING", "CpuStarvation", "cpu_starvation"]
 
 STARVED = 0.15
 """From this part on of the CPU time that a node's tasks asked for, taken by others, a run counts as starved.
@@ -24,7 +24,7 @@ Measured likewise, three virtual nodes: beside two busy loops up to 0.57 and no 
 
 
 @dataclass(frozen=True, slots=True)
-class Starved:
+class CpuStarvation:
     """The node that lost most: `fraction` of the CPU time that its tasks asked for went to others, which used `foreign_cores` cores."""
 
     node: int
@@ -33,7 +33,7 @@ class Starved:
     cores_available: float
 
 
-def starved(summary: Mapping[str, Any]) -> Starved | None:
+def cpu_starvation(summary: Mapping[str, Any]) -> CpuStarvation | None:
     """Return what other programs did to a run; None where that was not much, or not observed."""
     nodes = [node for node in summary["per_node"] if node.get("starved_fraction") is not None]
     tasks = (summary.get("workers") or 0) + (summary.get("parameter_servers") or 0)
@@ -43,7 +43,7 @@ def starved(summary: Mapping[str, Any]) -> Starved | None:
     worst = max(nodes, key=lambda node: float(node["starved_fraction"]), default=None)
     if worst is None or worst["starved_fraction"] < (STARVED_SHARING if sharing else STARVED):
         return None
-    return Starved(worst["node"], worst["starved_fraction"], worst["foreign_cpu_cores_used"], worst["cores_available"])
+    return CpuStarvation(worst["node"], worst["starved_fraction"], worst["foreign_cpu_cores_used"], worst["cores_available"])
 
 
 def _held_up(node: Mapping[str, Any]) -> bool:
