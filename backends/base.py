@@ -28,13 +28,13 @@ __all__ = [
     "Availability",
     "Backend",
     "CalibrationOrder",
-    "CalibrationPart",
     "CalibrationResult",
     "EvalResult",
     "Plan",
     "Server",
     "Session",
     "State",
+    "StepComponent",
     "StepResult",
     "calibration_batches",
     "make_sampler",
@@ -141,8 +141,8 @@ class State:
     scalars: Mapping[str, float] = field(default_factory=dict)
 
 
-CalibrationPart = Literal["data", "compute", "half", "communicate", "message"]
-"""A part of a step that can be repeated by itself:
+StepComponent = Literal["data", "compute", "half", "communicate", "message"]
+"""What a step consists of, as far as it can be repeated by itself:
 
 - ``data``: gather, change and normalise a training batch
 - ``compute``: forward, backward and (sync) update on the worker's batch, without communication; ``half``: the same on half of it
@@ -153,13 +153,13 @@ CalibrationPart = Literal["data", "compute", "half", "communicate", "message"]
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOrder:
-    """An order to repeat a part of a step: `count` times, and then on until `seconds` have passed.
+    """An order to repeat a component of a step: `count` times, and then on until `seconds` have passed.
 
-    The first order for a part has the count 0: time to trace. Parts in which sync ranks meet come with `seconds` 0, so that all ranks
+    The first order for a component has the count 0: time to trace. Those in which sync ranks meet come with `seconds` 0, so that all ranks
     repeat them equally often; they had better meet once before the clock starts.
     """
 
-    part: CalibrationPart
+    component: StepComponent
     count: int
     seconds: float = 0.0
 
@@ -216,7 +216,7 @@ class Session(Protocol):
         ...
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Have every worker repeat a part of a step, all at once; sync: return this rank's figures, async: every worker's.
+        """Have every worker repeat a component of a step, all at once; sync: return this rank's figures, async: every worker's.
 
         Called when training is over, on every leading task alike. The state is worthless afterwards; only `close` may follow, or
         further calls.

@@ -11,7 +11,7 @@ __all__ = ["repeat"]
 
 
 def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple[int, float]:
-    """Return how often a part was repeated, and the seconds that it took.
+    """Return how often a component of a step was repeated, and the seconds that it took.
 
     `carry_out(n)` does it n times and returns when all of that is complete, on a device too. The first n is the order's count; then as
     many as should fit into the time that is left, but at most as many again as were done: the rate may change.

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol, cast
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ..core.untrusted.bounded_json import Part, first_problem, open_regular, read_json
+from ..core.untrusted.bounded_json import JsonObject, first_problem, open_regular, read_json
 from ..core.untrusted.path_names import UnsafeNameError, is_plain_name
 
 __all__ = ["MANIFEST", "FileDigest", "Hasher", "digest_of", "new_hasher", "read_manifest", "write_manifest"]
@@ -30,7 +30,7 @@ _ALGORITHMS = {1: "sha256", _SCHEMA: ALGORITHM}
 _SELF = "manifest_sha256"
 
 
-class _File(Part):
+class _File(JsonObject):
     bytes: Annotated[int, Field(ge=0, lt=2**63)]
     sha256: str = ""
     xxh3_128: str = ""

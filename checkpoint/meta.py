@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ..core.settings.job_fields import choices
-from ..core.untrusted.bounded_json import Part, first_problem, read_json
+from ..core.untrusted.bounded_json import JsonObject, first_problem, read_json
 from ..data.base import DataInfo, TextFeatures
 from ..data.columns import ColumnSpec
 from ..models.base import ModelSpec
@@ -26,7 +26,7 @@ Extent = Annotated[int, Field(ge=1, lt=2**31)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 
 
-class _Job(Part):
+class _Job(JsonObject):
     """What readers take of the job by itself."""
 
     model: str
@@ -44,7 +44,7 @@ class _Job(Part):
         return value
 
 
-class _Model(Part):
+class _Model(JsonObject):
     name: str
     loss: str
     parameters: list[Annotated[list[str | list[Extent]], Field(min_length=2, max_length=2)]]
@@ -58,7 +58,7 @@ class _Model(Part):
         return value
 
 
-class _Data(Part):
+class _Data(JsonObject):
     """What every kind of data has."""
 
     name: str
@@ -86,7 +86,7 @@ class _ImageData(_Data):
         return self
 
 
-class _Column(Part):
+class _Column(JsonObject):
     name: Annotated[str, Field(max_length=100)]
     dtype: str
     shape: Annotated[list[Extent | None], Field(max_length=8)]
@@ -102,7 +102,7 @@ class _ColumnData(_Data):
     vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=2**31)]]
 
 
-class _Spent(Part):
+class _Spent(JsonObject):
     init_seconds: Number = 0.0
     train_seconds: Number = 0.0
     eval_seconds: Number = 0.0

@@ -269,7 +269,7 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_every_part_of_a_step_is_calibrated(self, tmp_path: Path) -> None:
-        """In each of its modes every worker repeats each part of a step, and the run still ends well."""
+        """In each of its modes every worker repeats each component of a step, and the run still ends well."""
         for mode in sorted(self.capabilities.modes):
             run = self.train(tmp_path / mode, mode=mode, nodes=2, global_batch_size=22, steps=60, calibrate=True)
             found = RunReader(run.path).calibration()
@@ -277,9 +277,9 @@ class BackendConformance:
             assert [worker["worker"] for worker in found["workers"]] == [0, 1]
             assert found["payload_bytes"] == sum(weights.nbytes for weights in run.weights.values())
             for worker in found["workers"]:
-                for part in ("data", "compute", "half_compute", "communicate", "message"):
-                    assert worker[f"{part}_seconds"] > 0, (part, worker)
+                for component in ("data", "compute", "half_compute", "communicate", "message"):
+                    assert worker[f"{component}_seconds"] > 0, (component, worker)
             for shares in run.summary["time_shares"]["workers"]:
-                whole = sum(shares[f"{part}_seconds"] for part in ("data", "compute", "peers", "communicate"))
+                whole = sum(shares[f"{component}_seconds"] for component in ("data", "compute", "peers", "communicate"))
                 assert whole == pytest.approx(shares["step_seconds"])
             self.check_counts(run)

@@ -103,16 +103,16 @@ class Task:
         return self.cluster.ports[self.placed.name]
 
 
-def split_evenly(total: int, parts: int) -> list[tuple[int, int]]:
-    """Cut range(total) into `parts` consecutive (start, stop) ranges whose sizes differ by at most one, larger ones first.
+def split_evenly(total: int, count: int) -> list[tuple[int, int]]:
+    """Cut range(total) into `count` consecutive (start, stop) ranges whose sizes differ by at most one, larger ones first.
 
-    Ranges may be empty where parts > total.
+    Ranges may be empty where count > total.
     """
-    base, extra = divmod(total, parts)
+    base, extra = divmod(total, count)
     bounds: list[tuple[int, int]] = []
     start = 0
-    for part in range(parts):
-        stop = start + base + (1 if part < extra else 0)
+    for number in range(count):
+        stop = start + base + (1 if number < extra else 0)
         bounds.append((start, stop))
         start = stop
     return bounds

@@ -62,7 +62,7 @@ class Batches:
         """Return the indices of one batch."""
         return self.indices[self.offsets[position] : self.offsets[position + 1]]
 
-    def part(self, first: int, count: int) -> Batches:
+    def slice(self, first: int, count: int) -> Batches:
         """Return the batches first … first + count − 1; the indices are shared, not copied."""
         stop = first + count
         return Batches(self.indices, self.offsets[first : stop + 1], self.examples[first:stop], self.weights[first:stop], self.changes)

@@ -1,7 +1,7 @@
-"""After a run: every worker repeats the parts of a step by themselves, so that it can be said where the run's time went.
+"""After a run: every worker repeats the components of a step by themselves, so that it can be said where the run's time went.
 
-The state is no longer needed then, and the cluster is still up and warm. Workers do a part all at once, so that those which share cores
-or a link contend for them as they do while training.
+The state is no longer needed then, and the cluster is still up and warm. Workers do a component all at once, so that those which share
+cores or a link contend for them as they do while training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..backends.base import CalibrationOrder, CalibrationPart, CalibrationResult
+from ..backends.base import CalibrationOrder, CalibrationResult, StepComponent
 from ..core.errors import RunFailedError
 from ..core.job import Job
 from ..models.base import ModelSpec
@@ -19,20 +19,20 @@ from .loop_interfaces import TaskGroup
 from .protocol.codec import calibrated_from_message, calibration_to_message
 from .protocol.messages import Message
 
-__all__ = ["CalibrationRun", "calibrate", "part_seconds", "spread"]
+__all__ = ["CalibrationRun", "calibrate", "component_seconds", "spread"]
 
-MOST_PART_SECONDS, LEAST_PART_SECONDS = 0.2, 0.06
-"""How long a part is repeated: long enough for hundreds of a small model's steps, and not to be noticed behind a run."""
+MOST_COMPONENT_SECONDS, LEAST_COMPONENT_SECONDS = 0.2, 0.06
+"""How long a component is repeated: long enough for hundreds of a small model's steps, and not to be noticed behind a run."""
 
 LIMITED_SECONDS = 0.4
-"""How long a part is repeated at least where nodes have a CPU quota: the system hands it out in periods of 20 ms, and a short try would
-get by with what it finds."""
+"""How long a component is repeated at least where nodes have a CPU quota: the system hands it out in periods of 20 ms, and a short try
+would get by with what it finds."""
 
 RUN_FRACTION = 1 / 20
-"""A part takes no more than this fraction of the training time, within those bounds."""
+"""A component takes no more than this fraction of the training time, within those bounds."""
 
 LONG_SECONDS = 0.5
-"""A part of which one repetition takes longer is not repeated beyond that and one more."""
+"""A component of which one repetition takes longer is not repeated beyond that and one more."""
 
 FAR_APART = 0.25
 """Relative distance of two tries from which on they are not trusted: something else had the machine."""
@@ -42,15 +42,15 @@ MOST_TRIES = 6
 MOST_REPETITIONS = 100_000
 
 
-def part_seconds(train_seconds: float, *, limited: bool) -> float:
-    """Return how long a part is to be repeated after so much training, on nodes whose CPU is `limited` or not."""
-    seconds = min(MOST_PART_SECONDS, max(LEAST_PART_SECONDS, RUN_FRACTION * train_seconds))
+def component_seconds(train_seconds: float, *, limited: bool) -> float:
+    """Return how long a component is to be repeated after so much training, on nodes whose CPU is `limited` or not."""
+    seconds = min(MOST_COMPONENT_SECONDS, max(LEAST_COMPONENT_SECONDS, RUN_FRACTION * train_seconds))
     return max(seconds, LIMITED_SECONDS) if limited else seconds
 
 
 @dataclass
 class Figures:
-    """A part on one worker: the seconds of a repetition, try by try."""
+    """A component on one worker: the seconds of a repetition, try by try."""
 
     tries: list[float] = field(default_factory=list)
 
@@ -66,8 +66,8 @@ class Figures:
         return sum(self.middle_pair) / 2
 
 
-Part = Mapping[int, Figures]
-"""A part's figures by worker."""
+ByWorker = Mapping[int, Figures]
+"""A component's figures by worker."""
 
 
 class CalibrationRun:
@@ -81,36 +81,36 @@ class CalibrationRun:
         self._sequence = 0
         self.native: dict[str, list[float]] = {}
 
-    def measure(self, part: CalibrationPart, *, lockstep: bool) -> Part:
-        """Have a part repeated in two tries, and in two more, and two more again, while those in the middle are far apart.
+    def measure(self, component: StepComponent, *, lockstep: bool) -> ByWorker:
+        """Have a component repeated in two tries, and in two more, and two more again, while those in the middle are far apart.
 
         A first repetition only warms up; where it takes long it is a try. `lockstep`: workers meet in each repetition, and have to do it
         equally often; else each repeats for the same time.
         """
-        self._order(CalibrationOrder(part, 0))
-        first = self._order(CalibrationOrder(part, 1))
+        self._order(CalibrationOrder(component, 0))
+        first = self._order(CalibrationOrder(component, 1))
         longest = _longest(first)
         if longest > LONG_SECONDS:
-            return _figures([first, self._order(CalibrationOrder(part, 1))])
+            return _figures([first, self._order(CalibrationOrder(component, 1))])
         repeat = self._for_equal_count if lockstep else self._for_equal_time
-        tries = repeat(part, longest)
+        tries = repeat(component, longest)
         found = _figures(tries)
         while len(tries) < MOST_TRIES and any(spread(figures) > FAR_APART for figures in found.values()):
-            tries = [*tries, *repeat(part, _longest(tries[-1]))]
+            tries = [*tries, *repeat(component, _longest(tries[-1]))]
             found = _figures(tries)
         return found
 
-    def _for_equal_time(self, part: CalibrationPart, _guess: float) -> list[Sequence[CalibrationResult]]:
-        once = self._order(CalibrationOrder(part, 1, self._seconds / 2))
+    def _for_equal_time(self, component: StepComponent, _guess: float) -> list[Sequence[CalibrationResult]]:
+        once = self._order(CalibrationOrder(component, 1, self._seconds / 2))
         count = 1 if min(found.count for found in once) > 1 else 2
-        return [once, self._order(CalibrationOrder(part, count, self._seconds / 2))]
+        return [once, self._order(CalibrationOrder(component, count, self._seconds / 2))]
 
-    def _for_equal_count(self, part: CalibrationPart, guess: float) -> list[Sequence[CalibrationResult]]:
+    def _for_equal_count(self, component: StepComponent, guess: float) -> list[Sequence[CalibrationResult]]:
         """The guess comes from a repetition that was perhaps not warm, so that the first try may turn out short; it is made again then."""
         tries: list[Sequence[CalibrationResult]] = []
         while len(tries) < 2:
             count = max(2, min(MOST_REPETITIONS, round(self._seconds / 2 / max(guess, 1e-9))))
-            found = self._order(CalibrationOrder(part, count))
+            found = self._order(CalibrationOrder(component, count))
             guess = _longest(found)
             if tries or guess * count >= self._seconds / 8 or count == MOST_REPETITIONS:
                 tries.append(found)
@@ -130,9 +130,9 @@ class CalibrationRun:
             elif answer is not None and answer[1].kind == "done":
                 waiting -= 1
             elif time.monotonic() > deadline:
-                raise RunFailedError(f"calibrating {order.part!r} took more than {self._timeout_seconds:g} s (--stall-timeout)")
+                raise RunFailedError(f"calibrating {order.component!r} took more than {self._timeout_seconds:g} s (--stall-timeout)")
         if order.count and (not found or any(one.count < order.count or one.seconds <= 0 for one in found)):
-            raise RunFailedError(f"calibrating {order.part!r} gave no figures")
+            raise RunFailedError(f"calibrating {order.component!r} gave no figures")
         for name, value in ((name, value) for one in found for name, value in one.native.items()):
             self.native.setdefault(name, []).append(value)
         return found
@@ -147,7 +147,7 @@ class CalibrationRun:
 
 
 def spread(*figures: Figures) -> float:
-    """Return how far the middle tries of some parts' sum lie apart, relative to it."""
+    """Return how far the middle tries of some components' sum lie apart, relative to it."""
     return sum(high - low for low, high in (each.middle_pair for each in figures)) / sum(each.seconds for each in figures)
 
 
@@ -170,28 +170,30 @@ def calibrate(job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: flo
     Raises RunFailedError where a task dies or does not answer, InterruptedRunError where the user wants an end.
     """
     began = time.monotonic()
-    conductor = CalibrationRun(leaders, part_seconds(train_seconds, limited=job.cores_per_node is not None), job.stall_timeout, job.workers)
-    parts: dict[str, Part] = {part: conductor.measure(part, lockstep=False) for part in ("data", "compute")}
+    conductor = CalibrationRun(
+        leaders, component_seconds(train_seconds, limited=job.cores_per_node is not None), job.stall_timeout, job.workers
+    )
+    components: dict[str, ByWorker] = {component: conductor.measure(component, lockstep=False) for component in ("data", "compute")}
     if job.per_worker_batch > 1:
-        parts["half"] = conductor.measure("half", lockstep=False)
+        components["half"] = conductor.measure("half", lockstep=False)
     if job.workers > 1 or job.mode == "async":
         for meeting in ("communicate", "message"):
-            parts[meeting] = conductor.measure(meeting, lockstep=job.mode == "sync")
-    workers = sorted(set.intersection(*(set(part) for part in parts.values())))
+            components[meeting] = conductor.measure(meeting, lockstep=job.mode == "sync")
+    workers = sorted(set.intersection(*(set(component) for component in components.values())))
     elements = model.size + (model.buffers_size if job.mode == "async" else 0)
     return {
         "seconds": time.monotonic() - began,
         "payload_bytes": 4 * elements,
         "batch_size": job.per_worker_batch,
         "half_batch_size": job.per_worker_batch // 2,
-        "workers": [_described(worker, worker // job.procs_per_node, parts) for worker in workers],
+        "workers": [_described(worker, worker // job.procs_per_node, components) for worker in workers],
         "native": {name: sum(values) / len(values) for name, values in conductor.native.items()},
     }
 
 
-def _described(worker: int, node: int, parts: Mapping[str, Part]) -> dict[str, Any]:
-    def seconds(part: str) -> float | None:
-        return parts[part][worker].seconds if part in parts else None
+def _described(worker: int, node: int, components: Mapping[str, ByWorker]) -> dict[str, Any]:
+    def seconds(component: str) -> float | None:
+        return components[component][worker].seconds if component in components else None
 
     return {
         "worker": worker,
@@ -201,5 +203,5 @@ def _described(worker: int, node: int, parts: Mapping[str, Part]) -> dict[str, A
         "half_compute_seconds": seconds("half"),
         "communicate_seconds": seconds("communicate"),
         "message_seconds": seconds("message"),
-        "spread": spread(parts["data"][worker], parts["compute"][worker]),
+        "spread": spread(components["data"][worker], components["compute"][worker]),
     }

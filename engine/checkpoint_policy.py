@@ -94,7 +94,7 @@ class CheckpointPolicy:
         if message.kind == "state_begin":
             self._saver.begin(save, message)
         elif message.kind == "state_part":
-            self._saver.part(message)
+            self._saver.chunk(message)
         else:
             self._saver.end()
             del self._in_flight[message["sequence"]]

@@ -78,8 +78,8 @@ class CheckpointSink(Protocol):
         """A state is there to be taken: ``state_begin``; whoever writes it answers."""
         ...
 
-    def part(self, message: Message) -> None:
-        """A part of it has arrived: ``state_part``; whoever writes it acknowledges it."""
+    def chunk(self, message: Message) -> None:
+        """A chunk of it has arrived: ``state_part``; whoever writes it acknowledges it."""
         ...
 
     def end(self) -> None:
@@ -128,7 +128,7 @@ class TrainingTotals:
 
     @classmethod
     def at(cls, start: ResumePoint, leaders: int) -> TrainingTotals:
-        """Return what was done before `start`; the seconds by leader and by worker are those of this part of the run alone."""
+        """Return what was done before `start`; the seconds by leader and by worker are those of this segment of the run alone."""
         step, evaluation = start.cursor.step, start.last_evaluation
         return cls(
             updates_scheduled=step,

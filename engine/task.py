@@ -62,7 +62,7 @@ def task_from_message(message: Message) -> Task:
 class Inbox:
     """The task's inbox: a thread reads messages, so that the end of the stream is seen while the task computes.
 
-    Parts of a state are dealt with at once, in that thread: those that arrive are put together, those that leave are acknowledged.
+    Chunks of a state are dealt with at once, in that thread: those that arrive are put together, those that leave are acknowledged.
     """
 
     def __init__(self, stream: Stream, states: StateSender) -> None:
@@ -98,7 +98,7 @@ class Inbox:
         return self._queue.get()
 
     def arrived(self) -> State | None:
-        """Return the state that came in parts before a command ``load``, or None where it came otherwise; it is forgotten here."""
+        """Return the state that came in chunks before a command ``load``, or None where it came otherwise; it is forgotten here."""
         arriving, self._arriving = self._arriving, None
         return None if arriving is None else arriving.state()
 

@@ -103,18 +103,17 @@ class SystemRecord:
     """A line of ``system.jsonl``: one node at one moment. Counters are cumulative since the node's monitor started.
 
     `cpu_seconds` sums the node's task trees; `cpu_cores_used` is its slope since the sample before, `cpu_fraction` that over
-    `cores_available`. `network_sent_bytes` and `network_received_bytes` are the node's figures by `network_source`:
-    ``interface`` (a node's own interface without ``lo``: frames), ``sockets`` (sum of its tasks' TCP payload), or null.
-    `interfaces` has sent and received bytes of each interface. `monitor_cpu_seconds` is the cost of watching itself.
-    `gpus` has a mapping a device with ``utilization`` (0 to 1), ``memory_bytes``, ``power_watts``, ``name``.
-    `interval_seconds` is the time since the sample before. `part_began_seconds` is when the clock of the sample's part of the run started,
-    on the run clock: 0, or where the checkpoint was from which a resumed run went on. It is null in older records (`summary.segments`).
-    The last six are counters, and null in older records too: `cpu_wait_seconds` is how long threads of the node's tasks were ready to run
-    and waited for a core, `machine_cpu_seconds` what all programs of the machine used of the cores that the node may use,
-    `trainer_cpu_seconds` what the node's agent used (on node 0 with the driver), `cpu_pressure_seconds` how long some task on the machine
-    waited for a core, `cpu_granted_seconds` what the node's limit allowed over those of its periods in which the node ran at all, and
-    `cpu_throttled_seconds` how long the limit held it up, summed over cores; the last two are null without a limit. They may have begun
-    before the node's monitor did: only their rise means something.
+    `cores_available`. `network_sent_bytes` and `network_received_bytes` are the node's figures by `network_source`: ``interface`` (a node's
+    own interface without ``lo``: frames), ``sockets`` (sum of its tasks' TCP payload), or null. `interfaces` has sent and received bytes of
+    each interface. `monitor_cpu_seconds` is the cost of watching itself. `gpus` has a mapping a device with ``utilization`` (0 to 1),
+    ``memory_bytes``, ``power_watts``, ``name``. `interval_seconds` is the time since the sample before. `part_began_seconds` is when the
+    clock of the sample's segment of the run started, on the run clock: 0, or where the checkpoint was from which a resumed run went on. It
+    is null in older records (`summary.segments`). The last six are counters, and null in older records too: `cpu_wait_seconds` is how long
+    threads of the node's tasks were ready to run and waited for a core, `machine_cpu_seconds` what all programs of the machine used of the
+    cores that the node may use, `trainer_cpu_seconds` what the node's agent used (on node 0 with the driver), `cpu_pressure_seconds` how
+    long some task on the machine waited for a core, `cpu_granted_seconds` what the node's limit allowed over those of its periods in which
+    the node ran at all, and `cpu_throttled_seconds` how long the limit held it up, summed over cores; the last two are null without a
+    limit. They may have begun before the node's monitor did: only their rise means something.
     """
 
     node: Index
@@ -146,7 +145,7 @@ class SystemRecord:
 
     @property
     def initialising(self) -> bool:
-        """Whether it shows the initialisation of its part of the run: it was taken before, or just when, that part's clock started."""
+        """Whether it shows the initialisation of its segment of the run: it was taken before, or just when, that one's clock started."""
         return self.time_seconds <= (self.part_began_seconds or 0.0)
 
 
@@ -156,7 +155,7 @@ class Clock:
 
     `init_seconds` from command to run clock; `run_seconds` the run clock at the end; `train_seconds` the part inside train commands,
     `eval_seconds` and `checkpoint_seconds` those inside evaluation and saving; `total_seconds` from command to the end of the run.
-    `earlier` has what the parts before the last spent of each of those four, of a run that was resumed.
+    `earlier` has what the segments before the last spent of each of those four, of a run that was resumed.
     `train_seconds_by_node` is the time that the node's busiest leading task (sync) or worker (async, where measured) spent training.
     """
 

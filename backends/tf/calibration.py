@@ -1,4 +1,4 @@
-"""Parts of a step, repeated by themselves when training is over; see `Session.calibrate`. Here: the clock, and the parts of a sync rank.
+"""Repeats a component of a step in ops, and times it, when training is over; see `Session.calibrate`.
 
 As in training one call carries out many repetitions, in ops. Each begins when the one before is complete, on its device too.
 """
@@ -12,7 +12,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ..base import CalibrationOrder
-from .data import Part
+from .data import Batch
 
 __all__ = ["SMALL_ELEMENTS", "State", "Step", "a_number", "after", "first_of", "limits_of", "limits_spec", "repeated"]
 
@@ -75,17 +75,17 @@ def _now(state: State) -> tf.Tensor:
 
 
 def after(tensors: State) -> State:
-    """In ops: return a state of one number, 0, that is there when all tensors are: what a part needs is made before its clock starts."""
+    """In ops: return a state of one number, 0, that is there when all tensors are: what a component needs, before its clock starts."""
     with tf.control_dependencies(tensors):
         return [tf.identity(tf.constant([0.0]))]
 
 
-def first_of(batch: Part, size: tf.Tensor | int) -> Part:
+def first_of(batch: Batch, size: tf.Tensor | int) -> Batch:
     """In ops: return the first `size` examples of a batch."""
-    found: Part = tf.nest.map_structure(lambda tensor: tensor[:size], batch)
+    found: Batch = tf.nest.map_structure(lambda tensor: tensor[:size], batch)
     return found
 
 
-def a_number(batch: Part) -> tf.Tensor:
+def a_number(batch: Batch) -> tf.Tensor:
     """In ops: return a number, float32 [1], that is there when all of a batch is."""
     return tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32), keepdims=True) for tensor in tf.nest.flatten(batch)])

@@ -25,9 +25,9 @@ from .preprocessing import changed, compiled_normalised, normalised, normalised_
 __all__ = [
     "RESIDENT_FLOAT_BYTES",
     "SMALL_ELEMENTS",
-    "Given",
+    "Batch",
+    "ColumnTensors",
     "Layout",
-    "Part",
     "Resident",
     "layout_for",
     "resident",
@@ -42,10 +42,10 @@ SMALL_ELEMENTS = 1 << 15
 of AlexNet, and they would take four times the memory."""
 
 
-Given: TypeAlias = tf.Tensor | dict[str, tf.Tensor]
+ColumnTensors: TypeAlias = tf.Tensor | dict[str, tf.Tensor]
 """One column of a fixed shape, or tensors by name; see models/base.py."""
 
-Part: TypeAlias = tuple[Given, Given]
+Batch: TypeAlias = tuple[ColumnTensors, ColumnTensors]
 """Examples: inputs and target; of images x_bchw, y_b."""
 
 VALUES, OFFSETS = ".values", ".offsets"
@@ -164,12 +164,12 @@ class Resident:
         """Images as they are held."""
         return self.tensors[IMAGE]
 
-    def batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Part:
+    def batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Batch:
         """Return inputs and target of the examples at `indices`, int32 [batch], with `changes` int32 [batch, 3] where there are any."""
         laid, target = self.laid_batch(indices, changes)
         return self.as_read(laid), target
 
-    def laid_batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Part:
+    def laid_batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Batch:
         """Return the same with images as they lie in memory."""
         names = self.layout.inputs
         given = {name: self._laid_images(indices, changes) if name == IMAGE else self._gathered(name, indices) for name in names}
@@ -189,7 +189,7 @@ class Resident:
             images = normalise(images, self.layout.info, channels_last=self.layout.channels_last)
         return images
 
-    def _gathered(self, name: str, indices: tf.Tensor) -> Given:
+    def _gathered(self, name: str, indices: tf.Tensor) -> ColumnTensors:
         """Return a column's examples: where their length varies, padded with zeros, and their lengths."""
         if name in self.tensors:
             return tf.gather(self.tensors[name], indices)
@@ -204,21 +204,21 @@ class Resident:
             inside = inside[..., None]
         return {name: tf.where(inside, values, tf.zeros([], values.dtype)), name + LENGTHS: tf.cast(lengths, tf.int32)}
 
-    def parts(self, laid: Given, target: Given, count: int) -> list[Part]:
-        """Cut what `laid_batch` gave into parts (inputs, target); some are empty where there are fewer examples.
+    def micro_batches(self, laid: ColumnTensors, target: ColumnTensors, count: int) -> list[Batch]:
+        """Cut what `laid_batch` gave into micro-batches (inputs, target); some are empty where there are fewer examples.
 
-        They depend on nothing of each other, so that they can be computed at the same time. Raises ValueError for several parts of
+        They depend on nothing of each other, so that they can be computed at the same time. Raises ValueError for several of
         anything but images with a class.
         """
         if count == 1:
             return [(self.as_read(laid), target)]
         if isinstance(laid, dict) or isinstance(target, dict):
-            raise ValueError("only images with a class are computed in parts")
+            raise ValueError("only images with a class are computed in micro-batches")
         size = tf.size(target)
-        borders = [size * part // count for part in range(count + 1)]
+        borders = [size * number // count for number in range(count + 1)]
         return [(self.as_read(laid[begin:end]), target[begin:end]) for begin, end in itertools.pairwise(borders)]
 
-    def as_read(self, laid: Given) -> Given:
+    def as_read(self, laid: ColumnTensors) -> ColumnTensors:
         """Return inputs whose images lie as in memory as a model reads them, x_bchw.
 
         A model that works channels last begins with the inverse, and TensorFlow's optimiser leaves out both.

@@ -19,14 +19,14 @@ def summed(
     context: Context,
     start: tf.Tensor | int,
     stop: tf.Tensor | int,
-    parts: int = 1,
+    micro_batches: int = 1,
 ) -> tf.Tensor:
-    """Return `TfModel.sums`, float64 [sums], of the examples start … stop − 1, computed in so many parts at the same time."""
+    """Return `TfModel.sums`, float64 [sums], of the examples start … stop − 1, computed in so many micro-batches at the same time."""
     size = evaluation_batch(model.spec)
 
     def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         end = tf.minimum(begin + size, stop)
-        batch = data.parts(*data.laid_batch(tf.range(begin, end)), parts)
+        batch = data.micro_batches(*data.laid_batch(tf.range(begin, end)), micro_batches)
         return end, sums + model.sums(parameters, batch, context)
 
     first = tf.convert_to_tensor(start, tf.int32), tf.zeros([len(model.spec.objective.sums)], tf.float64)

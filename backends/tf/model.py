@@ -20,17 +20,17 @@ from ...models.base import ModelSpec
 from ...models.layers.storage_layouts import StorageLayout
 from ...models.layers.tf.image import HeldParameters
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
-from .data import Given, Part
+from .data import Batch, ColumnTensors
 from .forward_context import Context
 from .precision import watched
 
-__all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened", "parts_on"]
+__all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened", "micro_batches_on"]
 
-LEAST_PART = 8
-"""Examples of a part, at least."""
+LEAST_MICRO_BATCH = 8
+"""Examples of a micro-batch, at least."""
 
-MOST_IN_PARTS = 1 << 20
-"""Parameters of a model whose steps are computed in parts, at most: each part has gradients of its own, which have to be added up."""
+MOST_IN_MICRO_BATCHES = 1 << 20
+"""Parameters of a model whose steps are computed in micro-batches, at most: each has gradients of its own, which have to be added up."""
 
 EVALUATION_BATCH = 1024
 """Examples evaluated at once, at most."""
@@ -40,8 +40,8 @@ EVALUATION_BYTES = 1 << 25
 images of 224 × 224 (55 at once) less than training on 64 needs."""
 
 Forward = Callable[..., tf.Tensor]
-ExampleSums = Callable[[tf.Tensor, Given], Mapping[str, tf.Tensor]]
-Losses = Callable[[tf.Tensor, Given], tf.Tensor]
+ExampleSums = Callable[[tf.Tensor, ColumnTensors], Mapping[str, tf.Tensor]]
+Losses = Callable[[tf.Tensor, ColumnTensors], tf.Tensor]
 """From a forward function's result and the target to what each example adds, [batch]."""
 
 
@@ -65,22 +65,22 @@ class TfModel:
         return HeldParameters(self.spec, self.layouts, held)
 
     def loss_and_gradients(
-        self, parameters: HeldParameters, parts: Sequence[Part], weight: tf.Tensor, context: Context
+        self, parameters: HeldParameters, micro_batches: Sequence[Batch], weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return, of all parts of a batch, Σ example losses, and the gradients of `weight` times that, in the spec's order, as held.
+        """Return, over all micro-batches, Σ example losses, and the gradients of `weight` times that, in the spec's order, as held.
 
         With a weight of 1 / (what the examples of all workers weigh) the gradients add up over workers to those of the mean, whatever the
         slices (an empty one gives zeros). The sum is left as it is: a caller divides many of them at once. `context` takes new values of
         buffers.
         """
-        found = [self._loss_and_gradients(parameters, *part, weight, context) for part in parts]
+        found = [self._loss_and_gradients(parameters, *batch, weight, context) for batch in micro_batches]
         if len(found) == 1:
             return found[0]
         loss_sums, gradients = zip(*found, strict=True)
-        return tf.add_n(loss_sums), [tf.add_n(of_parts) for of_parts in zip(*gradients, strict=True)]
+        return tf.add_n(loss_sums), [tf.add_n(each) for each in zip(*gradients, strict=True)]
 
     def _loss_and_gradients(
-        self, parameters: HeldParameters, x: Given, y: Given, weight: tf.Tensor, context: Context
+        self, parameters: HeldParameters, x: ColumnTensors, y: ColumnTensors, weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         order = [parameters.held[parameter.name] for parameter in self.spec.parameters]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -95,10 +95,10 @@ class TfModel:
         gradients = tape.gradient(logits_bk, order, weight * slopes_bk, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return tf.reduce_sum(losses_b), _dense(gradients)
 
-    def sums(self, parameters: HeldParameters, parts: Sequence[Part], context: Context) -> tf.Tensor:
-        """Return the objective's sums over all parts, float64 [sums], in its order."""
-        outputs = self.logits(parameters, parts, context)
-        x, y = parts[0] if len(parts) == 1 else (None, tf.concat([labels_b for _, labels_b in parts], axis=0))
+    def sums(self, parameters: HeldParameters, micro_batches: Sequence[Batch], context: Context) -> tf.Tensor:
+        """Return the objective's sums over all micro-batches, float64 [sums], in its order."""
+        outputs = self.logits(parameters, micro_batches, context)
+        x, y = micro_batches[0] if len(micro_batches) == 1 else (None, tf.concat([labels_b for _, labels_b in micro_batches], axis=0))
         losses_b = _cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y)
         found = {LOSS_SUM: losses_b, COUNTED: tf.ones_like(losses_b)}
         for given in (x, y):
@@ -110,16 +110,16 @@ class TfModel:
             found |= self.example_sums(outputs, y)
         return tf.stack([tf.reduce_sum(tf.cast(found[name], tf.float64)) for name in self.spec.objective.sums])
 
-    def logits(self, parameters: HeldParameters, parts: Sequence[Part], context: Context) -> tf.Tensor:
-        """Return what the forward function does of all parts: of images logits_bk."""
-        found = [self.forward(parameters, x, context) for x, _ in parts]
+    def logits(self, parameters: HeldParameters, micro_batches: Sequence[Batch], context: Context) -> tf.Tensor:
+        """Return what the forward function does of all micro-batches: of images logits_bk."""
+        found = [self.forward(parameters, x, context) for x, _ in micro_batches]
         return found[0] if len(found) == 1 else tf.concat(found, axis=0)
 
     def unflattened(self, flat: tf.Tensor) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
         """Cut a flat vector [spec.size + spec.buffers_size] into parameters and buffers, in the spec's order."""
         every = (*self.spec.parameters, *self.spec.buffers)
         shapes = [self.layouts[one.name].shape if one.name in self.layouts else one.shape for one in every]
-        pieces = [tf.reshape(part, shape) for part, shape in zip(tf.split(flat, [one.size for one in every]), shapes, strict=True)]
+        pieces = [tf.reshape(piece, shape) for piece, shape in zip(tf.split(flat, [one.size for one in every]), shapes, strict=True)]
         count = len(self.spec.parameters)
         names = [one.name for one in every]
         return self.parameters(dict(zip(names[:count], pieces[:count], strict=True))), dict(zip(names[count:], pieces[count:], strict=True))
@@ -135,12 +135,12 @@ def flattened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
 
 
-def parts_on(device: str, job: Job, spec: ModelSpec, threads: int) -> int:
-    """Return in how many parts a sync worker with so many compute threads computes its steps: one a thread, or 1.
+def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> int:
+    """Return in how many micro-batches a sync worker with so many compute threads computes its steps: one a thread, or 1.
 
-    A small convolution on two threads is hardly faster than on one, as they wait for each other in every op; with a thread for each part
+    A small convolution on two threads is hardly faster than on one, as they wait for each other in every op; with a thread for each
     they do so once a step: the small CNN makes 1.5 times as many steps of 16 examples, 1.2 times as many of 256. Large
-    models have large ops. Statistics of the batch must see all of it, and the parts would draw the same dropout. Functions of async
+    models have large ops. Statistics of the batch must see all of it, and micro-batches would draw the same dropout. Functions of async
     workers are traced by the chief, which does not know their threads.
     """
     convolves = any(len(parameter.shape) == 4 for parameter in spec.parameters)
@@ -151,9 +151,9 @@ def parts_on(device: str, job: Job, spec: ModelSpec, threads: int) -> int:
         and device.startswith("CPU")
         and not spec.buffers
         and not spec.dropout
-        and spec.size <= MOST_IN_PARTS
+        and spec.size <= MOST_IN_MICRO_BATCHES
     )
-    return threads if suitable and job.per_worker_batch >= LEAST_PART * threads else 1
+    return threads if suitable and job.per_worker_batch >= LEAST_MICRO_BATCH * threads else 1
 
 
 def build_model(name: str, spec: ModelSpec) -> TfModel:
@@ -172,7 +172,7 @@ def build_model(name: str, spec: ModelSpec) -> TfModel:
 def _checked(name: str, function: Losses) -> Losses:
     """Return a model's loss, whose tracing raises UsageError where it is not a vector."""
 
-    def checked(outputs: tf.Tensor, target: Given) -> tf.Tensor:
+    def checked(outputs: tf.Tensor, target: ColumnTensors) -> tf.Tensor:
         losses_b = function(outputs, target)
         if not tf.is_tensor(losses_b) or losses_b.shape.rank != 1:
             found = losses_b.shape.as_list() if tf.is_tensor(losses_b) and losses_b.shape.rank is not None else type(losses_b).__name__

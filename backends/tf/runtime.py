@@ -97,14 +97,14 @@ def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
 def _op_threads(task: Task, job: Job, spec: ModelSpec, device: str) -> tuple[int, int]:
     """Return the threads that an op computes with, and those that carry out ops at the same time.
 
-    Steps in parts have a thread for each part. Else ops share the compute threads with those beside them: where one leaves a thread
+    Steps in micro-batches have a thread for each. Else ops share the compute threads with those beside them: where one leaves a thread
     waiting, another goes on (AlexNet in bf16 and ResNet-18 make a tenth more steps on two threads). Only where nothing is gained by that,
     they are carried out one by one; a model without convolutions has the sequential executor for it (`Alone`).
     """
-    from .model import parts_on
+    from .model import micro_batches_on
 
-    if (parts := parts_on(device, job, spec, task.threads)) > 1:
-        return 1, parts
+    if (micro_batches := micro_batches_on(device, job, spec, task.threads)) > 1:
+        return 1, micro_batches
     if job.mode == "async" or job.wrapped:
         return task.threads, max(SERVER_INTER_OP_THREADS, task.threads)
     one_by_one = job.precision == "fp32" and spec.size > MOST_SIDE_BY_SIDE

@@ -1,4 +1,4 @@
-"""Parts of a step, repeated by themselves when training is over: on a sync rank and on an async worker; see `Session.calibrate`."""
+"""Components of a step, repeated by themselves when training is over: on a sync rank and on an async worker; see `Session.calibrate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ...data.sampler import Batches
 from ..base import CalibrationOrder
 from ..timing import repeat
-from .data import Batch, Given, ResidentSplit
+from .data import Batch, ColumnTensors, ResidentSplit
 
 __all__ = ["Calibrator"]
 
@@ -20,7 +20,7 @@ SMALL_ELEMENTS = 16
 ranks reduce one element in 0.3 ms, and eight or a thousand in 1.2 ms."""
 
 Step = Callable[[], object]
-Compute = Callable[[Given, Given, Batches], object]
+Compute = Callable[[ColumnTensors, ColumnTensors, Batches], object]
 """Computes on a batch that has been gathered: inputs, target, and the same as the only one of some batches."""
 
 
@@ -47,15 +47,15 @@ class Calibrator:
         self._exchanges: dict[str, Step] = {} if exchange is None else {"communicate": exchange.whole, "message": exchange.small}
 
     def run(self, order: CalibrationOrder) -> tuple[int, float]:
-        """Return how often the part was repeated and the seconds that it took. Raises ValueError for one that does not exist here."""
-        step = self._step(order.part)
+        """Return how often the component was repeated and the seconds that it took. Raises ValueError for one that does not exist here."""
+        step = self._step(order.component)
 
         def carry_out(times: int) -> None:
             for _ in range(times):
                 step()
             self._settle()
 
-        if order.part in self._exchanges:
+        if order.component in self._exchanges:
             step()  # whoever is early waits here, before the clock starts
         self._settle()
         return repeat(order, carry_out)
@@ -71,7 +71,7 @@ class Calibrator:
         if name in ("compute", "half"):
             return self._computing(self._first(half=name == "half"))
         if name not in self._exchanges:
-            raise ValueError(f"there is no part {name!r} of a step here")
+            raise ValueError(f"there is no component {name!r} of a step here")
         return self._exchanges[name]
 
     def _gather(self) -> Step:
@@ -85,7 +85,7 @@ class Calibrator:
         return batches().__next__
 
     def _first(self, *, half: bool) -> Batches:
-        first = self._batches.part(0, 1)
+        first = self._batches.slice(0, 1)
         if not half:
             return first
         start, stop = first.offsets.tolist()

@@ -1,6 +1,6 @@
 """The dataset as tensors on the device, handed out batch by batch.
 
-What a model is given of its columns (`Given`) is described in models/base.py; of images with a class it is x_bchw [batch, channels,
+What a model is given of its columns (`ColumnTensors`) is described in models/base.py; of images with a class it is x_bchw [batch, channels,
 height, width] and y_b [batch].
 """
 
@@ -25,7 +25,7 @@ from ...data.sampler import Batches
 from ...models.base import ModelSpec
 from .preprocessing import Normaliser, change
 
-__all__ = ["Batch", "Given", "ResidentSplit", "resident_splits", "share"]
+__all__ = ["Batch", "ColumnTensors", "ResidentSplit", "resident_splits", "share"]
 
 FLOAT_LIMIT_BYTES = 2**30
 """A split is kept normalised, as float32, up to this size; beyond it as uint8 (a quarter) and normalised batch by batch."""
@@ -38,10 +38,10 @@ BLOCK_BYTES = 2**20
 """Batches are gathered several at once, about this much: it fits a second-level cache, and one gather for 32 batches of 10 × 784
 costs less than 32 (21,500 instead of 17,200 updates per second with logistic regression on one core)."""
 
-Given: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+ColumnTensors: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 """One column of a fixed shape, or tensors by name."""
 
-Batch = tuple[Given, Given]
+Batch = tuple[ColumnTensors, ColumnTensors]
 """Inputs and target."""
 
 
@@ -50,11 +50,11 @@ class Held(Protocol):
 
     example_bytes: int
 
-    def span(self, start: int, stop: int) -> Given:
+    def span(self, start: int, stop: int) -> ColumnTensors:
         """Return the examples start … stop − 1 in stored order, unchanged; they are valid until the next are asked for."""
         ...
 
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Given]:
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
         """Return the examples at `chosen`, int64, in batches of the given sizes; images are changed where there are `changes`."""
         ...
 
@@ -126,16 +126,16 @@ class HeldSequences:
         longest = int(self._column.lengths.max(initial=1))
         self.example_bytes = 8 * longest * math.prod(column.values.shape[1:])
 
-    def _given(self, indices: NDArray[np.int64]) -> Given:
+    def _given(self, indices: NDArray[np.int64]) -> ColumnTensors:
         examples = self._column.take(indices)
         values, lengths = _numbers(examples.padded()), torch.from_numpy(examples.lengths)
         return {self._name: values.to(self._device), f"{self._name}{LENGTHS}": lengths.to(self._device)}
 
-    def span(self, start: int, stop: int) -> Given:
+    def span(self, start: int, stop: int) -> ColumnTensors:
         """See `Held.span`."""
         return self._given(np.arange(start, stop))
 
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Given]:
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
         """See `Held.batches`; each batch is as long as its own longest example."""
         indices = chosen.cpu().numpy()
         ends = np.cumsum(sizes)
@@ -204,7 +204,7 @@ class ResidentSplit:
             self.wait_seconds += time.perf_counter() - began
             yield list(zip(x, y, strict=True))
 
-    def _gathered(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Given]:
+    def _gathered(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
         """Return the inputs of each batch."""
         found = [held.batches(chosen, sizes, changes) for held in self._inputs.values()]
         if len(found) == 1:
@@ -212,7 +212,7 @@ class ResidentSplit:
         return [_together(dict(zip(self._inputs, of_batch, strict=True))) for of_batch in zip(*found, strict=True)]
 
 
-def _together(inputs: Mapping[str, Given]) -> Given:
+def _together(inputs: Mapping[str, ColumnTensors]) -> ColumnTensors:
     """Return the inputs as a forward function takes them."""
     if len(inputs) == 1:
         return next(iter(inputs.values()))

@@ -15,7 +15,7 @@ from ...core.plugins import forward_plugin, load
 from ...data.columns import LENGTHS, TOKENS
 from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
-from .data import Given, ResidentSplit
+from .data import ColumnTensors, ResidentSplit
 from .forward_context import ForwardContexts
 from .precision import low_format, watched
 from .state import cut
@@ -31,7 +31,7 @@ for AlexNet with images of 224 × 224 (55 at once) less than training on 64 need
 
 Forward = Callable[..., torch.Tensor]
 Context = ForwardContext[torch.Tensor]
-Losses = Callable[[torch.Tensor, Given], torch.Tensor]
+Losses = Callable[[torch.Tensor, ColumnTensors], torch.Tensor]
 """From a forward function's result and the target to what each example adds, [batch]."""
 
 
@@ -75,7 +75,7 @@ class Model:
         leaves = [piece.requires_grad_() for piece in cut(flat[: spec.size], spec.parameters)]
         return cls(job, spec, rank, leaves, cut(flat[spec.size :], spec.buffers))
 
-    def forward(self, x: Given, context: Context) -> torch.Tensor:
+    def forward(self, x: ColumnTensors, context: Context) -> torch.Tensor:
         """Return what the forward function does, float32: of images logits_bk."""
         if self._low is None:
             return self._function(self._named, x, context)
@@ -83,13 +83,13 @@ class Model:
             logits_bk = self._function(self._named, x, context)
         return logits_bk.float()
 
-    def mean_loss(self, x: Given, y: Given, context: Context, share: float) -> torch.Tensor:
+    def mean_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> torch.Tensor:
         """Return the mean loss of a whole (not empty) batch; `share` is 1 / (what its examples weigh together)."""
         if self._own_losses is None:
             return torch.nn.functional.cross_entropy(self.forward(x, context), y)
         return self._own_losses(self.forward(x, context), y).sum() * share
 
-    def summed_loss(self, x: Given, y: Given, context: Context) -> torch.Tensor:
+    def summed_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
         """Return the sum of the examples' losses; 0, with zero gradients, for an empty slice."""
         if self._own_losses is None:
             return torch.nn.functional.cross_entropy(self.forward(x, context), y, reduction="sum")
@@ -110,7 +110,7 @@ class Model:
             ]
         return found
 
-    def _batch_sums(self, outputs: torch.Tensor, x: Given, y: Given) -> dict[str, torch.Tensor]:
+    def _batch_sums(self, outputs: torch.Tensor, x: ColumnTensors, y: ColumnTensors) -> dict[str, torch.Tensor]:
         """Return what each example adds to the sums, [batch] by name."""
         losses_b = (
             torch.nn.functional.cross_entropy(outputs, y, reduction="none") if self._own_losses is None else self._own_losses(outputs, y)
@@ -128,7 +128,7 @@ class Model:
         pieces = [logits_bk.cpu().numpy() for logits_bk, _, _ in self._evaluated(data, start, stop)]
         return np.concatenate([np.zeros((0, self.spec.classes), dtype=np.float32), *pieces])
 
-    def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, Given, Given]]:
+    def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, ColumnTensors, ColumnTensors]]:
         """Yield (result, inputs, target) of the examples start … stop − 1, as many at once as an evaluation takes."""
         step = evaluation_batch(self.spec)
         for first in range(start, stop, step):
@@ -147,7 +147,7 @@ def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:
         raise UsageError(f"model: its objective names the loss {name!r}, which is no function of {module.__name__}.")
     function: Losses = getattr(module, name)
 
-    def checked(outputs: torch.Tensor, target: Given) -> torch.Tensor:
+    def checked(outputs: torch.Tensor, target: ColumnTensors) -> torch.Tensor:
         losses_b = function(outputs, target)
         if not isinstance(losses_b, torch.Tensor) or losses_b.ndim != 1 or len(losses_b) != len(outputs):
             found = list(losses_b.shape) if isinstance(losses_b, torch.Tensor) else type(losses_b).__name__
@@ -165,6 +165,6 @@ class DistributedLoss(torch.nn.Module):  # type: ignore[misc]
         self.leaves = torch.nn.ParameterList(model.leaves)
         self._model = model
 
-    def forward(self, x: Given, y: Given, scale: float, context: Context) -> torch.Tensor:
+    def forward(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> torch.Tensor:
         """Return scale · Σ losses of the slice."""
         return self._model.summed_loss(x, y, context) * scale

@@ -72,7 +72,7 @@ class StateMemory:
         for kept, value in zip(self._tensors, each_value(self._spec, self._slots, state), strict=True):
             kept.zero_() if value is None else kept.copy_(value)
 
-    def part(self, start: int, stop: int) -> list[torch.Tensor]:
+    def shard(self, start: int, stop: int) -> list[torch.Tensor]:
         """Return the pieces that belong to elements start … stop − 1 of the vector of all parameters and buffers, none of them empty."""
         size = self._spec.size
         pieces = [vector[start : min(stop, size)] for vector in self.vectors if start < min(stop, size)]

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 __all__ = [
     "MOST_BYTES",
     "MOST_LINE_BYTES",
+    "JsonObject",
     "NotJsonError",
-    "Part",
     "UnreadableError",
     "first_problem",
     "open_regular",
@@ -54,7 +54,7 @@ _KINDS = {
 }
 
 
-class Part(BaseModel):
+class JsonObject(BaseModel):
     """An object of a document, whose types are taken as they are. It may have fields that this release does not know."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())

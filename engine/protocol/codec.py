@@ -89,12 +89,12 @@ def eval_from_message(message: Message) -> EvalResult:
 
 def calibration_to_message(order: CalibrationOrder) -> Message:
     """Encode an order to calibrate."""
-    return Message("calibrate", {name: getattr(order, name) for name in CalibrationOrder.__dataclass_fields__})
+    return Message("calibrate", {"part": order.component, "count": order.count, "seconds": order.seconds})
 
 
 def calibration_from_message(message: Message) -> CalibrationOrder:
     """Decode what `calibration_to_message` made."""
-    return CalibrationOrder(**{name: message[name] for name in CalibrationOrder.__dataclass_fields__})
+    return CalibrationOrder(message["part"], message["count"], message["seconds"])
 
 
 def calibrated_to_message(found: CalibrationResult) -> Message:

@@ -31,7 +31,7 @@ MAX_HEADER_BYTES = 2 * 2**20
 """A state of ten thousand arrays is described in half of that; what a hostile header is read into takes fifty times its bytes."""
 
 MAX_ARRAY_BYTES = 32 * 2**20
-"""Of the arrays of one message together: logits come in blocks, and states and files in parts."""
+"""Of the arrays of one message together: logits come in blocks, and states and files in chunks."""
 
 HEADER_WEIGHT = 50
 """How many bytes of memory a byte of a header takes at most, once it is read: a list of empty lists does."""
@@ -89,7 +89,7 @@ class Message:
 class ReusableBuffer:
     """Memory for the arrays of one message after another, for whoever is done with each message before the next is received.
 
-    Fresh memory for each part of a state would take longer than the part's way through a process that passes it on.
+    Fresh memory for each chunk of a state would take longer than the chunk's way through a process that passes it on.
     """
 
     def __init__(self) -> None:

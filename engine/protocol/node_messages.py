@@ -15,7 +15,7 @@ import msgspec
 
 from ...records.schema import Count, Seconds, SystemRecord, TaskSample
 from .messages import FILE_PIECE_BYTES, MAX_ARRAY_BYTES, PROTOCOL, Message, RawArray
-from .state_transfer import PART_BYTES
+from .state_transfer import CHUNK_BYTES
 
 __all__ = ["wrong_with"]
 
@@ -193,7 +193,7 @@ class _StateBegin(_OfTask):
     addresses: list[Address]
 
 
-class _StatePart(_OfTask):
+class _StateChunk(_OfTask):
     sequence: Count
 
 
@@ -217,8 +217,8 @@ _KINDS: Mapping[str, type[_Said]] = {
     "predicted": _Predicted,
     "calibrated": _Calibrated,
     "state_begin": _StateBegin,
-    "state_part": _StatePart,
-    "state_end": _StatePart,
+    "state_part": _StateChunk,
+    "state_end": _StateChunk,
 }
 
 _ARRAYS: Mapping[str, Mapping[str, tuple[str, int]]] = {
@@ -230,8 +230,8 @@ _ARRAYS: Mapping[str, Mapping[str, tuple[str, int]]] = {
 }
 """The arrays that a kind has: their type and number of dimensions."""
 
-_MOST_BYTES = {"log": FILE_PIECE_BYTES, "trace": FILE_PIECE_BYTES, "state_part": PART_BYTES}
-"""Of what comes in parts: how large each may be."""
+_MOST_BYTES = {"log": FILE_PIECE_BYTES, "trace": FILE_PIECE_BYTES, "state_part": CHUNK_BYTES}
+"""Of what comes in chunks: how large each may be."""
 
 _ITEM_BYTES = {"|u1": 1, "<f4": 4, "<i8": 8}
 _OPTIONAL = frozenset({"staleness"})

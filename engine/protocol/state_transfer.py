@@ -1,10 +1,10 @@
-"""A state on its way between a task and the driver: read from the task's memory, or in parts of raw bytes of which few are on their way.
+"""A state on its way between a task and the driver: read from the task's memory, or in chunks of raw bytes of which few are on their way.
 
 From the task: ``state_begin`` (which arrays, in order, and where they lie; counters). The driver reads them there if it can, which costs
 training least, and answers ``state_taken``. Else, as where the task is on another machine, it answers ``state_send``, and gets several
-``state_part``; it acknowledges each once it is done with it (``state_ack``), and the sender keeps at most `WINDOW` parts without an
+``state_part``; it acknowledges each once it is done with it (``state_ack``), and the sender keeps at most `WINDOW` chunks without an
 acknowledgement. At last the task says ``state_end``, and overwrites its copy with the next one. To the task:
-``load_begin``, several ``load_part``, and the command ``load``; the task puts the parts where they belong as they come, without a window.
+``load_begin``, several ``load_part``, and the command ``load``; the task puts the chunks where they belong as they come, without a window.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ...core.peer_memory import PeerMemory
 from .codec import state_from_arrays, state_to_arrays
 from .messages import Message, RawArray, Stream
 
-__all__ = ["PART_BYTES", "WINDOW", "StateReceiver", "StateSender", "load_messages"]
+__all__ = ["CHUNK_BYTES", "WINDOW", "StateReceiver", "StateSender", "load_messages"]
 
-PART_BYTES = 2**20
+CHUNK_BYTES = 2**20
 
 WINDOW = 2
-"""Parts on their way at a time: enough that neither end waits for the other, few enough to weigh nothing."""
+"""Chunks on their way at a time: enough that neither end waits for the other, few enough to weigh nothing."""
 
 PATIENCE_SECONDS = 1.0
 """How often a sender that waits for an answer looks whether it is to give up."""
@@ -71,11 +71,11 @@ class StateSender:
             self._stream.send(Message("state_begin", {"sequence": sequence, **_header(state, arrays), **where}))
             answer = self._awaited_answer()
             if answer == "state_send":
-                for part in _chunks(arrays.values()):
+                for chunk in _chunks(arrays.values()):
                     while not self._free.acquire(timeout=PATIENCE_SECONDS):
                         if self._gone.is_set():
                             return
-                    self._stream.send(Message("state_part", {"sequence": sequence}, {"data": part}))
+                    self._stream.send(Message("state_part", {"sequence": sequence}, {"data": chunk}))
             if answer is not None:
                 self._stream.send(Message("state_end", {"sequence": sequence}))
         except OSError:
@@ -100,12 +100,12 @@ def load_messages(state: State) -> Iterator[Message]:
     """
     arrays = state_to_arrays(state)
     yield Message("load_begin", _header(state, arrays))
-    for part in _chunks(arrays.values()):
-        yield Message("load_part", {}, {"data": part})
+    for chunk in _chunks(arrays.values()):
+        yield Message("load_part", {}, {"data": chunk})
 
 
 class StateReceiver:
-    """Puts a state together from ``load_begin`` and its parts."""
+    """Puts a state together from ``load_begin`` and its chunks."""
 
     def __init__(self, begin: Message) -> None:
         entries: Sequence[tuple[str, str, Sequence[int]]] = begin["entries"]
@@ -114,9 +114,9 @@ class StateReceiver:
         self._scalars: Mapping[str, float] = begin["scalars"]
         self._left = [view for view in map(_bytes_of, self._arrays.values()) if len(view)]
 
-    def add(self, part: Message) -> None:
-        """Take the next part. Raises ValueError where there are more bytes than announced."""
-        raw = part.arrays["data"]
+    def add(self, chunk: Message) -> None:
+        """Take the next chunk. Raises ValueError where there are more bytes than announced."""
+        raw = chunk.arrays["data"]
         data = memoryview(raw.data if isinstance(raw, RawArray) else np.ascontiguousarray(raw).data).cast("B")
         while len(data):
             if not self._left:
@@ -131,7 +131,7 @@ class StateReceiver:
                 self._left[0] = into[count:]
 
     def state(self) -> State:
-        """Return the whole state. Raises ValueError where parts are missing."""
+        """Return the whole state. Raises ValueError where chunks are missing."""
         if self._left:
             raise ValueError("a state has fewer bytes than were announced")
         return state_from_arrays(self._arrays, self._updates, self._scalars)
@@ -144,11 +144,11 @@ def _header(state: State, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def _chunks(arrays: Iterable[NDArray[Any]]) -> Iterator[RawArray]:
-    """Yield the bytes of all arrays, one array after another, in pieces of at most `PART_BYTES`, without a copy of any."""
+    """Yield the bytes of all arrays, one array after another, in pieces of at most `CHUNK_BYTES`, without a copy of any."""
     for array in arrays:
         view = _bytes_of(np.ascontiguousarray(array))
-        for first in range(0, len(view), PART_BYTES):
-            piece = view[first : first + PART_BYTES]
+        for first in range(0, len(view), CHUNK_BYTES):
+            piece = view[first : first + CHUNK_BYTES]
             yield RawArray("|u1", [len(piece)], piece)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints onto the disk: a thread of the driver takes each state from the task's memory, or as its parts arrive, while the run goes on.
+"""Writes checkpoints: a thread of the driver reads each state from the task's memory, or as its chunks arrive, while the run goes on.
 
 A save that fails is an event and a line for the user, and not the end of the run.
 """
@@ -70,7 +70,7 @@ class _Arriving:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Note that a part has arrived. Raises ImpossibleAnswerError where it may not."""
+        """Note that a chunk has arrived. Raises ImpossibleAnswerError where it may not."""
         with self._lock:
             self._left -= size
             self._unacknowledged += 1
@@ -78,7 +78,7 @@ class _Arriving:
                 raise ImpossibleAnswerError("a part of a state that was not asked for")
 
     def acknowledged(self) -> None:
-        """Note that the next part may come."""
+        """Note that the next chunk may come."""
         with self._lock:
             self._unacknowledged -= 1
 
@@ -124,8 +124,8 @@ class CheckpointSaver:
         memory, addresses = PeerMemory.from_json(message["memory"]), tuple(message["addresses"])
         self._queue.put(_SaveRequest(self._meta(save, message), entries, memory, addresses, save.stall_seconds))
 
-    def part(self, message: Message) -> None:
-        """A part of it has arrived. Raises ImpossibleAnswerError where none was asked for, or more than was announced."""
+    def chunk(self, message: Message) -> None:
+        """A chunk of it has arrived. Raises ImpossibleAnswerError where none was asked for, or more than was announced."""
         raw = message.arrays["data"]
         if not isinstance(raw, RawArray):
             raise TypeError("a part of a state is raw bytes")
@@ -257,13 +257,13 @@ class CheckpointSaver:
                 pass
 
     def _received(self) -> Iterator[memoryview]:
-        """Ask for the state and yield its parts as they arrive."""
+        """Ask for the state and yield its chunks as they arrive."""
         self._arriving.sent = True
         self._answer("state_send")
-        while (part := self._queue.get()) is not None:
-            if isinstance(part, _SaveRequest):
+        while (chunk := self._queue.get()) is not None:
+            if isinstance(chunk, _SaveRequest):
                 raise RuntimeError("a state began before the one before it had ended")
-            yield part
+            yield chunk
             self._arriving.acknowledged()
             self._answer("state_ack")
 

@@ -330,7 +330,7 @@ class Driver:
         )
 
     def _spent(self, origin: Origin, totals: TrainingTotals) -> dict[str, Any]:
-        """Return the seconds that a run has spent which has these totals in an attempt from `origin`, with its earlier parts."""
+        """Return the seconds that a run has spent which has these totals in an attempt from `origin`, with its earlier segments."""
         return {
             "init_seconds": self._segments.earlier_init_seconds + self._recording.init_seconds,
             "train_seconds": totals.train_seconds,

@@ -116,7 +116,7 @@ class LocalLauncher:
         try:
             self.network = self._cleanup.enter_context(network)
         except MissingCapabilityError as lack:
-            if lack.part != "namespaces" or self.job.network == "isolated" or shaped:
+            if lack.capability != "namespaces" or self.job.network == "isolated" or shaped:
                 raise
             self._warn_about_host(str(lack))
         return self.network

@@ -43,7 +43,7 @@ IDENTITY = ("model", "data", "seed")
 class Resumption:
     """A run that is to go on, read and verified; nothing of it has been changed yet.
 
-    `changed` maps each field of the job that differs from the run's to both values. `segments` describes the parts of the run so far.
+    `changed` maps each field of the job that differs from the run's to both values. `segments` describes the segments of the run so far.
     `notes` are for the user.
     """
 
@@ -191,7 +191,7 @@ def _fill_missing_parameters(state: State, spec: ModelSpec, seed: int) -> State:
 
 
 def _stopped_by(reader: RunReader, job: Job, run_seconds: float) -> bool:
-    """Return whether the target ended a part of the run before the checkpoint; it may have been given after it had been reached."""
+    """Return whether the target ended a segment of the run before the checkpoint; it may have been given after it had been reached."""
     events = (event for event in reader.events() if event.event == "target_reached" and event.time_seconds <= run_seconds)
     return any(event.detail.get("target") == job.until for event in events)
 

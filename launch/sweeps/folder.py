@@ -16,7 +16,7 @@ from ...core.errors import UsageError
 from ...core.job import Job, without_password
 from ...core.settings.config_files import shipped
 from ...core.settings.sweeps import MOST_POINTS, MOST_REPEATS, NOT_SWEPT, SWEEP_FILE, Grid, Point, plan, value_text
-from ...core.untrusted.bounded_json import Part, UnreadableError, first_problem, open_regular, read_json
+from ...core.untrusted.bounded_json import JsonObject, UnreadableError, first_problem, open_regular, read_json
 from ...core.untrusted.console import one_line
 from ...records.schema import SCHEMA
 from ...records.store.jsonl import DamagedRunError, write_document
@@ -73,19 +73,19 @@ class Entry:
         return {"name": self.point.name, "settings": dict(self.point.settings), **stands, "job": job}
 
 
-class _Grid(Part):
+class _Grid(JsonObject):
     axes: dict[str, list[Any]]
     cases: list[dict[str, Any]]
     repeats: Annotated[int, Field(ge=1, le=MOST_REPEATS)] | None
 
 
-class _Request(Part):
+class _Request(JsonObject):
     config: str | None
     flags: dict[str, Any]
     grid: _Grid
 
 
-class _Point(Part):
+class _Point(JsonObject):
     name: str
     job: dict[str, Any]
     state: PointState
@@ -95,7 +95,7 @@ class _Point(Part):
     seconds: Annotated[float, Field(ge=0, le=1e12)] | None
 
 
-class _Sweep(Part):
+class _Sweep(JsonObject):
     created_at: str
     request: _Request
     points: list[_Point]

@@ -1,4 +1,4 @@
-"""What this machine lacks for virtual nodes: the one error that the parts below `virtual_nodes` raise."""
+"""What this machine lacks for virtual nodes: the one error that the files of this room raise."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Literal
 
 from ...core.errors import UsageError
 
-__all__ = ["MissingCapabilityError", "Part"]
+__all__ = ["MissingCapabilityError", "VirtualNodeCapability"]
 
-Part = Literal["namespaces", "bandwidth", "cpu_quota"]
+VirtualNodeCapability = Literal["namespaces", "bandwidth", "cpu_quota"]
 
 
 class MissingCapabilityError(UsageError):
-    """The machine cannot do what was asked: which part of the virtual nodes, why (no full stop), and what the user can do about it."""
+    """The machine cannot do what was asked: which capability is lacking, why (no full stop), and what the user can do about it."""
 
-    def __init__(self, part: Part, reason: str, remedy: str) -> None:
+    def __init__(self, capability: VirtualNodeCapability, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}. {remedy}")
-        self.part: Part = part
+        self.capability: VirtualNodeCapability = capability
         self.reason = reason
         self.remedy = remedy

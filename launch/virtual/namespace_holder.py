@@ -65,7 +65,7 @@ def main() -> None:
         held = _build(request["bits_per_second"], groups)
     except MissingCapabilityError as error:
         _remove(groups)
-        _send(control, {"lacking": [error.part, error.reason, error.remedy]})
+        _send(control, {"lacking": [error.capability, error.reason, error.remedy]})
         return
     except Exception:  # noqa: BLE001  (whatever it was, the owner raises it)
         _remove(groups)

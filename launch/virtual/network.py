@@ -27,7 +27,7 @@ from ...core.process import isolated_python, python
 from ...core.units import bandwidth_text
 from .addressing import INTERFACE, LEAST_BITS_PER_SECOND, MESSAGE_BYTES, MOST_BITS_PER_SECOND, MOST_NODES, address
 from .cpu_quota import CpuGroup
-from .errors import MissingCapabilityError, Part
+from .errors import MissingCapabilityError, VirtualNodeCapability
 
 __all__ = ["Possibility", "VirtualNetwork", "possible"]
 
@@ -207,8 +207,8 @@ def _ask_for_nodes(holder: subprocess.Popen[bytes], ours: socket.socket, rate: f
         message, descriptors = b"", []
     answer = json.loads(message or b"{}")
     if "lacking" in answer:
-        part, reason, remedy = answer["lacking"]
-        raise MissingCapabilityError(part, reason, remedy)
+        capability, reason, remedy = answer["lacking"]
+        raise MissingCapabilityError(capability, reason, remedy)
     if "ready" not in answer:
         written = holder.stderr.read().decode(errors="replace") if holder.stderr else ""
         raise RuntimeError(f"the holder of the virtual network failed:\n{answer.get('failed', written)}")
@@ -257,7 +257,7 @@ def possible() -> Possibility:
     """Find out by making one node with both limits, running a program in it, and taking it away; about a quarter of a second."""
     rate: float | None = 1e9
     cores: float | None = 1.0
-    lacks: dict[Part, MissingCapabilityError] = {}
+    lacks: dict[VirtualNodeCapability, MissingCapabilityError] = {}
     rootless = False
     while "namespaces" not in lacks:
         try:
@@ -266,7 +266,7 @@ def possible() -> Possibility:
                 _run_something(network)
             break
         except MissingCapabilityError as lack:
-            lacks[lack.part] = lack
+            lacks[lack.capability] = lack
             rate = None if "bandwidth" in lacks else rate
             cores = None if "cpu_quota" in lacks else cores
     return _possibility(rootless, lacks)
@@ -280,8 +280,8 @@ def _run_something(network: VirtualNetwork) -> None:
         raise MissingCapabilityError("namespaces", reason, "Use --network host.")
 
 
-def _possibility(rootless: bool, lacks: dict[Part, MissingCapabilityError]) -> Possibility:
-    none, bandwidth, quota = (lacks.get(part) for part in ("namespaces", "bandwidth", "cpu_quota"))
+def _possibility(rootless: bool, lacks: dict[VirtualNodeCapability, MissingCapabilityError]) -> Possibility:
+    none, bandwidth, quota = (lacks.get(capability) for capability in ("namespaces", "bandwidth", "cpu_quota"))
     return Possibility(
         ok=none is None,
         rootless=rootless,

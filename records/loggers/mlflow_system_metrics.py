@@ -13,12 +13,12 @@ FIRST_SPACING_SECONDS = 1.0
 
 
 class NodeFigures:
-    """A node's samples as points under MLflow's names. Traffic counts from the first sample of training, over all parts of the run."""
+    """A node's samples as points under MLflow's names. Traffic counts from the first sample of training, over all segments of the run."""
 
     def __init__(self) -> None:
         """`told` counts the points."""
         self.told = 0
-        self._part: float | None = None
+        self._segment: float | None = None
         self._traffic = {name: Counter() for name in ("network_sent_bytes", "network_received_bytes")}
         self._spacing = Spacing(FIRST_SPACING_SECONDS)
         self._since: float | None = None
@@ -47,11 +47,11 @@ class NodeFigures:
         return {name: value for name, value in known.items() if value is not None}
 
     def _count(self, record: SystemRecord) -> None:
-        """Add up the traffic: from the first sample of training on, and in a later part from the last one before its clock started."""
-        if record.initialising or record.part_began_seconds != self._part:
+        """Add up the traffic: from the first sample of training on, and in a later segment from the last one before its clock started."""
+        if record.initialising or record.part_began_seconds != self._segment:
             for counter in self._traffic.values():
                 counter.reset()
-        self._part = record.part_began_seconds
+        self._segment = record.part_began_seconds
         if self.told or not record.initialising:
             for name, counter in self._traffic.items():
                 counter.add(getattr(record, name), record.time_seconds)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from ...core.job import MOST_NODES
-from ...core.untrusted.bounded_json import Part
+from ...core.untrusted.bounded_json import JsonObject
 
 __all__ = [
     "MOST_NODES",
@@ -19,11 +19,11 @@ __all__ = [
     "Count",
     "Duration",
     "Figure",
+    "JsonObject",
     "Loss",
     "Moment",
     "Name",
     "Node",
-    "Part",
     "Seconds",
     "State",
     "Text",

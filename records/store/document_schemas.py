@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from ...core.untrusted.bounded_json import first_problem
 from ..schema import SCHEMA
-from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Figure, Moment, Name, Node, Part, Seconds, State, Text, Worker
+from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Figure, JsonObject, Moment, Name, Node, Seconds, State, Text, Worker
 from .job_schema import JOB_DEFAULTS, RecordedJob
 from .jsonl import DamagedRunError
 from .summary_schema import Summary
@@ -22,17 +22,17 @@ from .summary_schema import Summary
 __all__ = ["checked_document"]
 
 
-class _Interface(Part):
+class _Interface(JsonObject):
     addresses: list[Name] = Field(default_factory=list)
     speed_bits_per_second: Figure | None = None
 
 
-class _HostGpu(Part):
+class _HostGpu(JsonObject):
     name: Name | None = None
     memory_total_bytes: Count | None = None
 
 
-class _Host(Part):
+class _Host(JsonObject):
     hostname: Name | None = None
     cpu_model: Name | None = None
     cores_affinity: Count | None = None
@@ -49,17 +49,17 @@ class _Host(Part):
     gpus: Annotated[list[_HostGpu], Field(max_length=MOST_NODES)] | None = None
 
 
-class _Environment(Part):
+class _Environment(JsonObject):
     nodes: Annotated[list[_Host], Field(max_length=MOST_NODES)]
 
 
-class _Driver(Part):
+class _Driver(JsonObject):
     pid: Annotated[int, Field(ge=0, lt=2**31)]
     host: Name
     process_started_unix_seconds: Seconds | None
 
 
-class _Status(Part):
+class _Status(JsonObject):
     state: State
     cause: Text | None
     exit_code: int | None = None
@@ -73,7 +73,7 @@ Measured = Annotated[Duration, Field(ge=1e-12)]
 """What a clock can tell from nothing."""
 
 
-class _CalibratedWorker(Part):
+class _CalibratedWorker(JsonObject):
     worker: Worker
     node: Node
     data_seconds: Duration
@@ -84,7 +84,7 @@ class _CalibratedWorker(Part):
     spread: Figure | None = None
 
 
-class _Calibration(Part):
+class _Calibration(JsonObject):
     seconds: Duration | None = None
     payload_bytes: Count
     batch_size: Annotated[int, Field(ge=1, le=2**53)]
@@ -93,7 +93,7 @@ class _Calibration(Part):
     native: dict[Name, Figure | None] = Field(default_factory=dict)
 
 
-_KINDS: Mapping[str, type[Part]] = {
+_KINDS: Mapping[str, type[JsonObject]] = {
     "summary.json": Summary,
     "env.json": _Environment,
     "status.json": _Status,

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, create_model
 from ...core.job import Job
 from ...core.units import Cadence, Target, parse_bandwidth
 from ...metrics import Better
-from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Moment, Name, Part, Text
+from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, JsonObject, Moment, Name, Text
 
 __all__ = ["JOB_DEFAULTS", "RecordedJob"]
 
@@ -26,7 +26,7 @@ _LACKING: Any = None
 """A field may be lacking; where it is there, it is no null."""
 
 
-class _Segment(Part):
+class _Segment(JsonObject):
     started_at: Moment = _LACKING
     command: list[Text] = _LACKING
     step: Count = _LACKING
@@ -37,7 +37,7 @@ class _Segment(Part):
     changed: dict[str, Any] = _LACKING
 
 
-class _Dataset(Part):
+class _Dataset(JsonObject):
     name: Name = _LACKING
     digest: Name = _LACKING
     sizes: dict[Name, Count] = _LACKING
@@ -47,17 +47,17 @@ class _Dataset(Part):
     vocabulary_sizes: Annotated[dict[Name, Count], Field(max_length=100)] = _LACKING
 
 
-class _Cluster(Part):
+class _Cluster(JsonObject):
     addresses: Annotated[list[Name | None], Field(max_length=MOST_NODES)] = Field(default_factory=list)
 
 
-class _Metric(Part):
+class _Metric(JsonObject):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
     label: Name
     better: Better
 
 
-class _Decided(Part):
+class _Decided(JsonObject):
     """What the driver adds to the fields of the job."""
 
     global_batch_size_resolved: Count = _LACKING

@@ -7,19 +7,19 @@ from typing import Annotated, Any, Self, get_args
 
 from pydantic import Field, model_validator
 
-from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Figure, Loss, Name, Node, Part, Seconds, State, Worker
+from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, Figure, JsonObject, Loss, Name, Node, Seconds, State, Worker
 
 __all__ = ["Summary", "summary_type"]
 
 
-class _StepSeconds(Part):
+class _StepSeconds(JsonObject):
     p50: Duration | None = None
     p95: Duration | None = None
     max: Duration | None = None
     group_size: Figure | None = None
 
 
-class _Evaluation(Part):
+class _Evaluation(JsonObject):
     split: Name | None = None
     step: Count | None = None
     epoch: Figure | None = None
@@ -31,20 +31,20 @@ class _Evaluation(Part):
     """The metrics of models that have others."""
 
 
-class _Staleness(Part):
+class _Staleness(JsonObject):
     mean: Figure | None = None
     p95: Figure | None = None
     max: Figure | None = None
 
 
-class _RunShares(Part):
+class _RunShares(JsonObject):
     train_seconds: Duration = 0.0
     eval_seconds: Duration = 0.0
     checkpoint_seconds: Duration = 0.0
     other_seconds: Duration = 0.0
 
 
-class _StepShares(Part):
+class _StepShares(JsonObject):
     node: Node
     step_seconds: Duration | None = None
     data_seconds: Duration | None = None
@@ -59,7 +59,7 @@ class _WorkerShares(_StepShares):
     updates: Count | None = None
 
 
-class _TimeShares(Part):
+class _TimeShares(JsonObject):
     method: Name | None = None
     part_began_seconds: Duration | None = None
     overlap_fraction: Figure | None = None
@@ -69,19 +69,19 @@ class _TimeShares(Part):
     native: dict[Name, Figure | None] = Field(default_factory=dict)
 
 
-class _MeanMax(Part):
+class _MeanMax(JsonObject):
     mean: Figure | None = None
     max: Figure | None = None
 
 
-class _Gpu(Part):
+class _Gpu(JsonObject):
     name: Name | None = None
     utilization: _MeanMax | None = None
     memory_bytes: _MeanMax | None = None
     power_watts: _MeanMax | None = None
 
 
-class _Node(Part):
+class _Node(JsonObject):
     node: Node | None = None
     train_seconds: Duration | None = None
     samples: Count | None = None
@@ -108,14 +108,14 @@ class _Node(Part):
     starved_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-class _Checkpoints(Part):
+class _Checkpoints(JsonObject):
     saved: Count = 0
     failed: Count = 0
     stall_seconds: _MeanMax | None = None
     bytes: Count | None = None
 
 
-class Summary(Part):
+class Summary(JsonObject):
     """The whole document."""
 
     state: State
@@ -179,7 +179,7 @@ def summary_type(path: Sequence[str]) -> Any:
     """Return the type of a figure of ``summary.json``, which lies at `path`, or None in its place."""
     declared: Any = Summary
     for name in path:
-        info = next(kind for kind in _parts(declared) if isinstance(kind, type) and issubclass(kind, Part)).model_fields[name]
+        info = next(kind for kind in _parts(declared) if isinstance(kind, type) and issubclass(kind, JsonObject)).model_fields[name]
         declared = Annotated[(info.annotation, *info.metadata, Field())]
     return declared | None
 

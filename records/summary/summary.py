@@ -69,7 +69,7 @@ class _Steps:
             for stale in record.staleness:
                 self._staleness[stale] = self._staleness.get(stale, 0) + 1
         if record.worker is not None:
-            self.by_worker += [0] * (record.worker + 1 - len(self.by_worker))  # a part of the run may have had more workers
+            self.by_worker += [0] * (record.worker + 1 - len(self.by_worker))  # a segment of the run may have had more workers
             self.by_worker[record.worker] += record.count
         if record.data_wait_seconds is not None:
             self.data_wait_seconds = (self.data_wait_seconds or 0.0) + record.data_wait_seconds
@@ -193,7 +193,7 @@ def summarise(
     began_seconds, first_step = last_segment(described)
     for record in reader.steps():
         steps.add(record)
-        if record.step >= first_step:  # a calibration is of the last part
+        if record.step >= first_step:  # a calibration is of the last segment
             times.add(record)
     evals = [record for record in reader.evals() if record.split == "test"]
     nodes = per_node(reader.system(), job.nodes, clock, resumed_seconds(described), machines)

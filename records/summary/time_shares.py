@@ -1,4 +1,4 @@
-"""Where did the time go? A step's parts on each worker and node, from the calibration, the step records and the clock.
+"""Where did the time go? A step's components on each worker and node, from the calibration, the step records and the clock.
 
 docs/where-the-time-goes.md has the definitions in words. They are the same on every backend. All seconds are those of one update of the
 worker, except in `run`.
@@ -11,9 +11,9 @@ from typing import Any
 
 from ..schema import Clock, StepRecord
 
-__all__ = ["PARTS", "StepTimes", "time_shares"]
+__all__ = ["COMPONENTS", "StepTimes", "time_shares"]
 
-PARTS = ("data_seconds", "compute_seconds", "peers_seconds", "communicate_seconds")
+COMPONENTS = ("data_seconds", "compute_seconds", "peers_seconds", "communicate_seconds")
 """What a worker's step consists of; they sum to its `step_seconds`."""
 
 _CLOCK = ("run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds")
@@ -22,7 +22,7 @@ Shares = dict[str, Any]
 
 
 class StepTimes:
-    """What an update took, from the step records of one part of a run: of each worker in async mode, of all together in sync mode.
+    """What an update took, from the step records of one segment of a run: of each worker in async mode, of all together in sync mode.
 
     The first group of each is left out where there are others: that is the short plan which a run begins with.
     """
@@ -65,7 +65,7 @@ def time_shares(
 ) -> Shares | None:
     """Return a summary's ``time_shares``, None without a calibration.
 
-    They are those of the run's last part, which is what was calibrated: `times` are of its steps, and it began at `part_began_seconds`.
+    They are those of the run's last segment, which is what was calibrated: `times` are of its steps, and it began at `part_began_seconds`.
     """
     if calibration is None:
         return None
@@ -75,12 +75,12 @@ def time_shares(
     if mode == "sync":
         slowest = max((sum(each) for each in own.values()), default=0.0)
         alone = len(measured) == 1
-        parts = {worker: _sync(steps[worker], *own[worker], slowest, alone=alone) for worker in own}
+        components = {worker: _sync(steps[worker], *own[worker], slowest, alone=alone) for worker in own}
         overlap = _overlap(measured, steps, slowest)
     else:
-        parts = {worker: _async(steps[worker], *own[worker]) for worker in own}
+        components = {worker: _async(steps[worker], *own[worker]) for worker in own}
         overlap = None
-    workers = [_worker(one, steps[one["worker"]], parts[one["worker"]], times) for one in measured]
+    workers = [_worker(one, steps[one["worker"]], components[one["worker"]], times) for one in measured]
     return {
         "method": "calibration",
         "part_began_seconds": part_began_seconds,
@@ -92,31 +92,31 @@ def time_shares(
     }
 
 
-def _worker(one: Mapping[str, Any], step: float | None, parts: Shares, times: StepTimes) -> Shares:
+def _worker(one: Mapping[str, Any], step: float | None, components: Shares, times: StepTimes) -> Shares:
     updates = times.updates(one["worker"])
-    return {"worker": one["worker"], "node": one["node"], "updates": updates, "step_seconds": step, **parts, "spread": one["spread"]}
+    return {"worker": one["worker"], "node": one["node"], "updates": updates, "step_seconds": step, **components, "spread": one["spread"]}
 
 
 def _sync(step: float | None, data: float, compute: float, slowest: float, *, alone: bool) -> Shares:
-    """Return the parts of a sync worker's step; `slowest` is the most that any worker needs for its own work.
+    """Return the components of a sync worker's step; `slowest` is the most that any worker needs for its own work.
 
     What is left of the step of a worker that is `alone` is overhead of its own, and counted as computing.
     """
     if step is None:
-        return dict.fromkeys(PARTS)
+        return dict.fromkeys(COMPONENTS)
     data, compute = _within(step, data, compute)
     if alone:
-        return _parts(data, max(0.0, step - data), 0.0, 0.0)
+        return _components(data, max(0.0, step - data), 0.0, 0.0)
     own = data + compute
-    return _parts(data, compute, max(0.0, min(step, slowest) - own), max(0.0, step - max(slowest, own)))
+    return _components(data, compute, max(0.0, min(step, slowest) - own), max(0.0, step - max(slowest, own)))
 
 
 def _async(step: float | None, data: float, compute: float) -> Shares:
-    """Return the parts of an async worker's step: it waits for no other worker, and for the parameter server while it communicates."""
+    """Return the components of an async worker's step: it waits for no other worker, and for the parameter server while it communicates."""
     if step is None:
-        return dict.fromkeys(PARTS)
+        return dict.fromkeys(COMPONENTS)
     data, compute = _within(step, data, compute)
-    return _parts(data, compute, 0.0, max(0.0, step - data - compute))
+    return _components(data, compute, 0.0, max(0.0, step - data - compute))
 
 
 def _within(step: float, data: float, compute: float) -> tuple[float, float]:
@@ -128,12 +128,12 @@ def _within(step: float, data: float, compute: float) -> tuple[float, float]:
     return data * scale, compute * scale
 
 
-def _parts(*seconds: float) -> Shares:
-    return dict(zip(PARTS, seconds, strict=True))
+def _components(*seconds: float) -> Shares:
+    return dict(zip(COMPONENTS, seconds, strict=True))
 
 
 def _overlap(measured: Sequence[Mapping[str, Any]], steps: Mapping[int, float | None], slowest: float) -> float | None:
-    """Return which part of the exchange, timed by itself, does not show in the step: it is hidden behind computing."""
+    """Return the fraction of the exchange, timed by itself, that does not show in the step: it is hidden behind computing."""
     exchanges = [one["communicate_seconds"] for one in measured if one["communicate_seconds"] is not None]
     step = next((seconds for seconds in steps.values() if seconds is not None), None)
     if not exchanges or step is None:
@@ -143,7 +143,7 @@ def _overlap(measured: Sequence[Mapping[str, Any]], steps: Mapping[int, float | 
 
 
 def _run(clock: Clock) -> dict[str, float]:
-    """Return the parts of the run clock, since the last part of the run began."""
+    """Return the components of the run clock, since the last segment of the run began."""
     spent = {name: getattr(clock, name) - clock.earlier.get(name, 0.0) for name in _CLOCK}
     run_seconds = spent.pop("run_seconds")
     return {**spent, "other_seconds": max(0.0, run_seconds - sum(spent.values()))}
@@ -156,7 +156,7 @@ def _nodes(workers: Sequence[Shares]) -> list[Shares]:
         own = [worker for worker in workers if worker["node"] == node and worker["step_seconds"] is not None]
         weights = [worker["updates"] for worker in own]
         figures: Shares = {}
-        for name in ("step_seconds", *PARTS, "spread"):
+        for name in ("step_seconds", *COMPONENTS, "spread"):
             products = (weight * worker[name] for weight, worker in zip(weights, own, strict=True))
             figures[name] = sum(products) / sum(weights) if weights else None
         found.append({"node": node, **figures})

@@ -128,7 +128,7 @@ class Run:
 
     @cached_property
     def calibration(self) -> Mapping[str, Any] | None:
-        """``calibration.json``: what the parts of a step cost at the run's end; None where they were not measured."""
+        """``calibration.json``: what the components of a step cost at the run's end; None where they were not measured."""
         return self._reader.calibration()
 
     # Records ------------------------------------------------------------------------------------------------------------

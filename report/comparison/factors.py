@@ -236,13 +236,13 @@ CHANGED_MEANS = "the figures add up parts under different settings"
 """What is said of a run with `changed_on_resume`, and what it means."""
 
 _HARMLESS = {"epochs", "steps", "until"} | {rule.key for rule in RULES if not (rule.confounds or rule.independent)}
-"""Settings that may be others in each part of a run: how far it is to go, and those on which no figure depends."""
+"""Settings that may be others in each segment of a run: how far it is to go, and those on which no figure depends."""
 
 
 def changed_on_resume(run: Run) -> list[str]:
-    """Return which settings that matter were others in an earlier part of a run that went on."""
-    parts = run.job.get("segments", ())[1:]
-    return sorted({field for part in parts for field in part.get("changed") or ()} - _HARMLESS)
+    """Return which settings that matter were others in an earlier segment of a run that went on."""
+    segments = run.job.get("segments", ())[1:]
+    return sorted({field for segment in segments for field in segment.get("changed") or ()} - _HARMLESS)
 
 
 def changed_text(run: Run, means: str = f"{CHANGED_MEANS}; the settings are those of the last") -> str | None:

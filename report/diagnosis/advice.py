@@ -29,8 +29,8 @@ def advise(explanation: Explanation) -> list[Advice]:
     found: dict[str, Advice] = {}
     if diverged(explanation.evidence.summary) is not None:
         return []
-    for part in explanation.candidates:
-        for advice in _BY_PART[part](explanation):
+    for component in explanation.candidates:
+        for advice in _BY_COMPONENT[component](explanation):
             if advice.speedup is None or advice.speedup >= WORTH_SAYING:
                 found.setdefault(advice.option, advice)
     return sorted(found.values(), key=lambda advice: (advice.speedup is None, advice.bound == "at most", -(advice.speedup or 0.0)))
@@ -116,7 +116,7 @@ def _other(explanation: Explanation) -> Iterator[Advice]:
         yield Advice("leave --steps-per-call out", reason, 1.0 / max(0.01, 1.0 - explanation.run_fractions["other"]), "at most")
 
 
-_BY_PART: Mapping[str, Callable[[Explanation], Iterator[Advice]]] = {
+_BY_COMPONENT: Mapping[str, Callable[[Explanation], Iterator[Advice]]] = {
     "network": network,
     "peers": peers,
     "compute": _compute,

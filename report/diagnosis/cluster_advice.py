@@ -139,17 +139,17 @@ def _slow_node(explanation: Explanation) -> Iterator[Advice]:
 def _even_cores(explanation: Explanation) -> Iterator[Advice]:
     """The same cores, evenly shared among the nodes: what the cores computed takes inversely as long, and waiting stays what it was.
 
-    How much of its time a node computed, own work and exchange alike, is the part that it used of the cores it may use; all of it, where it
-    had none to spare. In sync mode the node with the fewest cores decides; in async mode each worker's own work goes with its node, and its
-    exchange with that of the servers.
+    How much of its time a node computed, own work and exchange alike, is the fraction that it used of the cores it may use; all of it,
+    where it had none to spare. In sync mode the node with the fewest cores decides; in async mode each worker's own work goes with its
+    node, and its exchange with that of the servers.
     """
     evidence = explanation.evidence
     cores, used = evidence.job.get("cores_per_node"), [view.cpu_fraction for view in explanation.nodes]
     if not cores or len(set(cores)) == 1 or None in used:
         return
     even = sum(cores) / len(cores)
-    computing = [1.0 if (part or 0.0) > NEARLY_ALL else part or 0.0 for part in used]
-    longer = [1.0 + part * (mine / even - 1.0) for mine, part in zip(cores, computing, strict=True)]
+    computing = [1.0 if (fraction or 0.0) > NEARLY_ALL else fraction or 0.0 for fraction in used]
+    longer = [1.0 + busy * (mine / even - 1.0) for mine, busy in zip(cores, computing, strict=True)]
     now = [worker.step_seconds for worker in evidence.workers]
     if evidence.summary["mode"] == "sync":
         own = max(worker.own_seconds * cores[worker.node] / even for worker in evidence.workers)

@@ -1,4 +1,4 @@
-"""What `trainer explain` rests on: the documents of a run, and of a resumed one the figures of the part that was calibrated."""
+"""What `trainer explain` rests on: the documents of a run, and of a resumed one the figures of the segment that was calibrated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...records.summary.segments import resumed_seconds, with_segments
 from ..catalog.run import Run
 from ..comparison.factors import changed_text
 from .links import Link, read_links
-from .time_shares import Shares, Worker, calibrated_part, read_shares, read_workers
+from .time_shares import Shares, Worker, calibrated_segment, read_shares, read_workers
 
 __all__ = ["Evidence", "read_evidence"]
 
@@ -23,12 +23,12 @@ __all__ = ["Evidence", "read_evidence"]
 class Evidence:
     """What a verdict rests on: the run's documents, and what was computed from them. `shares` is None without a calibration.
 
-    It is a result, and no second form of a `Run`: the summary here is that of a run's last part, which nothing else is to take for it.
+    It is a result, and no second form of a `Run`: the summary here is that of a run's last segment, which nothing else is to take for it.
 
-    Of a calibrated run that was resumed the clock and the nodes of `summary`, the links, and what was counted are those of its last part,
-    which was calibrated; it began at `part_began_seconds` on the run clock, None for a run of one part. Without a calibration all parts
-    are added up. What other programs did is that of the whole run in both. `changed` says that it went on with other settings.
-    `steps_mixed`: it did, and its step times are those of all parts together, which an older release wrote.
+    Of a calibrated run that was resumed the clock and the nodes of `summary`, the links, and what was counted are those of its last
+    segment, which was calibrated; it began at `part_began_seconds` on the run clock, None for a run of one segment. Without a calibration
+    all segments are added up. What other programs did is that of the whole run in both. `changed` says that it went on with other settings.
+    `steps_mixed`: it did, and its step times are those of all segments together, which an older release wrote.
     """
 
     name: str
@@ -92,11 +92,11 @@ _OF_THE_WHOLE_RUN = ("foreign_cpu_cores_used", "cpu_cores_lost", "starved_fracti
 
 
 def _of_last_segment(run: Run, began: float) -> dict[str, Any]:
-    """Return a summary of a resumed run with the clock and the nodes of its last part, but what other programs did to the whole."""
+    """Return a summary of a resumed run with the clock and the nodes of its last segment, but what other programs did to the whole."""
     summary = run.summary
-    part = calibrated_part(summary)
+    segment = calibrated_segment(summary)
     samples = (record for record in with_segments(run.samples(), resumed_seconds(run.job)) if record.part_began_seconds == began)
-    spent = {name: part[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
+    spent = {name: segment[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
     nodes = per_node(samples, len(summary["per_node"]), Clock(run_seconds=summary["run_seconds"], **spent))
     whole = [{name: node.get(name) for name in _OF_THE_WHOLE_RUN} for node in summary["per_node"]]
-    return {**part, "per_node": [{**own, **other} for own, other in zip(nodes, whole, strict=True)]}
+    return {**segment, "per_node": [{**own, **other} for own, other in zip(nodes, whole, strict=True)]}

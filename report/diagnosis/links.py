@@ -84,7 +84,7 @@ def busiest(links: Sequence[Link]) -> Link | None:
     return max(known, key=lambda link: link.fraction or 0.0, default=None)
 
 
-LARGE_PART = 0.5
+DOMINANT_FRACTION = 0.5
 """A cause is named where it accounts for at least this much of what it is to explain."""
 
 
@@ -95,9 +95,9 @@ def network_cause(network_fraction: float, links: Sequence[Link], calibration: M
     at least half as long as the whole one; else the bytes, on their way through memory and processor.
     """
     link = busiest(links)
-    if link is not None and (link.fraction or 0.0) >= LARGE_PART * network_fraction:
+    if link is not None and (link.fraction or 0.0) >= DOMINANT_FRACTION * network_fraction:
         return "link"
-    return "messages" if (message_fraction(calibration) or 0.0) >= LARGE_PART else "transfer"
+    return "messages" if (message_fraction(calibration) or 0.0) >= DOMINANT_FRACTION else "transfer"
 
 
 def message_fraction(calibration: Mapping[str, Any] | None) -> float | None:

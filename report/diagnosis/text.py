@@ -157,18 +157,18 @@ def _peers(explanation: Explanation) -> str:
         waits = percent(explanation.step_fractions["peers"])
         text = f"held back by a slow node: for {waits} of each step others wait for {slow}, whose own work takes {times}{cores}"
         return f"{text}{_exchange_of_the_slow(explanation)}."
-    part = percent(next(view for view in explanation.nodes if view.node == explanation.slow_node).updates_fraction)
-    return f"a slow node: the own work of {slow} takes {times}{cores}. It makes {part} of the updates; nobody waits for it."
+    share = percent(next(view for view in explanation.nodes if view.node == explanation.slow_node).updates_fraction)
+    return f"a slow node: the own work of {slow} takes {times}{cores}. It makes {share} of the updates; nobody waits for it."
 
 
 def _exchange_of_the_slow(explanation: Explanation) -> str:
     """What is to be said of an exchange in which all wait for a node that has no core to spare."""
     view = next(view for view in explanation.nodes if view.node == explanation.slow_node)
-    part = explanation.step_fractions["network"]
-    if part < NOTABLE or explanation.network_cause == "link" or (view.cpu_fraction or 0.0) < NEARLY_ALL:
+    share = explanation.step_fractions["network"]
+    if share < NOTABLE or explanation.network_cause == "link" or (view.cpu_fraction or 0.0) < NEARLY_ALL:
         return ""
     used = percent(view.cpu_fraction)
-    return f"; the {_exchange(explanation)}, {percent(part)} of the step, waits for it too, as it uses {used} of what it may"
+    return f"; the {_exchange(explanation)}, {percent(share)} of the step, waits for it too, as it uses {used} of what it may"
 
 
 def _evaluating(explanation: Explanation) -> str:
@@ -204,11 +204,11 @@ def _unclear(explanation: Explanation) -> str:
 
 def _list(explanation: Explanation, joint: str) -> str:
     words = []
-    for part in explanation.candidates:
-        name, fraction = NAMES[part], explanation.run_fractions[part]
-        if part == "peers" and explanation.evidence.summary["mode"] == "async":  # nobody waits: a slow node shows in its own work
+    for component in explanation.candidates:
+        name, fraction = NAMES[component], explanation.run_fractions[component]
+        if component == "peers" and explanation.evidence.summary["mode"] == "async":  # nobody waits: a slow node shows in its own work
             name, fraction = "the work of a slow node", sum(explanation.run_fractions[own] for own in ("compute", "data"))
-        spread = explanation.run_uncertainty.get(part, 0.0)
+        spread = explanation.run_uncertainty.get(component, 0.0)
         more = f" ± {percent(spread)}" if spread >= 0.01 else ""
         words.append(f"{name} {percent(fraction)}{more}")
     return joint.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
@@ -228,13 +228,15 @@ def _run_line(explanation: Explanation) -> str:
     of = "of the run's time" if began is None else f"of the time since the run was resumed at {number_text(began, 2)} s"
     if not explanation.calibrated:
         return f"{of}: training {percent(run['training'])}, {_beside(explanation)}"
-    training = sum(run[part] for part in explanation.step_fractions)
-    steps = ", ".join(f"{NAMES[part]} {percent(fraction)}" for part, fraction in explanation.step_fractions.items())
+    training = sum(run[component] for component in explanation.step_fractions)
+    steps = ", ".join(f"{NAMES[component]} {percent(fraction)}" for component, fraction in explanation.step_fractions.items())
     return f"{of}: training {percent(training)}, {_beside(explanation)}\nof each step: {steps}"
 
 
 def _beside(explanation: Explanation) -> str:
-    return ", ".join(f"{NAMES[part]} {percent(explanation.run_fractions[part])}" for part in ("evaluating", "saving", "other"))
+    return ", ".join(
+        f"{NAMES[component]} {percent(explanation.run_fractions[component])}" for component in ("evaluating", "saving", "other")
+    )
 
 
 def _nodes(explanation: Explanation) -> Table:
@@ -245,7 +247,7 @@ def _nodes(explanation: Explanation) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for view in explanation.nodes:
         step = view.step_fractions or {}
-        shares = (percent(step.get(part)) for part in ("compute", "data", "peers", "network"))
+        shares = (percent(step.get(component)) for component in ("compute", "data", "peers", "network"))
         cores = (
             UNKNOWN if view.cpu_cores_used is None else f"{number_text(view.cpu_cores_used, 2)} of {number_text(view.cores_available, 2)}"
         )
@@ -289,8 +291,8 @@ def _held_up(explanation: Explanation, view: NodeView) -> str | None:
     summary = explanation.evidence.summary
     if view.step_fractions is None or view.limit not in ("CPU", "data") or None in (view.cpu_cores_used, view.cores_available):
         return None
-    working = sum(view.step_fractions[part] for part in ("compute", "data"))
-    training = sum(explanation.run_fractions[part] for part in explanation.step_fractions)
+    working = sum(view.step_fractions[component] for component in ("compute", "data"))
+    training = sum(explanation.run_fractions[component] for component in explanation.step_fractions)
     needed = working * training * min(summary["workers"] / summary["nodes"], view.cores_available or 0.0)
     if (view.cpu_cores_used or 0.0) >= HELD_UP * needed:
         return None

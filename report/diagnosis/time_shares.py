@@ -1,4 +1,4 @@
-"""Where a run's time went, as fractions: from the workers' time shares in a summary to parts of the run that can be ranked.
+"""Where a run's time went, as fractions: from the workers' time shares in a summary to components of the run that can be ranked.
 
 Everything here is in the words of docs/where-the-time-goes.md. A worker's own time is its data and computing.
 """
@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...records.summary.time_shares import PARTS
+from ...records.summary.time_shares import COMPONENTS
 
-__all__ = ["STEP_PARTS", "Shares", "Worker", "around_training", "calibrated_part", "node_fractions", "read_shares", "read_workers"]
+__all__ = ["STEP_COMPONENTS", "Shares", "Worker", "around_training", "calibrated_segment", "node_fractions", "read_shares", "read_workers"]
 
-STEP_PARTS = ("compute", "data", "peers", "network")
+STEP_COMPONENTS = ("compute", "data", "peers", "network")
 """What a step consists of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker's step: seconds per update, and how far the calibrated part of them varied (relative)."""
+    """One worker's step: seconds per update, and how far what was calibrated of them varied (relative)."""
 
     worker: int
     node: int
@@ -38,19 +38,19 @@ class Worker:
 
     @property
     def fractions(self) -> dict[str, float]:
-        """The parts of its step as fractions of it."""
+        """The components of its step as fractions of it."""
         seconds = (self.compute_seconds, self.data_seconds, self.peers_seconds, self.communicate_seconds)
-        return {part: value / self.step_seconds for part, value in zip(STEP_PARTS, seconds, strict=True)}
+        return {component: value / self.step_seconds for component, value in zip(STEP_COMPONENTS, seconds, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
     """Where the time went, as fractions.
 
-    - `step`: of the training time, by `STEP_PARTS`; in sync mode of the step as the slowest worker makes it: what a worker of ordinary
+    - `step`: of the training time, by `STEP_COMPONENTS`; in sync mode of the step as the slowest worker makes it: what a worker of ordinary
       speed does itself, what it waits for the slowest, and what the exchange adds to that. In async mode of the workers' time together.
     - `run`: of the run clock: those, and `evaluating`, `saving` and `other`; they add up to 1
-    - `uncertainty`: of each part of `run`, how far it may be off because what was calibrated varied
+    - `uncertainty`: of each component of `run`, how far it may be off because what was calibrated varied
     - `slowest`: the worker with the most own time; `slowness`: that time over that of a worker of ordinary speed
     """
 
@@ -65,12 +65,12 @@ class Shares:
 def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
     """Return the workers of a summary that has ``time_shares``, without those that made no update; only async counts updates.
 
-    One of whose step a part is not known is left out as well.
+    One of whose step a component is not known is left out as well.
     """
     counts = summary.get("updates_by_worker") or []
     found = []
     for entry in summary["time_shares"]["workers"]:
-        if not entry["step_seconds"] or None in [entry[name] for name in PARTS]:
+        if not entry["step_seconds"] or None in [entry[name] for name in COMPONENTS]:
             continue
         known = {name: entry[name] for name in ("worker", "node", "step_seconds", "data_seconds", "compute_seconds", "peers_seconds")}
         updates = counts[entry["worker"]] if entry["worker"] < len(counts) else None
@@ -78,10 +78,10 @@ def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
     return found
 
 
-def calibrated_part(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a summary with the clock and the workers' updates of the part of the run that its ``time_shares`` are of: the last.
+def calibrated_segment(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a summary with the clock and the workers' updates of the segment of the run that its ``time_shares`` are of: the last.
 
-    It is the summary itself where the run has one part, or was not calibrated.
+    It is the summary itself where the run has one segment, or was not calibrated.
     """
     shares = summary.get("time_shares")
     if not shares or not shares.get("part_began_seconds"):
@@ -101,10 +101,10 @@ def ordinary(workers: Sequence[Worker]) -> Worker:
 
 
 def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return what part of the run clock was spent training, evaluating, saving and otherwise; known without calibration too."""
+    """Return what fractions of the run clock were spent training, evaluating, saving and otherwise; known without calibration too."""
     seconds = {"training": summary["train_seconds"], "evaluating": summary["eval_seconds"], "saving": summary["checkpoint_seconds"]}
     whole = max(summary["run_seconds"], sum(seconds.values()))
-    fractions = {part: value / whole if whole else 0.0 for part, value in seconds.items()}
+    fractions = {component: value / whole if whole else 0.0 for component, value in seconds.items()}
     return {**fractions, "other": max(0.0, 1.0 - sum(fractions.values()))}
 
 
@@ -118,18 +118,18 @@ def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares
         step, idle = _of_all_workers(summary, workers)
     around = around_training(summary)
     training = around["training"] * (1.0 - idle)
-    run = {part: fraction * training for part, fraction in step.items()}
-    run |= {part: around[part] for part in ("evaluating", "saving")}
+    run = {component: fraction * training for component, fraction in step.items()}
+    run |= {component: around[component] for component in ("evaluating", "saving")}
     run["other"] = max(0.0, 1.0 - sum(run.values()))
     uncertain = _uncertainty(step, usual, slowest, mode=summary["mode"], alone=len(workers) == 1)
-    uncertainty = {part: uncertain.get(part, 0.0) * training for part in run}
+    uncertainty = {component: uncertain.get(component, 0.0) * training for component in run}
     slowness = slowest.own_seconds / usual.own_seconds if usual.own_seconds else 1.0
     doubt = slowness * (slowest.spread + usual.spread) if len(workers) > 1 else 0.0
     return Shares(step, run, uncertainty, slowest, slowness, doubt)
 
 
 def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, mode: str, alone: bool) -> dict[str, float]:
-    """Return how far each part may be off, as a fraction of the step: calibrated figures by their spread, and what is left by theirs.
+    """Return how far each component may be off, as a fraction of the step: calibrated figures by their spread, and what is left by theirs.
 
     Of a single sync process computing is what is left beside data; elsewhere the exchange is what is left beside own work (in sync mode
     that of the slowest). In async mode nobody waits, for certain.
@@ -137,7 +137,7 @@ def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, m
     if alone and mode == "sync":
         return dict.fromkeys(("compute", "data"), usual.spread * step["data"])
     own = step["compute"] + step["data"]
-    calibrated = {part: usual.spread * step[part] for part in ("compute", "data")}
+    calibrated = {component: usual.spread * step[component] for component in ("compute", "data")}
     if mode == "async":
         return {**calibrated, "network": usual.spread * own}
     left = slowest.spread * (own + step["peers"])
@@ -156,43 +156,43 @@ def _of_a_common_step(workers: Sequence[Worker], usual: Worker, slowest: Worker)
 
 
 def _of_all_workers(summary: Mapping[str, Any], workers: Sequence[Worker]) -> tuple[dict[str, float], float]:
-    """Async: sums over all workers' updates; and the part of their time in training during which they had nothing to do."""
-    seconds = dict.fromkeys(STEP_PARTS, 0.0)
+    """Async: sums over all workers' updates; and the fraction of their time in training during which they had nothing to do."""
+    seconds = dict.fromkeys(STEP_COMPONENTS, 0.0)
     busy = 0.0
     for worker in workers:
         updates = 1 if worker.updates is None else worker.updates
         busy += updates * worker.step_seconds
-        for part, fraction in worker.fractions.items():
-            seconds[part] += updates * worker.step_seconds * fraction
+        for component, fraction in worker.fractions.items():
+            seconds[component] += updates * worker.step_seconds * fraction
     whole = len(workers) * summary["train_seconds"]
     known = all(worker.updates is not None for worker in workers) and whole > 0
     return _normalised(seconds), max(0.0, 1.0 - busy / whole) if known else 0.0
 
 
 def idle_fraction(summary: Mapping[str, Any]) -> float:
-    """Return the part of its training during which an async run's workers had nothing to do, between two commands of the driver.
+    """Return the fraction of its training during which an async run's workers had nothing to do, between two commands of the driver.
 
-    Of a run that was resumed it is that of the last part. 0 in sync mode, where every step is one of all workers, and where a run was not
-    calibrated.
+    Of a run that was resumed it is that of the last segment. 0 in sync mode, where every step is one of all workers, and where a run was
+    not calibrated.
     """
     if summary["mode"] == "sync" or not summary.get("time_shares"):
         return 0.0
-    part = calibrated_part(summary)
-    workers = read_workers(part)
-    return _of_all_workers(part, workers)[1] if workers else 0.0
+    segment = calibrated_segment(summary)
+    workers = read_workers(segment)
+    return _of_all_workers(segment, workers)[1] if workers else 0.0
 
 
 def _normalised(seconds: Mapping[str, float]) -> dict[str, float]:
     whole = sum(seconds.values())
-    return {part: value / whole if whole else 0.0 for part, value in seconds.items()}
+    return {component: value / whole if whole else 0.0 for component, value in seconds.items()}
 
 
 def node_fractions(workers: Sequence[Worker], node: int) -> dict[str, float] | None:
-    """Return the parts of a node's steps as fractions, over all its workers; None where none made an update."""
+    """Return the components of a node's steps as fractions, over all its workers; None where none made an update."""
     own = [worker for worker in workers if worker.node == node]
     if not own:
         return None
     names = ("compute_seconds", "data_seconds", "peers_seconds", "communicate_seconds")
     weights = [1 if worker.updates is None else worker.updates for worker in own]
     sums = [sum(weight * getattr(worker, name) for weight, worker in zip(weights, own, strict=True)) for name in names]
-    return _normalised(dict(zip(STEP_PARTS, sums, strict=True)))
+    return _normalised(dict(zip(STEP_COMPONENTS, sums, strict=True)))

@@ -20,7 +20,7 @@ SLOW = 1.5
 """From this on a worker counts as slow: its own work takes so many times that of a worker of ordinary speed."""
 
 DOMINANT = 0.4
-"""Below this nothing dominates: with seven parts, what is less has another of nearly its size beside it or is spread over many."""
+"""Below this nothing dominates: with seven components, what is less has another of nearly its size beside it or is spread over many."""
 
 LEAST_DIFFERENCE = 0.05
 """Shares of two runs of one job differ by so much on a machine that does other things too; a smaller lead decides nothing."""
@@ -28,12 +28,12 @@ LEAST_DIFFERENCE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node: what limits it, and the figures. Fractions of its own steps by part; None for what was not observed.
+    """One node: what limits it, and the figures. Fractions of its own steps by component; None for what was not observed.
 
     - `limit`: ``CPU``, ``GPU``, ``data``, ``link``, ``exchange`` (messages or copies at a link that is not full), ``peer``, or ``nothing``
       where none dominates; None without a calibration
     - `slowness`: its slowest worker's own time over that of a worker of ordinary speed
-    - `updates_fraction`: async: its part of all updates
+    - `updates_fraction`: async: its share of all updates
     - `cpu_cores_used`, `cpu_fraction`, `sent_bytes_per_second`, `received_bytes_per_second`: means over the whole run, or the part of it
       that `Evidence` are of, evaluations and pauses included; those of `link` are over the training alone
     """
@@ -56,7 +56,7 @@ class NodeView:
 class Explanation:
     """The verdict on a run.
 
-    - `verdict`: the part of the run that holds it back; ``starved``, without candidates, where other programs had the cores;
+    - `verdict`: the component of the run that holds it back; ``starved``, without candidates, where other programs had the cores;
       ``unclear`` between `candidates` that differ by less than the figures are known;
       ``mixed`` where none of several dominates; ``unknown`` where the run has no calibration and the rest says nothing either
     - `network_cause`: why the exchange takes long, where it does
@@ -117,7 +117,7 @@ def _judged(evidence: Evidence) -> Explanation:
     shares = evidence.shares
     if shares is None:
         around = around_training(evidence.summary)
-        long = [part for part in ("evaluating", "saving", "other") if around[part] > LARGEST_UNSEEN]
+        long = [component for component in ("evaluating", "saving", "other") if around[component] > LARGEST_UNSEEN]
         verdict: Verdict = long[0] if long else "unknown"  # type: ignore[assignment]
         views = tuple(_view(evidence, node, None, None) for node in range(len(evidence.summary["per_node"])))
         return Explanation(verdict, tuple(long), None, None, None, None, around, {}, {}, views, evidence)
@@ -133,7 +133,7 @@ def _judged(evidence: Evidence) -> Explanation:
 
 
 LARGEST_UNSEEN = 0.5
-"""Without a calibration a part beside training is the verdict if it is more than training and all else together."""
+"""Without a calibration a component beside training is the verdict if it is more than training and all else together."""
 
 NOTABLE = 0.2
 """A cause is looked for where the exchange takes at least so much of the training."""
@@ -160,17 +160,17 @@ NEARLY_ALL = 0.85
 
 
 def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict and the parts that may be the largest.
+    """Return the verdict and the components that may be the largest.
 
     Where a worker is slow, its work stands for waiting: not computing as such holds the run back but that one node computes slowly. So
     does the exchange where a node is short of cores for it.
     """
-    order = sorted(shares.run, key=lambda part: -shares.run[part])
+    order = sorted(shares.run, key=lambda component: -shares.run[component])
     largest = order[0]
     if _combined_share(shares, largest, short_of_cores) < DOMINANT:
-        return "mixed", tuple(part for part in order if shares.run[part] >= shares.run[largest] / 2)
-    near = [part for part in order if _certain_lead(shares, largest, part) <= LEAST_DIFFERENCE]
-    candidates = list(dict.fromkeys(name for part in near for name in _named(part, shares, short_of_cores)))
+        return "mixed", tuple(component for component in order if shares.run[component] >= shares.run[largest] / 2)
+    near = [component for component in order if _certain_lead(shares, largest, component) <= LEAST_DIFFERENCE]
+    candidates = list(dict.fromkeys(name for component in near for name in _named(component, shares, short_of_cores)))
     if len(candidates) > 1:
         return "unclear", tuple(candidates)
     verdict: Verdict = candidates[0]  # type: ignore[assignment]
@@ -183,27 +183,27 @@ def _combined_share(shares: Shares, largest: str, short_of_cores: bool) -> float
     A slow worker's is all of its work; where a node is short of cores, also the exchange that it holds up.
     """
     if short_of_cores and largest in (*_WORK, "network"):
-        return sum(shares.run[part] for part in (*_WORK, "network"))
+        return sum(shares.run[component] for component in (*_WORK, "network"))
     slow = largest in _WORK and shares.slowness >= SLOW
-    return sum(shares.run[part] for part in _WORK) if slow else shares.run[largest]
+    return sum(shares.run[component] for component in _WORK) if slow else shares.run[largest]
 
 
-def _certain_lead(shares: Shares, largest: str, part: str) -> float:
-    """Return the share of the run, 0 to 1, by which `largest` exceeds `part` for certain; negative within the uncertainty of the two."""
-    if part == largest:
+def _certain_lead(shares: Shares, largest: str, component: str) -> float:
+    """Return the share of the run (0 to 1) by which `largest` certainly exceeds `component`; negative within the uncertainty of both."""
+    if component == largest:
         return 0.0
-    return shares.run[largest] - shares.run[part] - shares.uncertainty[largest] - shares.uncertainty[part]
+    return shares.run[largest] - shares.run[component] - shares.uncertainty[largest] - shares.uncertainty[component]
 
 
-def _named(part: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
-    """Return what a part of the run means: work is that of a slow node where there is one; both where that is not certain."""
-    if part == "network" and short_of_cores:
+def _named(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
+    """Return what a component of the run means: work is that of a slow node where there is one; both where that is not certain."""
+    if component == "network" and short_of_cores:
         return ("peers",)
-    if part not in _WORK:
-        return (part,)
+    if component not in _WORK:
+        return (component,)
     if shares.slowness >= SLOW + shares.slowness_uncertainty:
         return ("peers",)
-    ordinary = part if part != "peers" else "compute"
+    ordinary = component if component != "peers" else "compute"
     return (ordinary,) if shares.slowness < SLOW - shares.slowness_uncertainty else (ordinary, "peers")
 
 
@@ -255,7 +255,7 @@ USED_GPU = 0.05
 def _limit(
     evidence: Evidence, node: int, step: Mapping[str, float], cause: NetworkCause | None, gpu: float | None, short: int | None
 ) -> str:
-    largest = max(step, key=lambda part: step[part])
+    largest = max(step, key=lambda component: step[component])
     if step[largest] < DOMINANT:
         return "nothing"
     if largest == "compute":

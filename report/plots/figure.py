@@ -97,7 +97,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One part of each bar [rows]; NaN where it is not known."""
+    """One segment of each bar [rows]; NaN where it is not known."""
 
     name: str
     values: Floats

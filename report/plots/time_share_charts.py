@@ -1,4 +1,4 @@
-"""Where the time went: the parts of each run's clock, and of a training step on each node."""
+"""Where the time went: the components of each run's clock, and of a training step on each node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ...records.text.numbers import duration_text
 from ..catalog.run import Run
-from ..diagnosis.time_shares import calibrated_part, idle_fraction
+from ..diagnosis.time_shares import calibrated_segment, idle_fraction
 from .figure import COLOURS, INK, Bars, Picture, Segment
 
 __all__ = ["NOT_CALIBRATED", "time_shares"]
@@ -17,13 +17,13 @@ __all__ = ["NOT_CALIBRATED", "time_shares"]
 NOT_CALIBRATED = "not calibrated"
 _NO_UPDATES = "made no updates"
 
-_RUN_PARTS = {
+_CLOCK_COMPONENTS = {
     "training": ("train_seconds", COLOURS[0]),
     "evaluation": ("eval_seconds", COLOURS[5]),
     "checkpoints": ("checkpoint_seconds", COLOURS[4]),
     "between commands": ("other_seconds", INK),
 }
-_STEP_PARTS = {
+_STEP_COMPONENTS = {
     "data": ("data_seconds", COLOURS[4]),
     "computing": ("compute_seconds", COLOURS[0]),
     "waiting for peers": ("peers_seconds", COLOURS[3]),
@@ -48,7 +48,7 @@ def time_shares(runs: Sequence[Run]) -> Picture:
             tuple(run.name for run in ended),
             tuple(
                 Segment(name, np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
-                for name, (key, colour) in _RUN_PARTS.items()
+                for name, (key, colour) in _CLOCK_COMPONENTS.items()
                 if any(key in clock for clock in clocks)
             ),
             "s",
@@ -60,7 +60,7 @@ def time_shares(runs: Sequence[Run]) -> Picture:
             tuple(_row(run, node, figures, alone=len(runs) == 1) for run, node, figures in nodes),
             tuple(
                 Segment(name, np.array([_percent(figures, key) for _, _, figures in nodes], np.float64), colour)
-                for name, (key, colour) in _STEP_PARTS.items()
+                for name, (key, colour) in _STEP_COMPONENTS.items()
             ),
             "%",
             tuple(NOT_CALIBRATED if figures is None else _NO_UPDATES for _, _, figures in nodes),
@@ -71,18 +71,18 @@ def time_shares(runs: Sequence[Run]) -> Picture:
 
 
 def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the parts of the whole run's clock: those of the calibration where they are of all of it, else what the clock itself tells.
+    """Return the components of the whole run's clock: those of the calibration where it is of the whole run, else the clock's own.
 
     What is known of the time in which workers had nothing to do is no training.
     """
-    part, measured = calibrated_part(summary), ("train_seconds", "eval_seconds", "checkpoint_seconds")
+    segment, measured = calibrated_segment(summary), ("train_seconds", "eval_seconds", "checkpoint_seconds")
     shares = summary.get("time_shares")
-    if shares is not None and part is summary:
+    if shares is not None and segment is summary:
         clock = {key: float(shares["run"][key]) for key in (*measured, "other_seconds")}
     else:
         clock = {key: float(summary[key]) for key in measured}
         clock["other_seconds"] = max(0.0, float(summary["run_seconds"]) - sum(clock.values()))
-    idle = idle_fraction(summary) * (clock if part is summary else part)["train_seconds"]
+    idle = idle_fraction(summary) * (clock if segment is summary else segment)["train_seconds"]
     return {**clock, "train_seconds": clock["train_seconds"] - idle, "other_seconds": clock["other_seconds"] + idle}
 
 
@@ -114,10 +114,10 @@ def _short(seconds: float) -> str:
 
 
 def _said(run: Run, clock: Mapping[str, float]) -> str:
-    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _RUN_PARTS.items() if key in clock)
+    spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _CLOCK_COMPONENTS.items() if key in clock)
     steps = []
     for node, figures in _nodes(run):
-        parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_PARTS.items() if np.isfinite(value := _percent(figures, key))]
+        parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]
         if parts:
             steps.append(f"a step on node {node}: {', '.join(parts)}")
     return f"{run.name}: {'; '.join([spent, *steps]) if steps else f'{spent}, steps {NOT_CALIBRATED}'}"

@@ -103,17 +103,17 @@ class Server:
 class Step:
     """A predicted step: the `seconds` of one update of a worker, and the updates of all workers (sync: of the global batch) per second.
 
-    `parts` say where the time goes and sum to `seconds`; async: the mean over updates.
+    `components` say where the time goes and sum to `seconds`; async: the mean over updates.
     """
 
     seconds: float
     updates_per_second: float
-    parts: Mapping[str, float]
+    components: Mapping[str, float]
 
     @property
     def limited_by(self) -> str:
-        """The largest part."""
-        return max(self.parts, key=lambda name: self.parts[name])
+        """The largest component."""
+        return max(self.components, key=lambda name: self.components[name])
 
 
 def ring_step(compute_seconds: float, payload_bytes: float, workers: int, nodes: int, ring: Ring, link: Link) -> Step:
@@ -122,20 +122,20 @@ def ring_step(compute_seconds: float, payload_bytes: float, workers: int, nodes:
         return _lockstep({"compute": compute_seconds})
     messages, sent = 2 * (workers - 1), 2 * (workers - 1) / workers * payload_bytes
     crossing = nodes > 1
-    parts = {
+    components = {
         "link": sent * ring.wire_factor * link.seconds_per_byte if crossing else 0.0,
         "copying": sent * ring.seconds_per_byte,
         "latency": messages * (ring.hop_seconds + (link.latency_seconds if crossing else 0.0)),
     }
-    exchange = sum(parts.values())
+    exchange = sum(components.values())
     hidden = min(ring.hidden_fraction * exchange, ring.window_fraction * compute_seconds)
-    seen = {name: seconds * (1 - hidden / exchange) if exchange else 0.0 for name, seconds in parts.items()}
+    seen = {name: seconds * (1 - hidden / exchange) if exchange else 0.0 for name, seconds in components.items()}
     return _lockstep({"compute": compute_seconds, **seen, "other": ring.other_seconds})
 
 
-def _lockstep(parts: Mapping[str, float]) -> Step:
-    seconds = math.fsum(parts.values())
-    return Step(seconds, 1 / seconds, parts)
+def _lockstep(components: Mapping[str, float]) -> Step:
+    seconds = math.fsum(components.values())
+    return Step(seconds, 1 / seconds, components)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,8 @@ def server_step(compute_seconds: float, payload_bytes: float, procs_per_node: in
     beside = min(ps, nodes) * procs_per_node
     rates = (beside / sum(near.values()), (nodes * procs_per_node - beside) / sum(far.values()))
     updates = sum(rates)
-    parts = {name: (rates[0] * near[name] + rates[1] * far[name]) / updates for name in near}
-    return Step(sum(parts.values()), updates, parts)
+    components = {name: (rates[0] * near[name] + rates[1] * far[name]) / updates for name in near}
+    return Step(sum(components.values()), updates, components)
 
 
 def server_rounds(

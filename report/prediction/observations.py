@@ -1,4 +1,4 @@
-"""What a finished run says about the cost of its steps: the calibrated parts, and the step itself."""
+"""What a finished run says about the cost of its steps: the calibrated components, and the step itself."""
 
 from __future__ import annotations
 

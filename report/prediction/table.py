@@ -92,8 +92,8 @@ def _cells(row: Row) -> list[str]:
         return [UNKNOWN] * 6
     low, high = _between(row.examples_per_second, row.factor)
     band = UNKNOWN if low is None or high is None else f"{_rate(low)} – {_rate(high)}"
-    part = row.step.limited_by
-    share = f"{_LIMITS[part]} ({row.step.parts[part] / row.step.seconds:.0%})"
+    component = row.step.limited_by
+    share = f"{_LIMITS[component]} ({row.step.components[component] / row.step.seconds:.0%})"
     speeds = [_rate(row.examples_per_second), band, f"{number_text(row.speedup, 2)}x", f"{row.efficiency:.0%}"]
     return [seconds_text(row.step.seconds), *speeds, share]
 
@@ -170,7 +170,7 @@ def _row(row: Row) -> dict[str, Any]:
         "speedup": row.speedup,
         "efficiency": row.efficiency,
         "limited_by": None if row.step is None else row.step.limited_by,
-        "parts": None if row.step is None else {f"{name}_seconds": part for name, part in row.step.parts.items()},
+        "parts": None if row.step is None else {f"{name}_seconds": seconds for name, seconds in row.step.components.items()},
         "band_factor": row.factor,
         "doublings_beyond_validation": row.doublings,
     }

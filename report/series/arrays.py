@@ -106,7 +106,7 @@ class NodeSeries:
 
     Rates are rises of a counter since the sample before, over the time between (`_rises`); NaN for a node's first sample, and where a
     counter fell because it began anew. ``gpu_utilization`` (0 to 1) is the mean over its GPUs. ``cores_available`` is the last sample's.
-    Of a run that was resumed, samples of the later parts' initialisation are left out: their times are those of the parts before.
+    Of a run that was resumed, samples of the later segments' initialisation are left out: their times are those of the segments before.
     """
 
     node: int
@@ -247,7 +247,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _rises(counter: Floats, time_seconds: Floats, intervals: Floats, goes_on: NDArray[np.bool_]) -> Floats:
-    """Return the rise per second since the sample before, by the rule of `rate_between`; `goes_on` marks where a later part begins.
+    """Return the rise per second since the sample before, by the rule of `rate_between`; `goes_on` marks where a later segment begins.
 
     Samples are stamped where they arrive. One that was held up on its way arrives with the next at its heels, and a rise over the moment
     between the two would be a peak that never was: the later one's is then over the time of both.

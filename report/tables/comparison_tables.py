@@ -24,7 +24,7 @@ _OF_SERIES = frozenset({"nodes", "workers", "global batch", "batch per worker", 
 
 _CALLED = ("run", "node")
 
-Part = tuple[str, list[str]]
+TextColumn = tuple[str, list[str]]
 """A column: its header and its texts."""
 
 
@@ -61,33 +61,33 @@ def default_tables(comparison: Comparison) -> list[ComparisonTable]:
 
 def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[ComparisonTable]:
     """Return one table with the figures that were asked for; a figure of each node is a column a node."""
-    parts: list[Part] = []
+    found: list[TextColumn] = []
     for one in columns:
         if one in NODE or one.key.startswith("node_"):
             nodes = max(entry.node_count for entry in comparison.entries)
-            parts += [(f"node {node} {one.header}", _node_cells(comparison, one, node)) for node in range(nodes)]
+            found += [(f"node {node} {one.header}", _node_cells(comparison, one, node)) for node in range(nodes)]
         else:
-            parts.append((one.header, _cells(comparison, one)))
-    return [_block("", comparison, parts)]
+            found.append((one.header, _cells(comparison, one)))
+    return [_block("", comparison, found)]
 
 
 def _speed(comparison: Comparison) -> ComparisonTable:
-    parts = []
+    found = []
     for key in _SPEED:
-        parts.append(_part(comparison, key))
+        found.append(_column(comparison, key))
         if key == "examples_per_second":
-            parts.append((RELATIVE, _relative(comparison, relative_speed(comparison.entries), SPEED)))
-    return _block("Speed", comparison, [part for part in parts if _observed(part)], _context(comparison))
+            found.append((RELATIVE, _relative(comparison, relative_speed(comparison.entries), SPEED)))
+    return _block("Speed", comparison, [column for column in found if _observed(column)], _context(comparison))
 
 
 def _learning(comparison: Comparison) -> ComparisonTable:
-    parts = []
+    found = []
     for one in (one for one in run_columns(comparison.runs) if one.group in LEARNING or one.key in _LEARNING):
-        part = one.header, _cells(comparison, one)
-        parts.append(part)
-        if one.key == "time_to_target_seconds" and _observed(part):
-            parts.append((RELATIVE, _relative(comparison, relative_target(comparison.entries), TARGET)))
-    return _block("Learning", comparison, [part for part in parts if _observed(part)])
+        column = one.header, _cells(comparison, one)
+        found.append(column)
+        if one.key == "time_to_target_seconds" and _observed(column):
+            found.append((RELATIVE, _relative(comparison, relative_target(comparison.entries), TARGET)))
+    return _block("Learning", comparison, [column for column in found if _observed(column)])
 
 
 def _resources(comparison: Comparison) -> ComparisonTable:
@@ -118,7 +118,7 @@ def _scaling(comparison: Comparison) -> ComparisonTable:
     return ComparisonTable("Scaling", ("scaling", *names, "nodes", "speed-up", "efficiency"), tuple(rows), len(names) + 1, len(names) + 1)
 
 
-def _part(comparison: Comparison, key: str) -> Part:
+def _column(comparison: Comparison, key: str) -> TextColumn:
     one = next(one for one in RUN_COLUMNS if one.key == key)
     return one.header, _cells(comparison, one)
 
@@ -135,16 +135,16 @@ def _relative(comparison: Comparison, values: Sequence[float | None], group: str
     return [relative(value, marked=group in marks) for value, marks in zip(values, comparison.marks, strict=True)]
 
 
-def _observed(part: Part) -> bool:
-    return any(text not in ("-", "") for text in part[1])
+def _observed(column: TextColumn) -> bool:
+    return any(text not in ("-", "") for text in column[1])
 
 
-def _names(comparison: Comparison) -> list[Part]:
+def _names(comparison: Comparison) -> list[TextColumn]:
     """Return the columns that say what a row is."""
     return [(label, [one[label] for one in comparison.settings]) for label in comparison.settings[0]]
 
 
-def _context(comparison: Comparison) -> list[Part]:
+def _context(comparison: Comparison) -> list[TextColumn]:
     """Return columns for the settings that are compared, apart from those that name the rows."""
     compared = [difference for difference in comparison.comparability.independent if difference.label in _CONTEXT]
     workers_are_nodes = all(entry.figures["workers"] == entry.figures["nodes"] for entry in comparison.entries)
@@ -152,7 +152,7 @@ def _context(comparison: Comparison) -> list[Part]:
     return [(one.label, [value or "-" for value in one.values]) for one in compared if one.label not in left_out]
 
 
-def _block(title: str, comparison: Comparison, figures: Sequence[Part], context: Sequence[Part] = ()) -> ComparisonTable:
+def _block(title: str, comparison: Comparison, figures: Sequence[TextColumn], context: Sequence[TextColumn] = ()) -> ComparisonTable:
     names = _names(comparison)
     columns = [*names, *context, *figures]
     header = tuple(label for label, _ in columns)

@@ -69,7 +69,7 @@ def plain_table(**options: Any) -> Table:
 def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> RenderableType:
     """Return the end-of-run table: the figures, then what each node used.
 
-    `job` is the run's ``job.json``, which knows of the parts of a run that was resumed.
+    `job` is the run's ``job.json``, which knows of the segments of a run that was resumed.
     """
     entry = _as_shown(_entry(summary, job))
     figures = entry.figures

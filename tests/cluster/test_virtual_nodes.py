@@ -318,7 +318,7 @@ if able.ok:
     try:
         VirtualNetwork(1, None, lambda node: 0.5).start()
     except MissingCapabilityError as lack:
-        said["lack"] = [lack.exit_code, lack.part, str(lack)]
+        said["lack"] = [lack.exit_code, lack.capability, str(lack)]
 print(json.dumps(said))
 """
 

@@ -16,7 +16,7 @@ from crosstrain.backends.base import Plan, State, make_sampler
 from crosstrain.backends.tf import data as data_module
 from crosstrain.backends.tf import preprocessing as pixels_module
 from crosstrain.backends.tf.forward_context import ForwardContexts
-from crosstrain.backends.tf.model import build_model, parts_on
+from crosstrain.backends.tf.model import build_model, micro_batches_on
 from crosstrain.backends.tf.precision import LossScale
 from crosstrain.backends.tf.preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
 from crosstrain.core.errors import UsageError
@@ -74,7 +74,7 @@ def test_batches_are_the_definition(monkeypatch, small, augment, model):
 
 
 @pytest.mark.parametrize("size", [17, 1])
-def test_parts_add_up_to_the_whole(size):
+def test_micro_batches_add_up_to_the_whole(size):
     data, job = Pictures(32), Job(backend="tf")
     spec = load(find("model", "cnn"), "model")(data.info)
     model, context = build_model("cnn", spec), ForwardContexts(job, spec, 0).training({}, None, tf.range(size))
@@ -83,19 +83,19 @@ def test_parts_add_up_to_the_whole(size):
     held = {name: model.layouts[name].to_storage(value) if name in model.layouts else value for name, value in canonical.items()}
     parameters = model.parameters({name: tf.constant(value) for name, value in held.items()})
     images, labels = split.laid_batch(tf.range(size))
-    whole, cut = split.parts(images, labels, 1), split.parts(images, labels, 3)
+    whole, cut = split.micro_batches(images, labels, 1), split.micro_batches(images, labels, 3)
     assert [len(y) for _, y in cut] == [size // 3, (size + 1) // 3, (size + 2) // 3]
     loss_sum, gradients = model.loss_and_gradients(parameters, whole, tf.constant(0.1), context)
-    loss_sum_of_parts, gradients_of_parts = model.loss_and_gradients(parameters, cut, tf.constant(0.1), context)
-    assert float(loss_sum_of_parts) == pytest.approx(float(loss_sum), rel=1e-5)
-    assert len(gradients) == len(gradients_of_parts) == len(canonical)
-    for one, other in zip(gradients, gradients_of_parts, strict=True):
+    loss_sum_of_micro_batches, gradients_of_micro_batches = model.loss_and_gradients(parameters, cut, tf.constant(0.1), context)
+    assert float(loss_sum_of_micro_batches) == pytest.approx(float(loss_sum), rel=1e-5)
+    assert len(gradients) == len(gradients_of_micro_batches) == len(canonical)
+    for one, other in zip(gradients, gradients_of_micro_batches, strict=True):
         assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(one)
     assert np.allclose(model.sums(parameters, cut, context), model.sums(parameters, whole, context), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("parts", "model", "options", "threads", "device"),
+    ("micro_batches", "model", "options", "threads", "device"),
     [
         (2, "cnn", {}, 2, "CPU:0"),
         (4, "cnn", {}, 4, "CPU:0"),
@@ -107,9 +107,9 @@ def test_parts_add_up_to_the_whole(size):
         (1, "alexnet", {}, 2, "CPU:0"),
     ],
 )
-def test_a_small_convolutional_networks_step_has_a_part_for_each_thread(parts, model, options, threads, device):
+def test_a_small_convolutional_networks_step_has_a_micro_batch_for_each_thread(micro_batches, model, options, threads, device):
     spec = load(find("model", model), "model")(Pictures(32).info)
-    assert parts_on(device, Job(backend="tf", batch_size=32, **options), spec, threads) == parts
+    assert micro_batches_on(device, Job(backend="tf", batch_size=32, **options), spec, threads) == micro_batches
 
 
 def test_changed_pixels_are_the_definition():

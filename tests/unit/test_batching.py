@@ -55,7 +55,7 @@ def test_weights_are_those_of_the_whole_global_batch_on_every_rank(weights, most
             own = sampler.for_rank(epoch, 0, steps, rank)
             np.testing.assert_array_equal(own.weights, whole.weights)
             np.testing.assert_array_equal(own.examples, whole.examples)
-            np.testing.assert_array_equal(own.part(steps - 1, 1).batch(0), own.batch(steps - 1))
+            np.testing.assert_array_equal(own.slice(steps - 1, 1).batch(0), own.batch(steps - 1))
 
 
 def consumed(sampler, calendar, first, count):

@@ -5,7 +5,7 @@ import pytest
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo
-from crosstrain.engine.calibration import CalibrationRun, calibrate, part_seconds, spread
+from crosstrain.engine.calibration import CalibrationRun, calibrate, component_seconds, spread
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.models.logreg import build
 
@@ -87,12 +87,12 @@ def test_workers_that_do_not_answer_are_said():
 
 
 def test_the_time_follows_that_of_the_training():
-    assert [part_seconds(seconds, limited=False) for seconds in (0.1, 2.0, 100.0)] == [0.06, 0.1, 0.2]
-    assert part_seconds(0.1, limited=True) == 0.4
+    assert [component_seconds(seconds, limited=False) for seconds in (0.1, 2.0, 100.0)] == [0.06, 0.1, 0.2]
+    assert component_seconds(0.1, limited=True) == 0.4
 
 
 @pytest.mark.parametrize(
-    ("fields", "parts"),
+    ("fields", "components"),
     [
         ({"nodes": 1}, {"data", "compute", "half"}),
         ({"nodes": 1, "batch_size": 1}, {"data", "compute"}),
@@ -100,16 +100,16 @@ def test_the_time_follows_that_of_the_training():
         ({"nodes": 2, "procs_per_node": 2, "global_batch_size": 30}, {"data", "compute", "half", "communicate", "message"}),
     ],
 )
-def test_a_calibration_has_the_parts_that_there_are(fields, parts):
+def test_a_calibration_has_the_components_that_there_are(fields, components):
     job = Job(backend="torch", **fields)
     workers = Workers(*[0.01] * job.workers)
     found = calibrate(job, build(INFO), workers, 1.0)
-    assert {order["part"] for order in workers.orders} == parts
+    assert {order["part"] for order in workers.orders} == components
     assert found["payload_bytes"] == 4 * 15
     assert (found["batch_size"], found["half_batch_size"]) == (job.per_worker_batch, job.per_worker_batch // 2)
     assert [(each["worker"], each["node"]) for each in found["workers"]] == [(i, i // job.procs_per_node) for i in range(job.workers)]
     for each in found["workers"]:
         known = {name[: -len("_seconds")] for name, value in each.items() if name.endswith("_seconds") and value is not None}
-        assert known == {"half_compute" if part == "half" else part for part in parts}
+        assert known == {"half_compute" if component == "half" else component for component in components}
         assert each["spread"] == pytest.approx(0.0)
     assert found["native"] == {"own": (1 + job.workers) / 2}

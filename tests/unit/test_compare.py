@@ -75,8 +75,8 @@ def test_a_target_that_was_missed_is_said_plainly(tmp_path):
 
 def test_parts_under_different_settings_are_said_plainly(tmp_path):
     summary = summary_of(sync_run(tmp_path))
-    parts = [{}, {"changed": {"mode": ["async", "sync"], "steps": [10, 20]}}, {"changed": {"backend": ["tf", "torch"]}}]
-    text = to_text(one_run(summary, {"segments": parts}))
+    segments = [{}, {"changed": {"mode": ["async", "sync"], "steps": [10, 20]}}, {"changed": {"backend": ["tf", "torch"]}}]
+    text = to_text(one_run(summary, {"segments": segments}))
     assert "The run changed when it was resumed (backend, mode): the figures add up parts under different settings" in text
     assert to_text(one_run(summary, {"segments": [{}, {"changed": {"steps": [10, 20]}}]})) == ONE_RUN
 

@@ -39,8 +39,8 @@ def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, own=0.09, m
     job = a_job(out, name="resumed", nodes=nodes[1], batch_size=5, mode=mode[1])
     writer = open_run(job)
     changed = {"nodes": list(nodes)} if changed is None and nodes[0] != nodes[1] else changed or {}
-    parts = [{"run_seconds": 0.0, "step": 0}, {"run_seconds": TURN, "step": FIRST, "changed": changed}]
-    writer.write_job({**job.model_dump(mode="json"), "segments": parts, "cluster": {"addresses": ["10.77.0.1", "10.77.0.2"]}})
+    segments = [{"run_seconds": 0.0, "step": 0}, {"run_seconds": TURN, "step": FIRST, "changed": changed}]
+    writer.write_job({**job.model_dump(mode="json"), "segments": segments, "cluster": {"addresses": ["10.77.0.1", "10.77.0.2"]}})
 
     def group(step, count, time_seconds, seconds, workers):
         for worker in [None] if workers is None else range(workers):

@@ -30,14 +30,14 @@ class TestFormulas:
     def test_a_ring_sends_2_n_minus_1_over_n_of_the_bytes(self):
         """Four workers, 8 MB, 1 MB/s: 2·3/4·8 = 12 s on the link; 6 messages of 0.5 s, 0.25 s of them on the way."""
         step = ring_step(1.0, 8e6, 4, 4, Ring(hop_seconds=0.25, wire_factor=1.0), Link(1e6, 0.25))
-        assert step.parts == {"compute": 1.0, "link": 12.0, "copying": 0.0, "latency": 3.0, "other": 0.0}
+        assert step.components == {"compute": 1.0, "link": 12.0, "copying": 0.0, "latency": 3.0, "other": 0.0}
         assert (step.seconds, step.updates_per_second, step.limited_by) == (16.0, 1 / 16, "link")
 
     def test_what_is_hidden_fits_into_the_window(self):
         half = ring_step(4.0, 4e6, 2, 2, Ring(wire_factor=1.0, hidden_fraction=0.5), Link(1e6))
-        assert (half.seconds, half.parts["link"]) == (6.0, 2.0)
+        assert (half.seconds, half.components["link"]) == (6.0, 2.0)
         long = ring_step(1.0, 4e6, 2, 2, Ring(wire_factor=1.0, hidden_fraction=0.5, window_fraction=0.25), Link(1e6))
-        assert (long.seconds, long.parts["link"]) == (4.75, 3.75)
+        assert (long.seconds, long.components["link"]) == (4.75, 3.75)
 
     def test_a_worker_alone_and_a_node_alone_need_no_link(self):
         assert ring_step(1.0, 8e6, 1, 1, Ring(other_seconds=9.0), Link(1.0)).seconds == 1.0
@@ -69,14 +69,14 @@ class TestFormulas:
         one, two = (server_step(0.1, 1e6, 1, 400, ps, Server(wire_factor=1.0, shared_cores=False), Link(20e6)) for ps in (1, 2))
         assert two.updates_per_second / one.updates_per_second == pytest.approx(2.0, rel=0.1)
         few = server_step(0.1, 1e6, 1, 3, 2, Server(wire_factor=1.0, shared_cores=False), Link(20e6))
-        assert few.parts["link"] <= 2 * 1e6 / 20e6  # nobody's own link carries more than the payload each way
+        assert few.components["link"] <= 2 * 1e6 / 20e6  # nobody's own link carries more than the payload each way
 
     def test_parts_sum_to_the_step(self):
         for step in (
             ring_step(0.1, 1e6, 3, 3, RING, Link(1e7, 1e-3)),
             server_step(0.1, 1e6, 2, 3, 1, SERVER, Link(1e7, 1e-3)),
         ):
-            assert math.fsum(step.parts.values()) == pytest.approx(step.seconds)
+            assert math.fsum(step.components.values()) == pytest.approx(step.seconds)
         assert step.updates_per_second == pytest.approx(6 / step.seconds)
 
 
@@ -187,7 +187,7 @@ class TestRows:
         assert weak.examples_per_second == pytest.approx(4 * BATCH / weak.step.seconds)
         assert weak.speedup == pytest.approx(4 * COMPUTE.seconds(BATCH) / weak.step.seconds, rel=1e-6)
         assert (strong.global_batch_size, strong.batch_size) == (2 * BATCH, BATCH / 2)
-        assert strong.step.parts["compute"] == pytest.approx(COMPUTE.seconds(BATCH / 2))
+        assert strong.step.components["compute"] == pytest.approx(COMPUTE.seconds(BATCH / 2))
         assert strong.efficiency == pytest.approx(COMPUTE.seconds(2 * BATCH) / strong.step.seconds / 4)
         assert weak.factor == pytest.approx(1.25)
 

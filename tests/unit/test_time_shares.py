@@ -13,7 +13,7 @@ from run_samples import CLOCK, async_run, summary_of, sync_run
 from crosstrain.records.schema import StepRecord
 from crosstrain.records.store.run_directory import RunReader, RunWriter
 from crosstrain.records.summary.summary import summarise
-from crosstrain.records.summary.time_shares import PARTS, StepTimes, time_shares
+from crosstrain.records.summary.time_shares import COMPONENTS, StepTimes, time_shares
 
 
 def calibration(*workers, **more):
@@ -31,7 +31,7 @@ def times(*groups):
 
 
 def parts(shares, index=0, level="workers"):
-    return [shares[level][index][name] for name in PARTS]
+    return [shares[level][index][name] for name in COMPONENTS]
 
 
 def sync(calibrated, step):
@@ -82,8 +82,8 @@ def test_no_part_is_less_than_nothing_and_they_are_the_step(own, step, mode):
     made = times(*[(None if mode == "sync" else worker, 7, 7 * step) for worker in range(1 if mode == "sync" else len(own))])
     shares = time_shares(calibration(*workers), mode, made, CLOCK)
     for row in (*shares["workers"], *shares["nodes"]):
-        assert min(row[name] for name in PARTS) >= 0.0
-        assert sum(row[name] for name in PARTS) == pytest.approx(row["step_seconds"])
+        assert min(row[name] for name in COMPONENTS) >= 0.0
+        assert sum(row[name] for name in COMPONENTS) == pytest.approx(row["step_seconds"])
 
 
 def test_async_workers_have_steps_of_their_own_and_wait_for_nobody():
@@ -124,7 +124,7 @@ def test_a_summary_has_them_where_the_run_was_calibrated(tmp_path, make, step):
     shares = summarise(RunReader(path), CLOCK, state="succeeded", updates_scheduled=10, updates_applied=10)["time_shares"]
     assert shares["workers"][0]["step_seconds"] == pytest.approx(step)
     for worker in shares["workers"]:
-        assert sum(worker[name] for name in PARTS) == pytest.approx(worker["step_seconds"])
+        assert sum(worker[name] for name in COMPONENTS) == pytest.approx(worker["step_seconds"])
 
 
 # A run that was resumed ------------------------------------------------------------------------------------------------
@@ -135,8 +135,8 @@ EARLIER = {"run_seconds": 0.75, "train_seconds": 0.5, "eval_seconds": 0.25, "che
 def went_on(path, first_step):
     """The summary of a run whose last part began at this step; it alone was calibrated."""
     job = json.loads((path / "job.json").read_text())
-    parts = [{"run_seconds": 0.0, "step": 0}, {"run_seconds": 0.75, "step": first_step}]
-    (path / "job.json").write_text(json.dumps({**job, "segments": parts}))
+    segments = [{"run_seconds": 0.0, "step": 0}, {"run_seconds": 0.75, "step": first_step}]
+    (path / "job.json").write_text(json.dumps({**job, "segments": segments}))
     writer = RunWriter.reopen(path)
     sizes = {"payload_bytes": 4 * 650, "batch_size": 16, "half_batch_size": 8}
     writer.write_calibration(calibration((0, 0.01, 0.02, 0.01), (1, 0.01, 0.03, 0.01), **sizes))

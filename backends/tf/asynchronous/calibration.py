@@ -1,4 +1,4 @@
-"""Async: the parts of a step as a worker repeats them when the chief orders it to; see `Session.calibrate` and calibration.py."""
+"""Async: the components of a step as a worker repeats them when the chief orders it to; see `Session.calibrate` and calibration.py."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...base import CalibrationPart
+from ...base import StepComponent
 from ..calibration import SMALL_ELEMENTS, State, Step, a_number, after, first_of, repeated
-from ..data import Layout, Part, Resident
+from ..data import Batch, Layout, Resident
 from ..forward_context import ForwardContexts
 from ..model import TfModel, flattened
 from .shards import Shard
 from .tickets import Work, unpack
 from .worker import pulled
 
-__all__ = ["WorkerParts"]
+__all__ = ["WorkerComponents"]
 
 PUSHED = 1e-3
 """What every element of a gradient is that is pushed in vain: with zeros the slots would decay to numbers that are slow to compute with."""
 
 
-class WorkerParts:
-    """The parts of an async worker's step, as functions (iterator of `local_dataset`, ticket, limits) → float64 [3].
+class WorkerComponents:
+    """The components of an async worker's step, as functions (iterator of `local_dataset`, ticket, limits) → float64 [3].
 
     They return the worker's index and what `repeated` returns. The ticket has the batches to gather; the first is computed on.
     """
@@ -31,13 +31,13 @@ class WorkerParts:
     def __init__(self, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout) -> None:
         self._model, self._passes, self._shards, self._layout = model, passes, shards, layout
 
-    def function(self, part: CalibrationPart) -> Callable[[Iterator[Any], tf.Tensor, tf.Tensor], tf.Tensor]:
-        """Make a part's function; as in training its loop has no dependencies but those that are stated."""
+    def function(self, component: StepComponent) -> Callable[[Iterator[Any], tf.Tensor, tf.Tensor], tf.Tensor]:
+        """Make a component's function; as in training its loop has no dependencies but those that are stated."""
 
         def loop(*given: tf.Tensor) -> tf.Tensor:
             *tensors, ticket, limits = given
             data, work = Resident.of(self._layout, "train", tensors), unpack(ticket, changing=self._layout.changing)
-            state, step = self._make(part, data, work)
+            state, step = self._make(component, data, work)
             return repeated(step, state, limits)
 
         specs = self._layout.tensor_specs("train")
@@ -50,18 +50,18 @@ class WorkerParts:
 
         return run
 
-    def _make(self, part: CalibrationPart, data: Resident, work: Work) -> tuple[State, Step]:
-        """Return a part's first state and its step, in ops."""
-        if part == "data":
+    def _make(self, component: StepComponent, data: Resident, work: Work) -> tuple[State, Step]:
+        """Return a component's first state and its step, in ops."""
+        if component == "data":
             return after([*data.tensors.values(), work.indices]), self._gathering(data, work)
-        if part in ("compute", "half"):
-            return self._computing(data, work, half=part == "half")
-        if part == "communicate":
+        if component in ("compute", "half"):
+            return self._computing(data, work, half=component == "half")
+        if component == "communicate":
             return [tf.identity(shard.pull()) for shard in self._shards], self._push
         return [tf.zeros([SMALL_ELEMENTS]) for _ in self._shards], self._echo
 
     @staticmethod
-    def _batch(data: Resident, work: Work, position: tf.Tensor | int) -> tuple[Part, tf.Tensor]:
+    def _batch(data: Resident, work: Work, position: tf.Tensor | int) -> tuple[Batch, tf.Tensor]:
         """Return a batch with images as they lie in memory, and its indices."""
         begin, end = tf.gather(work.offsets, position), tf.gather(work.offsets, position + 1)
         indices = work.indices[begin:end]
@@ -88,7 +88,7 @@ class WorkerParts:
             number = work.first_step + tf.cast(done, tf.int64) if self._passes.dropout else None
             context = self._passes.training(buffers, number, indices)
             weight = 1.0 / work.weights[0]
-            loss_sum, gradients = self._model.loss_and_gradients(parameters, data.parts(*batch, 1), weight, context)
+            loss_sum, gradients = self._model.loss_and_gradients(parameters, data.micro_batches(*batch, 1), weight, context)
             falls = [value - context.updated.get(name, value) for name, value in buffers.items()]
             return [flattened([*gradients, *falls])[:1] + loss_sum]
 

@@ -20,11 +20,11 @@ from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec, ParameterSpec
 from ...base import (  # fmt: skip
     CalibrationOrder,
-    CalibrationPart,
     CalibrationResult,
     EvalResult,
     Plan,
     State,
+    StepComponent,
     StepResult,
     calibration_batches,
     make_sampler,
@@ -39,7 +39,7 @@ from ..profiler import make_tracer
 from ..runtime import set_tf_config, translated_errors, within
 from ..state import StateMemory, check_fits
 from ..state import cut as cut_flat
-from .calibration import WorkerParts
+from .calibration import WorkerComponents
 from .result_queue import ResultQueue
 from .shards import make_shard
 from .tickets import Ticket, cut, pack, read_outcome
@@ -97,8 +97,8 @@ class AsyncSession:
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
         self._train = self._traced(training(self._model, self._passes, self._shards, layout), tf.TensorSpec([None], tf.int32))
         self._evaluations: dict[Split, tf.types.experimental.ConcreteFunction] = {}
-        self._worker_parts = WorkerParts(self._model, self._passes, self._shards, layout)
-        self._parts: dict[CalibrationPart, tf.types.experimental.ConcreteFunction] = {}
+        self._worker_components = WorkerComponents(self._model, self._passes, self._shards, layout)
+        self._component_functions: dict[StepComponent, tf.types.experimental.ConcreteFunction] = {}
         self._memory: StateMemory | None = None
         self._window = OUTSTANDING_PER_WORKER * job.workers
         self._tickets: ResultQueue[Ticket] = ResultQueue(self._window)
@@ -131,8 +131,8 @@ class AsyncSession:
         """Hand the plan out; ends when its last ticket is in the queue. Yields tickets of this and earlier plans as they are done."""
         if self._tracer is not None:
             self._tracer.begin()
-        parts = TICKETS_PER_WORKER * self._job.workers
-        for begin, count in cut(plan, self._job.steps_per_call or STEPS_PER_TICKET, parts):
+        tickets = TICKETS_PER_WORKER * self._job.workers
+        for begin, count in cut(plan, self._job.steps_per_call or STEPS_PER_TICKET, tickets):
             while self._tickets.outstanding >= self._window:
                 yield self._finished()
             self._schedule(plan, begin, count)
@@ -198,11 +198,11 @@ class AsyncSession:
             self._loss_scale.restore(state.scalars)
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Have every worker repeat a part of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
+        """Have every worker repeat a component of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
         self._require_quiescence("calibrate")
-        if order.part not in self._parts:
+        if order.component not in self._component_functions:
             signature = tf.TensorSpec([None], tf.int32), limits_spec()
-            self._parts[order.part] = self._traced(self._worker_parts.function(order.part), *signature)
+            self._component_functions[order.component] = self._traced(self._worker_components.function(order.component), *signature)
         return self._at_once(order)
 
     def _at_once(self, order: CalibrationOrder) -> list[CalibrationResult]:
@@ -215,7 +215,7 @@ class AsyncSession:
         for _ in range(MOST_ROUNDS):
             answers: ResultQueue[None] = ResultQueue(self._job.workers)
             for _ in range(self._job.workers):
-                answers.put(None, self._coordinator.schedule(self._parts[order.part], args=arguments))
+                answers.put(None, self._coordinator.schedule(self._component_functions[order.component], args=arguments))
             found = [answers.next()[1].tolist() for _ in range(self._job.workers)]
             if len({worker for worker, *_ in found}) == self._job.workers or not order.count:
                 return [CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in found]

@@ -33,7 +33,7 @@ _NO_LIMIT = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One parameter server's part of the flat vector: elements `start` to `stop`, of which `tail` are buffers, None where none are.
+    """One parameter server's shard of the flat vector: elements `start` to `stop`, of which `tail` are buffers, None where none are.
 
     `version` counts completed updates.
 
@@ -61,7 +61,7 @@ class Shard:
         with tf.device(self.device):
             version = tf.raw_ops.ReadVariableOp(resource=self.version.handle, dtype=tf.int64)
             with tf.control_dependencies([version]):
-                values = [tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=tf.float32) for part in self._parts]
+                values = [tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32) for variable in self._variables]
             before = tf.constant(0, tf.int64) if staleness is None else staleness
             return tf.concat([*values, _as_bits(version), _as_bits(before)], axis=0)
 
@@ -74,7 +74,7 @@ class Shard:
         size = self.stop - self.start
         message = tf.concat([gradient, tf.reshape(learning_rate, [1]), pulled[size : size + 2]], axis=0)
         with tf.device(self.device):
-            gradient, *fall, rate, read = tf.split(message, [*(part.shape[0] for part in self._parts), 1, 2])
+            gradient, *fall, rate, read = tf.split(message, [*(variable.shape[0] for variable in self._variables), 1, 2])
             with tf.control_dependencies([gradient]):  # nothing is read or counted before the message is here
                 update = _fetch_and_add(self.begun) + 1 if self.optimizer.needs_count else None
                 if self.skipping:
@@ -119,7 +119,7 @@ class Shard:
             buffers[middle - len(values) : self.stop - len(values)] = self.tail.numpy()
 
     @property
-    def _parts(self) -> list[tf.Variable]:
+    def _variables(self) -> list[tf.Variable]:
         return [self.values] if self.tail is None else [self.values, self.tail]
 
 

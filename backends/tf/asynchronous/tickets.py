@@ -53,9 +53,9 @@ class Work:
     changes: tf.Tensor | None
 
 
-def cut(plan: Plan, most: int, parts: int) -> list[tuple[int, int]]:
-    """Cut a plan into (begin, count) of at most `most` updates, into at least `parts` tickets where it has so many updates."""
-    size = max(1, min(most, plan.count // parts))
+def cut(plan: Plan, most: int, tickets: int) -> list[tuple[int, int]]:
+    """Cut a plan into (begin, count) of at most `most` updates, into at least so many `tickets` where it has so many updates."""
+    size = max(1, min(most, plan.count // tickets))
     return [(begin, min(size, plan.count - begin)) for begin in range(0, plan.count, size)]
 
 

@@ -1,4 +1,4 @@
-"""The parts of a rank's step, each repeated by itself, for the calibration of a sync run."""
+"""The components of a rank's step, each repeated by itself, for the calibration of a sync run."""
 
 from __future__ import annotations
 
@@ -10,51 +10,49 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ....data.sampler import Batches
-from ...base import CalibrationOrder, CalibrationPart
+from ...base import CalibrationOrder, StepComponent
 from ...timing import repeat
 from ..calibration import SMALL_ELEMENTS, State, Step, a_number, after, first_of, limits_of, limits_spec, repeated
-from ..data import Given, Part, Resident
+from ..data import Batch, ColumnTensors, Resident
 from .collectives import PACK_BYTES, Collectives, Traced
 from .replica import Replica
 
-__all__ = ["Calibrator", "RankParts"]
+__all__ = ["Calibrator", "RankComponents"]
 
-Gradients = Callable[[Given, Given, tf.Tensor, tf.Tensor | None, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
+Gradients = Callable[[ColumnTensors, ColumnTensors, tf.Tensor, tf.Tensor | None, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
 
 
 class Calibrator:
-    """Carries out orders on a sync rank. `part` makes a part's first state and its step, in ops.
+    """Carries out orders on a sync rank. `make` makes a component's first state and its step, in ops.
 
     `deterministic`: TensorFlow has no clock for ops then, so that the host's is used, and a few calls instead of one.
     """
 
-    def __init__(
-        self, traced: Callable[..., Traced], part: Callable[[CalibrationPart], tuple[State, Step]], *, deterministic: bool
-    ) -> None:
-        self._traced, self._part, self._deterministic = traced, part, deterministic
-        self._functions: dict[CalibrationPart, Traced] = {}
+    def __init__(self, traced: Callable[..., Traced], make: Callable[[StepComponent], tuple[State, Step]], *, deterministic: bool) -> None:
+        self._traced, self._make, self._deterministic = traced, make, deterministic
+        self._functions: dict[StepComponent, Traced] = {}
 
     def run(self, order: CalibrationOrder) -> tuple[int, float]:
-        """Return how often the part was repeated and the seconds that it took."""
-        if order.part not in self._functions:
-            self._functions[order.part] = self._made(order.part)
-        function = self._functions[order.part]
+        """Return how often the component was repeated and the seconds that it took."""
+        if order.component not in self._functions:
+            self._functions[order.component] = self._made(order.component)
+        function = self._functions[order.component]
         if self._deterministic:
             function(tf.zeros([2], tf.float64))
             return repeat(order, lambda times: function(tf.constant([times, 0], tf.float64)).numpy())
         count, seconds = function(tf.constant(limits_of(order))).numpy().tolist()
         return int(count), seconds
 
-    def _made(self, part: CalibrationPart) -> Traced:
+    def _made(self, component: StepComponent) -> Traced:
         def run(limits: tf.Tensor) -> tf.Tensor:
-            state, step = self._part(part)
+            state, step = self._make(component)
             return repeated(step, state, limits, by_count=self._deterministic)
 
         return self._traced(run, limits_spec())
 
 
-class RankParts:
-    """The parts of a sync rank's step. `batches` are those to gather, all of one size; the first is the one to compute on.
+class RankComponents:
+    """The components of a sync rank's step. `batches` are those to gather, all of one size; the first is the one to compute on.
 
     `gradients` is the session's, `scalars` float32 are the optimiser's for a learning rate of 0.
     """
@@ -78,14 +76,14 @@ class RankParts:
         self._indices_kb = tf.constant(batches.indices.reshape(self._count, -1))  # outside every graph, which would fold a constant
         self._changes_kb3 = None if batches.changes is None else tf.constant(batches.changes.reshape(self._count, -1, 3))
 
-    def make(self, part: CalibrationPart) -> tuple[State, Step]:
-        """Return a part's first state and its step, in ops."""
-        if part == "data":
+    def make(self, component: StepComponent) -> tuple[State, Step]:
+        """Return a component's first state and its step, in ops."""
+        if component == "data":
             return after([self._indices_kb]), self._gather
-        if part in ("compute", "half"):
+        if component in ("compute", "half"):
             size = self._indices_kb.shape[1]
-            return self._computing(size // 2 if part == "half" else size)
-        if part == "communicate":
+            return self._computing(size // 2 if component == "half" else size)
+        if component == "communicate":
             return self._added(self._replica.zeros()), self._exchange
         return self._exchange_apart(None, [tf.zeros([SMALL_ELEMENTS * self._workers]) for _ in range(self._packs())]), self._exchange_apart
 
@@ -93,7 +91,7 @@ class RankParts:
         """Return in how many packs the gradients travel."""
         return max(1, math.ceil(4 * self._replica.size / PACK_BYTES))
 
-    def _batch(self, position: tf.Tensor | int) -> Part:
+    def _batch(self, position: tf.Tensor | int) -> Batch:
         """Return a batch with images as they lie in memory."""
         changes = None if self._changes_kb3 is None else tf.gather(self._changes_kb3, position)
         return self._data.laid_batch(tf.gather(self._indices_kb, position), changes)
@@ -106,7 +104,7 @@ class RankParts:
         batch, indices = first_of(self._batch(0), size), self._indices_kb[0][:size]
         number = tf.constant(0, tf.int64) if self._dropout else None
 
-        def own(laid: Given, target: Given) -> tf.Tensor:
+        def own(laid: ColumnTensors, target: ColumnTensors) -> tf.Tensor:
             loss_sum, gradients = self._gradients(laid, target, indices, number, tf.constant(self._weight))
             self._replica.apply(gradients, tf.unstack(tf.constant(self._scalars)))
             return tf.reshape(loss_sum + self._replica.a_number(), [1])  # there once the update is complete

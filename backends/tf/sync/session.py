@@ -20,14 +20,14 @@ from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
 from ...malloc_tuning import keep_freed_memory
-from ..data import Given, Resident, layout_for, resident
+from ..data import ColumnTensors, Resident, layout_for, resident
 from ..evaluation import summed
 from ..forward_context import ForwardContexts
-from ..model import TfModel, build_model, evaluation_batch, parts_on
+from ..model import TfModel, build_model, evaluation_batch, micro_batches_on
 from ..precision import precision_used
 from ..profiler import make_tracer
 from ..state import StateMemory, check_fits
-from .calibration import Calibrator, RankParts
+from .calibration import Calibrator, RankComponents
 from .collectives import Collectives, join
 from .replica import Replica
 
@@ -61,7 +61,7 @@ class SyncSession:
         self._task, self._job, self._spec, self._ranks = task, job, spec, ranks
         self._sampler = make_sampler(job, data, spec.objective.weight)
         self._model: TfModel = build_model(job.model, spec)
-        self._parts = parts_on(device, job, spec, task.threads)
+        self._micro_batches = micro_batches_on(device, job, spec, task.threads)
         self._passes = ForwardContexts(job, spec, task.rank)
         self._updates = 0
         self._averaged = True
@@ -75,7 +75,7 @@ class SyncSession:
             self._data: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
             self._replica = Replica(job, self._model)
             self._sizes = dict(data.info.sizes)
-        if self._parts > 1:
+        if self._micro_batches > 1:
             keep_freed_memory(MOST_KEPT_BYTES, MOST_KEPT_BYTES // 4, one_arena=False)
         self._train = ranks.traced(
             self._steps,
@@ -154,15 +154,15 @@ class SyncSession:
         self._averaged = True
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a part of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        """Repeat a component of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
         if self._calibrator is None:
             batches = calibration_batches(self._sampler, self._task.rank)
             scalars = self._replica.optimizer.host_scalars(np.zeros(1), self._updates + 1)[0]
-            parts = RankParts(
+            components = RankComponents(
                 self._data["train"], batches, self._gradients, self._replica, self._ranks, scalars,
                 workers=self._job.workers, dropout=self._passes.dropout,
             )  # fmt: skip
-            self._calibrator = Calibrator(self._ranks.traced, parts.make, deterministic=self._job.deterministic)
+            self._calibrator = Calibrator(self._ranks.traced, components.make, deterministic=self._job.deterministic)
         return [CalibrationResult(self._task.rank, *self._calibrator.run(order))]
 
     def close(self) -> None:
@@ -250,15 +250,15 @@ class SyncSession:
         return loss_sum
 
     def _gradients(
-        self, laid: Given, target: Given, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
+        self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """Return the sum of this rank's example losses and its share of the gradients; buffers are kept. Images lie as in memory."""
         parameters, buffers = self._replica.read()
         context = self._passes.training(buffers, number, indices)
         scale = self._replica.loss_scale
         slope = share if scale is None else share * scale.scale
-        parts = self._data["train"].parts(laid, target, self._parts)
-        loss_sum, gradients = self._model.loss_and_gradients(parameters, parts, slope, context)
+        micro_batches = self._data["train"].micro_batches(laid, target, self._micro_batches)
+        loss_sum, gradients = self._model.loss_and_gradients(parameters, micro_batches, slope, context)
         self._replica.keep(context.updated)
         return loss_sum, gradients
 
@@ -268,7 +268,7 @@ class SyncSession:
 
         def evaluation() -> tf.Tensor:
             parameters, buffers = self._replica.read()
-            sums = summed(self._model, self._data[split], parameters, self._passes.evaluation(buffers), start, stop, self._parts)
+            sums = summed(self._model, self._data[split], parameters, self._passes.evaluation(buffers), start, stop, self._micro_batches)
             return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], sums)
 
         return evaluation
@@ -279,7 +279,7 @@ class SyncSession:
         def prediction(start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
             parameters, buffers = self._replica.read()
             data = self._data[split]
-            parts = data.parts(*data.laid_batch(tf.range(start, stop)), self._parts)
-            return self._model.logits(parameters, parts, self._passes.evaluation(buffers))
+            micro_batches = data.micro_batches(*data.laid_batch(tf.range(start, stop)), self._micro_batches)
+            return self._model.logits(parameters, micro_batches, self._passes.evaluation(buffers))
 
         return prediction

@@ -143,7 +143,7 @@ class ShardServer:
     def _serve_chief(self, link: Connection) -> None:
         def send(pieces: list[torch.Tensor], version: int) -> None:
             link.send(Kind.STATE, version=version)
-            link.send_parts([bytes_of(piece) for piece in pieces])
+            link.send_buffers([bytes_of(piece) for piece in pieces])
 
         while True:
             frame = link.receive()
@@ -151,7 +151,7 @@ class ShardServer:
                 self._shard.export(send)
                 continue
             if frame.kind == Kind.STORE:
-                self._shard.replace(lambda pieces: link.receive_parts([bytes_of(piece) for piece in pieces]), frame.version)
+                self._shard.replace(lambda pieces: link.receive_buffers([bytes_of(piece) for piece in pieces]), frame.version)
             link.send(Kind.DONE)
             if frame.kind == Kind.END:
                 self._ended.set()

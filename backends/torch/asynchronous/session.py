@@ -205,7 +205,7 @@ class AsyncSession:
         """Return a copy of the state, collected from every parameter server; see `Session.state`."""
         self._require_quiet("state")
         memory = self._state_memory()
-        own, *others = [memory.part(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
+        own, *others = [memory.shard(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
 
         def copy(pieces: list[torch.Tensor], _version: int) -> None:
             torch._foreach_copy_(own, pieces)
@@ -213,9 +213,9 @@ class AsyncSession:
         for link in self._servers:
             link.send(Kind.FETCH)
         self._shard.export(copy)
-        for link, part in zip(self._servers, others, strict=True):
+        for link, shard in zip(self._servers, others, strict=True):
             link.receive()
-            link.receive_parts([bytes_of(piece) for piece in part])
+            link.receive_buffers([bytes_of(piece) for piece in shard])
         return memory.state(self._shard.version)
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
@@ -229,15 +229,15 @@ class AsyncSession:
             raise ValueError("load: the chief was given no state")
         memory = self._state_memory()
         memory.fill(state)
-        own, *others = [memory.part(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
+        own, *others = [memory.shard(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
         self._shard.replace(lambda pieces: torch._foreach_copy_(pieces, own), state.updates)
-        for link, part in zip(self._servers, others, strict=True):
+        for link, shard in zip(self._servers, others, strict=True):
             link.send(Kind.STORE, version=state.updates)
-            link.send_parts([bytes_of(piece) for piece in part])
+            link.send_buffers([bytes_of(piece) for piece in shard])
             link.receive()
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Have every worker repeat a part of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
+        """Have every worker repeat a component of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
         self._require_quiet("calibrate")
         native = {} if self._calibrated else {"ps_busy_fraction": self._shard.busy_seconds / max(self._training_seconds, 1e-9)}
         self._calibrated = True

@@ -71,7 +71,7 @@ class Shard:
             return self._rule.updates
 
     def _pieces(self) -> list[torch.Tensor]:
-        """Return parameters, each slot, and buffers: what `StateMemory.part` has for the shard, empty ones left out alike."""
+        """Return parameters, each slot, and buffers: what `StateMemory.shard` has for the shard, empty ones left out alike."""
         pieces = [self._trained, *(self._rule.slots[slot][0] for slot in self._slots), self._tail]
         return [piece for piece in pieces if len(piece)]
 

@@ -74,7 +74,7 @@ class TicketQueue:
             self._changed.notify_all()
 
     def finish_calibration(self, found: CalibrationResult) -> None:
-        """A worker has repeated a part of a step."""
+        """A worker has repeated a component of a step."""
         with self._changed:
             del self._held[found.worker]
             self.finished += 1

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ....core.cluster import split_evenly
 from ....data.base import Split
-from ...base import CalibrationOrder, CalibrationPart, Plan
+from ...base import CalibrationOrder, Plan, StepComponent
 
 __all__ = ["MAX_COUNT", "EvalTicket", "Ticket", "TrainTicket", "cut_evaluation", "cut_plan", "decode", "encode"]
 
@@ -27,7 +27,7 @@ MAX_COUNT = 512
 
 _HEAD = struct.Struct("<cqqqqq")
 _SPLITS: tuple[Split, ...] = ("train", "test")
-_PARTS: tuple[CalibrationPart, ...] = get_args(CalibrationPart)
+_COMPONENTS: tuple[StepComponent, ...] = get_args(StepComponent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def encode(ticket: Ticket | None) -> bytes:
     if isinstance(ticket, EvalTicket):
         return _HEAD.pack(b"e", _SPLITS.index(ticket.split), ticket.start, ticket.stop, 0, 0)
     if isinstance(ticket, CalibrationOrder):
-        return _HEAD.pack(b"c", _PARTS.index(ticket.part), ticket.count, round(1e9 * ticket.seconds), 0, 0)
+        return _HEAD.pack(b"c", _COMPONENTS.index(ticket.component), ticket.count, round(1e9 * ticket.seconds), 0, 0)
     head = _HEAD.pack(b"t", ticket.first_step, ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip)
     return head + np.asarray(ticket.learning_rates, dtype="<f8").tobytes()
 
@@ -98,7 +98,7 @@ def decode(data: bytes) -> Ticket | None:
     if kind == b"e":
         return EvalTicket(_SPLITS[first], second, third)
     if kind == b"c":
-        return CalibrationOrder(_PARTS[first], second, third / 1e9)
+        return CalibrationOrder(_COMPONENTS[first], second, third / 1e9)
     rates = np.frombuffer(data, dtype="<f8", offset=_HEAD.size)
     if kind != b"t" or len(rates) != count:
         raise ValueError("not a ticket of the parameter server")

@@ -36,7 +36,7 @@ class Kind(IntEnum):
     ECHO = 8
     """Worker to a shard: answer with DONE. Times the exchange of small messages."""
     CALIBRATED = 9
-    """Worker to chief: a part of a step was repeated. examples = how often, seconds = how long."""
+    """Worker to chief: a component of a step was repeated. examples = how often, seconds = how long."""
     PARAMETERS = 16
     """Shard to worker: parameters and their version; a trailer, where there is one, is the worker's next ticket."""
     STATE = 17
@@ -109,12 +109,12 @@ class Connection:
         if sent != total:
             self._send_rest((memoryview(self._head_out), payload, memoryview(trailer)), sent)
 
-    def _send_rest(self, parts: tuple[memoryview, ...], sent: int) -> None:
+    def _send_rest(self, buffers: tuple[memoryview, ...], sent: int) -> None:
         """Send what the kernel did not take at the first call."""
-        for part in parts:
-            if sent < len(part):
-                self.connection.sendall(part[sent:])
-            sent = max(0, sent - len(part))
+        for buffer in buffers:
+            if sent < len(buffer):
+                self.connection.sendall(buffer[sent:])
+            sent = max(0, sent - len(buffer))
 
     def receive(self, payload: memoryview = _EMPTY) -> Frame:
         """Wait for one frame; its payload, where its kind has one, fills `payload` (of exactly that many bytes).
@@ -136,15 +136,15 @@ class Connection:
             self._began = bytes(payload[:filled])
         return frame
 
-    def send_parts(self, parts: Sequence[memoryview]) -> None:
+    def send_buffers(self, buffers: Sequence[memoryview]) -> None:
         """Send the bytes that follow a frame of kind STATE or STORE, whose header went out by itself."""
-        for part in parts:
-            self.connection.sendall(part)
+        for buffer in buffers:
+            self.connection.sendall(buffer)
 
-    def receive_parts(self, parts: Sequence[memoryview]) -> None:
-        """Fill `parts` with the bytes that follow a frame of kind STATE or STORE; both sides know their sizes."""
-        for part in parts:
-            self._receive_rest(part, 0)
+    def receive_buffers(self, buffers: Sequence[memoryview]) -> None:
+        """Fill `buffers` with the bytes that follow a frame of kind STATE or STORE; both sides know their sizes."""
+        for buffer in buffers:
+            self._receive_rest(buffer, 0)
 
     def receive_trailer(self, frame: Frame) -> bytes:
         """Return the bytes that follow the frame's payload. Raises ConnectionError where they are too many."""

@@ -21,7 +21,7 @@ from ....data.sampler import Batches
 from ....models.base import ModelSpec
 from ...base import CalibrationOrder, calibration_batches, make_sampler
 from ..calibration import Calibrator
-from ..data import Given, resident_splits
+from ..data import ColumnTensors, resident_splits
 from ..model import Context, Model
 from ..precision import LossScale, precision_used
 from ..profiler import make_tracer
@@ -113,7 +113,7 @@ class Worker:
             self._loss_scale.restore({})
         self._model.sums(self._splits["test"], 0, 1)
 
-    def _compute(self, x: Given, y: Given, context: Context, share: float) -> tuple[float, int]:
+    def _compute(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> tuple[float, int]:
         """Gather the batch's gradient, and what moves the buffers, in the outgoing buffer; return the mean loss and the push's flags.
 
         `share` is 1 / (what its examples weigh together).
@@ -226,7 +226,7 @@ class Worker:
         self._chief.link.send(Kind.CALIBRATED, examples=count, seconds=seconds)
         return self._chief.receive()
 
-    def _alone(self, x: Given, y: Given, batch: Batches) -> None:
+    def _alone(self, x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
         self._compute(x, y, self._model.passes.training(0, batch, 0), 1 / float(batch.weights[0]))
 
     def whole(self) -> None:

@@ -25,7 +25,7 @@ from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
 from ..calibration import Calibrator
-from ..data import Given, resident_splits
+from ..data import ColumnTensors, resident_splits
 from ..model import Context, DistributedLoss, Model
 from ..optimizers import make_rule
 from ..precision import LossScale, precision_used
@@ -103,7 +103,9 @@ class SyncSession:
         if self._loss_scale is not None:
             self._loss_scale.restore({})
 
-    def _update(self, x: Given, y: Given, scale: float, lr: float, context: Context, *, alone: bool = False) -> torch.Tensor:
+    def _update(
+        self, x: ColumnTensors, y: ColumnTensors, scale: float, lr: float, context: Context, *, alone: bool = False
+    ) -> torch.Tensor:
         """Apply one update and return the loss: the batch's mean, or the slice's sum times `scale` among several ranks.
 
         `scale` is ranks / (weight of the global batch). `alone`: with this rank's gradients as they are, to calibrate.
@@ -164,7 +166,7 @@ class SyncSession:
         began = time.perf_counter()
         data = self._splits["train"]
         data.wait_seconds = 0.0
-        own = batches.part(first, count)
+        own = batches.slice(first, count)
         scales = (self._world / own.weights).tolist()
         rates = plan.learning_rates[first : first + count].tolist()
         losses: list[torch.Tensor] = []
@@ -280,7 +282,7 @@ class SyncSession:
             self._loss_scale.restore({"loss_scale": loss_scale, "clean_steps": clean_steps})
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a part of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        """Repeat a component of a step with the other ranks; see `Session.calibrate`. Buffers and slots change, parameters do not."""
         native = reducer_figures(self._distributed) if self._calibrator is None else {}
         if self._calibrator is None:
             self._calibrator = self._make_calibrator()
@@ -294,7 +296,7 @@ class SyncSession:
         exchange = None if self._distributed is None else AllReduce([leaf.grad for leaf in self._model.leaves], self._world)
         return Calibrator(self._splits["train"], batches, self._local_update, exchange, self._device)
 
-    def _local_update(self, x: Given, y: Given, batch: Batches) -> None:
+    def _local_update(self, x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
         scale = self._world / float(batch.weights[0])
         self._update(x, y, scale, 0.0, self._model.passes.training(0, batch, 0), alone=True)
 

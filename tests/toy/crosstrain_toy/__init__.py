@@ -176,13 +176,13 @@ class ToySession:
 
     def calibrate(self, order):
         batches = calibration_batches(self.sampler, self.rank)
-        own = batches.batch(0)[: len(batches.batch(0)) // 2] if order.part == "half" else batches.batch(0)
-        size = 1 if order.part == "message" else sum(value.size for value in self.values.values())
+        own = batches.batch(0)[: len(batches.batch(0)) // 2] if order.component == "half" else batches.batch(0)
+        size = 1 if order.component == "message" else sum(value.size for value in self.values.values())
         step = {
             "data": lambda: (self.inputs["train"][own], self.data.labels("train")[own]),
             "communicate": lambda: self.star.sum(np.zeros(size)),
             "message": lambda: self.star.sum(np.zeros(size)),
-        }.get(order.part, lambda: self.compute_alone(own))
+        }.get(order.component, lambda: self.compute_alone(own))
         step()  # whoever is early waits here
         return [CalibrationResult(self.rank, *repeat(order, lambda times: [step() for _ in range(times)]))]
 
