@@ -13,7 +13,7 @@ from typing import Any
 from crosstrain.monitor.host import describe_host
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.prediction.cost_model import Link
-from crosstrain.report.prediction.error_band import VALIDATION_FILE, Judged, Point, Validation
+from crosstrain.report.prediction.error_band import VALIDATION_FILE, Point, Validation, ValidationGroup
 from crosstrain.report.prediction.extrapolation import Question, predict
 from crosstrain.report.prediction.fit import Fitted, fit
 from crosstrain.report.prediction.observations import Observed, observe
@@ -47,7 +47,7 @@ def _machine() -> str:
     return f"{host['cores_available']:g} cores of {host['cpu_model']}, Linux {host['kernel']}, {versions}"
 
 
-def judge(out: Path, runs: Sequence[Any], chosen: Sequence[tuple[int, str]], workload: str) -> Judged:
+def judge(out: Path, runs: Sequence[Any], chosen: Sequence[tuple[int, str]], workload: str) -> ValidationGroup:
     """Fit the model to the chosen runs and predict all others. A run's speed is that of its updates while it trains."""
     found = {run: observe(Run(out / run.name)) for run in runs}
     base = runs[0].batch_size
@@ -59,7 +59,9 @@ def judge(out: Path, runs: Sequence[Any], chosen: Sequence[tuple[int, str]], wor
     ]
     scene, cores = runs[0].scene, fitted.first.same["cores_per_node"]
     described = f"{workload} --batch-size {base} --cores-per-node {cores[0]:g}"
-    return Judged(scene.backend, scene.mode, described, tuple(f"{nodes} nodes, {bandwidth}" for nodes, bandwidth in chosen), tuple(points))
+    return ValidationGroup(
+        scene.backend, scene.mode, described, tuple(f"{nodes} nodes, {bandwidth}" for nodes, bandwidth in chosen), tuple(points)
+    )
 
 
 def _predicted(fitted: Fitted, run: Any, seen: Observed, base: int) -> float:
@@ -113,7 +115,7 @@ def markdown(validation: Validation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _points(one: Judged, two: Judged | None) -> list[str]:
+def _points(one: ValidationGroup, two: ValidationGroup | None) -> list[str]:
     tables = [{_key(point): point for point in judged.points} if judged else {} for judged in (one, two)]
     lines = []
     for key in sorted({*tables[0], *tables[1]}):

@@ -5,7 +5,7 @@ of each file (docs/checkpoints.md). Nothing here knows a framework.
 """
 
 from .array_index import ArrayEntry
-from .folder import CHECKPOINTS, find_checkpoint, held, is_checkpoint, list_checkpoints, newest_sound, prune
+from .folder import CHECKPOINTS, find_checkpoint, is_checkpoint, list_checkpoints, newest_sound, prune, read_lock
 from .meta import Meta, data_info, described_data, described_model, peek_meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
 from .writer import CheckpointWriter
@@ -21,11 +21,11 @@ __all__ = [
     "described_data",
     "described_model",
     "find_checkpoint",
-    "held",
     "is_checkpoint",
     "list_checkpoints",
     "newest_sound",
     "peek_meta",
     "prune",
     "read_checkpoint",
+    "read_lock",
 ]

@@ -2,7 +2,7 @@
 
 ``.step-N.draft-X`` is being written, ``.step-N.gone-X`` is being removed, ``.step-N.old-X`` stepped aside for a newer one of its step.
 A draft is locked by the process that writes it. The kernel frees the lock when the process ends, however it ends; so a leftover is told
-from work in progress, and the next writer removes it. Shared locks hold checkpoints that somebody reads (`folder.held`).
+from work in progress, and the next writer removes it. Shared locks hold checkpoints that somebody reads (`folder.read_lock`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from .manifest import MANIFEST
 from .meta import META, peek_meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
 
-__all__ = ["CHECKPOINTS", "find_checkpoint", "held", "is_checkpoint", "list_checkpoints", "newest_sound", "prune"]
+__all__ = ["CHECKPOINTS", "find_checkpoint", "is_checkpoint", "list_checkpoints", "newest_sound", "prune", "read_lock"]
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder within the run directory."""
@@ -92,7 +92,7 @@ def find_checkpoint(path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError
 
 
 @contextmanager
-def held(path: Path) -> Iterator[bool]:
+def read_lock(path: Path) -> Iterator[bool]:
     """Keep a run that is at work from pruning a checkpoint within the block; say whether it is there.
 
     The kernel lets go of it when the process ends, however it ends.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["BEYOND_THE_LEAST", "OPTIMIZERS", "UNEVEN_BATCHES", "every_optimizer"]
+__all__ = ["OPTIMIZERS", "OPTIONAL_CAPABILITIES", "UNEVEN_BATCHES", "every_optimizer"]
 
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"optimizer": "sgd", "lr": 0.05},
@@ -44,7 +44,7 @@ UNEVEN_BATCHES = [
 ]
 """Global batches that do not divide; the one smaller than the number of workers, the hardest, needs no marker."""
 
-BEYOND_THE_LEAST: Mapping[str, Mapping[str, Any]] = {
+OPTIONAL_CAPABILITIES: Mapping[str, Mapping[str, Any]] = {
     "mode": {"mode": "async"},
     "precision": {"precision": "bf16"},
     "device": {"device": "gpu"},

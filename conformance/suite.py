@@ -28,7 +28,7 @@ from ..core.plugins import forward_backends
 from ..data.store.stored_dataset import open_dataset
 from ..models.build import build_model
 from ..records.store.run_directory import RunReader
-from .cases import BEYOND_THE_LEAST, OPTIMIZERS, UNEVEN_BATCHES, every_optimizer
+from .cases import OPTIMIZERS, OPTIONAL_CAPABILITIES, UNEVEN_BATCHES, every_optimizer
 from .reference import Trained, train_logistic_regression
 from .runs import FinishedRun, norm_wise_difference, options_of, read_run, relative_difference, run_job, trainer
 
@@ -122,7 +122,7 @@ class BackendConformance:
     def test_what_it_does_not_declare_is_refused(self, tmp_path: Path) -> None:
         """An option that asks for more ends the command before anything starts, with exit code 2 and its name."""
         mode = max(self.capabilities.modes)  # sync, where it has both
-        for field, beyond in BEYOND_THE_LEAST.items():
+        for field, beyond in OPTIONAL_CAPABILITIES.items():
             if field == "deterministic" and mode == "async":
                 continue  # no backend repeats the order of asynchronous updates
             asked = {"mode": mode, **beyond}

@@ -252,7 +252,7 @@ class TrainingLoop:
         command = next(command for command in self._queued if command.sequence == message["sequence"])
         if leader == 0 and command.message.kind != "train":
             self._expect_all_before(command)
-            self._workers.all_heard()
+            self._workers.on_quiescent()
         command.waiting -= 1
         seconds: float = message["seconds"]
         drained: float = message["drain_seconds"]
@@ -281,7 +281,7 @@ class TrainingLoop:
         offset = result.first_step - plan.first_step
         rates = plan.learning_rates[offset : offset + result.count]
         if result.worker is not None:
-            self._workers.heard(result.worker)
+            self._workers.on_updates(result.worker)
             self.outcome.seconds_by_worker[result.worker] = self.outcome.seconds_by_worker.get(result.worker, 0.0) + result.seconds
         self.recorder.step(step_record(result, plan.epoch, now, rates))
         while self.outcome.updates_reported >= self.calendar.first_step_of(self._epochs_ended + 1):

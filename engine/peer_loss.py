@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["lost_a_peer", "tells_of_a_lost_peer"]
+__all__ = ["caused_by_peer_loss", "indicates_peer_loss"]
 
 _TOLD = re.compile(
     r"(?:reset|closed|aborted) by (?:the )?(?:remote )?peer|connection (?:was )?(?:reset|closed|aborted|lost|refused|timed out)"
@@ -15,17 +15,17 @@ _TOLD = re.compile(
 """How the system, the libraries under the frameworks and our backends say it; frameworks raise their general errors about it."""
 
 
-def tells_of_a_lost_peer(text: str) -> bool:
+def indicates_peer_loss(text: str) -> bool:
     """Return whether a text says that the other end of a connection has gone."""
     return _TOLD.search(text) is not None
 
 
-def lost_a_peer(error: BaseException | None) -> bool:
+def caused_by_peer_loss(error: BaseException | None) -> bool:
     """Return whether an error is, or was raised because of, the loss of a connection."""
     seen: set[int] = set()  # an error may be its own cause
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, ConnectionError) or tells_of_a_lost_peer(str(error)):
+        if isinstance(error, ConnectionError) or indicates_peer_loss(str(error)):
             return True
         error = error.__cause__
     return False

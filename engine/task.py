@@ -29,7 +29,7 @@ from ..core.process import die_with_parent, ignore_interrupts
 from ..core.startup_watchdog import add_phase_listener, startup_deadline, startup_phase
 from ..data.store.stored_dataset import open_dataset
 from ..models.build import build_model
-from .peer_loss import lost_a_peer
+from .peer_loss import caused_by_peer_loss
 from .protocol.codec import (
     calibrated_to_message,
     calibration_from_message,
@@ -287,7 +287,7 @@ def _report_error(stream: Stream, error: BaseException) -> None:
         "message": str(error)[:4000].encode(errors="backslashreplace").decode(),  # names of files need not be Unicode
         "errno": error.errno if isinstance(error, OSError) else None,
         "exit_code": error.exit_code if isinstance(error, TrainerError) else None,
-        "peer_lost": lost_a_peer(error),
+        "peer_lost": caused_by_peer_loss(error),
     }
     try:
         stream.send(Message("error", fields))

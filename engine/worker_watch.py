@@ -43,7 +43,7 @@ class WorkerWatch:
         self._looked_at = now
         self._silent_seconds = [seconds + passed for seconds in self._silent_seconds]
 
-    def heard(self, worker: int) -> None:
+    def on_updates(self, worker: int) -> None:
         """A worker has delivered updates; tell of those that have not for too long."""
         self._answered(worker)
         workers = range(len(self._silent_seconds))
@@ -59,7 +59,7 @@ class WorkerWatch:
                     f"{self._limit_seconds:g})"
                 )
 
-    def all_heard(self) -> None:
+    def on_quiescent(self) -> None:
         """Nothing is outstanding: every worker has answered."""
         for worker in range(len(self._silent_seconds)):
             self._answered(worker)

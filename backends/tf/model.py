@@ -51,7 +51,8 @@ class TfModel:
 
     `own_losses` is the model's own loss, None for cross entropy.
 
-    Parameters are held in the layouts of `layouts` where the model's module names one (its `held(spec)`), else in the canonical one.
+    Parameters are held in the layouts of `layouts` where the model's module names one (its `storage_layouts(spec)`), else in the canonical
+    one.
     """
 
     spec: ModelSpec
@@ -163,7 +164,7 @@ def build_model(name: str, spec: ModelSpec) -> TfModel:
     if loss != CROSS_ENTROPY and not hasattr(module, loss):
         raise UsageError(f"model: its objective names the loss {loss!r}, which is no function of {module.__name__}.")
     own_losses = None if loss == CROSS_ENTROPY else _checked(loss, getattr(module, loss))
-    layouts = module.held(spec) if hasattr(module, "held") else {}
+    layouts = module.storage_layouts(spec) if hasattr(module, "storage_layouts") else {}
     return TfModel(
         spec, watched(module.forward, name), layouts, module.example_sums if hasattr(module, "example_sums") else None, own_losses
     )

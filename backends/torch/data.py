@@ -45,7 +45,7 @@ Batch = tuple[ColumnTensors, ColumnTensors]
 """Inputs and target."""
 
 
-class Held(Protocol):
+class ResidentColumn(Protocol):
     """One column of a split in the device's memory."""
 
     example_bytes: int
@@ -59,7 +59,7 @@ class Held(Protocol):
         ...
 
 
-class HeldImages:
+class ResidentImages:
     """Images: normalised as `Normaliser.empty` lays them, or as stored, uint8 [n, h, w, c]."""
 
     def __init__(self, data: Dataset, split: Split, device: torch.device, *, channels_last: bool, changing: bool) -> None:
@@ -91,16 +91,16 @@ class HeldImages:
         return self._normalise(images_bchw if changes is None else change(images_bchw, changes))
 
     def span(self, start: int, stop: int) -> torch.Tensor:
-        """See `Held.span`."""
+        """See `ResidentColumn.span`."""
         return self._as_read(self._x[start:stop], None)
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
-        """See `Held.batches`."""
+        """See `ResidentColumn.batches`."""
         found: Sequence[torch.Tensor] = self._as_read(self._x.index_select(0, chosen), changes).split(sizes)
         return found
 
 
-class HeldNumbers:
+class ResidentNumbers:
     """A column of a fixed shape: whole numbers as int64, others as float32."""
 
     def __init__(self, column: Column, device: torch.device) -> None:
@@ -108,16 +108,16 @@ class HeldNumbers:
         self.example_bytes = self._values.element_size() * math.prod(self._values.shape[1:])
 
     def span(self, start: int, stop: int) -> torch.Tensor:
-        """See `Held.span`."""
+        """See `ResidentColumn.span`."""
         return self._values[start:stop]
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
-        """See `Held.batches`."""
+        """See `ResidentColumn.batches`."""
         found: Sequence[torch.Tensor] = self._values.index_select(0, chosen).split(sizes)
         return found
 
 
-class HeldSequences:
+class ResidentSequences:
     """A column whose length varies: the values of all examples as they are stored, and where each example begins."""
 
     def __init__(self, name: str, column: Column, device: torch.device) -> None:
@@ -132,11 +132,11 @@ class HeldSequences:
         return {self._name: values.to(self._device), f"{self._name}{LENGTHS}": lengths.to(self._device)}
 
     def span(self, start: int, stop: int) -> ColumnTensors:
-        """See `Held.span`."""
+        """See `ResidentColumn.span`."""
         return self._given(np.arange(start, stop))
 
     def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
-        """See `Held.batches`; each batch is as long as its own longest example."""
+        """See `ResidentColumn.batches`; each batch is as long as its own longest example."""
         indices = chosen.cpu().numpy()
         ends = np.cumsum(sizes)
         return [self._given(indices[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
@@ -158,13 +158,13 @@ class ResidentSplit:
     ) -> None:
         """Load the split. `channels_last`: how its images lie in memory. `changing`: batches carry changes of the stored pixels."""
 
-        def held(name: str) -> Held:
+        def resident(name: str) -> ResidentColumn:
             if name == IMAGE:
-                return HeldImages(data, split, device, channels_last=channels_last, changing=changing)
+                return ResidentImages(data, split, device, channels_last=channels_last, changing=changing)
             column = data.column(split, name)
-            return HeldNumbers(column, device) if column.offsets is None else HeldSequences(name, column, device)
+            return ResidentNumbers(column, device) if column.offsets is None else ResidentSequences(name, column, device)
 
-        self._inputs, self._target = {name: held(name) for name in inputs}, held(target)
+        self._inputs, self._target = {name: resident(name) for name in inputs}, resident(target)
         self._size, self._target_name = data.info.sizes[split], target
         self._device = device
         self.wait_seconds = 0.0
@@ -172,7 +172,7 @@ class ResidentSplit:
     @property
     def normalised(self) -> bool:
         """Whether images are held normalised."""
-        return any(isinstance(held, HeldImages) and held.normalised for held in self._inputs.values())
+        return any(isinstance(held, ResidentImages) and held.normalised for held in self._inputs.values())
 
     def __len__(self) -> int:
         return self._size

@@ -104,14 +104,14 @@ def _listed(option: str, text: str | None, allowed: str) -> list[str]:
 
 
 def _print_curves(runs: Sequence[Run], quantity: str, over: str, smooth: float | None, points: int | None, as_json: bool) -> None:
-    from ...report.export.curves import OVER, POINTS, quantities
+    from ...report.export.curves import AXES, POINTS, quantities
     from ...report.export.curves import curves as curves_of
 
     known = quantities(runs)
     quantity = quantity.strip().lower().replace("-", "_")
     if quantity not in known:
         raise UsageError.of("--curves", quantity, ", ".join(known), known)
-    if over not in OVER:
-        raise UsageError.of("--over", over, ", ".join(OVER), OVER)
+    if over not in AXES:
+        raise UsageError.of("--over", over, ", ".join(AXES), AXES)
     found = curves_of(runs, quantity, over, smooth=smooth, points=points or POINTS)
     click.echo(json.dumps(found.to_json(), indent=1) if as_json else found.to_csv(), nl=as_json)

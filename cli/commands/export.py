@@ -23,10 +23,10 @@ from ...checkpoint import (
     Checkpoint,
     DamagedCheckpointError,
     find_checkpoint,
-    held,
     is_checkpoint,
     list_checkpoints,
     read_checkpoint,
+    read_lock,
 )
 from ...core.errors import TrainerError, UsageError
 from ...core.plugins import Plugin, available
@@ -95,7 +95,7 @@ def _held_checkpoint(found: Path) -> Iterator[Checkpoint]:
     """Find the checkpoint to export, and keep a run that is at work from removing it."""
     while True:
         checkpoint, damaged = find_checkpoint(found)
-        with held(checkpoint.path) as there:
+        with read_lock(checkpoint.path) as there:
             if there:
                 for error in damaged:
                     note(f"{error} An older one is taken.")

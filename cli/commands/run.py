@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
-from ...core.settings.sources import Resolved, given_anew, resolve
+from ...core.settings.sources import Resolved, given_settings, resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.untrusted.console import note
 from ...launch.environments.base import Membership
@@ -92,7 +92,7 @@ def run(
     """
     typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, quiet=quiet)
     _refuse_contradictions(resume, force=force, trust_run=trust_run, repeats=repeats)
-    if resume is not None and not print_config and (place := _place(typed, typed.given_anew)) is not None and not place.is_driver:
+    if resume is not None and not print_config and (place := _place(typed, typed.given_settings)) is not None and not place.is_driver:
         return _join_resumed(typed, resume, place)
     resolved, resumption = _resolved_job(typed, force=force, trust_run=trust_run)
     resolved.refuse_idle_flags()
@@ -100,7 +100,7 @@ def run(
         click.echo(_as_json(resolved) if as_json else _as_text(resolved))
         return 0
     _tell_notes(typed, resolved, resumption)
-    place = _place(typed, resolved.job.model_dump() if resume is None else typed.given_anew)
+    place = _place(typed, resolved.job.model_dump() if resume is None else typed.given_settings)
     _check_place(typed, resolved.job, place)
     if repeats is not None:
         if place is not None:
@@ -138,9 +138,9 @@ class _Typed:
         return given_options(self.ctx)
 
     @cached_property
-    def given_anew(self) -> dict[str, Any]:
+    def given_settings(self) -> dict[str, Any]:
         """Of a run that goes on: the settings that were given for that, by flag, variable or file."""
-        return given_anew(self.options, os.environ, self.config)
+        return given_settings(self.options, os.environ, self.config)
 
 
 def _refuse_contradictions(resume: Path | None, *, force: bool, trust_run: bool, repeats: int | None) -> None:
@@ -156,10 +156,10 @@ def _refuse_contradictions(resume: Path | None, *, force: bool, trust_run: bool,
 def _join_resumed(typed: _Typed, resume: Path, place: Membership) -> int:
     """Take part in a run that goes on elsewhere: this node need not have its files. Returns the run's exit code."""
     from ...engine.protocol.transport import read_secret
-    from ...launch.launchers.joining import asked_anew, join_run
+    from ...launch.launchers.joining import join_run, resume_request
 
-    given = typed.given_anew
-    return join_run(asked_anew(resume, given, place), place, read_secret(typed.secret_file), _start_timeout(resume, given))
+    given = typed.given_settings
+    return join_run(resume_request(resume, given, place), place, read_secret(typed.secret_file), _start_timeout(resume, given))
 
 
 def _resolved_job(typed: _Typed, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:
@@ -203,12 +203,12 @@ def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
 def _request_elsewhere(typed: _Typed, resolved: Resolved, place: Membership) -> tuple[Mapping[str, str], LaunchRequest]:
     """Return the sources of the settings, and the request to launch, of a run whose nodes something else has started."""
     from ...engine.protocol.transport import read_secret
-    from ...launch.launchers.joining import asked_anew, asked_of
+    from ...launch.launchers.joining import job_request, resume_request
     from ...launch.launchers.rendezvous import apply_membership
 
     secret = read_secret(typed.secret_file)
     job, sources = apply_membership(resolved.job, resolved.sources, place)
-    asked = asked_of(job) if typed.resume is None else asked_anew(typed.resume, typed.given_anew, place)
+    asked = job_request(job) if typed.resume is None else resume_request(typed.resume, typed.given_settings, place)
     return sources, LaunchRequest(job, note, place, secret, asked)
 
 

@@ -18,7 +18,7 @@ import click
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.settings.config_files import shipped
-from ...core.settings.ineffective import With, idle_settings
+from ...core.settings.ineffective import Requirement, idle_settings
 from ...core.settings.sources import resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid
 from ...core.untrusted.console import note
@@ -163,7 +163,7 @@ def _folder_name(given: str | None, config: str | None, job: Job) -> str:
 
 def _tell_idle(points: Sequence[Point], request: Request) -> None:
     """Say which settings of the command line and the grid do nothing, and in how many points; those of a file are told by each run."""
-    found: dict[str, list[With]] = {}
+    found: dict[str, list[Requirement]] = {}
     for point in points:
         for name, needed in idle_settings(point.job.model_dump()).items():
             if name in request.flags or name in point.settings:

@@ -11,11 +11,11 @@ from typing import Any
 
 from .job_fields import flag_name, is_boolean
 
-__all__ = ["TAKES_EFFECT", "With", "idle_settings"]
+__all__ = ["TAKES_EFFECT", "Requirement", "idle_settings"]
 
 
 @dataclass(frozen=True, slots=True)
-class With:
+class Requirement:
     """The setting that another one needs, and the values with which it does something; none at all: any value, where it has one."""
 
     field: str
@@ -32,18 +32,18 @@ class With:
         return f"{flag_name(self.field)} {' or '.join(map(str, self.values))}".rstrip()
 
 
-TAKES_EFFECT: Mapping[str, With] = {
-    "schedule_step_epochs": With("schedule", ("step",)),
-    "schedule_gamma": With("schedule", ("step",)),
-    "base_batch_size": With("scale_lr", ("linear", "sqrt")),
-    "beta1": With("optimizer", ("adam", "adamw")),
-    "beta2": With("optimizer", ("adam", "adamw")),
-    "epsilon": With("optimizer", ("adam", "adamw")),
-    "sample_interval": With("monitor", (True,)),
-    "mlflow_experiment": With("mlflow"),
+TAKES_EFFECT: Mapping[str, Requirement] = {
+    "schedule_step_epochs": Requirement("schedule", ("step",)),
+    "schedule_gamma": Requirement("schedule", ("step",)),
+    "base_batch_size": Requirement("scale_lr", ("linear", "sqrt")),
+    "beta1": Requirement("optimizer", ("adam", "adamw")),
+    "beta2": Requirement("optimizer", ("adam", "adamw")),
+    "epsilon": Requirement("optimizer", ("adam", "adamw")),
+    "sample_interval": Requirement("monitor", (True,)),
+    "mlflow_experiment": Requirement("mlflow"),
 }
 
 
-def idle_settings(job: Mapping[str, Any]) -> dict[str, With]:
+def idle_settings(job: Mapping[str, Any]) -> dict[str, Requirement]:
     """Return the settings that do nothing in a job, given by its fields, and what each of them needs."""
     return {field: needed for field, needed in TAKES_EFFECT.items() if not needed.holds(job)}

@@ -28,8 +28,8 @@ __all__ = [
     "RESERVED_VARIABLES",
     "SWEEP_KEYS",
     "Resolved",
-    "Standing",
-    "given_anew",
+    "ResumedRun",
+    "given_settings",
     "is_axis",
     "refuse_misplaced",
     "resolve",
@@ -93,7 +93,7 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ResumedRun:
     """A run that is to go on: its job's fields, its name, the updates it has done, and after which epochs ``--epochs +0`` would end.
 
     A layer below the file's: what is not given anew stays as it was. `admit` gets what stays, before any of it is used, and raises
@@ -127,18 +127,18 @@ def _is_relative(field: str, value: GivenValue) -> bool:
 
 
 def resolve(
-    flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None, standing: Standing | None = None
+    flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None, resumed: ResumedRun | None = None
 ) -> Resolved:
     """Merge the layers and validate the result. Imports no framework.
 
     `flags` has the options that were given, by field name; values may be strings. `config` is the path of a TOML file or the name of a
     shipped one. ``backend = auto`` becomes the first that is installed, our own ones first. Raises UsageError (MissingPackageError
-    where no framework is installed) with one message for the first wrong value. `standing` is the run that ``--resume`` names.
+    where no framework is installed) with one message for the first wrong value. `resumed` is the run that ``--resume`` names.
     """
-    given = _merge(_from_run(standing), _from_file(config), _from_environment(environ), _from_flags(flags))
-    if standing is not None:
-        standing.admit({field: value.value for field, value in given.items() if value.origin == standing.origin})
-        given = {field: standing.absolute(field, value) for field, value in given.items()}
+    given = _merge(_from_run(resumed), _from_file(config), _from_environment(environ), _from_flags(flags))
+    if resumed is not None:
+        resumed.admit({field: value.value for field, value in given.items() if value.origin == resumed.origin})
+        given = {field: resumed.absolute(field, value) for field, value in given.items()}
     for field, value in given.items():
         _refuse_boolean(field, value)
     try:
@@ -148,14 +148,14 @@ def resolve(
     sources = {field: given[field].origin if field in given else "default" for field in Job.model_fields}
     for field, kind in _PLUGIN_FIELDS.items():
         _check_name(kind, field, getattr(job, field), given)
-    own = {field: value for field, value in given.items() if standing is None or value.origin != standing.origin}
+    own = {field: value for field, value in given.items() if resumed is None or value.origin != resumed.origin}
     try:
         return replace(_with_backend(job, sources), idle=_idle(job, own))
     except UsageError as error:
         raise type(error)(named(str(error), sources)) from None
 
 
-def given_anew(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> dict[str, Any]:
+def given_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> dict[str, Any]:
     """Return what flags, environment and file say, JSON-ready and by field, where the run that goes on with it is not at hand.
 
     Each value is checked and brought to its field's form by itself; ``+N`` stays as it is, and so does, as text, what makes sense with the
@@ -177,11 +177,11 @@ def _by_itself(field: str, value: GivenValue) -> Any:
         return str(value.value)
 
 
-def _from_run(standing: Standing | None) -> dict[str, GivenValue]:
-    if standing is None:
+def _from_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:
+    if resumed is None:
         return {}
-    origin = standing.origin
-    return {field: GivenValue(value, field, origin, origin) for field, value in standing.fields.items() if value is not None}
+    origin = resumed.origin
+    return {field: GivenValue(value, field, origin, origin) for field, value in resumed.fields.items() if value is not None}
 
 
 def _idle(job: Job, given: Mapping[str, GivenValue]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-__all__ = ["ShownStream", "note", "obeyed", "one_line", "shown", "shown_streams"]
+__all__ = ["ShownStream", "note", "one_line", "raw_stream", "shown", "shown_streams"]
 
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters save line end and tab, what else ends a line or turns the direction of writing, and the halves of characters."""
@@ -55,7 +55,7 @@ class ShownStream:
         return getattr(self.stream, name)
 
 
-def obeyed(stream: TextIO) -> TextIO:
+def raw_stream(stream: TextIO) -> TextIO:
     """Return the stream behind a `ShownStream`, for who draws on a terminal and sees to the text of others itself (`core.drawing`)."""
     return stream.stream if isinstance(stream, ShownStream) else stream
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-__all__ = ["MOST_UNPROVEN", "PROOF_SECONDS", "Door", "Exchange"]
+__all__ = ["MOST_UNPROVEN", "PROOF_SECONDS", "AuthenticatingListener", "Exchange"]
 
 PROOF_SECONDS = 5.0
 """A proof is two round trips and a few microseconds of arithmetic; this leaves room for a lost packet and a busy machine."""
@@ -79,7 +79,7 @@ class _Stranger:
     gone: threading.Event = field(default_factory=threading.Event)
 
 
-class Door(Generic[Proven]):
+class AuthenticatingListener(Generic[Proven]):
     """Meets who connects to a listening socket, which is the door's from now on, until `close`; a context manager.
 
     `prove` returns what a peer that knows the secret is, or raises OSError; at the deadline its connection is shut whatever it does.

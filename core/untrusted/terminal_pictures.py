@@ -8,7 +8,7 @@ from typing import TextIO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from .console import obeyed, shown
+from .console import raw_stream, shown
 
 __all__ = ["Drawing"]
 
@@ -20,7 +20,7 @@ class Drawing(Console):
     """
 
     def __init__(self, stream: TextIO) -> None:
-        super().__init__(file=obeyed(stream), highlight=False, markup=False, emoji=False)
+        super().__init__(file=raw_stream(stream), highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Return the pieces of something to be drawn."""

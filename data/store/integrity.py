@@ -17,7 +17,7 @@ from pathlib import Path
 from ...core.untrusted.bounded_json import UnreadableError, open_regular, read_json
 from .manifest import MANIFEST, StoreManifest, file_sha256
 
-__all__ = ["STAMP", "FileCheck", "check_digests", "check_sizes", "remember", "vouched"]
+__all__ = ["STAMP", "FileCheck", "check_digests", "check_sizes", "digests_verified", "remember"]
 
 STAMP = "verified.json"
 _SETTLED_SECONDS = 0.1
@@ -71,7 +71,7 @@ def identity(folder: Path, manifest: StoreManifest) -> Identity:
     return found
 
 
-def vouched(folder: Path, now: Identity) -> bool:
+def digests_verified(folder: Path, now: Identity) -> bool:
     """Return whether the stamp says that the digests of exactly these files were found right."""
     try:
         stamp = read_json(folder / STAMP)

@@ -21,7 +21,7 @@ from ..base import IMAGE, LABEL, DataInfo, DatasetSource, Split, TextFeatures
 from ..columns import TOKENS, Column
 from ..normalisation import normal_table
 from .build import build_store
-from .integrity import FileCheck, check_digests, check_sizes, identity, remember, vouched
+from .integrity import FileCheck, check_digests, check_sizes, digests_verified, identity, remember
 from .location import cache_root, store_key, stores_of
 from .manifest import (
     FILES,
@@ -193,7 +193,7 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
         raise _damaged(folder, name, data_dir, [FileCheck(MANIFEST, None, str(error))]) from error
     _expect_sound(check_sizes(folder, manifest), folder, name, data_dir)
     before = identity(folder, manifest)
-    changed = always or not vouched(folder, before)
+    changed = always or not digests_verified(folder, before)
     if changed:
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}

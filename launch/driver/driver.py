@@ -31,14 +31,14 @@ from ..resume.segments import Segments, total_steps
 from .attempt import Attempt
 from .cluster_setup import Hosts, infer_isolation, machine_of, nodes_sharing_cores
 from .nodes import Nodes
-from .outcome import Ending, add_what_is_kept, finalize_records, resume_hint, train_seconds_by_node
+from .outcome import Ending, add_resume_hint, finalize_records, resume_hint, train_seconds_by_node
 from .recorder import Recording, calibrate_run
 from .restart_policy import AttemptSummary, Decision, FailFast, Failure, PortClashRetry, RestartPolicy, Stop, failure_of
 from .training_job import TrainingJob
 
 __all__ = ["Driver", "run"]
 
-TODAYS_POLICY: RestartPolicy = PortClashRetry(FailFast())
+DEFAULT_POLICY: RestartPolicy = PortClashRetry(FailFast())
 
 
 class Driver:
@@ -54,7 +54,7 @@ class Driver:
         progress: Progress,
         command: Sequence[str],
         resumption: Resumption | None = None,
-        policy: RestartPolicy = TODAYS_POLICY,
+        policy: RestartPolicy = DEFAULT_POLICY,
     ) -> None:
         self.job = job
         self._sources = dict(sources)
@@ -163,7 +163,7 @@ class Driver:
         )
         ending.later(lambda: nodes.finish(ending.outcome.exit_code))
         ending.later(lambda: ending.blame(recording.refused))
-        ending.later(lambda: ending.blame(recording.breach or nodes.breach))
+        ending.later(lambda: ending.blame(recording.violation or nodes.violation))
         ending.later(lambda: self._end_attempts(politely=ending.failure is None))
         self._interrupts.append(nodes.interrupt)
         if self._signals.interrupted:
@@ -211,7 +211,7 @@ class Driver:
         elif isinstance(decision, Stop) and decision.because:
             ends_run = RunFailedError(f"{decision.because}: {error}")
         if attempt.trains and isinstance(ends_run, RunFailedError | InterruptedRunError):
-            add_what_is_kept(ends_run, self.job, self.path)
+            add_resume_hint(ends_run, self.job, self.path)
         if ends_run is error:
             raise error
         raise ends_run from error
@@ -267,7 +267,7 @@ class Driver:
     def _take_back(self, origin: Origin, run_seconds: float) -> None:
         """Take the run back to where the state was saved that its tasks have now; what was recorded later than `run_seconds` goes too."""
         recording = self._recording
-        recording.take_back(origin.start.cursor.step, run_seconds)
+        recording.rewind(origin.start.cursor.step, run_seconds)
         self._documents.commit()
         recording.add_followers(self._command, run_seconds)
         if self.job.mllog:
@@ -371,7 +371,7 @@ def run(
     command: Sequence[str],
     launcher: Launcher,
     resumption: Resumption | None = None,
-    policy: RestartPolicy = TODAYS_POLICY,
+    policy: RestartPolicy = DEFAULT_POLICY,
 ) -> tuple[Path, dict[str, Any]]:
     """Run a job on the launcher's nodes, or go on with a run; return the run directory and the summary.
 

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import RunFailedError, TrainerError, UsageError
-from ...engine.peer_loss import tells_of_a_lost_peer
+from ...engine.peer_loss import indicates_peer_loss
 from ...engine.protocol.messages import Message
 
-__all__ = ["AddressInUseError", "Failures", "Fall", "NodeLostError", "TaskDiedError", "first_cause", "is_victim"]
+__all__ = ["AddressInUseError", "Failures", "NodeLostError", "TaskDiedError", "Termination", "first_cause", "is_victim"]
 
 
 class AddressInUseError(TrainerError):
@@ -38,7 +38,7 @@ class NodeLostError(_LossError):
 
 
 @dataclass(frozen=True, slots=True)
-class Fall:
+class Termination:
     """The end of a task, or of a whole node where `death` is None. `victim`: it ended because it had lost a peer."""
 
     node: int
@@ -47,7 +47,7 @@ class Fall:
 
     @property
     def order(self) -> float:
-        """Its place among the falls of its node; the node's own is the last."""
+        """Its place among the terminations of its node; the node's own is the last."""
         return float("inf") if self.death is None else self.death["order"]
 
 
@@ -58,16 +58,16 @@ def is_victim(death: Message, error: Message | None) -> bool:
     """
     if error is not None:
         return bool(error.get("peer_lost"))
-    return death["signal"] in (None, "SIGABRT") and any(map(tells_of_a_lost_peer, death["tail"]))
+    return death["signal"] in (None, "SIGABRT") and any(map(indicates_peer_loss, death["tail"]))
 
 
-def first_cause(falls: Sequence[Fall]) -> Fall:
-    """Return the fall to blame of `falls`, which are in the order of their arrival; at least one.
+def first_cause(terminations: Sequence[Termination]) -> Termination:
+    """Return the one to blame of `terminations`, which are in the order of their arrival; at least one.
 
-    Victims are blamed only where there is nothing else; of equals the first that arrived, or one of its node that fell before it.
+    Victims are blamed only where there is nothing else; of equals the first that arrived, or one of its node that ended before it.
     """
-    equals = [fall for fall in falls if not fall.victim] or list(falls)
-    return min((fall for fall in equals if fall.node == equals[0].node), key=lambda fall: fall.order)
+    equals = [each for each in terminations if not each.victim] or list(terminations)
+    return min((each for each in equals if each.node == equals[0].node), key=lambda each: each.order)
 
 
 class Failures:
@@ -84,9 +84,9 @@ class Failures:
         self._phases: dict[str, str] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.falls)
+        return bool(self.terminations)
 
-    def heard(self, node: int, message: Message | None) -> bool:
+    def record(self, node: int, message: Message | None) -> bool:
         """Keep what a node says of its tasks' ends, or None for its own; return whether it was that."""
         if message is None or message.kind == "death":
             self._ended.append((node, message))
@@ -98,7 +98,7 @@ class Failures:
             return False
         return True
 
-    def is_ready(self, task: str) -> None:
+    def mark_ready(self, task: str) -> None:
         """A task has started: what it was doing for that is over."""
         self._ready.add(task)
         self._phases.pop(task, None)
@@ -113,13 +113,15 @@ class Failures:
         return [death for _, death in self._ended if death is not None]
 
     @property
-    def falls(self) -> list[Fall]:
+    def terminations(self) -> list[Termination]:
         """All that has ended and should not have, in order of arrival."""
-        spared = self._ready.intersection(self._dispensable)
-        missed = [(node, death) for node, death in self._ended if death is None or death["task"] not in spared]
-        return [Fall(node, death, death is not None and is_victim(death, self._errors.get(death["task"]))) for node, death in missed]
+        expected = self._ready.intersection(self._dispensable)
+        unexpected = [(node, death) for node, death in self._ended if death is None or death["task"] not in expected]
+        return [
+            Termination(node, death, death is not None and is_victim(death, self._errors.get(death["task"]))) for node, death in unexpected
+        ]
 
-    def told_by_tasks(self) -> TrainerError | None:
+    def reported_cause(self) -> TrainerError | None:
         """Return what a task said before it ended that no other end can have caused: a wrong request, or a port that was taken."""
         for error in self._errors.values():
             if error["exit_code"] == UsageError.exit_code:

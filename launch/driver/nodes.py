@@ -18,7 +18,7 @@ from ...engine.protocol.node_messages import wrong_with
 from ..launchers.base import NodeChannel
 from .first_failure import NodeLostError
 from .node_channels import DRIVER, Members
-from .outstanding_requests import Asked
+from .outstanding_requests import OutstandingRequests
 
 __all__ = ["Nodes"]
 
@@ -47,7 +47,7 @@ class Nodes:
     ) -> None:
         self.channels = channels
         self.members = Members(channels)
-        self.asked = Asked(channel.node for channel in channels)
+        self.asked = OutstandingRequests(channel.node for channel in channels)
         self.node_timeout_seconds = node_timeout_seconds
         self._on_sample = on_sample
         self._on_log = on_log
@@ -189,7 +189,7 @@ class Nodes:
             self.members.give_up(node)
 
     @property
-    def breach(self) -> RunFailedError | None:
+    def violation(self) -> RunFailedError | None:
         """What a node did that none does, whenever it did, so that nothing of the run can be relied on; None where none did."""
         broken = next(iter(self.members.broken), None)
         return None if broken is None else self.loss(broken)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 __all__ = [
     "Ending",
     "Outcome",
-    "add_what_is_kept",
+    "add_resume_hint",
     "finalize_records",
     "resume_hint",
     "train_seconds_by_node",
@@ -101,7 +101,7 @@ class Ending:
         self._refused.pop(what, None)
         return made
 
-    def tell_unwritten(self) -> None:
+    def report_unwritten(self) -> None:
         """Say what could not be written, and why where that is not what ended the run."""
         why = {what: "" if str(error) == str(self.failure) else f": {_described(error)}" for what, error in self._refused.items()}
         for reason in dict.fromkeys(why.values()):
@@ -140,7 +140,7 @@ def finalize_records(
         if summary is not None:
             ending.write("the summary", partial(writer.write_summary, {**summary, "state": ending.outcome.state}))
         _write_status(writer, ending, status_before)
-    ending.tell_unwritten()
+    ending.report_unwritten()
 
 
 def _write_status(writer: RunWriter, ending: Ending, before: Mapping[str, Any] | None) -> None:
@@ -180,7 +180,7 @@ def with_task_states(error: StalledRunError, standing: ClusterState) -> StalledR
     return StalledRunError(f"{error}; {'; '.join(named)}", to_blame[0] if to_blame else None)
 
 
-def add_what_is_kept(error: RunFailedError | InterruptedRunError, job: Job, run: Path) -> None:
+def add_resume_hint(error: RunFailedError | InterruptedRunError, job: Job, run: Path) -> None:
     """Put what a run can go on from into the first line of the error that ended its training."""
     first, *rest = str(error).split("\n", 1)
     error.args = ("\n".join([f"{first}; {resume_hint(job, run)}", *rest]),)

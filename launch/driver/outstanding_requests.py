@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...engine.protocol.messages import Message
 
-__all__ = ["Asked"]
+__all__ = ["OutstandingRequests"]
 
 _OF_NODES = frozenset({"hello", "ports", "sampled", "states", "stopped"})
 _OF_COMMANDS = frozenset({"done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end"})
@@ -48,7 +48,7 @@ class _State:
     begun: bool = False
 
 
-class Asked:
+class OutstandingRequests:
     """Keeps what is asked, and says of an answer what is wrong with its time. Each leading task does its commands one after another."""
 
     def __init__(self, nodes: Iterable[int]) -> None:

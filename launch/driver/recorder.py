@@ -49,7 +49,7 @@ class Recording:
     the directory of a run that goes on.
 
     What the disk refuses ends the run: it raises DiskError in whoever made it, and so does every record after it, none of which is kept.
-    `refused` is that error. `breach` is what a node did while the run was ending that makes it fail nevertheless.
+    `refused` is that error. `violation` is what a node did while the run was ending that makes it fail nevertheless.
     """
 
     def __init__(self, job: Job, progress: Progress, resumed: Path | None = None) -> None:
@@ -59,7 +59,7 @@ class Recording:
         self.began = psutil.Process().create_time()
         self.init_seconds = 0.0
         self.refused: DiskError | None = None
-        self.breach: RunFailedError | None = None
+        self.violation: RunFailedError | None = None
         self._tasks: dict[str, int] = {}
         self._ending = False
         self._next_check = 0.0
@@ -136,7 +136,7 @@ class Recording:
 
             load_mlflow(self.job.mlflow)
 
-    def take_back(self, step: int, run_seconds: float) -> None:
+    def rewind(self, step: int, run_seconds: float) -> None:
         """Take the records back to a checkpoint of `step` updates; of events and samples those up to `run_seconds` stay.
 
         Who has heard the others hears that this attempt has failed; add followers anew. Call while nothing is written. Raises DiskError.
@@ -259,14 +259,14 @@ class Recording:
         self._tasks = dict(tasks)
 
     def log(self, node: int, task: str, text: bytes) -> None:
-        """Append to the log of a task whose node does not see our files; one under a name that is no task of the node is a `breach`."""
+        """Append to the log of a task whose node does not see our files; one under a name that is no task of the node is a `violation`."""
         with self._named(node, "log"):
             self._of_a_task(node, task)
             with self._disk_errors(self.path), _delete_if_incomplete(self.writer.log_path(node, task)) as path, path.open("ab") as file:
                 file.write(text)
 
     def trace(self, node: int, path: str, data: bytes) -> None:
-        """Append to a file of a task's trace; `path` is ``<task>/<file>`` on the node, and any other a `breach`."""
+        """Append to a file of a task's trace; `path` is ``<task>/<file>`` on the node, and any other a `violation`."""
         with self._named(node, "trace"):
             self._of_a_task(node, path.partition("/")[0] if isinstance(path, str) else path)
             target = inside(self.path / PROFILE / str(node), path)
@@ -283,21 +283,21 @@ class Recording:
 
     @contextmanager
     def _named(self, node: int, what: str) -> Iterator[None]:
-        """Make a breach of a name that no such file of the node can have: told and recorded once, and the run fails of it."""
+        """Make a violation of a name that no such file of the node can have: told and recorded once, and the run fails of it."""
         try:
             yield
         except UnsafeNameError as error:
-            breach = RunFailedError(
+            violation = RunFailedError(
                 f"node {node} sent a {what} called {error}, which is no file of a task of its: that node is broken, or hostile; "
                 "nothing of it was written",
                 f"agent-{node}",
             )
             if not self._ending:
-                raise breach from error
-            if self.breach is None:
-                self.breach = breach
+                raise violation from error
+            if self.violation is None:
+                self.violation = violation
                 self.event("name_refused", node=node, what=what, name=str(error))
-                self.progress.message(str(breach))
+                self.progress.message(str(violation))
 
     def ending(self) -> None:
         """From now on what the disk refuses raises nothing, so that the run is ended in good order; see `refused`."""

@@ -91,7 +91,7 @@ class TaskGroup:
             if time.monotonic() > deadline:
                 raise RunFailedError(f"{message['from']} was ready only after --start-timeout, which says how long a start may take")
             ready[message["from"]] = message.get("precision_used")
-            self._failures.is_ready(message["from"])
+            self._failures.mark_ready(message["from"])
         return ready
 
     def _described_starts(self, tasks: Sequence[str]) -> str:
@@ -155,14 +155,14 @@ class TaskGroup:
     def _sorted(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Await a message; keep what tells of an end, and return what does not, if anything."""
         answer = self.nodes.receive(timeout_seconds, self.node_of)
-        if answer is None or self._failures.heard(*answer) or answer[1] is None:
+        if answer is None or self._failures.record(*answer) or answer[1] is None:
             return None
         return answer[0], answer[1]
 
     def _refuse(self, node: int, wrong: str) -> NoReturn:
         """Cut a node off for what it has sent. Raises RunFailedError, which says so, or names what had ended before."""
         if self.nodes.cut_off(node, wrong):
-            self._failures.heard(node, None)
+            self._failures.record(node, None)
         raise self.first_failure()
 
     def refuse(self, leader: int, wrong: str) -> NoReturn:
@@ -234,10 +234,10 @@ class TaskGroup:
         while (remaining := deadline - time.monotonic()) > 0:
             self._sorted(remaining)
         self._await_silent_cause(arrived)
-        told = self._failures.told_by_tasks()
+        told = self._failures.reported_cause()
         if told is not None:
             return told
-        first = first_cause(self._failures.falls)
+        first = first_cause(self._failures.terminations)
         if first.death is None:
             return self.nodes.loss(first.node)
         return self._failures.death_of(first.node, self.nodes.name(first.node), first.death)
@@ -247,7 +247,7 @@ class TaskGroup:
         if self.nodes.node_timeout_seconds is None:
             return
         deadline = time.monotonic() + self.nodes.node_timeout_seconds + CAUSE_WINDOW_SECONDS
-        while time.monotonic() < deadline and all(fall.victim for fall in self._failures.falls):
+        while time.monotonic() < deadline and all(each.victim for each in self._failures.terminations):
             now = self.nodes.members.arrivals
             if all(now[node] != mark for node, mark in before.items() if node in now):
                 return

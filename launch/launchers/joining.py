@@ -19,7 +19,7 @@ from ...engine.protocol.transport import WrongSecretError, connect
 from ..environments.base import Membership
 from ..node.agent import Agent
 
-__all__ = ["another_protocol", "asked_anew", "asked_of", "difference", "join_run"]
+__all__ = ["another_protocol", "difference", "job_request", "join_run", "resume_request"]
 
 OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir", "mlflow", "mlflow_experiment"})
 """Fields that may differ between the nodes of one job."""
@@ -34,12 +34,12 @@ RETRY_SECONDS = 0.2
 """How long a process waits before it tries again to reach the driver."""
 
 
-def asked_of(job: Job) -> dict[str, Any]:
+def job_request(job: Job) -> dict[str, Any]:
     """Return what every process of a new run has to be asked for alike: the whole job."""
     return _alike(job.model_dump(mode="json"))
 
 
-def asked_anew(resume: Path, given: Mapping[str, Any], place: Membership) -> dict[str, Any]:
+def resume_request(resume: Path, given: Mapping[str, Any], place: Membership) -> dict[str, Any]:
     """Return the same for a run that goes on: what was given besides, and the run's name, which only the driver's machine has to have."""
     return {RESUME: resume.name, **_alike(given), **place.shape}
 

@@ -17,7 +17,7 @@ from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.settings.sweeps import value_text
 from ...core.untrusted.console import note
-from ...core.untrusted.listener import Door, Exchange
+from ...core.untrusted.listener import AuthenticatingListener, Exchange
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import accept, start_over_stdio
@@ -68,14 +68,14 @@ class _Joiner(NamedTuple):
 class ExternalLauncher:
     """Awaits the agents of nodes 1 … and all standbys on the rendezvous; node 0's agent is a child of this process.
 
-    `asked` is what they must have been asked for too: `asked_of` the job or, where a run goes on, `asked_anew` (`joining.py`).
+    `asked` is what they must have been asked for too: `job_request` the job or, where a run goes on, `resume_request` (`joining.py`).
     """
 
     job: Job
     place: Membership
     secret: bytes
     asked: Mapping[str, Any]
-    _door: Door[_Joiner] | None = None
+    _door: AuthenticatingListener[_Joiner] | None = None
     _own: subprocess.Popen[bytes] | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
     _standbys: list[Stream] = field(default_factory=list)
@@ -96,7 +96,7 @@ class ExternalLauncher:
         return self._channels
 
     def _await_everybody(self) -> list[NodeChannel]:
-        self._door = Door(self._listen(), self._prove, self._arrive, lambda text: note(f"trainer: {text}"))
+        self._door = AuthenticatingListener(self._listen(), self._prove, self._arrive, lambda text: note(f"trainer: {text}"))
         why = "the run did not start"
         try:
             channels = self._gather()

@@ -16,7 +16,7 @@ from ...checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, i
 from ...checkpoint.compatibility import data_problem, model_problem
 from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.settings.sources import Resolved, Standing, resolve
+from ...core.settings.sources import Resolved, ResumedRun, resolve
 from ...core.units import Target
 from ...core.update_rules import slot_names
 from ...data.sampler import run_sampler
@@ -91,7 +91,7 @@ def load_resumption(
         fields = {key: value for key, value in fields.items() if key not in ("momentum", "nesterov")}  # nor what only SGD knows
     refuse_foreign({LINK: next(links_outside(path), None)}, path, (), trusted=trusted)
     admit = partial(refuse_foreign, source=path, typed=Job.model_fields, trusted=trusted)
-    resolved = resolve(flags, environ, config, Standing(fields, given_name, meta.step, meta.epoch + (meta.examples > 0), admit))
+    resolved = resolve(flags, environ, config, ResumedRun(fields, given_name, meta.step, meta.epoch + (meta.examples > 0), admit))
     job = written_out(resolved.job).model_copy(update={"out": path.resolve().parent, "name": given_name})
     resolved = replace(resolved, job=job)
 

@@ -18,7 +18,7 @@ from typing import Literal
 from ...core.process import pid_namespace, start_of
 from .errors import MissingCapabilityError
 
-__all__ = ["CpuGroup", "CpuGroups", "Hierarchy", "hands_cpu_down", "sweep"]
+__all__ = ["CpuGroup", "CpuGroups", "Hierarchy", "delegates_cpu_controller", "sweep"]
 
 _REMEDY = (
     "Leave --cores-per-node out, run as root, or get a delegated group: systemd-run --user --scope -p Delegate=yes trainer …; "
@@ -171,14 +171,14 @@ def _version_2() -> Hierarchy | None:
             continue
         own = _own_folder(root, mount, "")
         for base in (own, *own.parents):
-            if hands_cpu_down(base):
+            if delegates_cpu_controller(base):
                 return Hierarchy(2, base)
             if base == Path(mount):
                 break
     return None
 
 
-def hands_cpu_down(base: Path) -> bool:
+def delegates_cpu_controller(base: Path) -> bool:
     """Return whether groups made in this folder of a version 2 hierarchy have the CPU controller; asks for it where they do not."""
     controllers, handed_down = base / "cgroup.controllers", base / "cgroup.subtree_control"
     if not controllers.exists() or "cpu" not in controllers.read_text().split():

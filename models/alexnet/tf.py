@@ -11,10 +11,10 @@ from ..layers.storage_layouts import StorageLayout, convolutions
 from ..layers.tf.image import Layers
 from .network import network
 
-__all__ = ["forward", "held"]
+__all__ = ["forward", "storage_layouts"]
 
 
-def held(spec: ModelSpec) -> dict[str, StorageLayout]:
+def storage_layouts(spec: ModelSpec) -> dict[str, StorageLayout]:
     """Return how TensorFlow is to hold the weights.
 
     The dense ones stay canonical: a copy of them in another order would stall training.

@@ -11,10 +11,10 @@ from ..layers.storage_layouts import StorageLayout, after_flatten, convolutions
 from ..layers.tf.image import Layers
 from .network import network
 
-__all__ = ["forward", "held"]
+__all__ = ["forward", "storage_layouts"]
 
 
-def held(spec: ModelSpec) -> dict[str, StorageLayout]:
+def storage_layouts(spec: ModelSpec) -> dict[str, StorageLayout]:
     """Return how TensorFlow is to hold the weights: as its kernels read them."""
     return {**convolutions(spec), **after_flatten(spec, "fc1", channels=16)}
 

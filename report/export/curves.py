@@ -16,15 +16,15 @@ from ..series.arrays import Floats, Integers, StepSeries
 from ..series.downsample import smoothed
 from ..tables.formats import write_csv
 
-__all__ = ["OVER", "POINTS", "Curves", "curves", "quantities"]
+__all__ = ["AXES", "POINTS", "Curves", "curves", "quantities"]
 
 Quantity = str
 """``loss``, ``steps_per_second``, ``examples_per_second``, or the name of a metric."""
-Over = Literal["steps", "examples", "seconds"]
+Axis = Literal["steps", "examples", "seconds"]
 Flags = NDArray[np.bool_]
 
 OF_EVERY_RUN: tuple[Quantity, ...] = ("loss", "steps_per_second", "examples_per_second")
-OVER: tuple[Over, ...] = ("steps", "examples", "seconds")
+AXES: tuple[Axis, ...] = ("steps", "examples", "seconds")
 
 POINTS = 200
 """Points of the grid where nothing else is said: what a picture of usual size can show."""
@@ -41,7 +41,7 @@ class Curves:
     """
 
     quantity: Quantity
-    over: Over
+    over: Axis
     weight: float | None
     grid: Floats
     raw: Mapping[str, Floats]
@@ -80,7 +80,7 @@ def quantities(runs: Sequence[Run]) -> list[Quantity]:
     return list(dict.fromkeys([loss, *metrics, *rates]))
 
 
-def curves(runs: Sequence[Run], quantity: Quantity, over: Over, *, smooth: float | None = None, points: int = POINTS) -> Curves:
+def curves(runs: Sequence[Run], quantity: Quantity, over: Axis, *, smooth: float | None = None, points: int = POINTS) -> Curves:
     """Return the curves of some runs.
 
     The grid runs evenly from the least to the greatest point of all runs; between its own points a run is interpolated, beyond them it has
@@ -111,7 +111,7 @@ def curves(runs: Sequence[Run], quantity: Quantity, over: Over, *, smooth: float
     return Curves(quantity, over, smooth, grid, raw, even, inside)
 
 
-def _points(run: Run, quantity: Quantity, over: Over) -> tuple[Floats, Floats]:
+def _points(run: Run, quantity: Quantity, over: Axis) -> tuple[Floats, Floats]:
     """Return a run's own points in order: where each lies, and the value there.
 
     For a rate both are needed as they grow: where each update lies, and the other quantity that the rate is made of.
@@ -135,7 +135,7 @@ def _examples_before(steps: StepSeries, done: Integers) -> Integers:
     return total[np.searchsorted(steps.step, done, side="left")]
 
 
-def _progress(steps: StepSeries, quantity: Quantity, over: Over) -> tuple[Floats, Floats]:
+def _progress(steps: StepSeries, quantity: Quantity, over: Axis) -> tuple[Floats, Floats]:
     """Return in the order of time where the updates lie, and what the rate is made of: the time, or over seconds what had been done.
 
     The examples of an update are those of all that ended before it and its own.
@@ -159,7 +159,7 @@ def _between(grid: Floats, x: Floats, y: Floats) -> Floats:
     return found
 
 
-def _rates(grid: Floats, x: Floats, y: Floats, over: Over) -> Floats:
+def _rates(grid: Floats, x: Floats, y: Floats, over: Axis) -> Floats:
     """Return for each grid point the mean rate since the one before; NaN for the first."""
     if over == "seconds":
         seconds, done = grid, np.interp(grid, x, y)

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-__all__ = ["VALIDATION_FILE", "Judged", "Point", "Validation", "band_factor", "read_validation"]
+__all__ = ["VALIDATION_FILE", "Point", "Validation", "ValidationGroup", "band_factor", "read_validation"]
 
 VALIDATION_FILE = Path(__file__).with_name("validation.toml")
 
@@ -43,7 +43,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ValidationGroup:
     """Predictions for one backend and mode, by a model fitted to `fitted_on` (runs in words)."""
 
     backend: str
@@ -75,9 +75,9 @@ class Validation:
 
     measured_on: str
     machine: str
-    judged: tuple[Judged, ...]
+    judged: tuple[ValidationGroup, ...]
 
-    def of(self, backend: str, mode: str, runs: int) -> Judged | None:
+    def of(self, backend: str, mode: str, runs: int) -> ValidationGroup | None:
         """Return what was judged for the backend, the mode and the number of runs fitted; None where nothing was."""
         found = [judged for judged in self.judged if (judged.backend, judged.mode, len(judged.fitted_on)) == (backend, mode, runs)]
         return found[0] if found else None
@@ -89,12 +89,12 @@ def read_validation(path: Path = VALIDATION_FILE) -> Validation:
     return Validation(values["measured_on"], values["machine"], tuple(_judged(group) for group in values["judged"]))
 
 
-def _judged(group: Mapping[str, Any]) -> Judged:
+def _judged(group: Mapping[str, Any]) -> ValidationGroup:
     points = tuple(Point(**point) for point in group["points"])
-    return Judged(group["backend"], group["mode"], group["workload"], tuple(group["fitted_on"]), points)
+    return ValidationGroup(group["backend"], group["mode"], group["workload"], tuple(group["fitted_on"]), points)
 
 
-def band_factor(judged: Judged, nodes: int, bits_per_second: float | None) -> tuple[float, float]:
+def band_factor(judged: ValidationGroup, nodes: int, bits_per_second: float | None) -> tuple[float, float]:
     """Return (factor, doublings): measured times are expected between predicted ÷ factor and × factor.
 
     Within the nodes and bandwidths that were judged it is the factor of the points there. Each doubling beyond them, of nodes and of

@@ -9,11 +9,11 @@ from typing import Literal
 
 from ...core.errors import UsageError
 from .cost_model import Link, Step, Topology, ring_step, server_step
-from .error_band import Judged, Validation, band_factor
+from .error_band import Validation, ValidationGroup, band_factor
 from .fit import Fitted
 from .observations import Observed
 
-__all__ = ["Question", "Row", "Scaling", "judged_for", "predict", "remarks"]
+__all__ = ["Question", "Row", "Scaling", "predict", "remarks", "validation_for"]
 
 Scaling = Literal["weak", "strong"]
 
@@ -71,11 +71,11 @@ def predict(fitted: Fitted, question: Question, validation: Validation) -> list[
     """Return a row for each scaling and number of nodes. Raises UsageError where there are more parameter servers than nodes."""
     if question.topology == "ps" and question.ps > min(question.nodes):
         raise UsageError(f"ps: got {question.ps}; allowed: at most one on each node, and {min(question.nodes)} of --nodes is fewer.")
-    judged = judged_for(fitted, question.topology, validation)
+    judged = validation_for(fitted, question.topology, validation)
     return [_row(fitted, question, scaling, nodes, judged) for scaling in question.scalings for nodes in question.nodes]
 
 
-def judged_for(fitted: Fitted, topology: Topology, validation: Validation) -> Judged | None:
+def validation_for(fitted: Fitted, topology: Topology, validation: Validation) -> ValidationGroup | None:
     """Return what was judged that is most like this fit; None where there is nothing like it: all nodes had equal cores of their own."""
     if topology not in fitted.measured or any(run.nodes_sharing_cores > 1 for run in fitted.runs) or _unlike(fitted):
         return None
@@ -94,7 +94,7 @@ def _unlike(fitted: Fitted) -> bool:
     return len(fitted.first.same["cores_per_node"]) > 1
 
 
-def _row(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judged: Judged | None) -> Row:
+def _row(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judged: ValidationGroup | None) -> Row:
     first = fitted.first
     workers = nodes * first.procs_per_node
     in_all = first.batch_size * workers if scaling == "weak" else first.global_batch_size

@@ -14,8 +14,8 @@ from ...core.units import bandwidth_text
 from ...core.untrusted.console import one_line
 from ...records.schema import SCHEMA
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, number_text, seconds_text
-from .error_band import Judged, Validation
-from .extrapolation import Question, Row, judged_for, remarks
+from .error_band import Validation, ValidationGroup
+from .extrapolation import Question, Row, remarks, validation_for
 from .fit import Fitted, describe
 from .observations import Observed
 
@@ -40,7 +40,7 @@ def prediction_table(fitted: Fitted, question: Question, rows: Sequence[Row], va
     for scaling in question.scalings:
         title = _TITLES[scaling].format(batch=fitted.first.batch_size, whole=count_text(fitted.first.global_batch_size))
         lines += ["", title, _table([row for row in rows if row.scaling == scaling])]
-    lines += ["", _band_text(judged_for(fitted, question.topology, validation), validation)]
+    lines += ["", _band_text(validation_for(fitted, question.topology, validation), validation)]
     return Group(*lines, *(f"- {text}" for text in remarks(fitted, question, rows)))
 
 
@@ -106,7 +106,7 @@ def _between(value: float, factor: float | None) -> tuple[float | None, float | 
     return (None, None) if factor is None else (value / factor, value * factor)
 
 
-def _band_text(judged: Judged | None, validation: Validation) -> str:
+def _band_text(judged: ValidationGroup | None, validation: Validation) -> str:
     if judged is None:
         return "No band: the model was not judged on anything like this."
     nodes = [point.nodes for point in judged.points]
@@ -120,7 +120,7 @@ def _band_text(judged: Judged | None, validation: Validation) -> str:
 
 def document(fitted: Fitted, question: Question, rows: Sequence[Row], validation: Validation) -> dict[str, Any]:
     """Return the predictions as a JSON value."""
-    judged = judged_for(fitted, question.topology, validation)
+    judged = validation_for(fitted, question.topology, validation)
     rate = question.link.bytes_per_second
     return {
         "schema": SCHEMA,
@@ -137,7 +137,7 @@ def document(fitted: Fitted, question: Question, rows: Sequence[Row], validation
     }
 
 
-def _judged(judged: Judged, validation: Validation) -> dict[str, Any]:
+def _judged(judged: ValidationGroup, validation: Validation) -> dict[str, Any]:
     return {
         "measured_on": validation.measured_on,
         "backend": judged.backend,

@@ -25,11 +25,11 @@ from crosstrain.checkpoint import (
     CheckpointWriter,
     DamagedCheckpointError,
     find_checkpoint,
-    held,
     list_checkpoints,
     newest_sound,
     prune,
     read_checkpoint,
+    read_lock,
 )
 from crosstrain.cli.run_arguments import find_run_or_checkpoint
 from crosstrain.core.errors import UsageError
@@ -277,11 +277,11 @@ class TestKeeping:
 
     def test_one_that_is_held_stays_until_the_next_time(self, tmp_path):
         first, _ = save(tmp_path, 1), save(tmp_path, 2)
-        with held(first) as there:
+        with read_lock(first) as there:
             assert there
             assert prune(tmp_path, 1) == []
         assert prune(tmp_path, 1) == [first]
-        with held(first) as there:
+        with read_lock(first) as there:
             assert not there
 
     def test_a_run_at_work_always_has_a_sound_newest_one(self, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crosstrain.launch.virtual.cpu_quota import CpuGroups, Hierarchy, hands_cpu_down
+from crosstrain.launch.virtual.cpu_quota import CpuGroups, Hierarchy, delegates_cpu_controller
 
 
 @pytest.mark.parametrize(("cores", "limit"), [(0.5, "10000 20000"), (2.0, "40000 20000"), (0.01, "10000 1000000")])
@@ -36,5 +36,5 @@ def test_a_version_2_group_hands_the_controller_down(
     (tmp_path / "cgroup.controllers").write_text(controllers)
     (tmp_path / "cgroup.subtree_control").write_text(handed_down)
     (tmp_path / "cgroup.procs").write_text("")
-    assert hands_cpu_down(tmp_path) is possible
+    assert delegates_cpu_controller(tmp_path) is possible
     assert (tmp_path / "cgroup.subtree_control").read_text() == afterwards

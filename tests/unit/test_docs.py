@@ -19,7 +19,7 @@ from crosstrain.cli.commands.run import run
 from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.options import given_options
 from crosstrain.core import plugins
-from crosstrain.core.settings.sources import RESERVED_VARIABLES, Standing, resolve
+from crosstrain.core.settings.sources import RESERVED_VARIABLES, ResumedRun, resolve
 from crosstrain.data.base import DataInfo
 from crosstrain.models.layers import LayerSpecs, convolved
 from crosstrain.models.layers.protocol import NetworkLayers
@@ -107,7 +107,7 @@ def test_every_run_that_is_shown_is_a_valid_job(repository, document, installed)
         if command != "run":
             continue
         with run.make_context("run", list(arguments)) as context:
-            resumed = Standing({}, "run", 100, 1, lambda fields: None) if context.params["resume"] else None
+            resumed = ResumedRun({}, "run", 100, 1, lambda fields: None) if context.params["resume"] else None
             resolve(given_options(context), {}, context.params["config"], resumed)
 
 

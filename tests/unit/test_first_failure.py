@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.engine.peer_loss import lost_a_peer
+from crosstrain.engine.peer_loss import caused_by_peer_loss
 from crosstrain.engine.protocol.messages import Message
-from crosstrain.launch.driver.first_failure import Fall, first_cause, is_victim
+from crosstrain.launch.driver.first_failure import Termination, first_cause, is_victim
 
 GLOO = "[/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.77.0.2]:49049. This is typically caused by …"
 GRPC = ':UNKNOWN:Error received from peer  {grpc_message:"recvmsg:Connection reset by peer", grpc_status:14}'
@@ -39,7 +39,7 @@ def chained(error, cause):
     ],
 )
 def test_what_an_error_tells(error, lost):
-    assert lost_a_peer(error) is lost
+    assert caused_by_peer_loss(error) is lost
 
 
 @pytest.mark.parametrize(
@@ -63,18 +63,18 @@ def test_who_is_a_victim(signal, tail, error, victim):
 def history(seed, offsets):
     """Falls on three nodes as they arrive, with the true moment of each; the nodes' clocks are apart, and messages take their time."""
     draw = random.Random(seed)
-    falls, arrivals = [], []
+    terminations, arrivals = [], []
     for node, offset in enumerate(offsets):
         moments = sorted(draw.uniform(0, 1) for _ in range(draw.randrange(4)))
         arrival = 0.0
         for order, moment in enumerate(moments, 1):
             arrival = max(arrival, moment + draw.uniform(0, 0.5))  # a channel keeps the order
-            falls.append((Fall(node, death(order, monotonic_seconds=moment + offset), draw.random() < 0.6), moment))
+            terminations.append((Termination(node, death(order, monotonic_seconds=moment + offset), draw.random() < 0.6), moment))
             arrivals.append(arrival)
         if draw.random() < 0.2:
-            falls.append((Fall(node, None), 2.0))
+            terminations.append((Termination(node, None), 2.0))
             arrivals.append(max(arrival, 1.0) + draw.uniform(0, 0.5))
-    return [falls[index] for index in sorted(range(len(falls)), key=arrivals.__getitem__)]
+    return [terminations[index] for index in sorted(range(len(terminations)), key=arrivals.__getitem__)]
 
 
 CLOCKS = st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3)
@@ -85,11 +85,11 @@ def test_the_first_cause_is_no_victim_and_no_matter_of_clocks(seed, clocks, othe
     told = history(seed, clocks)
     if not told:
         return
-    blamed = first_cause([fall for fall, _ in told])
-    again = first_cause([fall for fall, _ in history(seed, others)])
+    blamed = first_cause([each for each, _ in told])
+    again = first_cause([each for each, _ in history(seed, others)])
     assert (blamed.node, blamed.order, blamed.victim) == (again.node, again.order, again.victim)
-    assert blamed.victim == all(fall.victim for fall, _ in told)
-    equals = [(fall, moment) for fall, moment in told if fall.victim == blamed.victim]
+    assert blamed.victim == all(each.victim for each, _ in told)
+    equals = [(each, moment) for each, moment in told if each.victim == blamed.victim]
     assert blamed.node == equals[0][0].node
-    moment = next(moment for fall, moment in told if fall is blamed)
-    assert moment == min(moment for fall, moment in equals if fall.node == blamed.node)
+    moment = next(moment for each, moment in told if each is blamed)
+    assert moment == min(moment for each, moment in equals if each.node == blamed.node)

@@ -18,7 +18,7 @@ from crosstrain.core.untrusted.listener import Exchange
 from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, Message, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.transport import WrongSecretError, accept, connect
 from crosstrain.launch.driver.node_channels import MOST_WAITING_BYTES, Members
-from crosstrain.launch.driver.outstanding_requests import Asked
+from crosstrain.launch.driver.outstanding_requests import OutstandingRequests
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.launch.node.agent import Agent
 
@@ -99,7 +99,7 @@ def test_files_come_only_from_nodes_that_were_asked_to_stop(kind):
 @given(interval=st.floats(0.05, 60.0), seconds=st.floats(0.0, 1e4), asked=st.integers(0, 30))
 def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval, seconds, asked):
     """However late the driver comes to them."""
-    requests = Asked([1])
+    requests = OutstandingRequests([1])
     requests.of_samples(1, interval)
     requests._sampling[1] = (time.monotonic() - seconds, interval)
     for _ in range(asked):
@@ -109,7 +109,7 @@ def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval,
 
 
 def test_tasks_that_are_started_anew_may_say_as_much_again():
-    requests = Asked([1])
+    requests = OutstandingRequests([1])
     for _ in range(3):
         requests.started(NODE_OF, ["worker-1"])
         assert requests.wrong_with(1, SOUND["death"]) is None

@@ -14,7 +14,7 @@ from crosstrain.core.job import Job
 from crosstrain.core.settings.config_files import shipped
 from crosstrain.core.settings.ineffective import TAKES_EFFECT, idle_settings
 from crosstrain.core.settings.job_fields import environment_name, flag_name
-from crosstrain.core.settings.sources import Standing, resolve
+from crosstrain.core.settings.sources import ResumedRun, resolve
 from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.launch.sweeps.folder import Entry, Request
 from crosstrain.launch.sweeps.runner import point_arguments
@@ -76,9 +76,9 @@ WITHOUT_ENVIRON = {"sample_interval": {"TRAINER_MONITOR": "false"}}
 
 def test_what_a_run_goes_on_with_is_neither_refused_nor_told():
     fields = Job(schedule_gamma=0.5, monitor=False, backend="torch").model_dump()
-    resolved = resolve({"steps": "+5"}, {}, None, Standing(fields, "earlier", 10, 1, lambda fields: None))
+    resolved = resolve({"steps": "+5"}, {}, None, ResumedRun(fields, "earlier", 10, 1, lambda fields: None))
     assert resolved.idle == {}
-    typed = resolve({"steps": "+5", "schedule_gamma": "0.5"}, {}, None, Standing(fields, "earlier", 10, 1, lambda fields: None))
+    typed = resolve({"steps": "+5", "schedule_gamma": "0.5"}, {}, None, ResumedRun(fields, "earlier", 10, 1, lambda fields: None))
     with pytest.raises(UsageError, match=r"--schedule-gamma: got '0\.5', which does nothing, as schedule is constant"):
         typed.refuse_idle_flags()
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.core.settings.sources import given_anew
+from crosstrain.core.settings.sources import given_settings
 from crosstrain.launch.environments.detect import detect
-from crosstrain.launch.launchers.joining import OWN_TO_EACH_NODE, asked_anew, asked_of, difference
+from crosstrain.launch.launchers.joining import OWN_TO_EACH_NODE, difference, job_request, resume_request
 
 PLACE = detect({}, "10.0.0.1:29400", 1, None)
 assert PLACE is not None
@@ -22,7 +22,7 @@ TYPED = st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for f
 
 
 def asked(flags, environ=None, config=None, resume="runs/first"):
-    return asked_anew(Path(resume), given_anew(flags, environ or {}, config), PLACE)
+    return resume_request(Path(resume), given_settings(flags, environ or {}, config), PLACE)
 
 
 def settled(flags):
@@ -50,11 +50,11 @@ def test_a_file_the_environment_and_a_flag_say_the_same(tmp_path):
 def test_another_run_is_another_run():
     assert "'second' instead of 'first'" in difference(asked({}), asked({}, resume="/elsewhere/second"))
     assert difference(asked({}), asked({}, resume="/elsewhere/first")) is None
-    assert "--resume" in difference(asked({}), asked_of(Job()))
-    assert "--resume" in difference(asked_of(Job()), asked({}))
+    assert "--resume" in difference(asked({}), job_request(Job()))
+    assert "--resume" in difference(job_request(Job()), asked({}))
 
 
 @pytest.mark.parametrize("flags", [{"lr": "fast"}, {"steps": "-1"}, {"steps": "+x"}, {"mode": "both"}, {"nodes": "0"}])
 def test_what_is_wrong_by_itself_ends_the_command_on_its_own_node(flags):
     with pytest.raises(UsageError, match=f"--{next(iter(flags))}"):
-        given_anew(flags, {})
+        given_settings(flags, {})

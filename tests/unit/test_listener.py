@@ -19,7 +19,7 @@ from crosstrain.backends.tf.sync.rendezvous import meet
 from crosstrain.backends.torch.asynchronous import authentication
 from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.core.untrusted import listener as module
-from crosstrain.core.untrusted.listener import MOST_UNPROVEN, PROOF_SECONDS, Door
+from crosstrain.core.untrusted.listener import MOST_UNPROVEN, PROOF_SECONDS, AuthenticatingListener
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.transport import HandshakeError, WrongSecretError, accept, connect
 
@@ -54,7 +54,7 @@ def opened(prove):
     admitted, reports = queue.Queue(), []
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     address = listening.getsockname()
-    with Door(listening, prove, lambda proven, host: admitted.put((proven, host)), reports.append):
+    with AuthenticatingListener(listening, prove, lambda proven, host: admitted.put((proven, host)), reports.append):
         yield address, admitted, reports
     while not admitted.empty():
         close(admitted.get()[0])

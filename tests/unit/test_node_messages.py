@@ -28,7 +28,7 @@ from crosstrain.engine.protocol.node_messages import wrong_with
 from crosstrain.engine.protocol.state_transfer import StateSender
 from crosstrain.engine.task import _report_error
 from crosstrain.launch.driver.nodes import Nodes
-from crosstrain.launch.driver.outstanding_requests import Asked
+from crosstrain.launch.driver.outstanding_requests import OutstandingRequests
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.launch.node.supervisor import Death, tail
@@ -282,7 +282,7 @@ def test_answers_in_an_order_that_cannot_be_are_wrong(order):
     """Steps may come during any command; everything else has its place."""
     places = [place for place in order if place not in (0, 2)]
     possible = places == sorted(places) and max(order.index(0), order.index(2)) < order.index(5)
-    asked = Asked([0, 1])
+    asked = OutstandingRequests([0, 1])
     asked.started(NODE_OF, ["worker-1", "worker-0"])
     for command in (TRAIN, EVALUATE, STATE):
         asked.of_leader("worker-1", command)
@@ -296,9 +296,9 @@ def test_what_is_forbidden_is_a_breach_also_while_the_run_ends():
         answering.start()
         control.end_tasks(0.0, politely=True)
         answering.join()
-        assert control.nodes.breach is not None
-        assert control.nodes.breach.task == "agent-1"
-        assert "node 1 (host 127.0.0.1) sent a message 'nobody sends this'" in str(control.nodes.breach)
+        assert control.nodes.violation is not None
+        assert control.nodes.violation.task == "agent-1"
+        assert "node 1 (host 127.0.0.1) sent a message 'nobody sends this'" in str(control.nodes.violation)
 
 
 def test_a_node_that_ends_in_the_middle_of_a_message_is_lost_and_no_breach():
@@ -307,7 +307,7 @@ def test_a_node_that_ends_in_the_middle_of_a_message_is_lost_and_no_breach():
         node.shutdown(socket.SHUT_RDWR)
         with pytest.raises(RunFailedError, match="has gone: the connection to it has ended"):
             control.receive(5.0)
-        assert control.nodes.breach is None
+        assert control.nodes.violation is None
 
 
 def test_arrays_of_a_message_are_bounded():

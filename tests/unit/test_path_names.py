@@ -67,7 +67,7 @@ def sent(folder, name):
 def test_nothing_that_a_node_sends_is_written_outside_the_run(place, name, traced):
     folder, recording = place
     before, name = outside(folder, recording.path), sent(folder, name)
-    recording.breach = None
+    recording.violation = None
     if traced:
         recording.trace(1, name, b"x")
     else:
@@ -77,9 +77,9 @@ def test_nothing_that_a_node_sends_is_written_outside_the_run(place, name, trace
     logs, traces = recording.path / "logs", recording.path / "profile"
     assert {path for path in logs.rglob("*") if path.is_file()} <= {logs / "1/worker-1.log"}
     assert {path.parent for path in traces.glob("*/*")} <= {traces / "1"}
-    if recording.breach is not None:
-        assert str(recording.breach).startswith(f"node 1 sent a {'trace' if traced else 'log'} called ")
-        assert str(recording.breach).isprintable()
+    if recording.violation is not None:
+        assert str(recording.violation).startswith(f"node 1 sent a {'trace' if traced else 'log'} called ")
+        assert str(recording.violation).isprintable()
         shutil.rmtree(traces, ignore_errors=True)
     elif not traced:
         assert name == "worker-1"
@@ -93,7 +93,7 @@ def test_a_node_that_sends_the_names_of_its_tasks_is_heard(tmp_path):
     recording.trace(1, "worker-1/plugins/profile/2026_01_01/host.xplane.pb", b"part two")
     assert (recording.path / "logs/1/worker-1.log").read_bytes() == b"said"
     assert (recording.path / "profile/1/worker-1/plugins/profile/2026_01_01/host.xplane.pb").read_bytes() == b"part one, part two"
-    assert recording.breach is None
+    assert recording.violation is None
     for name in ("worker-0", "worker-2", "../1/worker-1"):
         with pytest.raises(RunFailedError, match=r"node 1 sent a log called .*, which is no file of a task of its"):
             recording.log(1, name, b"of another")
@@ -118,7 +118,7 @@ def test_a_run_that_ends_hears_it_and_tells_it_once(tmp_path):
         control.end_tasks(5.0, politely=False)
         agent.shutdown(socket.SHUT_RDWR)
     recording.close()
-    assert "'../../../0'" in str(recording.breach)
+    assert "'../../../0'" in str(recording.violation)
     events = [json.loads(line) for line in (recording.path / "events.jsonl").read_text().splitlines()]
     assert [event["detail"] for event in events if event["event"] == "name_refused"] == [{"node": 0, "what": "log", "name": "'../../../0'"}]
     assert (recording.path / "logs/0/worker-0.log").read_bytes() == b"said"

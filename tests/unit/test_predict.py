@@ -17,7 +17,7 @@ from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.report.catalog.run import Run
 from crosstrain.report.prediction.cost_model import Compute, Link, Ring, Server, ring_step, server_step
-from crosstrain.report.prediction.error_band import Judged, Point, Validation, band_factor, read_validation
+from crosstrain.report.prediction.error_band import Point, Validation, ValidationGroup, band_factor, read_validation
 from crosstrain.report.prediction.extrapolation import Question, remarks
 from crosstrain.report.prediction.extrapolation import predict as predicted
 from crosstrain.report.prediction.fit import fit
@@ -148,7 +148,9 @@ class TestFit:
             observe(Run(path))
 
 
-JUDGED = Judged("tf", "sync", "w", ("a",), tuple(Point(nodes, 1e8, 32, 100.0, 100.0 * off) for nodes, off in ((2, 0.9), (4, 1.25))))
+JUDGED = ValidationGroup(
+    "tf", "sync", "w", ("a",), tuple(Point(nodes, 1e8, 32, 100.0, 100.0 * off) for nodes, off in ((2, 0.9), (4, 1.25)))
+)
 
 
 class TestBand:

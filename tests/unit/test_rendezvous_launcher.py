@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from crosstrain.core.job import Job
 from crosstrain.engine.protocol.messages import PROTOCOL, Message
 from crosstrain.launch.environments.base import Membership
-from crosstrain.launch.launchers.joining import asked_of
+from crosstrain.launch.launchers.joining import job_request
 from crosstrain.launch.launchers.rendezvous import ExternalLauncher
 
 
@@ -20,8 +20,8 @@ def test_only_who_is_awaited_is_let_in(node, local_rank, standbys, there):
     """However many processes somebody starts who knows the secret, they do not use up the driver's connections."""
     job = Job(backend="toy", nodes=3)
     place = Membership("a contract", 0, 0, ("127.0.0.1", (1,)), {"nodes": 3}, standbys)
-    joins = Message("join", {"protocol": PROTOCOL, "node": node, "local_rank": local_rank, "asked": asked_of(job)})
-    problem = ExternalLauncher(job, place, b"", asked_of(job))._problem(joins, {0: None}, there)
+    joins = Message("join", {"protocol": PROTOCOL, "node": node, "local_rank": local_rank, "asked": job_request(job)})
+    problem = ExternalLauncher(job, place, b"", job_request(job))._problem(joins, {0: None}, there)
     agent = node in (1, 2) and local_rank == 0
     standby = 0 <= node < 3 and local_rank > 0 and (node, local_rank) not in there and len(there) < standbys
     assert (problem is None) == (agent or standby)

@@ -24,7 +24,7 @@ class Watched:
         self.now += seconds
         self.watch.tick()
         for worker in workers:
-            self.watch.heard(worker)
+            self.watch.on_updates(worker)
 
 
 def test_a_silent_worker_is_told_of_once_and_so_is_its_return():
@@ -44,7 +44,7 @@ def test_a_pause_of_all_and_a_stopped_driver_are_no_silence():
         run.turn(seconds=1000 * LIMIT)  # the driver was stopped
     for _ in range(20):
         run.turn()  # an evaluation: nobody delivers
-    run.watch.all_heard()
+    run.watch.on_quiescent()
     run.turn(0)
     run.turn(0, 1)
     assert run.told == []

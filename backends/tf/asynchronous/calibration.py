@@ -89,8 +89,8 @@ class WorkerComponents:
             context = self._passes.training(buffers, number, indices)
             weight = 1.0 / work.weights[0]
             loss_sum, gradients = self._model.loss_and_gradients(parameters, data.micro_batches(*batch, 1), weight, context)
-            falls = [value - context.updated.get(name, value) for name, value in buffers.items()]
-            return [flattened([*gradients, *falls])[:1] + loss_sum]
+            decrements = [value - context.updated.get(name, value) for name, value in buffers.items()]
+            return [flattened([*gradients, *decrements])[:1] + loss_sum]
 
         return after([*tf.nest.flatten(batch), indices, *messages]), compute
 

@@ -74,24 +74,26 @@ class Shard:
         size = self.stop - self.start
         message = tf.concat([gradient, tf.reshape(learning_rate, [1]), pulled[size : size + 2]], axis=0)
         with tf.device(self.device):
-            gradient, *fall, rate, read = tf.split(message, [*(variable.shape[0] for variable in self._variables), 1, 2])
+            gradient, *decrement, rate, read = tf.split(message, [*(variable.shape[0] for variable in self._variables), 1, 2])
             with tf.control_dependencies([gradient]):  # nothing is read or counted before the message is here
                 update = _fetch_and_add(self.begun) + 1 if self.optimizer.needs_count else None
                 if self.skipping:
-                    applied = [tf.cond(rate[0] == SKIP, lambda: tf.no_op(), lambda: tf.group(self._apply(gradient, fall, rate, update)))]
+                    applied = [
+                        tf.cond(rate[0] == SKIP, lambda: tf.no_op(), lambda: tf.group(self._apply(gradient, decrement, rate, update)))
+                    ]
                 else:
-                    applied = self._apply(gradient, fall, rate, update)
+                    applied = self._apply(gradient, decrement, rate, update)
             with tf.control_dependencies(applied):
                 before = _fetch_and_add(self.version)
             with tf.control_dependencies([before]):
                 return self.pull(before - tf.bitcast(read, tf.int64))
 
-    def _apply(self, gradient: tf.Tensor, fall: Sequence[tf.Tensor], rate: tf.Tensor, update: tf.Tensor | None) -> list[tf.Operation]:
+    def _apply(self, gradient: tf.Tensor, decrement: Sequence[tf.Tensor], rate: tf.Tensor, update: tf.Tensor | None) -> list[tf.Operation]:
         """In ops: update the values and the tail; return the ops after which that is complete."""
         scalars = self.optimizer.scalars(tf.reshape(rate, []), update)
         applied = [self.optimizer.apply(self.values, self.slots, gradient, scalars)]
         if self.tail is not None:
-            applied.append(tf.raw_ops.AssignSubVariableOp(resource=self.tail.handle, value=fall[0]))
+            applied.append(tf.raw_ops.AssignSubVariableOp(resource=self.tail.handle, value=decrement[0]))
         return applied
 
     def load(self, values: Array, slots: Mapping[str, Array], updates: int) -> None:

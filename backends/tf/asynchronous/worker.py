@@ -88,12 +88,12 @@ def _updates(model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], d
         number = work.first_step + tf.cast(step, tf.int64) if passes.dropout else None
         context = passes.training(buffers, number, indices)
         loss_sum, gradients = model.loss_and_gradients(parameters, [batch], slope, context)
-        falls = [value - context.updated.get(name, value) for name, value in buffers.items()]
+        decrements = [value - context.updated.get(name, value) for name, value in buffers.items()]
         rate = tf.gather(work.learning_rates, step)
         if scaled:
             gradients, finite = unscaled(gradients, scale)
             rate, scale = tf.where(finite, rate, SKIP), tf.where(finite, scale, scale / 2.0)
-        gradient = flattened([*gradients, *falls])
+        gradient = flattened([*gradients, *decrements])
         messages = [shard.push(gradient[shard.start : shard.stop], rate, pulled) for shard, pulled in zip(shards, messages, strict=True)]
         return step + 1, scale, messages, losses.write(step, loss_sum / weight), staleness.write(step, staleness_of(messages[0]))
 

@@ -14,7 +14,7 @@ import time
 
 from ....core.cluster import Task
 from ....core.errors import RunFailedError
-from ....core.untrusted.listener import Door, Exchange
+from ....core.untrusted.listener import AuthenticatingListener, Exchange
 
 __all__ = ["meet"]
 
@@ -51,7 +51,7 @@ def _gather(task: Task, deadline: float) -> None:
     arrived: dict[bytes, socket.socket] = {}
     listener = socket.create_server((task.address, task.port), backlog=128)
     try:
-        with Door(listener, prove, lambda arrival, _host: arrivals.put(arrival), log.warning):
+        with AuthenticatingListener(listener, prove, lambda arrival, _host: arrivals.put(arrival), log.warning):
             while len(arrived) < len(missing):
                 try:
                     code, connection = arrivals.get(timeout=_left(deadline))

@@ -80,7 +80,7 @@ class Replica:
         for variable, summed in zip(self._buffers.values(), sums, strict=True):
             variable.assign(summed / workers)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Undo what updates with a learning rate of 0 have changed, which is no parameter: so no copy of those is needed."""
         for variable in (variable for slots in self._slots for variable in slots.values()):
             variable.assign(tf.zeros_like(variable))

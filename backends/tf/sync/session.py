@@ -93,7 +93,7 @@ class SyncSession:
         """Trace and run everything once, on every rank together, then go back to the initial state."""
         self._call(self._sampler.for_rank(0, 0, 1, self._task.rank), np.zeros(1), 0)
         self.evaluate(WARM_SPLIT)
-        self._replica.begin_anew()
+        self._replica.reset()
         self._updates = 0
         if self._job.checkpoint_every is not None:
             self._state_memory()

@@ -13,7 +13,7 @@ import torch
 from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
 from ....core.job import Job
-from ....core.untrusted.listener import Door, Exchange
+from ....core.untrusted.listener import AuthenticatingListener, Exchange
 from ....models.base import ModelSpec
 from .authentication import Hello, admit
 from .shards import Shard, bytes_of
@@ -65,7 +65,7 @@ class Listener:
         self._links: set[Connection] = set()
         self._closing = False
         listening = socket.create_server((task.address, task.port), backlog=128)
-        self._door = Door(listening, self._prove, self._admit, log.warning)
+        self._door = AuthenticatingListener(listening, self._prove, self._admit, log.warning)
 
     def _prove(self, exchange: Exchange) -> tuple[socket.socket, Hello]:
         return exchange.connection, admit(exchange, self._secret, self._elements)

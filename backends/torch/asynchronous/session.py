@@ -51,7 +51,7 @@ class AsyncSession:
         self._sizes = dict(data.info.sizes)
         self._sampler = make_sampler(job, data, model.objective.weight)
         self._shard = initial_shard(job, model, 0)
-        self._dispenser = TicketQueue()
+        self._tickets = TicketQueue()
         self._memory: StateMemory | None = None
         self._open, self._calibrated, self._training_seconds = True, False, 0.0
         warm_rule(self._shard, job)
@@ -68,13 +68,13 @@ class AsyncSession:
 
     def _await_workers(self, deadline: float) -> None:
         expected = frozenset(range(self._job.workers))
-        if not self._dispenser.wait(lambda: self._dispenser.connected >= expected, deadline - time.monotonic()):
-            missing = ", ".join(f"worker-{index}" for index in sorted(expected - self._dispenser.connected))
+        if not self._tickets.wait(lambda: self._tickets.connected >= expected, deadline - time.monotonic()):
+            missing = ", ".join(f"worker-{index}" for index in sorted(expected - self._tickets.connected))
             raise RunFailedError(f"start_timeout: {missing} did not join within {self._job.start_timeout:g} seconds")
 
     def _serve_peer(self, link: Connection, hello: Hello) -> None:
         """Serve one worker's connection, in a thread of its own."""
-        if hello.role != "worker" or hello.place >= self._job.workers or hello.place in self._dispenser.connected:
+        if hello.role != "worker" or hello.place >= self._job.workers or hello.place in self._tickets.connected:
             log.warning("refused %s-%d: it has no place in this run, or is here already", hello.role, hello.place)
             return
         progress = TicketProgress(hello.place, self._examples)
@@ -82,9 +82,9 @@ class AsyncSession:
             self._serve_worker(link, hello.place, progress)
         except OSError as error:
             log.warning("lost worker-%d: %s", hello.place, error)
-            self._dispenser.release(hello.place, progress.close())
+            self._tickets.release(hello.place, progress.close())
         except Exception as error:  # noqa: BLE001 - handed to the session's thread, which raises it
-            self._dispenser.fail(error)
+            self._tickets.fail(error)
 
     def _serve_worker(self, link: Connection, worker: int, progress: TicketProgress) -> None:
         """Answer one worker's requests until there are no more tickets."""
@@ -105,19 +105,19 @@ class AsyncSession:
                 if progress.add(frame.loss, staleness, frame.seconds):
                     link.send(Kind.PARAMETERS, outgoing, version=version)
                     continue
-                self._dispenser.finish_train(worker, progress.close())
+                self._tickets.finish_train(worker, progress.close())
             elif frame.kind == Kind.SUMS:
-                self._dispenser.finish_eval(worker, self._received_sums(link.receive_trailer(frame)))
+                self._tickets.finish_eval(worker, self._received_sums(link.receive_trailer(frame)))
             elif frame.kind == Kind.CALIBRATED and calibrating:
-                self._dispenser.finish_calibration(CalibrationResult(worker, frame.examples, frame.seconds))
+                self._tickets.finish_calibration(CalibrationResult(worker, frame.examples, frame.seconds))
             elif frame.kind == Kind.PULL:
                 link.send(Kind.PARAMETERS, outgoing, version=self._shard.read(values))
                 continue
             elif frame.kind == Kind.READY:
-                self._dispenser.join(worker)
+                self._tickets.join(worker)
             else:
                 raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
-            ticket, waited = self._dispenser.take(worker)
+            ticket, waited = self._tickets.take(worker)
             calibrating = isinstance(ticket, CalibrationOrder)
             if isinstance(ticket, TrainTicket):
                 progress.begin(ticket)
@@ -136,12 +136,12 @@ class AsyncSession:
         Raises RunFailedError where every worker is lost, or none makes progress for `stall_timeout` seconds.
         """
         workers = self._job.workers
-        self._dispenser.put(cut_plan(plan, workers))
-        return self._timed(self._gather(lambda: self._dispenser.waiting <= TICKETS_AHEAD * workers))
+        self._tickets.put(cut_plan(plan, workers))
+        return self._timed(self._gather(lambda: self._tickets.waiting <= TICKETS_AHEAD * workers))
 
     def drain(self) -> Iterator[StepResult]:
         """Yield everything outstanding; see `Session.drain`. Errors as in `train`."""
-        return self._timed(self._gather(lambda: self._dispenser.quiescent))
+        return self._timed(self._gather(lambda: self._tickets.quiescent))
 
     def _timed(self, results: Iterator[StepResult]) -> Iterator[StepResult]:
         """Yield the results and count the seconds that it takes, which are those of training."""
@@ -153,12 +153,12 @@ class AsyncSession:
         """Yield results until `ready`."""
         seen, since = self._progress(), time.monotonic()
         while True:
-            self._dispenser.wait(lambda: ready() or self._dispenser.has_news, 1.0)
+            self._tickets.wait(lambda: ready() or self._tickets.has_news, 1.0)
             done = ready()
-            yield from self._dispenser.take_results()
+            yield from self._tickets.take_results()
             if done:
                 return
-            if not self._dispenser.connected:
+            if not self._tickets.connected:
                 raise RunFailedError("every worker is lost, and updates are outstanding")
             if self._progress() != seen:
                 seen, since = self._progress(), time.monotonic()
@@ -167,23 +167,23 @@ class AsyncSession:
 
     def _stalled(self) -> StalledRunError:
         """Return the error that names the workers whose updates are awaited."""
-        awaited = [f"worker-{worker}" for worker in sorted(self._dispenser.working)]
+        awaited = [f"worker-{worker}" for worker in sorted(self._tickets.working)]
         whose = f"; work is outstanding at {', '.join(awaited)}" if awaited else ""
         limit = f"{self._job.stall_timeout:g}"
         return StalledRunError(f"stalled: no update was applied for {limit} s (--stall-timeout {limit}){whose}", *awaited[:1])
 
     def _progress(self) -> tuple[int, int]:
-        return self._shard.version, self._dispenser.finished
+        return self._shard.version, self._tickets.finished
 
     def evaluate(self, split: Split) -> EvalResult:
         """Have the workers evaluate the current parameters; see `Session.evaluate`. Raises RuntimeError where updates are outstanding."""
         self._require_quiet("evaluate")
         began = time.perf_counter()
         size = self._sizes[split]
-        self._dispenser.put(cut_evaluation(split, size, self._job.workers, evaluation_batch(self._spec)))
-        for result in self._gather(lambda: self._dispenser.quiescent):
+        self._tickets.put(cut_evaluation(split, size, self._job.workers, evaluation_batch(self._spec)))
+        for result in self._gather(lambda: self._tickets.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied during an evaluation")
-        sums = [sum(of_pieces) for of_pieces in zip(*self._dispenser.take_sums(), strict=True)]
+        sums = [sum(values) for values in zip(*self._tickets.take_sums(), strict=True)]
         return EvalResult.of(self._spec.objective, split, size, sums, time.perf_counter() - began, self._shard.version)
 
     def _received_sums(self, trailer: bytes) -> EvalSums:
@@ -193,7 +193,7 @@ class AsyncSession:
         return tuple(np.frombuffer(trailer, "<f8").tolist())
 
     def _require_quiet(self, what: str) -> None:
-        if not self._dispenser.quiescent:
+        if not self._tickets.quiescent:
             raise RuntimeError(f"{what}: updates are outstanding; drain first")
 
     def _state_memory(self) -> StateMemory:
@@ -241,17 +241,17 @@ class AsyncSession:
         self._require_quiet("calibrate")
         native = {} if self._calibrated else {"ps_busy_fraction": self._shard.busy_seconds / max(self._training_seconds, 1e-9)}
         self._calibrated = True
-        self._dispenser.put_for(dict.fromkeys(self._dispenser.connected, order))
-        for result in self._gather(lambda: self._dispenser.quiescent):
+        self._tickets.put_for(dict.fromkeys(self._tickets.connected, order))
+        for result in self._gather(lambda: self._tickets.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied while a part of a step was calibrated")
-        return [replace(found, native=native) for found in self._dispenser.take_calibrated()]
+        return [replace(found, native=native) for found in self._tickets.take_calibrated()]
 
     def close(self) -> None:
         """Send workers and parameter servers home; bounded in time. A second call does nothing."""
         if not self._open:
             return
         self._open = False
-        self._dispenser.end()
+        self._tickets.end()
         self._listener.close(CLOSE_SECONDS)
         for index, link in enumerate(self._servers, start=1):
             try:
