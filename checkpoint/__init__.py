@@ -1,4 +1,4 @@
-"""How the state of a run is kept on disk, so that any backend can go on from it and damage is noticed.
+"""How is the state of a run kept on disk, so that any backend can go on from it and damage is noticed?
 
 A checkpoint is a folder of plain files: arrays by canonical name as safetensors, everything else as JSON, and a manifest with the digest
 of each file (docs/checkpoints.md). Nothing here knows a framework.

@@ -1,1 +1,1 @@
-"""What is learned from, and who sees which example, when? Prepared arrays that need no framework to read."""
+"""Which examples are there, and which worker sees which one when? Prepared arrays that need no framework to read."""

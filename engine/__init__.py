@@ -1,1 +1,1 @@
-"""How does a run proceed? One training loop for every backend and mode, and the tasks that execute its commands."""
+"""What does a run do next? One training loop for every backend and mode, and the tasks that execute its commands."""

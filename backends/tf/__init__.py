@@ -1,4 +1,4 @@
-"""TensorFlow as a backend: MultiWorkerMirroredStrategy in sync mode, ParameterServerStrategy in async mode, no Keras.
+"""How does TensorFlow carry out a job? MultiWorkerMirroredStrategy in sync mode, ParameterServerStrategy in async mode, no Keras.
 
 TensorFlow is imported inside `probe`, `preload` and `open` only, so that the driver can ask for the placement without it.
 """

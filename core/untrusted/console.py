@@ -56,7 +56,7 @@ class ShownStream:
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """Return the stream behind a `ShownStream`, for who draws on a terminal and sees to the text of others itself (`core.drawing`)."""
+    """Return the stream behind a `ShownStream`, for who draws on a terminal and sees to the text of others itself (`terminal_pictures`)."""
     return stream.stream if isinstance(stream, ShownStream) else stream
 
 

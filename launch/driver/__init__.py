@@ -1,1 +1,1 @@
-"""Who decides? The process that the user started: it starts the tasks, trains, records, and ends them."""
+"""What does the driver do, the process that the user started? It starts the tasks, trains, records, and ends them."""

@@ -91,8 +91,8 @@ class _Arriving:
 class CheckpointSaver:
     """Writes a run's checkpoints; the `Saver` of its training loop.
 
-    `answer` sends a message of that kind to the task (see `engine.state_stream`); `spent` returns the seconds spent so far, for the
-    checkpoint.
+    `answer` sends a message of that kind to the task (see `engine.protocol.state_transfer`); `spent` returns the seconds spent so far, for
+    the checkpoint.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which layers do models share? `spec` has their parameters and sizes in numpy terms, `tf` and `torch` the same computations."""
+"""Which layers do models share? `specs` has their parameters and sizes in numpy terms, `tf` and `torch` the same computations."""
 
 from .specs import LayerSpecs, convolved
 

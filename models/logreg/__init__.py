@@ -1,4 +1,4 @@
-"""Multinomial logistic regression: one dense layer and a softmax."""
+"""What is multinomial logistic regression as a network? One dense layer and a softmax."""
 
 from .spec import build
 

@@ -43,7 +43,7 @@ _LIVE = ("starting", "running")
 STATES = (*_LIVE, "succeeded", "failed", "interrupted", "died", DAMAGED)
 
 FIGURES = ("path", "folder", "created_at", "problem", *row({"per_node": []}))
-"""The keys of a row: the figures of `figures.row`, and where the run is, since when (ISO 8601), and what is wrong with it.
+"""The keys of a row: the figures of `summary_rows.row`, and where the run is, since when (ISO 8601), and what is wrong with it.
 
 ``folder`` is the folder of runs that it lies in below the one that is listed, such as a sweep's; else None.
 """

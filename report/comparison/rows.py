@@ -20,7 +20,7 @@ __all__ = ["Row", "entry_of", "make_entries"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: the runs it stands for, and the flat row of `figures.row`, of several runs the means of what is a number.
+    """One row: the runs it stands for, and the flat row of `summary_rows.row`, of several runs the means of what is a number.
 
     `sigmas` has the sample standard deviation of each figure that is a mean (a list where the figure is one); empty for a single run.
     `left_out` are the names of runs whose figures do not count (see `drop_fastest_and_slowest`), `converged` how many reached the target.

@@ -1,1 +1,1 @@
-"""How are curves drawn?"""
+"""How are records drawn as charts?"""

@@ -1,6 +1,6 @@
 """How long would a step take on other nodes and links? The model: processor time, bytes, messages; docs/scaling.md derives it.
 
-Everything here is arithmetic on figures that `predict_fit` takes from finished runs.
+Everything here is arithmetic on figures that `fit.py` takes from finished runs.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -141,6 +142,17 @@ def test_a_room_is_small_and_says_what_is_in_it(repository, sources):
     for room, files in rooms.items():
         assert f"{room}/__init__.py" in files
         assert (repository / room / "py.typed").exists(), room
+
+
+def test_a_room_begins_with_the_question_that_it_answers(repository, sources):
+    """A question may stand before its answer; the first sentence of the docstring is the question."""
+    no_question = {}
+    for room in {room_of(path) for path in sources}:
+        docstring = ast.get_docstring(ast.parse((repository / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+        first = re.split(r"(?<=[.?!])\s", docstring, maxsplit=1)[0]
+        if not first.endswith("?"):
+            no_question[room] = first
+    assert no_question == {}
 
 
 @pytest.mark.long

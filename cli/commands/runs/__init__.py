@@ -1,1 +1,1 @@
-"""What can ``trainer runs`` do? List, show, delete, export."""
+"""What does each subcommand of ``trainer runs`` do? List, show, delete, export."""

@@ -1,1 +1,1 @@
-"""How are the glyphs drawn? A dataset that is rendered, not downloaded."""
+"""How are the images of the glyph datasets drawn? A dataset that is rendered, not downloaded."""

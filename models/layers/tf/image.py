@@ -203,7 +203,7 @@ class Layers:
 
 
 def _conv_space_to_depth(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor, padding: tuple[int, int]) -> tf.Tensor:
-    """Convolve two neighbouring columns at once (pairs.py), `padding` rows and columns of zeros around the image."""
+    """Convolve two neighbouring columns at once (space_to_depth.py), `padding` rows and columns of zeros around the image."""
     _, height, width, inputs = x_bhwc.shape
     kernel_height, kernel_width, _, outputs = kernel_hwio.shape
     pairs_hwio = [kernel_height, (kernel_width + 1) // 2, 2 * inputs, outputs]
@@ -216,7 +216,7 @@ def _conv_space_to_depth(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor, padding: tup
 
 
 def _conv_with_paired_gradient(x_bhwc: tf.Tensor, kernel_hwio: tf.Tensor, padding: int) -> tf.Tensor:
-    """Convolve with stride 1; the gradient with respect to the images takes two neighbouring columns at once (pairs.py)."""
+    """Convolve with stride 1; the gradient with respect to the images takes two neighbouring columns at once (space_to_depth.py)."""
     around = "SAME" if padding else "VALID"
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]

@@ -114,7 +114,7 @@ class Layers:
 def _conv_space_to_depth(
     x_bchw: torch.Tensor, weight_oihw: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]
 ) -> torch.Tensor:
-    """Convolve two neighbouring columns at once (pairs.py), `padding` rows and columns of zeros around the image.
+    """Convolve two neighbouring columns at once (space_to_depth.py), `padding` rows and columns of zeros around the image.
 
     x is channels last in memory, and so is the result.
     """
@@ -148,7 +148,7 @@ def _gradient_in_pairs(x_bchw: torch.Tensor, weight_oihw: torch.Tensor, stride: 
 
 
 class _ConvWithPairedGradient(torch.autograd.Function):  # type: ignore[misc]
-    """A convolution with stride 1 whose gradient with respect to the images takes two neighbouring columns at once (pairs.py)."""
+    """A convolution with stride 1 whose gradient with respect to the images takes two neighbouring columns at once (space_to_depth.py)."""
 
     @staticmethod
     def forward(ctx: Any, x_bchw: torch.Tensor, weight_oihw: torch.Tensor, bias: torch.Tensor | None, padding: int) -> torch.Tensor:
