@@ -1,4 +1,4 @@
-"""What can a framework do here? Asked in a process of its own, since a framework that is imported cannot be unloaded.
+"""What can a framework do on this machine? It is imported in a process of its own, since an imported framework cannot be unloaded.
 
 ``python -m crosstrain.engine.backend_probe NAME`` prints the answer as JSON.
 """

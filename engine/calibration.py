@@ -1,7 +1,7 @@
-"""After a run: every worker repeats the components of a step by themselves, so that it can be said where the run's time went.
+"""Calibration: after a run every worker repeats each component of a step by itself, so that the run's time can be divided among them.
 
-The state is no longer needed then, and the cluster is still up and warm. Workers do a component all at once, so that those which share
-cores or a link contend for them as they do while training.
+The state is no longer needed then, and the cluster is still up and warm. All workers repeat a component at the same time, so that those
+which share cores or a link contend for them as they do while training.
 """
 
 from __future__ import annotations

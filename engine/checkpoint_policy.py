@@ -1,4 +1,4 @@
-"""When a run saves, and the states on their way from the task to whoever writes them."""
+"""When a run saves a checkpoint, and which saves are under way: from the task that copies its state to the saver that writes it."""
 
 from __future__ import annotations
 

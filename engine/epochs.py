@@ -1,8 +1,8 @@
-"""Which update falls into which epoch: for a run from its start, and for one that goes on from a checkpoint.
+"""Which update belongs to which epoch, for a run from its start and for one that goes on from a checkpoint.
 
 A run that is resumed within an epoch finishes that epoch's remaining examples in batches of its own size, and goes on with whole epochs
 after it. Where an update stands in the training (`EpochIndex.epochs_at`) depends on the cursor alone, so that a schedule of the learning
-rate neither jumps nor starts anew with another batch size, mode or number of workers.
+rate neither jumps nor starts again with another batch size, mode or number of workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whom the training loop deals with, and what it knows at its start and at its end."""
+"""The interfaces that the training loop uses (tasks, recorder, checkpoint sink), where it begins, and what it has done at its end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What becomes of a run whose loss is NaN or infinite.
+"""What a run does when its loss is NaN or infinite (``--on-nan``).
 
-An update that fp16's scaling of the loss leaves out is no such case: its gradients have overflowed, and its loss is a number.
+An update that is skipped because fp16's loss scaling overflowed is no such case: only its gradients overflowed, its loss is finite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plans that leading tasks are carrying out, and which of their updates have not been reported: what is reported else cannot be."""
+"""Plans that the leading tasks are carrying out, and which of their updates are still to be reported; any other report is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an error or a log tells of a peer that has gone: whoever ended of that is not what ended the run."""
+"""Does an error, or the end of a log, say that a peer was lost? A task that ended for that is a victim, and not the cause of a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a run may train, and where on the way it evaluates and saves."""
+"""When a run ends, evaluates and saves: the number of updates in all, and the updates after which something is due."""
 
 from __future__ import annotations
 

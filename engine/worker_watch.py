@@ -1,4 +1,4 @@
-"""Which async worker has fallen silent while others went on: such a run trains all the same, on fewer workers than it was asked for."""
+"""Notices an async worker that has delivered nothing for too long while others have: the run goes on, but on fewer workers."""
 
 from __future__ import annotations
 

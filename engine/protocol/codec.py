@@ -1,4 +1,4 @@
-"""Plans, results and states as messages."""
+"""Encodes plans, results and states as messages of the control protocol, and decodes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The heartbeat between driver and agents: each says something once a second, and counts how long it has heard nothing of the other.
+"""The heartbeat between driver and agents: each sends a sign of life once a second, and measures how long the other has been silent.
 
-Time is counted in ticks of whoever listens, and a tick is short: a process that was stopped, or whose machine was suspended, does not take
-its own absence for the silence of others.
+Silence is counted in short ticks of the listener's own, of limited length each: a process that was stopped, or whose machine was
+suspended, does not mistake its own absence for the silence of others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a node may say to the driver: which fields and arrays each kind of message has, within which bounds, and of whose tasks.
+"""Validates what a node says to the driver: the fields and arrays of each kind of message, their bounds, and whose tasks it may speak for.
 
-A node may be broken or hostile, and no message of it may bring the driver down, or speak for the tasks of another node. Whether a message
-may come now is a matter of what was asked (`outstanding_requests.py`), and what an answer may contain then one of the training loop.
+A node may be broken or hostile: no message of it may bring the driver down, or speak for the tasks of another node. Whether a message is
+awaited at the moment is checked in `outstanding_requests.py`, and whether an answer's content is possible in the training loop.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A state on its way between a task and the driver: read from the task's memory, or in chunks of raw bytes of which few are on their way.
+"""Moves a state between a task and the driver: read from the task's memory, or sent as chunks of raw bytes, few of them in flight.
 
-From the task: ``state_begin`` (which arrays, in order, and where they lie; counters). The driver reads them there if it can, which costs
-training least, and answers ``state_taken``. Else, as where the task is on another machine, it answers ``state_send``, and gets several
-``state_part``; it acknowledges each once it is done with it (``state_ack``), and the sender keeps at most `WINDOW` chunks without an
-acknowledgement. At last the task says ``state_end``, and overwrites its copy with the next one. To the task:
-``load_begin``, several ``load_part``, and the command ``load``; the task puts the chunks where they belong as they come, without a window.
+From the task: ``state_begin`` (which arrays, in order, and where they are in memory; counters). The driver reads them there if it can,
+which costs training least, and answers ``state_taken``. Otherwise, as where the task is on another machine, it answers ``state_send`` and
+gets several ``state_part``; it acknowledges each once it has dealt with it (``state_ack``), and the sender keeps at most `WINDOW` chunks
+unacknowledged. Then the task says ``state_end``, after which the next state may overwrite its copy. To the task: ``load_begin``, several
+``load_part``, and the command ``load``; the task puts the chunks into place as they come, without a window.
 """
 
 from __future__ import annotations

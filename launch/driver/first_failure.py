@@ -1,7 +1,8 @@
-"""Whom to blame where several tasks or nodes have ended: the first cause, and none of its victims.
+"""Which failure to blame where several tasks or nodes have ended: the first cause, and not what it caused.
 
-A task that loses a peer dies of it, often before the driver hears of the peer. So whoever names the loss of a peer as its reason comes
-last. The clocks of two machines are never compared: on one node its own count of deaths decides, between nodes the order of arrival.
+A task that loses a peer ends because of it, often before the driver hears of the peer. So a task that gives the loss of a peer as its
+reason is blamed last. Clocks of different machines are never compared: on one node its own count of deaths decides, between nodes the
+order of arrival.
 """
 
 from __future__ import annotations

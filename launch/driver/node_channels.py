@@ -1,7 +1,7 @@
-"""The nodes of a run as its driver sees them: what they say comes in one queue, and what they are told never makes the driver wait.
+"""The driver's channels to its nodes: messages of all nodes arrive in one queue, and sending to a node never blocks the driver.
 
-Whether a node can still be talked to is a state, known from the moment its end was read on: no later wait can miss it. A node that says
-nothing for too long is given up, and is lost then like any other.
+Whether a node can be reached is a state, set once its channel's end has been read, so that no later wait can miss it. A node that is
+silent for too long is cut off, and is then lost like any other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the driver has asked of its nodes and leading tasks and is not answered yet: an answer that nobody waits for is none.
+"""Requests that the driver has sent to nodes and leading tasks and that are unanswered; an answer to no such request is refused.
 
-What nodes say unasked has its time and its number too, so that none keeps the driver busy with it, or fills its disk.
+What nodes send without being asked is limited in time and number too, so that no node can keep the driver busy or fill its disk.
 """
 
 from __future__ import annotations

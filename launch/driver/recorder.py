@@ -1,4 +1,4 @@
-"""What a run leaves behind: every record goes through here, onto the run clock, into the run directory and onto the screen."""
+"""Records a run: puts every record onto the run clock, writes it into the run directory, and shows it to the user and to loggers."""
 
 from __future__ import annotations
 

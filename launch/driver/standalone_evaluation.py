@@ -1,4 +1,4 @@
-"""Evaluating a trained state on this machine: one task, started and ended as a run's are, and no run directory."""
+"""Evaluates a trained state on this machine, without a run: one task is started and ended as a run's are, and nothing is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every environment says of a process that it started: its place among the others."""
+"""What each environment (torchrun, TF_CONFIG, a person) says of a process that it started: its node, its local rank and the rendezvous."""
 
 from __future__ import annotations
 

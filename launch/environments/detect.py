@@ -1,6 +1,6 @@
-"""Where does this process stand, when something else than `trainer` started the processes? The table of those that it can tell.
+"""Which environment started this process, and which place does it have there? The table of the environments that are recognised.
 
-The first process of a node acts as its agent and starts all of the node's tasks, the first of all is the driver as well; the others
+The first process of a node acts as its agent and starts all of the node's tasks; the first of all is the driver as well. The others
 stand by, so that whoever started them sees the run's end and its exit code.
 """
 

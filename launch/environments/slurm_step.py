@@ -1,4 +1,4 @@
-"""Is this one of several processes that Slurm started and nobody told of each other? They would all train the whole job, each alone."""
+"""Is this one of several processes of a Slurm step that know nothing of each other? Each of them would train the whole job alone."""
 
 from __future__ import annotations
 

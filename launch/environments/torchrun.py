@@ -1,4 +1,4 @@
-"""Processes that torchrun started, or something else that sets the variables which torch reads."""
+"""Processes started by torchrun, or by something else that sets the variables that torch reads (RANK, WORLD_SIZE, MASTER_ADDR, …)."""
 
 from __future__ import annotations
 

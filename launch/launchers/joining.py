@@ -1,4 +1,4 @@
-"""Runs whose processes somebody else started, the side of those who join the driver; and what all of them must have been asked for."""
+"""Joining a run whose processes somebody else started: how a process reaches the driver, and which settings both must agree on."""
 
 from __future__ import annotations
 

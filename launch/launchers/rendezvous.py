@@ -1,4 +1,4 @@
-"""Runs whose processes somebody else started, the driver's side: it awaits the others, who join it (`launch/launchers/joining.py`)."""
+"""The launcher of runs whose processes somebody else started: the driver waits here until all of them have joined (`joining.py`)."""
 
 from __future__ import annotations
 

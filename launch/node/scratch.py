@@ -1,6 +1,6 @@
-"""Where the tasks of a node keep temporary files: a folder of the agent's own, whose name tells whose it is.
+"""A folder for the temporary files of a node's tasks; its name says which agent it belongs to.
 
-An agent removes its folder at its end. One that was killed cannot, so that the next agent removes what it left.
+An agent removes its folder when it ends. One that was killed cannot, so the next agent removes what it left.
 """
 
 from __future__ import annotations

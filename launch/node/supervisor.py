@@ -1,10 +1,10 @@
-"""The tasks of one node: started in groups of their own, reaped in order of death, ended within a bound.
+"""The tasks of one node: each started in a process group of its own, reaped in the order of death, and ended within a time limit.
 
-A task may be started as a spare, before anybody knows which task of the cluster it will be, so that its framework loads meanwhile. The
-death of a spare concerns nobody: the task that it would have become is started anew.
+A task may be prestarted before it is known which task of the cluster it will be, so that its framework loads meanwhile. The death of a
+prestarted process that is no task yet is no failure: the task is then started normally.
 
 Only the main thread starts tasks, because the parent-death signal follows the thread that forked. One other thread reaps whatever
-dies, so that the order of deaths is the kernel's. A death is reported when all that the task had said has been: nothing follows it.
+dies, so that the order of deaths is the kernel's. A death is reported after everything that the task had sent.
 """
 
 from __future__ import annotations

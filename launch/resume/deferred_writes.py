@@ -1,4 +1,4 @@
-"""What a run that goes on writes about itself before it is sure that it does."""
+"""Writes of a resumed run to its directory that are held back until it is certain that the run goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt at a run begins with: the model's initial state, or the state, place and time spent of a checkpoint."""
+"""Where an attempt at a run begins: at the model's initial state, or at a checkpoint's state, position and time spent."""
 
 from __future__ import annotations
 

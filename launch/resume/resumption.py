@@ -1,4 +1,4 @@
-"""From a run that has ended to the same run going on: which checkpoint, which job, and whether the two belong together."""
+"""Prepares to resume a run: which checkpoint to load, which job results, and whether the two belong to the same training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a run's files do not decide by themselves: whose code runs, where records are sent, and which paths outside the run are used.
+"""What the files of a run cannot decide by themselves: which code runs, where records are sent, which paths outside the run are used.
 
-A run directory may come from anybody. What it says of these is taken where the user types it again, or asks for all of it with
-``--trust-run``; elsewhere the command ends before anything of it is used. What is installed is the user's own choice and always allowed:
+A run directory may come from anybody. Such settings of it are used where the user types them again, or accepts all of them with
+``--trust-run``; otherwise the command ends before any of it is used. What is installed is the user's own choice and always allowed:
 backends, models and datasets that have a name.
 """
 

@@ -1,4 +1,4 @@
-"""One ``trainer`` as a child of this process: it hears the signals of the user once, and ends with its parent."""
+"""Runs one ``trainer`` as a child process: it gets the user's signals exactly once, and ends when this process ends."""
 
 from __future__ import annotations
 

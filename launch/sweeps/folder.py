@@ -1,4 +1,4 @@
-"""The folder of a sweep: ``sweep.json``, which says what the points are and how they stand, and a run directory for each point."""
+"""The folder of a sweep: ``sweep.json``, with the points and the state of each, and a run directory for each point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep's points one after another, each a ``trainer run`` of its own; what is done already is left alone."""
+"""Runs the points of a sweep one after another, each as a ``trainer run`` of its own; points that are done are not run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the owner of a virtual network and its holder agree on without asking: names, addresses, and the limits of both."""
+"""Addresses and names of a virtual network, and the limits of both: known to its owner and to its holder without asking each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cables between virtual nodes: a bridge in a namespace of its own, a veth pair to each node, shaped at both ends.
+"""The links between virtual nodes: a bridge in a namespace of its own, and a veth pair to each node, shaped at both ends.
 
 Imported only by the holder process: pyroute2 takes a tenth of a second to import.
 """

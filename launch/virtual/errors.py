@@ -1,4 +1,4 @@
-"""What this machine lacks for virtual nodes: the one error that the files of this room raise."""
+"""The error of this room: what this machine lacks for virtual nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows a run's records to tell them to another program: TensorBoard, MLPerf's log, MLflow. Never the source of a figure."""
+"""The interface of loggers, which pass a run's records on to TensorBoard, MLPerf's log or MLflow. No figure is read back from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs for looking at runs are given to draw and to compare: fewer points than the records, and the run's settings and end."""
+"""What TensorBoard and MLflow get to draw and compare: curves of fewer points than the records, and a run's settings and final figures."""
 
 from __future__ import annotations
 

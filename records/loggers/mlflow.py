@@ -1,6 +1,6 @@
-"""A run told to MLflow: its settings as parameters, its curves and its nodes' figures as metrics, its end as the run's status.
+"""Logs a run to MLflow: its settings as parameters, its curves and its nodes' figures as metrics, its end as the run's status.
 
-Everything that takes time happens in a thread, in batches; a server that goes away costs points there, and nothing here. MLflow is
+Everything that takes time happens in a thread, in batches; if the server goes away, points are lost there, and nothing here. MLflow is
 imported when the first writer is made.
 """
 

@@ -1,6 +1,6 @@
-"""MLPerf's event log: the run told in the keys that MLPerf training defines, a line ``:::MLLOG {json}`` an event.
+"""MLPerf's event log of a run, in the keys that MLPerf training defines: a line ``:::MLLOG {json}`` for each event.
 
-Derived from the records, as TensorBoard's files are, and never the source of a figure. Keys, event types and metadata are those of the
+It is derived from the records, as TensorBoard's files are, and no figure is read from it. Keys, event types and metadata are those of the
 package mlperf-logging (``mlperf_logging/mllog/constants.py``); its checker accepts the log of a run that was evaluated at least once,
 by the rules of training 4.0.0, open division. Writing it needs no package.
 """

@@ -1,4 +1,4 @@
-"""TensorBoard event files, derived from the records for looking at; never the source of a figure.
+"""TensorBoard event files of a run, derived from the records for viewing; no figure is read from them.
 
 They are made of the tensorboard package's own events and records. Its writer of whole files would do so in a thread of its own, which
 prints a traceback where the disk is full; torch's wrapper of it would import tensorflow where that is installed, and so would tensorboard

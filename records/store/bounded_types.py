@@ -1,6 +1,6 @@
-"""Types of figures and texts in the documents of a run directory, within bounds of sense.
+"""Types of figures and texts in the documents of a run directory, each with bounds.
 
-They are far from what is measured: a figure beyond them was not written by a run, and would make figures that are computed from it none.
+The bounds are far beyond what can be measured: a figure outside them was not written by a run, and would spoil what is computed from it.
 """
 
 from __future__ import annotations

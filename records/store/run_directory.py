@@ -1,4 +1,4 @@
-"""The run directory: written by the driver as the run goes, read by everything else."""
+"""The run directory: its writer, which the driver uses while the run goes on, and its reader, which everything else uses."""
 
 from __future__ import annotations
 

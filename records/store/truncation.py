@@ -1,6 +1,6 @@
-"""Taking a run back to one of its checkpoints: what its records say of later times is cut off, so that its curves go on without a seam.
+"""Cuts a run's records back to one of its checkpoints: later records are removed, so that curves continue from there without overlap.
 
-A file is replaced in one move, and only where lines go. Lines are copied as they are; a torn last one goes too.
+A file is replaced in one move, and only where lines are removed. Lines are copied as they are; an incomplete last one is removed too.
 """
 
 from __future__ import annotations

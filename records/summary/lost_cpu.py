@@ -1,4 +1,4 @@
-"""How much of the CPU time that a node's tasks asked for did other programs take? From what all of a run's nodes used and waited for."""
+"""How much of the CPU time that a node's tasks asked for went to other programs? Computed from what the run's nodes used and waited for."""
 
 from __future__ import annotations
 

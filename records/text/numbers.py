@@ -1,4 +1,4 @@
-"""Figures as people read them: units spelled out, few digits, decimal prefixes."""
+"""Formats figures for people: units spelled out, few digits, decimal prefixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run stands, in words: the same on a terminal and in plain lines, from the run itself and from whoever watches it."""
+"""The progress of a run in words: the same on a terminal and in plain lines, for the run itself and for `trainer watch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which run directories hold one and the same run: copies are one measurement, and count once."""
+"""Which run directories are copies of the same run? Copies are one measurement, and count once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Did other programs take so much CPU time from a run that its speed is not its own?"""
+"""Was a run starved of CPU: did other programs take so much of it that the run's speed is not its own?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs are called side by side, in every table, page, picture and curve: as their directories are called now."""
+"""The label of each run where several are shown together: its directory's name, with as much of the path as tells runs apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the updates that a run made still all in its records? A file that was cut or removed since would shorten curves in silence."""
+"""Do the records of a run still have all updates that it made? If a file was cut or removed since, curves would be shorter unnoticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that does a run again, made from what its job resolved to."""
+"""The command that repeats a run, made from its resolved job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run as all of `report` takes it: its documents and records, each read when it is first asked for."""
+"""A run as everything in `report` takes it: its documents and records, each read when it is first asked for."""
 
 from __future__ import annotations
 

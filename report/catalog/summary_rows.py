@@ -1,4 +1,4 @@
-"""Finished runs as comparable rows. Reads files only; no framework is needed."""
+"""The summaries of finished runs as flat rows of comparable figures. Reads files only; no framework is needed."""
 
 from __future__ import annotations
 

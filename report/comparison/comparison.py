@@ -1,4 +1,4 @@
-"""Runs held against each other: the rows, what can be compared, who is fastest; what ``trainer compare`` prints in one form or another."""
+"""A comparison of runs: its rows, which figures can be compared, and which run is fastest; what ``trainer compare`` prints in any form."""
 
 from __future__ import annotations
 

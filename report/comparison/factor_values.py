@@ -1,4 +1,4 @@
-"""What a run was asked for and where it ran, as values that can be held against each other.
+"""The settings and the environment of a run as values that can be compared with those of another run.
 
 Each is hashable; None where it was not recorded or does not apply.
 """

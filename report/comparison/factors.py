@@ -1,4 +1,4 @@
-"""What runs can differ in, and which figures such a difference makes not comparable, each with its reason. A table, and little else."""
+"""A table of everything in which runs can differ, with the figures that such a difference makes incomparable, and the reason."""
 
 from __future__ import annotations
 

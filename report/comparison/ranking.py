@@ -1,6 +1,6 @@
-"""Who is fastest, in a sentence: by examples/s and by time to target, among runs that can be compared; never by steps/s.
+"""Which run is fastest, in a sentence: by examples/s and by time to target, among runs that can be compared; never by steps/s.
 
-Judged are jobs, not runs: runs of one job, of the same seed or others, count as one, by their mean, however a table shows them.
+Jobs are ranked, not single runs: runs of one job, with the same seed or others, count as one, by their mean, however a table shows them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What more nodes bring: speed-up and parallel efficiency, at a fixed global batch and at a fixed batch per worker apart."""
+"""Speed-up and parallel efficiency over nodes: strong scaling (a fixed global batch) and weak scaling (a fixed batch per worker)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One job with several seeds: what its runs say together."""
+"""Statistics over several runs of one job with different seeds: mean, standard deviation, time to target."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What would help? Settings that the product has, each with the effect that this run's figures lead to expect.
+"""What would help? Settings of `trainer run`, each with the effect that this run's figures lead to expect.
 
 Every estimate changes one thing and keeps the rest as it was measured. A figure is called ``about`` where all that it rests on was
-measured, and ``at most`` or ``at least`` where something was not and could only lessen or add to the effect. Where the run does not tell
-the other end of a change, there is no figure.
+measured, and ``at most`` or ``at least`` where something was not and could only lessen or add to the effect. Where the run's figures do
+not bound the effect of a change, there is no figure.
 """
 
 from __future__ import annotations

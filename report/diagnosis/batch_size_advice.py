@@ -1,4 +1,4 @@
-"""What `explain` recommends, and what several recommendations rest on: a worker's step with another batch."""
+"""Advice to change the batch size: how long a worker's step takes with another batch; and `Advice`, which all advice consists of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would help against exchanging and waiting: other nodes, links, cores, servers, the other mode."""
+"""Advice to change the cluster, against time spent communicating and waiting: nodes, links, cores, parameter servers, the mode."""
 
 from __future__ import annotations
 

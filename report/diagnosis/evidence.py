@@ -1,4 +1,4 @@
-"""What `trainer explain` rests on: the documents of a run, and of a resumed one the figures of the segment that was calibrated."""
+"""The figures that `trainer explain` uses: a run's documents, and of a resumed run those of the segment that was calibrated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes' links: how full they were while the run trained, and what of the exchange is their doing."""
+"""How busy was the link of each node while the run trained, and is the link why the exchange is slow?"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where a run's time went, as fractions: from the workers' time shares in a summary to components of the run that can be ranked.
+"""Where a run's time went, as fractions: the workers' time shares in a summary become components of the run that can be ranked.
 
-Everything here is in the words of docs/where-the-time-goes.md. A worker's own time is its data and computing.
+The words are those of docs/where-the-time-goes.md. A worker's own time is reading its data and computing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables as CSV or Parquet files. A file gets its name when it is whole, and nothing is overwritten unless it is asked for."""
+"""Writes tables as CSV or Parquet files. A file gets its name when it is complete, and is not overwritten unless that is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the records of a run while they are written: each line once, and what was read before is not read again."""
+"""Reads the records of a run while they are written: each line exactly once, and nothing twice."""
 
 from __future__ import annotations
 

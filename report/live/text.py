@@ -1,4 +1,4 @@
-"""A watched run in words and pictures: the same figures as plain lines and drawn on a terminal."""
+"""A watched run as text: the same figures as plain lines, and drawn on a terminal."""
 
 from __future__ import annotations
 

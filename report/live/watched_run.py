@@ -1,4 +1,4 @@
-"""A run as it stands now, from the files that it writes: what ``trainer watch`` shows."""
+"""The present state of a run, read from the files that it writes: what ``trainer watch`` shows."""
 
 from __future__ import annotations
 

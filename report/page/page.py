@@ -1,4 +1,4 @@
-"""Runs as one page that opens anywhere: tables, plots and words in a single HTML file, which loads nothing."""
+"""Writes runs as one page that opens anywhere: tables, plots and words in a single HTML file, which loads nothing."""
 
 from __future__ import annotations
 

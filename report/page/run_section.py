@@ -1,4 +1,4 @@
-"""What the report's page says about one run alone: settings, verdict, environment, and how to do it again."""
+"""What the report's page says about a single run: settings, verdict, environment, and the command that repeats it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a picture is made of, whoever draws it: the report's page in a browser, or a file for a paper."""
+"""What a chart consists of (panels, curves, bars, marks), whoever draws it: Plotly in the report's page, or matplotlib into a file."""
 
 from __future__ import annotations
 

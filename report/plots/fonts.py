@@ -1,4 +1,4 @@
-"""Fonts for pictures: what the usual font lacks is taken from others that are installed, and what none of them has is said."""
+"""Chooses fonts for charts: characters that the usual font lacks come from other installed fonts; characters in no font are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures as files, for papers and slides: drawn with matplotlib, without a display, and the same bytes for the same runs."""
+"""Draws charts into files, for papers and slides, with matplotlib: without a display, and the same bytes for the same runs."""
 
 from __future__ import annotations
 

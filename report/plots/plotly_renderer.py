@@ -1,4 +1,4 @@
-"""Pictures as Plotly takes them in a page: traces and layouts as JSON, arrays as packed float32."""
+"""Charts as Plotly takes them in a page: traces and layouts as JSON, arrays as packed float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each node used in the course of a run: CPU, memory and network on one axis of time, with what happened."""
+"""Charts of what each node used during a run: CPU, memory and network over one axis of time, with the run's events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time went: the components of each run's clock, and of a training step on each node."""
+"""Charts of where the time went: the components of each run's clock, and of a training step on each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pictures there are of runs side by side: what the report's page and `trainer plot` draw."""
+"""The list of charts of runs side by side, and those of training itself: what the report's page and `trainer plot` draw."""
 
 from __future__ import annotations
 

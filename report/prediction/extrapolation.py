@@ -1,4 +1,4 @@
-"""A fitted model at other numbers of nodes: a row for each, and what has to be said about them."""
+"""Applies a fitted model to other numbers of nodes: a row for each, and the remarks that belong to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model's figures, fitted to one or two finished runs.
+"""Fits the cost model's parameters to one or two finished runs.
 
 The runs' calibrated components give most of them directly; the step that was measured in training says how much of the communication is
 hidden behind computing, or comes on top.

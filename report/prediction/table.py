@@ -1,4 +1,4 @@
-"""Predictions for people, and for programs."""
+"""Predictions as a table for people, and as JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The curves of a run as arrays: a million updates in seconds, and in memory that holds figures alone.
+"""The curves of a run as arrays: a million updates are read in seconds, and only figures are kept in memory.
 
 `RunReader` gives every record as an object; here a file is read in pieces, only the fields that curves need are decoded, and what is
 kept are columns.

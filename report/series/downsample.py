@@ -1,4 +1,4 @@
-"""Fewer points that look the same, and smoother ones: what stands between a run's records and a picture."""
+"""Downsamples and smooths curves: fewer points that look the same in a chart."""
 
 from __future__ import annotations
 

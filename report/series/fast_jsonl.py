@@ -1,4 +1,4 @@
-"""JSON lines by the hundred thousand: whole pieces of a file decoded at once, and only the fields that are asked for."""
+"""Reads JSON lines by the hundred thousand: pieces of many lines are decoded at once, and only the fields that are asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast was a run in the course of it? Updates and examples per second of training, window by window."""
+"""How fast was a run over its course? Updates and examples per second of training, window by window."""
 
 from __future__ import annotations
 

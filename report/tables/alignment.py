@@ -1,4 +1,4 @@
-"""Plain tables: which columns hold figures, to stand right, and which hold words, to stand left; and how wide a text is."""
+"""Aligns plain tables: columns of figures to the right, columns of words to the left; and measures how wide a text is on a terminal."""
 
 from __future__ import annotations
 

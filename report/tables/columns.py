@@ -1,4 +1,4 @@
-"""How the figures of a comparison look in a table: label, unit, digits, and the mark of what cannot be compared."""
+"""The columns of a comparison's tables: label, unit, digits, and the mark of a figure that cannot be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison as tables of text with a row a run: speed, learning, resources of each node, scaling. Any form is made from these."""
+"""A comparison as tables of text with a row for each run: speed, learning, resources of each node, scaling. Every format uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to be said above and below a comparison, in sentences."""
+"""The sentences above and below the tables of a comparison: caveats, verdicts, and what marks mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison written out: for a terminal, for Markdown, for LaTeX, as comma-separated values."""
+"""Writes a comparison for a terminal, as Markdown, as LaTeX, or as comma-separated values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as tables for people: one run, or several side by side, a column each."""
+"""Tables with a column for each run: one run, or several side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many runs as a table for people, a line a run. Plain text: a table of rich takes over a second for 2,000 of them."""
+"""The list of many runs as a table, a line for each. Plain text: a table of rich takes over a second for 2,000 runs."""
 
 from __future__ import annotations
 
