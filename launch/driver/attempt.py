@@ -1,4 +1,4 @@
-"""One attempt at a run: its cluster, the tasks in it, the training loop that commands them, and the saver of its checkpoints.
+"""One attempt at a run: its cluster, the tasks in it, the training loop and the saver of its checkpoints; and what follows one that fails.
 
 What a run is made of, its nodes, records and clock, outlasts its attempts. An attempt that has failed is ended, and is of no more use;
 another one begins where its `Origin` says, with tasks, ports and a secret of its own. So nothing has to be set back for that, and whoever
@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...checkpoint import list_checkpoints
 from ...core.cluster import Task
-from ...core.errors import StalledRunError
+from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
+from ...engine.loop_interfaces import TrainingTotals
 from ...engine.loop import TrainingLoop
 from ...engine.loop_interfaces import TrainingTotals
 from ...engine.progress.base import Progress
@@ -22,12 +24,13 @@ from ..resume.origin import Origin
 from .checkpoint_saver import CheckpointSaver
 from .cluster_setup import Hosts, cluster_document, make_cluster, make_tasks, threads_per_task
 from .nodes import Nodes
-from .outcome import with_task_states
+from .outcome import add_what_is_kept, with_task_states
 from .recorder import Recording
+from .restart_policy import AttemptSummary, Decision, Failure, RestartPolicy, Stop, failure_of
 from .task_group import TaskGroup, load_state
 from .training_job import TrainingJob
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "Restarts"]
 
 CLOSE_GRACE_SECONDS = 10.0
 """How long tasks may take to leave the cluster in good order."""
@@ -154,3 +157,52 @@ class Attempt:
         for death in self.tasks.deaths:
             known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
             self._recording.event("task_ended", **{key: death[key] for key in known})
+
+
+class Restarts:
+    """Asks the policy about each attempt that has failed, and carries out what it decides."""
+
+    def __init__(self, policy: RestartPolicy, nodes: Nodes, recording: Recording, progress: Progress) -> None:
+        self._policy = policy
+        self._nodes = nodes
+        self._recording = recording
+        self._progress = progress
+        self._earlier: list[AttemptSummary] = []
+
+    def prepare(self, error: TrainerError, attempt: Attempt) -> None:
+        """End an attempt that has failed, where the policy wants another and the nodes are there for it; else raise what ends the run."""
+        nodes, run = self._nodes, self._recording.path
+        failure = failure_of(error, attempt.totals.updates_reported)
+        decision = Stop() if failure is None else self._decision(failure)
+        ends_run = error
+        if failure is not None and not isinstance(decision, Stop):
+            self._recording.event("attempt_failed" if attempt.began else "start_repeated", cause=failure.cause)
+            if attempt.began:
+                onwards = "goes on from its newest checkpoint" if list_checkpoints(run) else "begins anew, as no checkpoint was saved"
+                self._progress.message(f"{failure.cause}; the run {onwards}")
+            attempt.end(politely=False)
+            nodes.wait(decision.after_seconds)
+            if not nodes.lost:
+                self._earlier.append(AttemptSummary(attempt.origin.start.cursor.step, attempt.seconds, failure))
+                return
+            ends_run = nodes.loss(nodes.lost[0])
+        elif isinstance(decision, Stop) and decision.because:
+            ends_run = RunFailedError(f"{decision.because}: {error}")
+        if attempt.trains and isinstance(ends_run, RunFailedError | InterruptedRunError):
+            add_what_is_kept(ends_run, self._recording.job, run)
+        if ends_run is error:
+            raise error
+        raise ends_run from error
+
+    def _decision(self, failure: Failure) -> Decision:
+        """Ask the policy. Where that itself fails, the run ends with what had failed before, and both are told."""
+        try:
+            decision = self._policy.decide(failure, self._earlier, len(self._nodes.channels))
+        except Exception as broken:  # noqa: BLE001 — code of others; it is told, and the run ends
+            return self._broken_policy(f"failed with {broken!r}")
+        return decision if isinstance(decision, Decision) else self._broken_policy(f"decided {decision!r}")
+
+    def _broken_policy(self, what: str) -> Stop:
+        self._recording.event("restart_policy_failed", why=what)
+        self._progress.message(f"the restart policy {what}, which is no decision, so the run ends")
+        return Stop()

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...checkpoint import CHECKPOINTS, list_checkpoints
+from ...checkpoint import CHECKPOINTS
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, TrainerError, UsageError
 from ...core.job import Job
 from ...core.untrusted.console import note
@@ -27,13 +27,12 @@ from ..launchers.base import Launcher
 from ..resume.deferred_writes import DeferredWrites
 from ..resume.origin import Origin, newest_origin
 from ..resume.resumption import Resumption
-from ..resume.segments import Segments, total_steps
-from .attempt import Attempt
+from .attempt import Attempt, Restarts
 from .cluster_setup import Hosts, infer_isolation, machine_of, nodes_sharing_cores
 from .nodes import Nodes
-from .outcome import Ending, add_resume_hint, finalize_records, resume_hint, train_seconds_by_node
+from .outcome import Ending, finalize_records, resume_hint, train_seconds_by_node
 from .recorder import Recording, calibrate_run
-from .restart_policy import AttemptSummary, Decision, FailFast, Failure, PortClashRetry, RestartPolicy, Stop, failure_of
+from .restart_policy import FailFast, PortClashRetry, RestartPolicy
 from .training_job import TrainingJob
 
 __all__ = ["Driver", "run"]
@@ -178,7 +177,7 @@ class Driver:
     def _run(self, nodes: Nodes, hosts: Hosts, deadline: float) -> None:
         """Attempt the run until it has been trained, or until the policy has it end with a failure; then finish it."""
         first = origin = self._resumption.origin if self._resumption else Origin()
-        earlier: list[AttemptSummary] = []
+        restarts = Restarts(self._policy, nodes, self._recording, self._progress)
         while True:
             attempt = Attempt(self._training, nodes, self._recording, self._progress, origin, self._spent)
             self._attempts.append(attempt)
@@ -187,47 +186,11 @@ class Driver:
                 self._train(attempt)
                 break
             except TrainerError as error:
-                earlier.append(self._prepare_another(error, attempt, nodes, earlier))
+                restarts.prepare(error, attempt)
             if attempt.began:
                 origin = newest_origin(self.path, self.job, self._training.model, first)
                 deadline = time.monotonic() + self.job.start_timeout
         self._finish(attempt, nodes)
-
-    def _prepare_another(self, error: TrainerError, attempt: Attempt, nodes: Nodes, earlier: Sequence[AttemptSummary]) -> AttemptSummary:
-        """End an attempt that has failed, where the policy wants another and the nodes are there for it; else raise what ends the run."""
-        failure = failure_of(error, attempt.totals.updates_reported)
-        decision = Stop() if failure is None else self._decision(failure, earlier, nodes)
-        ends_run = error
-        if failure is not None and not isinstance(decision, Stop):
-            self._recording.event("attempt_failed" if attempt.began else "start_repeated", cause=failure.cause)
-            if attempt.began:
-                onwards = "goes on from its newest checkpoint" if list_checkpoints(self.path) else "begins anew, as no checkpoint was saved"
-                self._progress.message(f"{failure.cause}; the run {onwards}")
-            attempt.end(politely=False)
-            nodes.wait(decision.after_seconds)
-            if not nodes.lost:
-                return AttemptSummary(attempt.origin.start.cursor.step, attempt.seconds, failure)
-            ends_run = nodes.loss(nodes.lost[0])
-        elif isinstance(decision, Stop) and decision.because:
-            ends_run = RunFailedError(f"{decision.because}: {error}")
-        if attempt.trains and isinstance(ends_run, RunFailedError | InterruptedRunError):
-            add_resume_hint(ends_run, self.job, self.path)
-        if ends_run is error:
-            raise error
-        raise ends_run from error
-
-    def _decision(self, failure: Failure, earlier: Sequence[AttemptSummary], nodes: Nodes) -> Decision:
-        """Ask the policy. Where that itself fails, the run ends with what had failed before, and both are told."""
-        try:
-            decision = self._policy.decide(failure, earlier, len(nodes.channels))
-        except Exception as broken:  # noqa: BLE001 — code of others; it is told, and the run ends
-            return self._broken_policy(f"failed with {broken!r}")
-        return decision if isinstance(decision, Decision) else self._broken_policy(f"decided {decision!r}")
-
-    def _broken_policy(self, what: str) -> Stop:
-        self._recording.event("restart_policy_failed", why=what)
-        self._progress.message(f"the restart policy {what}, which is no decision, so the run ends")
-        return Stop()
 
     def _start(self, attempt: Attempt, hosts: Hosts, deadline: float) -> None:
         """Bring an attempt's cluster to life, warm."""
