@@ -14,6 +14,7 @@ from typing import Any
 from ...checkpoint import list_checkpoints
 from ...core.cluster import Task
 from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
+from ...engine.calibration import calibrate
 from ...engine.loop_interfaces import TrainingTotals
 from ...engine.loop import TrainingLoop
 from ...engine.loop_interfaces import TrainingTotals
@@ -135,6 +136,18 @@ class Attempt:
             raise with_task_states(error, self.tasks.standing()) from error
         self.trains = False
         return totals
+
+    def calibrate(self) -> None:
+        """Calibrate and write ``calibration.json``. The run clock has ended and every checkpoint is safe: nothing can be lost here."""
+        recording, training = self._recording, self._training
+        try:
+            document = calibrate(training.job, training.model, self.tasks, self.totals.train_seconds)
+        except (RunFailedError, InterruptedRunError) as error:
+            cause = str(error).splitlines()[0]
+            recording.event("calibration_failed", cause=cause)
+            recording.progress.message(f"the run is complete, but was not calibrated ({cause})")
+            return
+        recording.writer.write_calibration(document)
 
     def interrupt(self) -> bool:
         """Have training stop with a checkpoint; return False where none is saved on the way. Safe in a signal handler."""

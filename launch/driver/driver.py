@@ -31,7 +31,7 @@ from .attempt import Attempt, Restarts
 from .cluster_setup import Hosts, infer_isolation, machine_of, nodes_sharing_cores
 from .nodes import Nodes
 from .outcome import Ending, finalize_records, resume_hint, train_seconds_by_node
-from .recorder import Recording, calibrate_run
+from .recorder import Recording
 from .restart_policy import FailFast, PortClashRetry, RestartPolicy
 from .training_job import TrainingJob
 
@@ -253,7 +253,7 @@ class Driver:
                 raise InterruptedRunError(f"interrupted by the user; the last checkpoint could not be saved; {kept}")
             raise ResumableRunError(f"interrupted by the user; {kept}")
         if self.job.calibrate:
-            calibrate_run(self.job, self._training.model, attempt.tasks, recording, attempt.totals.train_seconds)
+            attempt.calibrate()
 
     # End ------------------------------------------------------------------------------------------------------------
 

@@ -11,20 +11,17 @@ from typing import Any
 
 import psutil
 
-from ...core.errors import DiskError, InterruptedRunError, RunFailedError, writing
+from ...core.errors import DiskError, RunFailedError, writing
 from ...core.job import Job
 from ...core.untrusted.path_names import UnsafeNameError, inside
-from ...engine.calibration import calibrate
 from ...engine.progress.base import Progress
-from ...models.base import ModelSpec
 from ...records.loggers.base import RunLogger, replay
 from ...records.loggers.mllog import MLLogWriter, Sizes
 from ...records.loggers.tensorboard import TensorBoardWriter
 from ...records.schema import EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from ...records.store.run_directory import RunReader, RunState, RunWriter
-from .task_group import TaskGroup
 
-__all__ = ["PROFILE", "Recording", "calibrate_run"]
+__all__ = ["PROFILE", "Recording"]
 
 PROFILE = "profile"
 """The folder of a run directory that holds the traces of ``--profile``."""
@@ -324,15 +321,3 @@ def _delete_if_incomplete(path: Path) -> Iterator[Path]:
     except OSError:
         path.unlink(missing_ok=True)
         raise
-
-
-def calibrate_run(job: Job, model: ModelSpec, control: TaskGroup, recording: Recording, train_seconds: float) -> None:
-    """Calibrate and write ``calibration.json``. The run clock has ended and every checkpoint is safe: nothing can be lost here."""
-    try:
-        document = calibrate(job, model, control, train_seconds)
-    except (RunFailedError, InterruptedRunError) as error:
-        cause = str(error).splitlines()[0]
-        recording.event("calibration_failed", cause=cause)
-        recording.progress.message(f"the run is complete, but was not calibrated ({cause})")
-        return
-    recording.writer.write_calibration(document)
