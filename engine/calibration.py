@@ -164,8 +164,10 @@ def _figures(tries: Sequence[Sequence[CalibrationResult]]) -> dict[int, Figures]
     return {worker: each for worker, each in figures.items() if len(each.tries) == len(tries)}
 
 
-def calibrate(job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: float) -> dict[str, Any]:
+def calibrate(job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: float, node_of_worker: Mapping[int, int]) -> dict[str, Any]:
     """Conduct a calibration; return what ``calibration.json`` holds (docs/run-directory.md explains each field).
+
+    `node_of_worker` says on which node each of the job's workers is.
 
     Raises RunFailedError where a task dies or does not answer, InterruptedRunError where the user wants an end.
     """
@@ -186,7 +188,7 @@ def calibrate(job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: flo
         "payload_bytes": 4 * elements,
         "batch_size": job.per_worker_batch,
         "half_batch_size": job.per_worker_batch // 2,
-        "workers": [_described(worker, worker // job.procs_per_node, components) for worker in workers],
+        "workers": [_described(worker, node_of_worker[worker], parts) for worker in workers],
         "native": {name: sum(values) / len(values) for name, values in conductor.native.items()},
     }
 

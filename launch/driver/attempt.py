@@ -8,7 +8,7 @@ still speaks for an earlier attempt is not understood by this one's tasks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...checkpoint import list_checkpoints
@@ -42,7 +42,7 @@ class Attempt:
 
     `began`: training has begun; `trains`: it has, and neither ended nor been stopped in good order.
 
-    `spent` returns the seconds that the run had spent when this attempt has these totals, for its checkpoints. Call `form_cluster`,
+    `spent` returns the seconds that the run has spent by now, where it is in this attempt, for its checkpoints. Call `form_cluster`,
     `start_tasks`, `await_ready`, `load_origin` and `train`, in this order; whatever they raise, `end` ends every task.
     """
 
@@ -53,7 +53,7 @@ class Attempt:
         recording: Recording,
         progress: Progress,
         origin: Origin,
-        spent: Callable[[Origin, TrainingTotals], Mapping[str, Any]],
+        spent: Callable[[Attempt], Mapping[str, Any]],
     ) -> None:
         self.origin = origin
         self.tasks = TaskGroup(nodes, training.placed, training.survives)
@@ -65,9 +65,7 @@ class Attempt:
         self._clustered: Sequence[Task] = ()
         self._made_at = time.monotonic()
         self._ended = False
-        self.saver = CheckpointSaver(
-            training, recording, lambda kind: self.tasks.send_to_first(Message(kind)), lambda: spent(origin, self.loop.outcome)
-        )
+        self.saver = CheckpointSaver(training, recording, lambda kind: self.tasks.send_to_first(Message(kind)), lambda: spent(self))
         self.loop = TrainingLoop(
             training.job,
             data=training.data.info,
@@ -84,6 +82,24 @@ class Attempt:
     def totals(self) -> TrainingTotals:
         """What the run has done by now, with what had been done at the origin."""
         return self.loop.outcome
+
+    @property
+    def train_seconds_by_node(self) -> list[float | None]:
+        """How long the busiest worker of each of the run's nodes has trained, in seconds, with what it had at the origin.
+
+        Measured by the ranks in sync mode, by the tickets in async mode; None where nothing was.
+        """
+        training, totals = self._training, self.totals
+        if training.job.mode == "sync":
+            busy: Iterable[tuple[int, float]] = zip(
+                (task.node for task in training.placed if task.leading), totals.train_seconds_by_leader, strict=True
+            )
+        else:
+            busy = ((training.node_of_worker[worker], seconds) for worker, seconds in totals.seconds_by_worker.items())
+        longest: list[float | None] = [None] * training.job.nodes
+        for node, seconds in busy:
+            longest[node] = max(longest[node] or 0.0, seconds)
+        return self.origin.with_node_seconds_before(longest)
 
     @property
     def seconds(self) -> float:
@@ -141,7 +157,7 @@ class Attempt:
         """Calibrate and write ``calibration.json``. The run clock has ended and every checkpoint is safe: nothing can be lost here."""
         recording, training = self._recording, self._training
         try:
-            document = calibrate(training.job, training.model, self.tasks, self.totals.train_seconds)
+            document = calibrate(training.job, training.model, self.tasks, self.totals.train_seconds, training.node_of_worker)
         except (RunFailedError, InterruptedRunError) as error:
             cause = str(error).splitlines()[0]
             recording.event("calibration_failed", cause=cause)

@@ -18,7 +18,6 @@ from ...checkpoint import CHECKPOINTS
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, TrainerError, UsageError
 from ...core.job import Job
 from ...core.untrusted.console import note
-from ...engine.loop_interfaces import TrainingTotals
 from ...engine.progress.base import Progress
 from ...records.schema import Clock
 from ...records.store.run_directory import RunReader, RunState
@@ -30,7 +29,7 @@ from ..resume.resumption import Resumption
 from .attempt import Attempt, Restarts
 from .cluster_setup import Hosts, infer_isolation, machine_of, nodes_sharing_cores
 from .nodes import Nodes
-from .outcome import Ending, finalize_records, resume_hint, train_seconds_by_node
+from .outcome import Ending, finalize_records, resume_hint
 from .recorder import Recording
 from .restart_policy import FailFast, PortClashRetry, RestartPolicy
 from .training_job import TrainingJob
@@ -275,7 +274,7 @@ class Driver:
         if not self._began:
             return None
         attempt = self._attempts[-1]
-        spent = self._spent(attempt.origin, attempt.totals)
+        spent = self._spent(attempt)
         clock = Clock(
             run_seconds=self._recording.run_seconds,
             total_seconds=self._segments.total_before + time.time() - self._recording.began,
@@ -292,14 +291,15 @@ class Driver:
             machines=self._machines,
         )
 
-    def _spent(self, origin: Origin, totals: TrainingTotals) -> dict[str, Any]:
-        """Return the seconds that a run has spent which has these totals in an attempt from `origin`, with its earlier segments."""
+    def _spent(self, attempt: Attempt) -> dict[str, Any]:
+        """Return the seconds that the run has spent by now, where it is in this attempt, with its earlier parts."""
+        totals = attempt.totals
         return {
             "init_seconds": self._segments.earlier_init_seconds + self._recording.init_seconds,
             "train_seconds": totals.train_seconds,
             "eval_seconds": totals.eval_seconds,
             "checkpoint_seconds": totals.checkpoint_seconds,
-            "train_seconds_by_node": origin.with_node_seconds_before(train_seconds_by_node(self.job, totals)),
+            "train_seconds_by_node": attempt.train_seconds_by_node,
         }
 
     # Signals --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from ...checkpoint import list_checkpoints
 from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
 from ...core.job import Job
 from ...core.untrusted.console import note
-from ...engine.loop_interfaces import TrainingTotals
 from ...records.store.run_directory import RunState, RunWriter
 from ..resume.trust import trust_flag
 from .recorder import Recording
@@ -28,7 +27,6 @@ __all__ = [
     "add_resume_hint",
     "finalize_records",
     "resume_hint",
-    "train_seconds_by_node",
     "with_task_states",
 ]
 
@@ -156,16 +154,6 @@ def resume_hint(job: Job, run: Path) -> str:
         return f"saved last: {saved[0].name}. To go on: trainer run --resume {shlex.quote(str(run))}{trust_flag(job.model_dump())}"
     remedy = " (--checkpoint-every saves some on the way)" if job.checkpoint_every in (None, "end") else ""
     return f"no checkpoint was saved{remedy}. Run directory: {str(run)!r}"
-
-
-def train_seconds_by_node(job: Job, outcome: TrainingTotals) -> tuple[float | None, ...]:
-    """Return the busiest worker's training time on each node: measured by the ranks in sync mode, by the tickets in async mode."""
-    by_worker = dict(enumerate(outcome.train_seconds_by_leader)) if job.mode == "sync" else outcome.seconds_by_worker
-    nodes: list[float | None] = [None] * job.nodes
-    for worker, seconds in by_worker.items():
-        node = worker // job.procs_per_node
-        nodes[node] = max(nodes[node] or 0.0, seconds)
-    return tuple(nodes)
 
 
 def with_task_states(error: StalledRunError, standing: ClusterState) -> StalledRunError:

@@ -60,6 +60,11 @@ class TrainingJob:
         return cls(job, model, data, backend.placement(job), sorted(declared.packages), declared.survives)
 
     @property
+    def node_of_worker(self) -> dict[int, int]:
+        """The node of each worker, by its index."""
+        return {task.index: task.node for task in self.placed if task.role == "worker"}
+
+    @property
     def document(self) -> dict[str, Any]:
         """What ``job.json`` says of it, whoever asked for it and wherever it runs."""
         return {

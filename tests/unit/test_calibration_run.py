@@ -103,11 +103,12 @@ def test_the_time_follows_that_of_the_training():
 def test_a_calibration_has_the_components_that_there_are(fields, components):
     job = Job(backend="torch", **fields)
     workers = Workers(*[0.01] * job.workers)
-    found = calibrate(job, build(INFO), workers, 1.0)
-    assert {order["part"] for order in workers.orders} == components
+    node_of_worker = {worker: job.workers - worker for worker in range(job.workers)}
+    found = calibrate(job, build(INFO), workers, 1.0, node_of_worker)
+    assert {order["part"] for order in workers.orders} == parts
     assert found["payload_bytes"] == 4 * 15
     assert (found["batch_size"], found["half_batch_size"]) == (job.per_worker_batch, job.per_worker_batch // 2)
-    assert [(each["worker"], each["node"]) for each in found["workers"]] == [(i, i // job.procs_per_node) for i in range(job.workers)]
+    assert [(each["worker"], each["node"]) for each in found["workers"]] == [*node_of_worker.items()]
     for each in found["workers"]:
         known = {name[: -len("_seconds")] for name, value in each.items() if name.endswith("_seconds") and value is not None}
         assert known == {"half_compute" if component == "half" else component for component in components}
