@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
+from restart_runs import JOB, agent, kill_when, losses, names, train, trains, when
 
 from crosstrain.checkpoint import list_checkpoints
 from crosstrain.core.errors import InterruptedRunError, RunFailedError
@@ -24,8 +24,6 @@ from crosstrain.records.store.run_directory import RunReader
 TOY = Path(__file__).parent.parent / "toy"
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
-
-JOB = {"backend": "toy", "nodes": 2, "network": "host", "steps": 3000, "eval_every": "1000steps", "tensorboard": False}
 
 
 @pytest.fixture(autouse=True)
@@ -42,39 +40,6 @@ class RestartsOnce:
     def decide(self, failure, attempts, nodes):
         self.asked.append((failure, list(attempts), nodes))
         return Stop() if attempts or failure.kind != "task" else Restart(after_seconds=0.2)
-
-
-def train(out, name, policy=None, **more):
-    job = resolve({**JOB, "out": out, "name": name, **more}, {}).job
-    launcher = LocalLauncher(job, lambda text: None)
-    given = {} if policy is None else {"policy": policy}
-    return driver.run(job, sources={}, progress=QuietProgress(), command=["test"], launcher=launcher, **given)
-
-
-def kill_when(path, ready, victim="worker-1"):
-    """Kill the newest process of a task of the run at `path`, in a thread, as soon as `ready(path)`; return the thread."""
-
-    def work():
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (path.exists() and ready(path)):
-            time.sleep(0.01)
-        records = [json.loads(line) for line in (path / "system.jsonl").read_text().splitlines()]
-        os.kill([entry["pid"] for record in records for entry in record["tasks"] if entry["task"] == victim][-1], signal.SIGKILL)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
-
-
-def losses(path):
-    """The loss of each step, by its number: each is there once, in order."""
-    found = [(record.step + number, loss) for record in RunReader(path).steps() for number, loss in enumerate(record.losses)]
-    assert [step for step, _ in found] == list(range(len(found)))
-    return np.array([loss for _, loss in found])
-
-
-def names(path):
-    return [event.event for event in RunReader(path).events()]
 
 
 @pytest.mark.parametrize("saves", [True, False])
@@ -105,10 +70,6 @@ def test_a_run_goes_on_from_its_last_checkpoint_or_from_its_beginning(tmp_path, 
     assert (path / "mllog.txt").read_text().count('"run_stop"') == 1
 
 
-def trains(path):
-    return (path / "steps.jsonl").stat().st_size > 0
-
-
 def test_whoever_fails_again_ends_the_run_and_is_named(tmp_path):
     policy, path = RestartsOnce(), tmp_path / "run"
     kill_when(path, trains)
@@ -133,14 +94,7 @@ class AlwaysRestarts:
 
 def test_a_run_whose_node_is_lost_ends_whatever_the_policy_wants(tmp_path):
     path = tmp_path / "run"
-
-    def kill():
-        while not (path.exists() and (path / "steps.jsonl").exists() and trains(path)):
-            time.sleep(0.01)
-        agents = [child for child in psutil.Process().children() if "crosstrain.launch.node.agent" in child.cmdline()]
-        next(agent for agent in agents if agent.cmdline()[agent.cmdline().index("--node") + 1] == "1").kill()
-
-    threading.Thread(target=kill, daemon=True).start()
+    when(path, trains, lambda: agent(1).kill())
     with pytest.raises(RunFailedError, match=r"the agent of node 1 was killed by signal 9; no checkpoint was saved"):
         train(tmp_path, "run", AlwaysRestarts(), steps=1_000_000)
     assert json.loads((path / "status.json").read_text())["task"] == "agent-1"
@@ -214,7 +168,7 @@ class Broken:
 
 @pytest.mark.parametrize(("answer", "words"), [(ValueError("no idea"), "no idea"), (None, "decided None")])
 def test_a_policy_that_fails_hides_nothing(tmp_path, answer, words):
-    kill_when(tmp_path / "run", lambda path: (path / "steps.jsonl").exists() and (path / "steps.jsonl").stat().st_size)
+    kill_when(tmp_path / "run", trains)
     with pytest.raises(RunFailedError, match="worker-1"):
         train(tmp_path, "run", Broken(answer), steps=10**9)
     status = json.loads((tmp_path / "run/status.json").read_text())

@@ -1,0 +1,71 @@
+"""Runs under a restart policy, of which tests kill tasks and nodes as soon as something has come about."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+
+from crosstrain.core.settings.sources import resolve
+from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.launch.driver import driver
+from crosstrain.launch.launchers.local import LocalLauncher
+from crosstrain.records.store.run_directory import RunReader
+
+JOB = {"backend": "toy", "nodes": 2, "network": "host", "steps": 3000, "eval_every": "1000steps", "tensorboard": False}
+
+
+def train(out, name, policy=None, **more):
+    job = resolve({**JOB, "out": out, "name": name, **more}, {}).job
+    launcher = LocalLauncher(job, lambda text: None)
+    given = {} if policy is None else {"policy": policy}
+    return driver.run(job, sources={}, progress=QuietProgress(), command=["test"], launcher=launcher, **given)
+
+
+def when(path, ready, act):
+    """Act, in a thread, as soon as there is a run at `path` and `ready(path)`; return the thread."""
+
+    def work():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (path.exists() and ready(path)):
+            time.sleep(0.01)
+        act()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def kill_when(path, ready, victim="worker-1"):
+    """Kill the newest process of a task of the run at `path`, in a thread, as soon as `ready(path)`; return the thread."""
+
+    def kill():
+        records = [json.loads(line) for line in (path / "system.jsonl").read_text().splitlines()]
+        os.kill([entry["pid"] for record in records for entry in record["tasks"] if entry["task"] == victim][-1], signal.SIGKILL)
+
+    return when(path, ready, kill)
+
+
+def agent(node):
+    """The process of a node's agent, of the run that this process drives."""
+    agents = [child for child in psutil.Process().children() if "crosstrain.launch.node.agent" in child.cmdline()]
+    return next(agent for agent in agents if agent.cmdline()[agent.cmdline().index("--node") + 1] == str(node))
+
+
+def trains(path):
+    """Whether updates of the run have been recorded."""
+    return (path / "steps.jsonl").exists() and (path / "steps.jsonl").stat().st_size > 0
+
+
+def losses(path):
+    """The loss of each step, by its number: each is there once, in order."""
+    found = [(record.step + number, loss) for record in RunReader(path).steps() for number, loss in enumerate(record.losses)]
+    assert [step for step, _ in found] == list(range(len(found)))
+    return np.array([loss for _, loss in found])
+
+
+def names(path):
+    return [event.event for event in RunReader(path).events()]
