@@ -27,7 +27,7 @@ from .cluster_setup import Hosts, cluster_document, make_cluster, make_tasks, th
 from .nodes import Nodes
 from .outcome import add_what_is_kept, with_task_states
 from .recorder import Recording
-from .restart_policy import AttemptSummary, Decision, Failure, RestartPolicy, Stop, failure_of
+from .restart_policy import AttemptSummary, Decision, Failure, Resize, Restart, RestartPolicy, Stop, failure_of
 from .task_group import TaskGroup, load_state
 from .training_job import TrainingJob
 
@@ -40,7 +40,8 @@ CLOSE_GRACE_SECONDS = 10.0
 class Attempt:
     """Trains a job on `nodes`, from `origin` on.
 
-    `began`: training has begun; `trains`: it has, and neither ended nor been stopped in good order.
+    `began`: training has begun; `trains`: it has, and neither ended nor been stopped in good order. `there`: the nodes that answered when
+    the attempt was made. `cluster`: what ``job.json`` says of it, once it was formed.
 
     `spent` returns the seconds that the run has spent by now, where it is in this attempt, for its checkpoints. Call `form_cluster`,
     `start_tasks`, `await_ready`, `load_origin` and `train`, in this order; whatever they raise, `end` ends every task.
@@ -56,10 +57,12 @@ class Attempt:
         spent: Callable[[Attempt], Mapping[str, Any]],
     ) -> None:
         self.origin = origin
-        self.tasks = TaskGroup(nodes, training.placed, training.survives)
+        self.training = training
+        self.there = frozenset(nodes.answering)
+        self.tasks = TaskGroup(nodes, training.placed, training.survives, training.places)
         self.began = self.trains = False
         self.precision_used: str = training.job.precision
-        self._training = training
+        self.cluster: Mapping[str, Any] = {}
         self._nodes = nodes
         self._recording = recording
         self._clustered: Sequence[Task] = ()
@@ -89,14 +92,14 @@ class Attempt:
 
         Measured by the ranks in sync mode, by the tickets in async mode; None where nothing was.
         """
-        training, totals = self._training, self.totals
+        training, totals = self.training, self.totals
         if training.job.mode == "sync":
             busy: Iterable[tuple[int, float]] = zip(
                 (task.node for task in training.placed if task.leading), totals.train_seconds_by_leader, strict=True
             )
         else:
             busy = ((training.node_of_worker[worker], seconds) for worker, seconds in totals.seconds_by_worker.items())
-        longest: list[float | None] = [None] * training.job.nodes
+        longest: list[float | None] = [None] * training.asked.nodes
         for node, seconds in busy:
             longest[node] = max(longest[node] or 0.0, seconds)
         return self.origin.with_node_seconds_before(longest)
@@ -108,21 +111,21 @@ class Attempt:
 
     # From its start to the end of training --------------------------------------------------------------------------
 
-    def form_cluster(self, hosts: Hosts, deadline: float) -> dict[str, Any]:
-        """Give every task an address; return what ``job.json`` says of the cluster."""
-        channels, job = self._nodes.channels, self._training.job
-        counts = {channel.node: sum(task.node == channel.node for task in self._training.placed) for channel in channels}
-        cluster = make_cluster(self._training.placed, channels, self.tasks.reserve_ports(counts, deadline - time.monotonic()))
-        threads = threads_per_task(job, self._training.model, channels, hosts, self._training.placed)
+    def form_cluster(self, hosts: Hosts, deadline: float) -> None:
+        """Give every task an address."""
+        channels, training = self._nodes.channels, self.training
+        counts = {place: sum(task.node == place for task in training.placed) for place in training.places}
+        cluster = make_cluster(training.placed, channels, self.tasks.reserve_ports(counts, deadline - time.monotonic()))
+        threads = threads_per_task(training.job, training.model, channels, hosts, training.placed)
         self._clustered = make_tasks(cluster, threads)
-        return cluster_document(cluster, threads)
+        self.cluster = cluster_document(cluster, [count if node in training.places else None for node, count in enumerate(threads)])
 
     def start_tasks(self, deadline: float) -> None:
         """Have every node start its tasks."""
         self.tasks.start_tasks(self._clustered, lambda node: self._start_request(self._nodes.channels[node], deadline))
 
     def _start_request(self, channel: NodeChannel, deadline: float) -> dict[str, Any]:
-        job = self._training.job
+        job = self.training.job
         logs = self._recording.writer.log_path(channel.node, "task").parent.absolute()
         return {
             "job": job.model_dump(mode="json"),
@@ -136,12 +139,12 @@ class Attempt:
     def await_ready(self, deadline: float) -> None:
         """Await that every task is warm."""
         precisions = self.tasks.await_ready(deadline - time.monotonic())
-        self.precision_used = ", ".join(sorted({used for used in precisions.values() if used})) or self._training.job.precision
+        self.precision_used = ", ".join(sorted({used for used in precisions.values() if used})) or self.training.job.precision
 
     def load_origin(self) -> None:
         """Bring the state of the origin to the tasks, which have the initial one."""
         if self.origin.state is not None:
-            load_state(self.tasks, self.origin.state, self._training.job.stall_timeout)
+            load_state(self.tasks, self.origin.state, self.training.job.stall_timeout)
 
     def train(self) -> TrainingTotals:
         """Train to the end, or until the user stops it. A stall is raised with what is known of nodes and tasks."""
@@ -155,7 +158,7 @@ class Attempt:
 
     def calibrate(self) -> None:
         """Calibrate and write ``calibration.json``. The run clock has ended and every checkpoint is safe: nothing can be lost here."""
-        recording, training = self._recording, self._training
+        recording, training = self._recording, self.training
         try:
             document = calibrate(training.job, training.model, self.tasks, self.totals.train_seconds, training.node_of_worker)
         except (RunFailedError, InterruptedRunError) as error:
@@ -191,42 +194,83 @@ class Attempt:
 class Restarts:
     """Asks the policy about each attempt that has failed, and carries out what it decides."""
 
-    def __init__(self, policy: RestartPolicy, nodes: Nodes, recording: Recording, progress: Progress) -> None:
+    def __init__(self, policy: RestartPolicy, training: TrainingJob, nodes: Nodes, recording: Recording, progress: Progress) -> None:
+        """`training` is what the run trains on all of its nodes."""
         self._policy = policy
+        self._training = training
         self._nodes = nodes
         self._recording = recording
         self._progress = progress
         self._earlier: list[AttemptSummary] = []
 
-    def prepare(self, error: TrainerError, attempt: Attempt) -> None:
-        """End an attempt that has failed, where the policy wants another and the nodes are there for it; else raise what ends the run."""
-        nodes, run = self._nodes, self._recording.path
+    def prepare(self, error: TrainerError, attempt: Attempt) -> TrainingJob:
+        """End an attempt that has failed, where the policy wants another; return what that one trains, and on which nodes.
+
+        Raises what ends the run else: the error, or why another attempt is not possible.
+        """
+        try:
+            return self._prepare(error, attempt)
+        except (RunFailedError, InterruptedRunError) as ends_run:
+            if attempt.trains:
+                add_what_is_kept(ends_run, self._recording.job, self._recording.path)
+            raise
+
+    def _prepare(self, error: TrainerError, attempt: Attempt) -> TrainingJob:
         failure = failure_of(error, attempt.totals.updates_reported)
-        decision = Stop() if failure is None else self._decision(failure)
-        ends_run = error
-        if failure is not None and not isinstance(decision, Stop):
-            self._recording.event("attempt_failed" if attempt.began else "start_repeated", cause=failure.cause)
-            if attempt.began:
-                onwards = "goes on from its newest checkpoint" if list_checkpoints(run) else "begins anew, as no checkpoint was saved"
-                self._progress.message(f"{failure.cause}; the run {onwards}")
-            attempt.end(politely=False)
-            nodes.wait(decision.after_seconds)
-            if not nodes.lost:
-                self._earlier.append(AttemptSummary(attempt.origin.start.cursor.step, attempt.seconds, failure))
-                return
-            ends_run = nodes.loss(nodes.lost[0])
-        elif isinstance(decision, Stop) and decision.because:
-            ends_run = RunFailedError(f"{decision.because}: {error}")
-        if attempt.trains and isinstance(ends_run, RunFailedError | InterruptedRunError):
-            add_what_is_kept(ends_run, self._recording.job, run)
-        if ends_run is error:
+        if failure is None or self._nodes.breach is not None:  # nothing that a node has said which is broken can be relied on
             raise error
-        raise ends_run from error
+        decision = self._decision(failure)
+        if isinstance(decision, Stop):
+            if not decision.because:
+                raise error
+            raise RunFailedError(f"{decision.because}: {error}") from error
+        seconds = attempt.seconds
+        self._tell(failure, decision, attempt)
+        attempt.end(politely=False)
+        self._nodes.wait(decision.after_seconds)
+        if self._nodes.breach is not None:
+            raise self._nodes.breach from error
+        training = self._another(decision, error, attempt)
+        self._earlier.append(AttemptSummary(attempt.origin.start.cursor.step, seconds, failure))
+        return training
+
+    def _tell(self, failure: Failure, decision: Restart | Resize, attempt: Attempt) -> None:
+        """Record that an attempt has failed; say so, and what follows, where people have not seen it begin in vain alone."""
+        self._recording.event("attempt_failed" if attempt.began else "start_repeated", cause=failure.cause)
+        if not attempt.began:
+            onwards = "starts again"
+        elif list_checkpoints(self._recording.path):
+            onwards = "goes on from its newest checkpoint"
+        else:
+            onwards = "begins anew, as no checkpoint was saved"
+        if attempt.began or isinstance(decision, Resize):
+            self._progress.message(f"{failure.cause}; the run {onwards}")
+
+    def _another(self, decision: Restart | Resize, error: TrainerError, attempt: Attempt) -> TrainingJob:
+        """Return what the next attempt trains. Raises RunFailedError where there are not the nodes for it."""
+        nodes, before = self._nodes, attempt.training
+        answering = sorted(nodes.answering)
+        enough = set(before.places) <= nodes.answering if isinstance(decision, Restart) else decision.nodes <= len(answering)
+        if not enough:
+            gone = attempt.there.union(before.places) - nodes.answering
+            if gone:
+                raise nodes.loss(next(node for node in (*nodes.lost, *sorted(gone)) if node in gone)) from error
+            wanted = decision.nodes if isinstance(decision, Resize) else len(before.places)
+            raise RunFailedError(f"the restart policy wants {wanted} nodes, and there are {len(answering)}: {error}") from error
+        if isinstance(decision, Restart):
+            return before
+        places = answering[: decision.nodes]
+        training = self._training.resized(places)
+        if training.places != before.places:
+            self._recording.event("run_resized", nodes=places)
+            on = "node" if len(places) == 1 else "nodes"
+            self._progress.message(f"training goes on with {on} {', '.join(map(str, places))} of the run's {self._training.asked.nodes}")
+        return training
 
     def _decision(self, failure: Failure) -> Decision:
         """Ask the policy. Where that itself fails, the run ends with what had failed before, and both are told."""
         try:
-            decision = self._policy.decide(failure, self._earlier, len(self._nodes.channels))
+            decision = self._policy.decide(failure, tuple(self._earlier), len(self._nodes.answering))
         except Exception as broken:  # noqa: BLE001 — code of others; it is told, and the run ends
             return self._broken_policy(f"failed with {broken!r}")
         return decision if isinstance(decision, Decision) else self._broken_policy(f"decided {decision!r}")

@@ -174,7 +174,7 @@ class CheckpointSaver:
             examples=save.cursor.examples,
             run_seconds=max(0.0, save.run_seconds),
             seed=job.seed,
-            job=job.recorded(),
+            job=self._training.asked.recorded(),
             model=described_model(self._training.model),
             data=described_data(self._training.data.info, self._training.data.digest, job.data_dir),
             scalars=dict(message["scalars"]),

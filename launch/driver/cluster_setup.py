@@ -19,6 +19,7 @@ __all__ = [
     "machine_of",
     "make_cluster",
     "make_tasks",
+    "node_beside_driver",
     "nodes_sharing_cores",
     "refuse_empty_servers",
     "threads_per_task",
@@ -58,6 +59,11 @@ def machine_of(host: Mapping[str, Any]) -> str:
     return str(host["identity"]["boot"])
 
 
+def node_beside_driver(places: Sequence[int], hosts: Hosts) -> int | None:
+    """Return the first of these nodes that is on the machine of node 0, where the driver is; None where none is."""
+    return next((node for node in places if machine_of(hosts[node]) == machine_of(hosts[0])), None)
+
+
 def nodes_sharing_cores(channels: Sequence[NodeChannel], hosts: Hosts) -> int:
     """Return the size of the largest group of nodes that compute on the same cores, fighting for them; 1 where none share."""
     return max(len(_sharing(own, channels, hosts)) for own in channels)
@@ -78,11 +84,14 @@ def _threads(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts, pl
 
 
 def make_cluster(placed: Sequence[TaskSpec], channels: Sequence[NodeChannel], reserved: Mapping[int, Sequence[int]]) -> Cluster:
-    """Give every task an address: a port that its node has reserved, or the one that a contract assigns to it; and a new secret."""
+    """Give every task an address: a port that its node has reserved, or the one that a contract assigns to it; and a new secret.
+
+    `channels` are those of all nodes, in node order, also of such that have no task.
+    """
     ports: dict[str, int] = {}
     for channel in channels:
         own = [task.name for task in placed if task.node == channel.node]
-        ports |= dict(zip(own, reserved[channel.node], strict=True))
+        ports |= dict(zip(own, reserved.get(channel.node, ()), strict=True))
         ports |= {name: port for name, port in channel.ports.items() if name in own}
     return Cluster(tuple(placed), tuple(channel.address for channel in channels), ports, secrets.token_hex(32))
 
@@ -98,8 +107,8 @@ def make_tasks(cluster: Cluster, threads: Sequence[int]) -> list[Task]:
     return tasks
 
 
-def cluster_document(cluster: Cluster, threads: Sequence[int]) -> dict[str, Any]:
-    """The cluster as ``job.json`` has it; the secret stays out of files."""
+def cluster_document(cluster: Cluster, threads: Sequence[int | None]) -> dict[str, Any]:
+    """The cluster as ``job.json`` has it; the secret stays out of files. `threads` are each node's, None of one that is not used."""
     public = {key: value for key, value in cluster.to_json().items() if key != "secret"}
     return {"cluster": public, "threads_per_task": list(threads)}
 

@@ -25,9 +25,10 @@ from ..ending_signals import EndingSignals
 from ..launchers.base import Launcher
 from ..resume.deferred_writes import DeferredWrites
 from ..resume.origin import Origin, newest_origin
+from ..resume.parts import ResizedParts
 from ..resume.resumption import Resumption
 from .attempt import Attempt, Restarts
-from .cluster_setup import Hosts, infer_isolation, machine_of, nodes_sharing_cores
+from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver, nodes_sharing_cores
 from .nodes import Nodes
 from .outcome import Ending, finalize_records, resume_hint
 from .recorder import Recording
@@ -61,6 +62,7 @@ class Driver:
         self._resumption = resumption
         self._policy = policy
         self._segments = Segments(resumption, self._command)
+        self._parts = ResizedParts(job.nodes, self._command)
         self._documents = DeferredWrites()
         self._attempts: list[Attempt] = []
         self._interrupts: list[Callable[[], None]] = []
@@ -117,7 +119,7 @@ class Driver:
             "total_steps": total_steps(self.job, self._training.data.info.sizes["train"], self._resumption),
             "sources": self._sources,
             "command": self._command,
-            "segments": self._segments.described,
+            "segments": [*self._segments.described, *self._parts.described],
         }
 
     # From start to end ----------------------------------------------------------------------------------------------
@@ -176,27 +178,29 @@ class Driver:
     def _run(self, nodes: Nodes, hosts: Hosts, deadline: float) -> None:
         """Attempt the run until it has been trained, or until the policy has it end with a failure; then finish it."""
         first = origin = self._resumption.origin if self._resumption else Origin()
-        restarts = Restarts(self._policy, nodes, self._recording, self._progress)
+        restarts = Restarts(self._policy, self._training, nodes, self._recording, self._progress)
+        training = self._training
         while True:
-            attempt = Attempt(self._training, nodes, self._recording, self._progress, origin, self._spent)
+            attempt = Attempt(training, nodes, self._recording, self._progress, origin, self._spent)
             self._attempts.append(attempt)
             try:
                 self._start(attempt, hosts, deadline)
                 self._train(attempt)
                 break
             except TrainerError as error:
-                restarts.prepare(error, attempt)
+                training = restarts.prepare(error, attempt)
             if attempt.began:
                 origin = newest_origin(self.path, self.job, self._training.model, first)
+            if attempt.began or training is not attempt.training:
                 deadline = time.monotonic() + self.job.start_timeout
         self._finish(attempt, nodes)
 
     def _start(self, attempt: Attempt, hosts: Hosts, deadline: float) -> None:
         """Bring an attempt's cluster to life, warm."""
         recording = self._recording
-        cluster = attempt.form_cluster(hosts, deadline)
-        self._documents.make(partial(recording.writer.write_job, {**self._described(), **cluster}))
-        recording.expect(attempt.tasks.node_of)
+        attempt.form_cluster(hosts, deadline)
+        self._write_job(attempt)
+        recording.expect(attempt.tasks.node_of, node_beside_driver(attempt.training.places, hosts))
         attempt.start_tasks(deadline)
         recording.event("tasks_started", tasks=list(attempt.tasks.node_of))
         if self._resumption is None:
@@ -206,25 +210,40 @@ class Driver:
         attempt.await_ready(deadline)
         recording.event("cluster_ready")
 
+    def _write_job(self, attempt: Attempt) -> None:
+        """Write ``job.json`` with the cluster of the newest attempt, and the updates that the run comes to with it."""
+        described = {**self._described(), "total_steps": attempt.loop.triggers.total, **attempt.cluster}
+        self._documents.make(partial(self._recording.writer.write_job, described))
+
     def _train(self, attempt: Attempt) -> None:
         """Train; the run clock runs from the start of the first attempt to the end of the last."""
         recording, resumption = self._recording, self._resumption
         attempt.load_origin()
         restarts = self._began
-        if restarts:
-            self._take_back(attempt.origin, recording.run_seconds)
-        elif resumption is not None:
-            self._take_back(attempt.origin, resumption.run_seconds)
+        before = recording.run_seconds if restarts else resumption.run_seconds if resumption else 0.0
+        if restarts or resumption is not None:
+            self._take_back(attempt.origin, before)
+        nodes = self._begin_part(attempt, before)
         recording.writer.write_status("running")
         if self.job.monitor:
             attempt.tasks.sample_now()
-        recording.start_clock(resumption.run_seconds if resumption else 0.0)
+        recording.start_clock(before)
         if restarts:
-            recording.event("run_restarted", **attempt.origin.place)
+            recording.event("run_restarted", **attempt.origin.place, **nodes)
         else:
-            recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event)
+            recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event, **nodes)
             self._progress.start(self.job, attempt.loop.triggers.total)
         attempt.train()
+
+    def _begin_part(self, attempt: Attempt, run_seconds: float) -> dict[str, Any]:
+        """Begin a part of the run where it goes on on other nodes than before; return what events say of that."""
+        places = attempt.training.places
+        if self._parts.goes_on(places, attempt.origin):
+            return {}
+        self._parts.begin(places, attempt.origin, run_seconds)
+        self._recording.begin_part(run_seconds)
+        self._write_job(attempt)
+        return {"nodes": list(places)}
 
     def _take_back(self, origin: Origin, run_seconds: float) -> None:
         """Take the run back to where the state was saved that its tasks have now; what was recorded later than `run_seconds` goes too."""
@@ -278,7 +297,7 @@ class Driver:
         clock = Clock(
             run_seconds=self._recording.run_seconds,
             total_seconds=self._segments.total_before + time.time() - self._recording.began,
-            earlier=self._segments.earlier,
+            earlier=self._parts.earlier or self._segments.earlier,
             **{**spent, "train_seconds_by_node": tuple(spent["train_seconds_by_node"])},
         )
         return self._training.summary(

@@ -32,9 +32,6 @@ CHECK_SECONDS = 2.0
 _URGENT_EVENTS = ("mlflow_lost", "mlflow_incomplete")
 """Events about followers that a person should read at once."""
 
-_OWN_NODE = 0
-"""The node whose machine the driver runs on."""
-
 _DRIVER_FIELDS = ("tasks", "time_seconds", "part_began_seconds", "trainer_cpu_seconds")
 """Fields of a sample that are not taken as its agent sent them."""
 
@@ -58,6 +55,7 @@ class Recording:
         self.refused: DiskError | None = None
         self.violation: RunFailedError | None = None
         self._tasks: dict[str, int] = {}
+        self._own_node: int | None = 0
         self._ending = False
         self._next_check = 0.0
         self._zero: float | None = None
@@ -92,6 +90,10 @@ class Recording:
             for write in self._pending:
                 write()
             self._pending.clear()
+
+    def begin_part(self, run_seconds: float) -> None:
+        """A part of the run on other nodes begins at `run_seconds`: later samples are of it. The clock itself goes on."""
+        self._part_began_seconds = run_seconds
 
     def stop_clock(self) -> None:
         """The time until here is that of the run, `run_seconds`; a second call does nothing. What is recorded later has a later time."""
@@ -210,7 +212,7 @@ class Recording:
         own = {key: value for key, value in fields.items() if key not in _DRIVER_FIELDS}
         tasks = tuple(TaskSample(**task) for task in fields["tasks"])
         agent = fields["trainer_cpu_seconds"]
-        used = agent + time.process_time() if agent is not None and fields["node"] == _OWN_NODE else agent
+        used = agent + time.process_time() if agent is not None and fields["node"] == self._own_node else agent
 
         def write(now: float) -> None:
             began = self._part_began_seconds
@@ -251,9 +253,13 @@ class Recording:
             if not self._ending:
                 raise
 
-    def expect(self, tasks: Mapping[str, int]) -> None:
-        """Hear which tasks there are, by name, and on which node each is: no other's files are taken."""
+    def expect(self, tasks: Mapping[str, int], own_node: int | None = 0) -> None:
+        """Hear which tasks there are, by name, and on which node each is: no other's files are taken.
+
+        `own_node` is the node whose samples count the driver's own CPU time, one on its machine.
+        """
         self._tasks = dict(tasks)
+        self._own_node = own_node
 
     def log(self, node: int, task: str, text: bytes) -> None:
         """Append to the log of a task whose node does not see our files; one under a name that is no task of the node is a `violation`."""

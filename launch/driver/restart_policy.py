@@ -14,7 +14,18 @@ from typing import Literal, Protocol
 from ...core.errors import StalledRunError, TrainerError
 from .first_failure import AddressInUseError, NodeLostError, TaskDiedError
 
-__all__ = ["AttemptSummary", "Decision", "FailFast", "Failure", "PortClashRetry", "Restart", "RestartPolicy", "Stop", "failure_of"]
+__all__ = [
+    "AttemptSummary",
+    "Decision",
+    "FailFast",
+    "Failure",
+    "PortClashRetry",
+    "Resize",
+    "Restart",
+    "RestartPolicy",
+    "Stop",
+    "failure_of",
+]
 
 MOST_PORT_CLASHES = 3
 """A port may be taken by another program between its reservation and its use."""
@@ -55,8 +66,8 @@ class Stop:
 class Restart:
     """Start the tasks anew on the same nodes, after so many seconds, and go on from the newest checkpoint.
 
-    A run that has saved none begins anew. Where a node is lost this cannot be done, and the run ends as by `Stop`. Raises ValueError for
-    fewer than 0 seconds.
+    A run that has saved none begins anew. Where one of these nodes is lost this cannot be done, and the run ends with that. Raises
+    ValueError for fewer than 0 seconds.
     """
 
     after_seconds: float = 0.0
@@ -66,7 +77,26 @@ class Restart:
             raise ValueError(f"a restart after {self.after_seconds:g} seconds")
 
 
-Decision = Stop | Restart
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Start the tasks anew on so many of the nodes that are there, after so many seconds, and go on from the newest checkpoint.
+
+    They are the lowest-numbered ones that answer when the time is over; where these are too few, the run ends. A run that has saved no
+    checkpoint begins anew. An update is of as many examples as before, and these come in the same order: the global batch stays in sync
+    mode, a worker's batch in async mode. Raises ValueError for a number that is not whole or less than 1, and for fewer than 0 seconds.
+    """
+
+    nodes: int
+    after_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.nodes, int) or isinstance(self.nodes, bool) or self.nodes < 1:
+            raise ValueError(f"a restart on {self.nodes!r} nodes")
+        if not self.after_seconds >= 0:
+            raise ValueError(f"a restart after {self.after_seconds:g} seconds")
+
+
+Decision = Stop | Restart | Resize
 
 
 class RestartPolicy(Protocol):
@@ -77,7 +107,10 @@ class RestartPolicy(Protocol):
     """
 
     def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
-        """Return what is to be done about a failure of a run on so many nodes, before which there were `attempts`, oldest first."""
+        """Return what is to be done about a failure, before which there were `attempts`, oldest first.
+
+        `nodes` is how many of the run's nodes are still there, those that the attempt did not use among them.
+        """
         ...
 
 

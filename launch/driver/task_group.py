@@ -43,12 +43,17 @@ class ClusterState:
 class TaskGroup:
     """Talks to the tasks `placed` on `nodes`, those of them that lead in their order. It raises what ends them, until `end_tasks`.
 
-    `survives`: the roles of those whose death, once they are ready, ends nothing, as their backend declares it.
+    `survives`: the roles of those whose death, once they are ready, ends nothing, as their backend declares it. `places` are the numbers of
+    the nodes that are used, all where none are named. The others are asked nothing, and their loss is none of the group's.
     """
 
-    def __init__(self, nodes: Nodes, placed: Sequence[TaskSpec], survives: Collection[Role] = ()) -> None:
+    def __init__(
+        self, nodes: Nodes, placed: Sequence[TaskSpec], survives: Collection[Role] = (), places: Collection[int] | None = None
+    ) -> None:
         self.nodes = nodes
-        self._failures = Failures(nodes.lost, {task.name for task in placed if task.role in survives})
+        self._places = frozenset((channel.node for channel in nodes.channels) if places is None else places)
+        lost = (node for node in nodes.lost if node in self._places)
+        self._failures = Failures(lost, {task.name for task in placed if task.role in survives})
         self.node_of = {task.name: task.node for task in placed}
         self._leaders = {task.name: number for number, task in enumerate(task for task in placed if task.leading)}
         self._ending = False
@@ -71,11 +76,11 @@ class TaskGroup:
 
     def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], dict[str, Any]]) -> None:
         """Have every node start its tasks. `request` gives the fields of a node's ``start`` message beside its tasks."""
-        for channel in self.nodes.channels:
-            own = [task_to_fields(task) for task in tasks if task.placed.node == channel.node]
-            fields = request(channel.node)
-            self.nodes.asked.of_samples(channel.node, fields["sample_interval_seconds"])
-            self.nodes.members.tell(channel.node, Message("start", {**fields, "tasks": own}))
+        for node in sorted(self._places):
+            own = [task_to_fields(task) for task in tasks if task.placed.node == node]
+            fields = request(node)
+            self.nodes.asked.of_samples(node, fields["sample_interval_seconds"])
+            self.nodes.members.tell(node, Message("start", {**fields, "tasks": own}))
 
     def await_ready(self, timeout_seconds: float) -> dict[str, str | None]:
         """Await every task's report that it is warm; return the precision that each says it computes in.
@@ -155,9 +160,15 @@ class TaskGroup:
     def _sorted(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Await a message; keep what tells of an end, and return what does not, if anything."""
         answer = self.nodes.receive(timeout_seconds, self.node_of)
-        if answer is None or self._failures.record(*answer) or answer[1] is None:
+        if answer is None or (answer[1] is None and not self._concerns(answer[0])):
+            return None
+        if self._failures.record(*answer) or answer[1] is None:
             return None
         return answer[0], answer[1]
+
+    def _concerns(self, lost: int) -> bool:
+        """Whether the loss of a node is one of this group: it is used, or was cut off for what it sent, which ends every run."""
+        return lost in self._places or lost in self.nodes.members.broken
 
     def _refuse(self, node: int, wrong: str) -> NoReturn:
         """Cut a node off for what it has sent. Raises RunFailedError, which says so, or names what had ended before."""
@@ -171,10 +182,9 @@ class TaskGroup:
 
     def sample_now(self, timeout_seconds: float = 5.0) -> None:
         """Have every node take a sample now and await it, so that figures of the run clock begin and end with it."""
-        nodes = [channel.node for channel in self.nodes.channels]
-        for node in nodes:
+        for node in sorted(self._places):
             self.nodes.ask(node, Message("sample_now"), "sampled")
-        self._collect("sampled", nodes, timeout_seconds, "samples")
+        self._collect("sampled", self._places, timeout_seconds, "samples")
 
     def standing(self, timeout_seconds: float = 0.75) -> ClusterState:
         """Ask how the tasks are, for the report of a stall, and return what is heard of it in the time. Raises nothing.
@@ -183,7 +193,7 @@ class TaskGroup:
         """
         states: dict[str, str] = {}
         members = self.nodes.members
-        waiting = members.present
+        waiting = members.present & self._places
         for node in waiting:
             self.nodes.ask(node, Message("inspect"), "states")
         deadline = time.monotonic() + timeout_seconds
@@ -194,7 +204,7 @@ class TaskGroup:
                 states |= {task: state for task, state in message["states"].items() if self.node_of.get(task) == node}
                 waiting = waiting - {node}
         self.nodes.ignores_requests(waiting)
-        lost = {node: self.nodes.describe_loss(node) for node in self.nodes.lost}
+        lost = {node: self.nodes.describe_loss(node) for node in self.nodes.lost if node in self._places}
         silent = {node: f"the agent of {self.nodes.name(node)} does not answer" for node in sorted(waiting)}
         return ClusterState({**{death["task"]: "gone" for death in self.deaths}, **states}, {**lost, **silent})
 
@@ -208,7 +218,7 @@ class TaskGroup:
         self._ending = True
         nodes = self.nodes
         nodes.give_up_silent()
-        waiting = nodes.answering
+        waiting = nodes.answering & self._places
         for node in waiting:
             if politely:
                 for name in (name for name, place in self.node_of.items() if place == node):
@@ -229,7 +239,7 @@ class TaskGroup:
 
     def first_failure(self) -> TrainerError:
         """Await further deaths for a moment, then return the error that names the first cause."""
-        arrived = self.nodes.members.arrivals
+        arrived = {node: mark for node, mark in self.nodes.members.arrivals.items() if node in self._places}
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
         while (remaining := deadline - time.monotonic()) > 0:
             self._sorted(remaining)

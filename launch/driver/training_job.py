@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from ...backends.capabilities import refuse_unsupported
 from ...backends.loading import load_backend
 from ...checkpoint import described_data
 from ...core.cluster import Role, TaskSpec
+from ...core.errors import RunFailedError, TrainerError
 from ...core.job import Job
 from ...core.plugins import forward_plugin
 from ...core.units import Target
@@ -34,15 +35,18 @@ __all__ = ["TrainingJob"]
 class TrainingJob:
     """A job that can be carried out, with its data open. `placed` are its tasks; `packages` those whose releases are recorded.
 
-    `survives`: the roles of those tasks whose death training goes on without.
+    `survives`: the roles of those tasks whose death training goes on without. `places` are the numbers of the nodes that it is for, in
+    order. `job` is what the tasks are told, whose nodes are these; `asked` is what the user asked for, which the run's records have.
     """
 
+    asked: Job
     job: Job
     model: ModelSpec
     data: StoredDataset
     placed: Sequence[TaskSpec]
     packages: Sequence[str]
     survives: frozenset[Role]
+    places: tuple[int, ...]
 
     @classmethod
     def of(cls, job: Job) -> TrainingJob:
@@ -57,7 +61,33 @@ class TrainingJob:
         backend = load_backend(job.backend)
         refuse_unsupported(job, job.backend, backend.capabilities)
         declared = backend.capabilities
-        return cls(job, model, data, backend.placement(job), sorted(declared.packages), declared.survives)
+        return cls(job, job, model, data, backend.placement(job), sorted(declared.packages), declared.survives, tuple(range(job.nodes)))
+
+    def resized(self, places: Sequence[int]) -> TrainingJob:
+        """Return what trains the same on those of all nodes alone that have these numbers. Raises RunFailedError where nothing can.
+
+        An update is of as many examples, so that learning rates and the number of updates stay what they were: of the global batch in sync
+        mode, of a worker's batch in async mode, of the larger one where workers had batches of two sizes.
+        """
+        asked, limits = self.asked, self.asked.cores_per_node
+        if len(places) == asked.nodes:
+            return self
+        batch = (None, asked.global_batch) if asked.mode == "sync" else (asked.per_worker_batch, None)
+        changed = {
+            "nodes": len(places),
+            "batch_size": batch[0],
+            "global_batch_size": batch[1],
+            "cores_per_node": limits if limits is None or len(limits) == 1 else tuple(limits[node] for node in places),
+        }
+        job = asked.model_copy(update=changed)
+        backend = load_backend(job.backend)
+        try:
+            refuse_unsupported(job, job.backend, backend.capabilities)
+            placed = backend.placement(job)
+        except (TrainerError, ValueError) as error:
+            count = "1 node" if len(places) == 1 else f"{len(places)} nodes"
+            raise RunFailedError(f"the run cannot go on with {count} ({error})") from error
+        return replace(self, job=job, placed=[replace(task, node=places[task.node]) for task in placed], places=tuple(places))
 
     @property
     def node_of_worker(self) -> dict[int, int]:
@@ -68,9 +98,9 @@ class TrainingJob:
     def document(self) -> dict[str, Any]:
         """What ``job.json`` says of it, whoever asked for it and wherever it runs."""
         return {
-            **self.job.recorded(),
-            "global_batch_size_resolved": self.job.global_batch,
-            "dataset": described_data(self.data.info, self.data.digest, self.job.data_dir),
+            **self.asked.recorded(),
+            "global_batch_size_resolved": self.asked.global_batch,
+            "dataset": described_data(self.data.info, self.data.digest, self.asked.data_dir),
             "framework_packages": list(self.packages),
             "metrics": described_metrics(self.model.objective.infos),
         }

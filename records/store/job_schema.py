@@ -66,7 +66,7 @@ class _Decided(JsonObject):
     sources: dict[Name, Text] = _LACKING
     command: list[Text] = _LACKING
     cluster: _Cluster = _LACKING
-    threads_per_task: Annotated[list[Count], Field(max_length=MOST_NODES)] = _LACKING
+    threads_per_task: Annotated[list[Count | None], Field(max_length=MOST_NODES)] = _LACKING
     segments: Annotated[list[_Segment], Field(max_length=MOST_TASKS)] = _LACKING
     framework_packages: Annotated[list[Name], Field(max_length=MOST_PACKAGES)] = _LACKING
     metrics: Annotated[list[_Metric], Field(max_length=MOST_METRICS)] = _LACKING

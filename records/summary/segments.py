@@ -14,7 +14,7 @@ from typing import Any
 
 from ..schema import SystemRecord
 
-__all__ = ["SegmentTracker", "last_segment", "resumed_seconds", "with_segments"]
+__all__ = ["Attempts", "last_part", "nodes_of_last_part", "resumed_seconds", "with_attempts"]
 
 
 def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
@@ -31,8 +31,16 @@ def last_segment(described: Mapping[str, Any]) -> tuple[float, int]:
     return (segments[-1]["run_seconds"], segments[-1].get("step", 0)) if len(segments) > 1 else (0.0, 0)
 
 
-class SegmentTracker:
-    """Tells the segment of each sample of a run; ask for all samples of all nodes, in the order of the records.
+def nodes_of_last_part(described: Mapping[str, Any]) -> int:
+    """Return on how many nodes the last part of a ``job.json``'s run was: fewer than the job's where it went on by itself without some."""
+    changed = (described.get("segments") or [{}])[-1].get("changed", {}).get("nodes")
+    now = changed[-1] if isinstance(changed, list) and changed else None
+    nodes: int = described["nodes"]
+    return now if isinstance(now, int) and 1 <= now <= nodes else nodes
+
+
+class Attempts:
+    """Tells the part of each sample of a run; ask for all samples of all nodes, in the order of the records.
 
     The driver alone stamps samples, each as it arrives, so within a segment their times never fall, whichever nodes they are of. Where
     records do not say their segment, the next one has begun for all nodes where time falls after the present one's beginning, or passes the

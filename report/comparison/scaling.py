@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .factors import changed_on_resume
 from .rows import Row
 
 __all__ = ["ScalingPoint", "ScalingSeries", "families", "relative_speed", "relative_target", "scaling"]
@@ -20,7 +21,7 @@ class ScalingPoint:
     """A row of the comparison, by its index, on `nodes` nodes.
 
     `speedup` is its examples/s over those of the series' first point, `efficiency` that over the ratio of the nodes; None where the speed
-    of either is not known.
+    of either is not known. So is the efficiency where either had other nodes for a part of its time.
     """
 
     entry: int
@@ -85,14 +86,15 @@ def _nodes_differ(entries: Sequence[Row], members: Sequence[int]) -> bool:
 
 def _series(kind: Kind, batch: int, entries: Sequence[Row], members: Sequence[int]) -> ScalingSeries:
     ordered = sorted(members, key=lambda index: entries[index].figures["nodes"])
-    first = entries[ordered[0]].figures
-    return ScalingSeries(kind, batch, tuple(_point(index, entries[index].figures, first) for index in ordered))
+    return ScalingSeries(kind, batch, tuple(_point(index, entries[index], entries[ordered[0]]) for index in ordered))
 
 
-def _point(index: int, own: Any, first: Any) -> ScalingPoint:
+def _point(index: int, row: Row, first_row: Row) -> ScalingPoint:
+    own, first = row.figures, first_row.figures
     mine, base = own["examples_per_second"], first["examples_per_second"]
     speedup = mine / base if mine is not None and base else None
-    efficiency = None if speedup is None else speedup / (own["nodes"] / first["nodes"])
+    steady = not any("nodes" in changed_on_resume(run) for run in (*row.runs, *first_row.runs))
+    efficiency = speedup / (own["nodes"] / first["nodes"]) if speedup is not None and steady else None
     return ScalingPoint(index, own["nodes"], speedup, efficiency)
 
 
