@@ -35,6 +35,13 @@ def test_a_fixed_global_batch_is_strong_scaling():
     assert found.fits_neither == ()
 
 
+def test_a_run_that_had_other_nodes_for_a_part_of_its_time_has_no_efficiency():
+    parts = [{"run_seconds": 0.0}, {"run_seconds": 2.0, "changed": {"nodes": [2, 1]}}]
+    resized = on(2, 1500.0, global_batch_size=60, described={"segments": parts})
+    found = compare_runs([STRONG[0], resized, STRONG[2]], by=["nodes"])
+    assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, 1.5, None), (4, 2.4, 0.6)])]
+
+
 def test_a_fixed_batch_per_worker_is_weak_scaling():
     found = compare_runs(WEAK, by=["nodes"])
     assert series(found) == [("weak", 60, [(1, 1.0, 1.0), (2, 1.9, 0.95), (3, 2.7, pytest.approx(0.9))])]

@@ -146,6 +146,52 @@ def test_a_lost_node_ends_the_next_start_too(cluster):
         anew.reserve_ports({0: 1, 1: 1}, 30.0)
 
 
+def on_node_0(control: TaskGroup) -> TaskGroup:
+    """A group whose only task is on the first node."""
+    return TaskGroup(control.nodes, [TaskSpec("worker", 0, 0, leading=True)], places=[0])
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_loss_of_a_node_that_is_not_used_is_none_of_the_group(cluster, before):
+    """Whether it is lost before the group is there or while it is at work: what the one that is used says is heard."""
+    control, agents = cluster(2)
+    group = control if before else on_node_0(control)
+    agents[1].go()
+    if before:
+        with pytest.raises(RunFailedError, match="node 1"):
+            listen(control)
+        group = on_node_0(control)
+    agents[0].answer("ports", ports=[4000])
+    assert group.reserve_ports({0: 1}, 5.0) == {0: [4000]}
+    assert group.receive(0.2) is None
+    assert list(control.nodes.lost) == [1]
+    assert group.standing(0.01).silent.keys() == {0}
+    agents[0].go()
+    assert failure(group).task == "agent-0"
+
+
+def test_nodes_that_are_not_used_are_asked_nothing_and_not_awaited(cluster):
+    control, agents = cluster(2)
+    group = on_node_0(control)
+    agents[0].answer("sampled")
+    group.sample_now(5.0)
+    group.start_tasks([], lambda node: {"sample_interval_seconds": None})
+    assert agents[0].stream.receive().kind == "start"
+    agents[0].answer("stopped")
+    assert seconds(lambda: group.end_tasks(10.0, politely=False)) < 2
+    assert control.nodes.answering == {0, 1}
+    control.nodes.finish(0)
+    assert agents[1].stream.receive().kind == "finish"  # and nothing before it
+
+
+def test_a_node_that_is_not_used_and_says_what_none_does_ends_the_run_nevertheless(cluster):
+    control, agents = cluster(2)
+    group = on_node_0(control)
+    agents[1].send("no_such_kind")
+    assert "node 1" in str(failure(group))
+    assert control.nodes.breach is not None
+
+
 def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
     """One node answers, one is frozen, the third goes just then."""
     control, agents = cluster(3)

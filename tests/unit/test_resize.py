@@ -1,0 +1,187 @@
+"""What a run trains on some of its nodes: values in, values out."""
+
+import math
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.backends.loading import load_backend
+from crosstrain.core.errors import RunFailedError, UsageError
+from crosstrain.core.job import Job
+from crosstrain.data.sampler import run_sampler
+from crosstrain.engine.epochs import DataCursor
+from crosstrain.engine.interfaces import ResumePoint
+from crosstrain.engine.learning_rate import base_learning_rate
+from crosstrain.launch.driver.cluster_setup import cluster_document, make_cluster, make_tasks, node_beside_driver
+from crosstrain.launch.driver.restart_policy import Resize
+from crosstrain.launch.driver.training_job import TrainingJob
+from crosstrain.launch.launchers.base import NodeChannel
+from crosstrain.launch.resume.origin import Origin
+from crosstrain.launch.resume.parts import ResizedParts
+from crosstrain.records.summary.attempts import last_part, nodes_of_last_part, resumed_seconds
+
+EXAMPLES = 1000
+
+
+def training(**fields):
+    """What a job trains, on all of its nodes; model and data are no matter here."""
+    job = Job(**{"backend": "torch", **fields})
+    placed = load_backend(job.backend).placement(job)
+    return TrainingJob(job, job, None, None, placed, [], frozenset(), tuple(range(job.nodes)))
+
+
+@pytest.mark.parametrize(("nodes", "seconds"), [(0, 0.0), (-2, 0.0), (2.5, 0.0), (True, 0.0), ("2", 0.0), (2, -1.0), (2, math.nan)])
+def test_a_number_of_nodes_is_whole_and_some_and_the_restart_lies_ahead(nodes, seconds):
+    with pytest.raises(ValueError, match="a restart"):
+        Resize(nodes, seconds)
+
+
+@st.composite
+def resizes(draw):
+    """A job of any shape, and the nodes that are left of it."""
+    nodes = draw(st.integers(2, 8))
+    fields = {
+        "nodes": nodes,
+        "procs_per_node": draw(st.integers(1, 4)),
+        "backend": draw(st.sampled_from(["torch", "tf"])),
+        "mode": draw(st.sampled_from(["sync", "async"])),
+        "scale_lr": "linear",
+        "cores_per_node": draw(st.sampled_from([None, (0.5,), tuple(0.5 + node for node in range(nodes))])),
+    }
+    if fields["mode"] == "async":
+        fields["ps"] = draw(st.integers(1, 5))
+    if fields["mode"] == "sync" and draw(st.booleans()):
+        fields["global_batch_size"] = draw(st.integers(1, 200))
+    else:
+        fields["batch_size"] = draw(st.integers(1, 20))
+    lost = draw(st.sets(st.integers(0, nodes - 1), min_size=1, max_size=nodes - 1))
+    return training(**fields), [node for node in range(nodes) if node not in lost]
+
+
+@given(resizes())
+def test_tasks_are_on_the_nodes_that_are_left_and_on_each_as_many_as_before(drawn):
+    before, places = drawn
+    after = before.resized(places)
+    per_node = before.asked.procs_per_node
+    assert after.places == tuple(places)
+    assert after.node_of_worker == {worker: places[worker // per_node] for worker in range(per_node * len(places))}
+    assert {task.node for task in after.placed} == set(places)
+    assert len({task.name for task in after.placed}) == len(after.placed)
+    assert sum(task.leading for task in after.placed) == (after.job.workers if after.job.mode == "sync" else 1)
+    limits = before.asked.cores_per_node
+    assert [after.job.cores_of(number) for number in range(len(places))] == [before.asked.cores_of(node) for node in places]
+    assert (after.asked, after.job.nodes) == (before.asked, len(places))
+    assert Job.model_validate(after.job.model_dump()) == after.job  # as tasks read it
+    assert limits is None or len(after.job.cores_per_node) in (1, len(places))
+
+
+@given(resizes(), st.integers(0, 2), st.data())
+def test_updates_are_of_the_same_examples_in_the_same_order(drawn, epoch, data):
+    before, places = drawn
+    after = before.resized(places)
+    whole, left = run_sampler(before.job, EXAMPLES), run_sampler(after.job, EXAMPLES)
+    if before.job.mode == "sync":
+        assert after.job.global_batch == before.job.global_batch
+    else:
+        assert after.job.per_worker_batch == before.job.per_worker_batch
+    assert base_learning_rate(after.job) == base_learning_rate(before.job)
+    steps = whole.steps_per_epoch
+    assert left.steps_per_epoch == steps
+    first = data.draw(st.integers(0, steps - 1))
+    count = data.draw(st.integers(0, min(10, steps - first)))
+    ours, theirs = left.whole(epoch, first, count), whole.whole(epoch, first, count)
+    np.testing.assert_array_equal(ours.indices, theirs.indices)
+    np.testing.assert_array_equal(ours.offsets, theirs.offsets)
+    if after.job.mode == "sync" and count:
+        slices = [left.for_rank(epoch, first, count, rank).batch(0) for rank in range(after.job.workers)]
+        np.testing.assert_array_equal(np.concatenate(slices), theirs.batch(0))
+
+
+def test_where_workers_had_batches_of_two_sizes_each_has_the_larger():
+    before = training(nodes=3, mode="async", global_batch_size=100)
+    assert before.resized([0, 1]).job.per_worker_batch == 34
+
+
+def test_all_nodes_are_what_was_asked_for():
+    before = training(nodes=3)
+    assert before.resized([0, 1, 2]) is before
+    assert before.resized([0, 2]).resized([1]).job.global_batch == before.job.global_batch
+
+
+def test_what_a_backend_refuses_is_why_the_run_ends(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "toy"))
+    before = training(nodes=3, backend="toy")
+    toy = sys.modules["crosstrain_toy"]
+    place = toy.ToyBackend.placement
+
+    def placement(self, job):
+        if job.nodes % 3:
+            raise UsageError.of("nodes", job.nodes, "a multiple of 3, as a model is cut into three parts")
+        return place(self, job)
+
+    monkeypatch.setattr(toy.ToyBackend, "placement", placement)
+    with pytest.raises(RunFailedError, match=r"the run cannot go on with 2 nodes \(nodes: got '2'; allowed: a multiple of 3"):
+        before.resized([0, 2])
+
+
+@given(st.integers(0, 2**32))
+def test_every_task_has_an_address_of_its_node_and_unused_nodes_have_no_threads(seed):
+    draw = random.Random(seed)
+    nodes = draw.randint(2, 6)
+    before = training(nodes=nodes, procs_per_node=draw.randint(1, 3), mode=draw.choice(["sync", "async"]))
+    places = sorted(draw.sample(range(nodes), draw.randint(1, nodes - 1)))
+    after = before.resized(places)
+    channels = [NodeChannel(node, None, f"10.0.0.{node}", True, None, True) for node in range(nodes)]
+    reserved = {place: [1000 * place + number for number, task in enumerate(after.placed) if task.node == place] for place in places}
+    cluster = make_cluster(after.placed, channels, reserved)
+    for task in make_tasks(cluster, [10 + node for node in range(nodes)]):
+        assert (task.address, task.threads) == (f"10.0.0.{task.placed.node}", 10 + task.placed.node)
+        assert task.port in reserved[task.placed.node]
+        assert task.placed.node in places
+    assert len(set(cluster.ports.values())) == len(after.placed)
+    told = cluster_document(cluster, [1 if node in places else None for node in range(nodes)])
+    assert [node for node, threads in enumerate(told["threads_per_task"]) if threads] == places
+
+
+def test_the_driver_counts_as_part_of_a_node_on_its_machine():
+    hosts = [{"identity": {"boot": boot}} for boot in ("a", "b", "a")]
+    assert [node_beside_driver(places, hosts) for places in ([0, 1], [1, 2], [1])] == [0, 2, None]
+
+
+def origin(step, train_seconds=0.0):
+    return Origin(ResumePoint(DataCursor(step, 0, step), train_seconds, 0.5, 0.25))
+
+
+def test_a_part_begins_where_the_nodes_change_or_training_goes_back_behind_it():
+    parts = ResizedParts(3, ["trainer", "run"])
+    assert parts.goes_on([0, 1, 2], origin(0))
+    assert (parts.described, parts.earlier) == ([], None)
+    assert not parts.goes_on([0, 2], origin(40))
+    parts.begin([0, 2], origin(40, 1.0), 2.0)
+    assert parts.goes_on([0, 2], origin(40))
+    assert parts.goes_on([0, 2], origin(60))
+    assert not parts.goes_on([0, 2], origin(20))
+    assert not parts.goes_on([0, 1], origin(60))
+    assert parts.earlier == {"run_seconds": 2.0, "train_seconds": 1.0, "eval_seconds": 0.5, "checkpoint_seconds": 0.25}
+    (part,) = parts.described
+    described = {"nodes": 3, "segments": [{"run_seconds": 0.0, "step": 0}, part]}
+    assert part["changed"] == {"nodes": [3, 2]}
+    assert (last_part(described), resumed_seconds(described), nodes_of_last_part(described)) == ((2.0, 40), [2.0], 2)
+
+
+@pytest.mark.parametrize("segments", [[], [{"run_seconds": 0.0}], [{"changed": {"nodes": "none"}}], [{"changed": {"nodes": [3, 900]}}]])
+def test_a_run_without_such_a_part_has_the_nodes_of_its_job(segments):
+    assert nodes_of_last_part({"nodes": 3, "segments": segments}) == 3
+
+
+def test_a_training_that_is_resized_leaves_the_one_before_as_it_was():
+    before = training(nodes=4, procs_per_node=2)
+    copy = replace(before)
+    before.resized([1, 3])
+    assert before == copy
