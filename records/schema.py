@@ -103,17 +103,19 @@ class SystemRecord:
     """A line of ``system.jsonl``: one node at one moment. Counters are cumulative since the node's monitor started.
 
     `cpu_seconds` sums the node's task trees; `cpu_cores_used` is its slope since the sample before, `cpu_fraction` that over
-    `cores_available`. `network_sent_bytes` and `network_received_bytes` are the node's figures by `network_source`: ``interface`` (a node's
-    own interface without ``lo``: frames), ``sockets`` (sum of its tasks' TCP payload), or null. `interfaces` has sent and received bytes of
-    each interface. `monitor_cpu_seconds` is the cost of watching itself. `gpus` has a mapping a device with ``utilization`` (0 to 1),
-    ``memory_bytes``, ``power_watts``, ``name``. `interval_seconds` is the time since the sample before. `part_began_seconds` is when the
-    clock of the sample's segment of the run started, on the run clock: 0, or where the checkpoint was from which a resumed run went on. It
-    is null in older records (`summary.segments`). The last six are counters, and null in older records too: `cpu_wait_seconds` is how long
-    threads of the node's tasks were ready to run and waited for a core, `machine_cpu_seconds` what all programs of the machine used of the
-    cores that the node may use, `trainer_cpu_seconds` what the node's agent used (on node 0 with the driver), `cpu_pressure_seconds` how
-    long some task on the machine waited for a core, `cpu_granted_seconds` what the node's limit allowed over those of its periods in which
-    the node ran at all, and `cpu_throttled_seconds` how long the limit held it up, summed over cores; the last two are null without a
-    limit. They may have begun before the node's monitor did: only their rise means something.
+    `cores_available`. `network_sent_bytes` and `network_received_bytes` are the node's figures by `network_source`:
+    ``interface`` (a node's own interface without ``lo``: frames), ``sockets`` (sum of its tasks' TCP payload), or null.
+    `interfaces` has sent and received bytes of each interface. `monitor_cpu_seconds` is the cost of watching itself.
+    `gpus` has a mapping a device with ``utilization`` (0 to 1), ``memory_bytes``, ``power_watts``, ``name``.
+    `interval_seconds` is the time since the sample before. `part_began_seconds` is when the clock of the sample's part of the run started,
+    on the run clock: 0, where the checkpoint was from which a resumed run went on, or when a run went on with other nodes by itself. It is
+    null in older records (`summary.attempts`).
+    The last six are counters, and null in older records too: `cpu_wait_seconds` is how long threads of the node's tasks were ready to run
+    and waited for a core, `machine_cpu_seconds` what all programs of the machine used of the cores that the node may use,
+    `trainer_cpu_seconds` what the node's agent used (on node 0 with the driver), `cpu_pressure_seconds` how long some task on the machine
+    waited for a core, `cpu_granted_seconds` what the node's limit allowed over those of its periods in which the node ran at all, and
+    `cpu_throttled_seconds` how long the limit held it up, summed over cores; the last two are null without a limit. They may have begun
+    before the node's monitor did: only their rise means something.
     """
 
     node: Index
