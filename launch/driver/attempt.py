@@ -23,7 +23,7 @@ from ...engine.protocol.messages import Message
 from ..launchers.base import NodeChannel
 from ..resume.origin import Origin
 from .checkpoint_saver import CheckpointSaver
-from .cluster_setup import Hosts, cluster_document, make_cluster, make_tasks, threads_per_task
+from .cluster_setup import Hosts, cluster_document, make_cluster, make_tasks, nodes_sharing_cores, threads_per_task
 from .nodes import Nodes
 from .outcome import add_what_is_kept, with_task_states
 from .recorder import Recording
@@ -41,7 +41,7 @@ class Attempt:
     """Trains a job on `nodes`, from `origin` on.
 
     `began`: training has begun; `trains`: it has, and neither ended nor been stopped in good order. `there`: the nodes that answered when
-    the attempt was made. `cluster`: what ``job.json`` says of it, once it was formed.
+    the attempt was made. `cluster`: what ``job.json`` says of it, and `nodes_sharing_cores`, of those that it uses, once it was formed.
 
     `spent` returns the seconds that the run has spent by now, where it is in this attempt, for its checkpoints. Call `form_cluster`,
     `start_tasks`, `await_ready`, `load_origin` and `train`, in this order; whatever they raise, `end` ends every task.
@@ -63,6 +63,7 @@ class Attempt:
         self.began = self.trains = False
         self.precision_used: str = training.job.precision
         self.cluster: Mapping[str, Any] = {}
+        self.nodes_sharing_cores: int | None = None
         self._nodes = nodes
         self._recording = recording
         self._clustered: Sequence[Task] = ()
@@ -118,6 +119,7 @@ class Attempt:
         cluster = make_cluster(training.placed, channels, self.tasks.reserve_ports(counts, deadline - time.monotonic()))
         threads = threads_per_task(training.job, training.model, channels, hosts, training.placed)
         self._clustered = make_tasks(cluster, threads)
+        self.nodes_sharing_cores = nodes_sharing_cores([channels[place] for place in training.places], hosts)
         self.cluster = cluster_document(cluster, [count if node in training.places else None for node, count in enumerate(threads)])
 
     def start_tasks(self, deadline: float) -> None:

@@ -28,7 +28,7 @@ from ..resume.origin import Origin, newest_origin
 from ..resume.parts import ResizedParts
 from ..resume.resumption import Resumption
 from .attempt import Attempt, Restarts
-from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver, nodes_sharing_cores
+from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver
 from .nodes import Nodes
 from .outcome import Ending, finalize_records, resume_hint
 from .recorder import Recording
@@ -67,7 +67,6 @@ class Driver:
         self._attempts: list[Attempt] = []
         self._interrupts: list[Callable[[], None]] = []
         self._signals = EndingSignals(self._end_in_good_order, self._end_at_once)
-        self._nodes_sharing_cores: int | None = None
         self._machines: list[str] | None = None
         self._recording: Recording
         self._launcher: Launcher
@@ -170,7 +169,6 @@ class Driver:
             raise InterruptedRunError("interrupted by the user")
         hosts = nodes.greet(deadline - time.monotonic())
         infer_isolation(nodes.channels, hosts)
-        self._nodes_sharing_cores = nodes_sharing_cores(nodes.channels, hosts)
         self._machines = [machine_of(host) for host in hosts]
         self._documents.make(partial(recording.writer.write_env, hosts))
         return nodes, hosts, deadline
@@ -305,7 +303,7 @@ class Driver:
             clock,
             state,
             attempt.totals,
-            nodes_sharing_cores=self._nodes_sharing_cores,
+            nodes_sharing_cores=attempt.nodes_sharing_cores,
             precision_used=attempt.precision_used,
             machines=self._machines,
         )

@@ -1,4 +1,4 @@
-"""In which part of a run was a resource sample taken? One part is its start, one each time that it was resumed, or changed its nodes by itself.
+"""In which part of a run was a resource sample taken? One is its start, one each time that it was resumed or changed its nodes by itself.
 
 Samples of a segment's initialisation are stamped when its clock starts. Where one goes on from a checkpoint, that is mostly within the time
 that the segments before it trained, and their monitors counted by themselves. Records say when their segment's clock started

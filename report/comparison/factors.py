@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..catalog.cpu_starvation import cpu_starvation
+from ...records.summary.segments import nodes_of_last_part
+from ..catalog.cpu_starvation import starved
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
 from . import factor_values as read
@@ -245,10 +246,13 @@ def changed_on_resume(run: Run) -> list[str]:
     return sorted({field for segment in segments for field in segment.get("changed") or ()} - _HARMLESS)
 
 
-def changed_text(run: Run, means: str = f"{CHANGED_MEANS}; the settings are those of the last") -> str | None:
+def changed_text(run: Run, means: str | None = None) -> str | None:
     """Return the sentence about a run that went on with other settings, and what that `means` for the figures; None of any other run."""
     changed = changed_on_resume(run)
-    return f"The run {CHANGED} ({', '.join(changed)}): {means}." if changed else None
+    if not changed:
+        return None
+    shown = "those of the last" if nodes_of_last_part(run.job) == run.job["nodes"] else "those that were asked for"
+    return f"The run {CHANGED} ({', '.join(changed)}): {means or f'{CHANGED_MEANS}; the settings are {shown}'}."
 
 
 def _ended(run: Run) -> str | None:

@@ -14,7 +14,7 @@ from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.launch.driver.restart_policy import Resize, Restart, Stop
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.report.catalog.run import Run
-from crosstrain.report.comparison.factors import changed_on_resume
+from crosstrain.report.comparison.factors import changed_text
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.prediction.observations import observe
 
@@ -81,6 +81,7 @@ def test_a_run_goes_on_without_the_node_that_it_has_lost(tmp_path):
     assert (part["step"], part["checkpoint"]) == (began.detail["step"], began.detail["checkpoint"])
     assert part["run_seconds"] <= began.time_seconds
     assert (summary["nodes"], summary["workers"], summary["resumed"]) == (3, 3, 1)
+    assert summary["nodes_sharing_cores"] == 2
     shares = summary["time_shares"]
     assert shares["part_began_seconds"] == part["run_seconds"]
     assert [(worker["worker"], worker["node"]) for worker in shares["workers"]] == [(0, 0), (1, 2)]
@@ -91,7 +92,9 @@ def test_a_run_goes_on_without_the_node_that_it_has_lost(tmp_path):
     assert 0 < trained[1] < min(trained[0], trained[2])
 
     run = Run(path)
-    assert "nodes" in changed_on_resume(run)
+    assert (changed_text(run) or "").endswith(
+        "(nodes): the figures add up parts under different settings; the settings are those that were asked for."
+    )
     explained = explain(run).evidence.summary
     assert (explained["nodes"], explained["workers"]) == (2, 2)
     with pytest.raises(UsageError, match="nodes"):
