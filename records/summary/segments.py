@@ -35,7 +35,7 @@ def nodes_of_last_part(described: Mapping[str, Any]) -> int:
     """Return on how many nodes the last part of a ``job.json``'s run was: fewer than the job's where it went on by itself without some."""
     changed = (described.get("segments") or [{}])[-1].get("changed", {}).get("nodes")
     now = changed[-1] if isinstance(changed, list) and changed else None
-    nodes: int = described["nodes"]
+    nodes: int = described.get("nodes", 1)  # as the job's own default is
     return now if isinstance(now, int) and 1 <= now <= nodes else nodes
 
 
