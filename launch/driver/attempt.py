@@ -237,7 +237,7 @@ class Restarts:
         return training
 
     def _tell(self, failure: Failure, decision: Restart | Resize, attempt: Attempt) -> None:
-        """Record that an attempt has failed; say so, and what follows, where people have not seen it begin in vain alone."""
+        """Record that an attempt has failed, and tell it with what follows; a start on the same nodes is repeated without a word."""
         self._recording.event("attempt_failed" if attempt.began else "start_repeated", cause=failure.cause)
         if not attempt.began:
             onwards = "starts again"
