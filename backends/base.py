@@ -254,7 +254,10 @@ class Backend(Protocol):
         ...
 
     def placement(self, job: Job) -> list[TaskSpec]:
-        """Return every task of the job: role, index, node. Imports no framework."""
+        """Return every task of the job: role, index, node. Imports no framework.
+
+        Asked again, with fewer nodes (from 0), where a run goes on without some; UsageError for a number of nodes that cannot be.
+        """
         ...
 
     def preload(self, job: Job) -> None:
