@@ -188,7 +188,7 @@ def calibrate(job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: flo
         "payload_bytes": 4 * elements,
         "batch_size": job.per_worker_batch,
         "half_batch_size": job.per_worker_batch // 2,
-        "workers": [_described(worker, node_of_worker[worker], parts) for worker in workers],
+        "workers": [_described(worker, node_of_worker[worker], components) for worker in workers],
         "native": {name: sum(values) / len(values) for name, values in conductor.native.items()},
     }
 

@@ -107,9 +107,9 @@ class SystemRecord:
     ``interface`` (a node's own interface without ``lo``: frames), ``sockets`` (sum of its tasks' TCP payload), or null.
     `interfaces` has sent and received bytes of each interface. `monitor_cpu_seconds` is the cost of watching itself.
     `gpus` has a mapping a device with ``utilization`` (0 to 1), ``memory_bytes``, ``power_watts``, ``name``.
-    `interval_seconds` is the time since the sample before. `part_began_seconds` is when the clock of the sample's part of the run started,
-    on the run clock: 0, where the checkpoint was from which a resumed run went on, or when a run went on with other nodes by itself. It is
-    null in older records (`summary.attempts`).
+    `interval_seconds` is the time since the sample before. `part_began_seconds` is when the clock of the sample's segment of the run
+    started, on the run clock: 0, where the checkpoint was from which a resumed run went on, or when a run went on with other nodes by
+    itself. It is null in older records (`summary.segments`).
     The last six are counters, and null in older records too: `cpu_wait_seconds` is how long threads of the node's tasks were ready to run
     and waited for a core, `machine_cpu_seconds` what all programs of the machine used of the cores that the node may use,
     `trainer_cpu_seconds` what the node's agent used (on node 0 with the driver), `cpu_pressure_seconds` how long some task on the machine

@@ -15,7 +15,6 @@ from ...checkpoint import list_checkpoints
 from ...core.cluster import Task
 from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
 from ...engine.calibration import calibrate
-from ...engine.loop_interfaces import TrainingTotals
 from ...engine.loop import TrainingLoop
 from ...engine.loop_interfaces import TrainingTotals
 from ...engine.progress.base import Progress
@@ -25,7 +24,7 @@ from ..resume.origin import Origin
 from .checkpoint_saver import CheckpointSaver
 from .cluster_setup import Hosts, cluster_document, make_cluster, make_tasks, nodes_sharing_cores, threads_per_task
 from .nodes import Nodes
-from .outcome import add_what_is_kept, with_task_states
+from .outcome import add_resume_hint, with_task_states
 from .recorder import Recording
 from .restart_policy import AttemptSummary, Decision, Failure, Resize, Restart, RestartPolicy, Stop, failure_of
 from .task_group import TaskGroup, load_state
@@ -214,12 +213,12 @@ class Restarts:
             return self._prepare(error, attempt)
         except (RunFailedError, InterruptedRunError) as ends_run:
             if attempt.trains:
-                add_what_is_kept(ends_run, self._recording.job, self._recording.path)
+                add_resume_hint(ends_run, self._recording.job, self._recording.path)
             raise
 
     def _prepare(self, error: TrainerError, attempt: Attempt) -> TrainingJob:
         failure = failure_of(error, attempt.totals.updates_reported)
-        if failure is None or self._nodes.breach is not None:  # nothing that a node has said which is broken can be relied on
+        if failure is None or self._nodes.violation is not None:  # nothing that a node has said which is broken can be relied on
             raise error
         decision = self._decision(failure)
         if isinstance(decision, Stop):
@@ -230,8 +229,8 @@ class Restarts:
         self._tell(failure, decision, attempt)
         attempt.end(politely=False)
         self._nodes.wait(decision.after_seconds)
-        if self._nodes.breach is not None:
-            raise self._nodes.breach from error
+        if self._nodes.violation is not None:
+            raise self._nodes.violation from error
         training = self._another(decision, error, attempt)
         self._earlier.append(AttemptSummary(attempt.origin.start.cursor.step, seconds, failure))
         return training

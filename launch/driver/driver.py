@@ -25,8 +25,9 @@ from ..ending_signals import EndingSignals
 from ..launchers.base import Launcher
 from ..resume.deferred_writes import DeferredWrites
 from ..resume.origin import Origin, newest_origin
-from ..resume.parts import ResizedParts
+from ..resume.resized_segments import ResizedSegments
 from ..resume.resumption import Resumption
+from ..resume.segments import Segments, total_steps
 from .attempt import Attempt, Restarts
 from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver
 from .nodes import Nodes
@@ -62,7 +63,7 @@ class Driver:
         self._resumption = resumption
         self._policy = policy
         self._segments = Segments(resumption, self._command)
-        self._parts = ResizedParts(job.nodes, self._command)
+        self._resized = ResizedSegments(job.nodes, self._command)
         self._documents = DeferredWrites()
         self._attempts: list[Attempt] = []
         self._interrupts: list[Callable[[], None]] = []
@@ -118,7 +119,7 @@ class Driver:
             "total_steps": total_steps(self.job, self._training.data.info.sizes["train"], self._resumption),
             "sources": self._sources,
             "command": self._command,
-            "segments": [*self._segments.described, *self._parts.described],
+            "segments": [*self._segments.described, *self._resized.described],
         }
 
     # From start to end ----------------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ class Driver:
         before = recording.run_seconds if restarts else resumption.run_seconds if resumption else 0.0
         if restarts or resumption is not None:
             self._take_back(attempt.origin, before)
-        nodes = self._begin_part(attempt, before)
+        nodes = self._begin_segment(attempt, before)
         recording.writer.write_status("running")
         if self.job.monitor:
             attempt.tasks.sample_now()
@@ -233,13 +234,13 @@ class Driver:
             self._progress.start(self.job, attempt.loop.triggers.total)
         attempt.train()
 
-    def _begin_part(self, attempt: Attempt, run_seconds: float) -> dict[str, Any]:
-        """Begin a part of the run where it goes on on other nodes than before; return what events say of that."""
+    def _begin_segment(self, attempt: Attempt, run_seconds: float) -> dict[str, Any]:
+        """Begin a segment of the run where it goes on on other nodes than before; return what events say of that."""
         places = attempt.training.places
-        if self._parts.goes_on(places, attempt.origin):
+        if self._resized.goes_on(places, attempt.origin):
             return {}
-        self._parts.begin(places, attempt.origin, run_seconds)
-        self._recording.begin_part(run_seconds)
+        self._resized.begin(places, attempt.origin, run_seconds)
+        self._recording.begin_segment(run_seconds)
         self._write_job(attempt)
         return {"nodes": list(places)}
 
@@ -295,7 +296,7 @@ class Driver:
         clock = Clock(
             run_seconds=self._recording.run_seconds,
             total_seconds=self._segments.total_before + time.time() - self._recording.began,
-            earlier=self._parts.earlier or self._segments.earlier,
+            earlier=self._resized.earlier or self._segments.earlier,
             **{**spent, "train_seconds_by_node": tuple(spent["train_seconds_by_node"])},
         )
         return self._training.summary(

@@ -91,7 +91,7 @@ class Recording:
                 write()
             self._pending.clear()
 
-    def begin_part(self, run_seconds: float) -> None:
+    def begin_segment(self, run_seconds: float) -> None:
         """A part of the run on other nodes begins at `run_seconds`: later samples are of it. The clock itself goes on."""
         self._part_began_seconds = run_seconds
 

@@ -1,4 +1,4 @@
-"""In which part of a run was a resource sample taken? One is its start, one each time that it was resumed or changed its nodes by itself.
+"""In which segment of a run was a resource sample taken? Each start, each resumption and each change of its nodes begins one.
 
 Samples of a segment's initialisation are stamped when its clock starts. Where one goes on from a checkpoint, that is mostly within the time
 that the segments before it trained, and their monitors counted by themselves. Records say when their segment's clock started
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..schema import SystemRecord
 
-__all__ = ["Attempts", "last_part", "nodes_of_last_part", "resumed_seconds", "with_attempts"]
+__all__ = ["SegmentTracker", "last_segment", "nodes_of_last_segment", "resumed_seconds", "with_segments"]
 
 
 def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
@@ -31,16 +31,16 @@ def last_segment(described: Mapping[str, Any]) -> tuple[float, int]:
     return (segments[-1]["run_seconds"], segments[-1].get("step", 0)) if len(segments) > 1 else (0.0, 0)
 
 
-def nodes_of_last_part(described: Mapping[str, Any]) -> int:
-    """Return on how many nodes the last part of a ``job.json``'s run was: fewer than the job's where it went on by itself without some."""
+def nodes_of_last_segment(described: Mapping[str, Any]) -> int:
+    """Return on how many nodes the last segment of a ``job.json``'s run was: fewer than the job's where it went on without some."""
     changed = (described.get("segments") or [{}])[-1].get("changed", {}).get("nodes")
     now = changed[-1] if isinstance(changed, list) and changed else None
     nodes: int = described.get("nodes", 1)  # as the job's own default is
     return now if isinstance(now, int) and 1 <= now <= nodes else nodes
 
 
-class Attempts:
-    """Tells the part of each sample of a run; ask for all samples of all nodes, in the order of the records.
+class SegmentTracker:
+    """Tells the segment of each sample of a run; ask for all samples of all nodes, in the order of the records.
 
     The driver alone stamps samples, each as it arrives, so within a segment their times never fall, whichever nodes they are of. Where
     records do not say their segment, the next one has begun for all nodes where time falls after the present one's beginning, or passes the

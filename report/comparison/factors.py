@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...records.summary.segments import nodes_of_last_part
-from ..catalog.cpu_starvation import starved
+from ...records.summary.segments import nodes_of_last_segment
+from ..catalog.cpu_starvation import cpu_starvation
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
 from . import factor_values as read
@@ -251,7 +251,7 @@ def changed_text(run: Run, means: str | None = None) -> str | None:
     changed = changed_on_resume(run)
     if not changed:
         return None
-    shown = "those of the last" if nodes_of_last_part(run.job) == run.job.get("nodes", 1) else "those that were asked for"
+    shown = "those of the last" if nodes_of_last_segment(run.job) == run.job.get("nodes", 1) else "those that were asked for"
     return f"The run {CHANGED} ({', '.join(changed)}): {means or f'{CHANGED_MEANS}; the settings are {shown}'}."
 
 

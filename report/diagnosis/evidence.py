@@ -9,9 +9,8 @@ from typing import Any
 from ...core.errors import UsageError
 from ...records.schema import Clock
 from ...records.store.jsonl import DamagedRunError
-from ...records.summary.segments import nodes_of_last_part, resumed_seconds, with_attempts
 from ...records.summary.node_usage import per_node
-from ...records.summary.segments import resumed_seconds, with_segments
+from ...records.summary.segments import nodes_of_last_segment, resumed_seconds, with_segments
 from ..catalog.run import Run
 from ..comparison.factors import changed_text
 from .links import Link, read_links
@@ -92,12 +91,12 @@ def _expect_figures_of_nodes(run: Run, workers: Sequence[Worker]) -> None:
 _OF_THE_WHOLE_RUN = ("foreign_cpu_cores_used", "cpu_cores_lost", "starved_fraction")
 
 
-def _of_last_part(run: Run, began: float) -> dict[str, Any]:
-    """Return a summary of a resumed run with the clock and the nodes of its last part, but what other programs did to the whole."""
-    summary, nodes = run.summary, nodes_of_last_part(run.job)
-    part = calibrated_segment({**summary, "nodes": nodes, "workers": summary["workers"] // summary["nodes"] * nodes})
-    samples = (record for record in with_attempts(run.samples(), resumed_seconds(run.job)) if record.part_began_seconds == began)
-    spent = {name: part[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
+def _of_last_segment(run: Run, began: float) -> dict[str, Any]:
+    """Return a summary of a resumed run with the clock and the nodes of its last segment, but what other programs did to the whole."""
+    summary, nodes = run.summary, nodes_of_last_segment(run.job)
+    segment = calibrated_segment({**summary, "nodes": nodes, "workers": summary["workers"] // summary["nodes"] * nodes})
+    samples = (record for record in with_segments(run.samples(), resumed_seconds(run.job)) if record.part_began_seconds == began)
+    spent = {name: segment[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
     used = per_node(samples, len(summary["per_node"]), Clock(run_seconds=summary["run_seconds"], **spent))
     whole = [{name: node.get(name) for name in _OF_THE_WHOLE_RUN} for node in summary["per_node"]]
-    return {**part, "per_node": [{**own, **other} for own, other in zip(used, whole, strict=True)]}
+    return {**segment, "per_node": [{**own, **other} for own, other in zip(used, whole, strict=True)]}

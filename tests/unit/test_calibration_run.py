@@ -105,7 +105,7 @@ def test_a_calibration_has_the_components_that_there_are(fields, components):
     workers = Workers(*[0.01] * job.workers)
     node_of_worker = {worker: job.workers - worker for worker in range(job.workers)}
     found = calibrate(job, build(INFO), workers, 1.0, node_of_worker)
-    assert {order["part"] for order in workers.orders} == parts
+    assert {order["part"] for order in workers.orders} == components
     assert found["payload_bytes"] == 4 * 15
     assert (found["batch_size"], found["half_batch_size"]) == (job.per_worker_batch, job.per_worker_batch // 2)
     assert [(each["worker"], each["node"]) for each in found["workers"]] == [*node_of_worker.items()]

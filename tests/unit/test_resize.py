@@ -16,15 +16,15 @@ from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.sampler import run_sampler
 from crosstrain.engine.epochs import DataCursor
-from crosstrain.engine.interfaces import ResumePoint
+from crosstrain.engine.loop_interfaces import ResumePoint
 from crosstrain.engine.learning_rate import base_learning_rate
 from crosstrain.launch.driver.cluster_setup import cluster_document, make_cluster, make_tasks, node_beside_driver
 from crosstrain.launch.driver.restart_policy import Resize
 from crosstrain.launch.driver.training_job import TrainingJob
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.launch.resume.origin import Origin
-from crosstrain.launch.resume.parts import ResizedParts
-from crosstrain.records.summary.attempts import last_part, nodes_of_last_part, resumed_seconds
+from crosstrain.launch.resume.resized_segments import ResizedSegments
+from crosstrain.records.summary.segments import last_segment, nodes_of_last_segment, resumed_seconds
 
 EXAMPLES = 1000
 
@@ -159,7 +159,7 @@ def origin(step, train_seconds=0.0):
 
 
 def test_a_part_begins_where_the_nodes_change_or_training_goes_back_behind_it():
-    parts = ResizedParts(3, ["trainer", "run"])
+    parts = ResizedSegments(3, ["trainer", "run"])
     assert parts.goes_on([0, 1, 2], origin(0))
     assert (parts.described, parts.earlier) == ([], None)
     assert not parts.goes_on([0, 2], origin(40))
@@ -172,12 +172,12 @@ def test_a_part_begins_where_the_nodes_change_or_training_goes_back_behind_it():
     (part,) = parts.described
     described = {"nodes": 3, "segments": [{"run_seconds": 0.0, "step": 0}, part]}
     assert part["changed"] == {"nodes": [3, 2]}
-    assert (last_part(described), resumed_seconds(described), nodes_of_last_part(described)) == ((2.0, 40), [2.0], 2)
+    assert (last_segment(described), resumed_seconds(described), nodes_of_last_segment(described)) == ((2.0, 40), [2.0], 2)
 
 
 @pytest.mark.parametrize("segments", [[], [{"run_seconds": 0.0}], [{"changed": {"nodes": "none"}}], [{"changed": {"nodes": [3, 900]}}]])
 def test_a_run_without_such_a_part_has_the_nodes_of_its_job(segments):
-    assert nodes_of_last_part({"nodes": 3, "segments": segments}) == 3
+    assert nodes_of_last_segment({"nodes": 3, "segments": segments}) == 3
 
 
 def test_a_training_that_is_resized_leaves_the_one_before_as_it_was():

@@ -189,7 +189,7 @@ def test_a_node_that_is_not_used_and_says_what_none_does_ends_the_run_neverthele
     group = on_node_0(control)
     agents[1].send("no_such_kind")
     assert "node 1" in str(failure(group))
-    assert control.nodes.breach is not None
+    assert control.nodes.violation is not None
 
 
 def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
