@@ -241,8 +241,6 @@ _MAY_BE_NAN = ("evaluated", "sums")
 _MAY_BE_NO_UNICODE = ("hello", "scratch")
 """The path of a folder on the node, which is only used as such."""
 
-_EXEMPT = frozenset({_MAY_BE_NAN, _MAY_BE_NO_UNICODE})
-
 
 def wrong_with(node: int, message: Message, node_of: Mapping[str, int]) -> str | None:
     """Return what is wrong with a message of a node, or None; `node_of` says on which node each task is."""
@@ -302,12 +300,23 @@ def _wrong_with_sample(node: int, record: Mapping[str, Any], node_of: Mapping[st
 
 def _unfit(message: Message) -> str | None:
     """Return what of a message's values could not be written to files: numbers that are none, texts that are none, nesting beyond sense."""
-    waiting: list[tuple[Any, int]] = [(value, 1) for key, value in message.fields.items() if (message.kind, key) not in _EXEMPT]
+    for key, value in message.fields.items():
+        is_path = (message.kind, key) == _MAY_BE_NO_UNICODE and isinstance(value, str)
+        may_be_nan = (message.kind, key) == _MAY_BE_NAN
+        unfit = _unfit_in([key] if is_path else [key, value], may_be_nan=may_be_nan)
+        if unfit is not None:
+            return unfit
+    return None
+
+
+def _unfit_in(values: list[Any], *, may_be_nan: bool) -> str | None:
+    """Return what of some values, and of all that they consist of, could not be written."""
+    waiting = [(value, 1) for value in values]
     while waiting:
         value, depth = waiting.pop()
         if depth > MOST_DEEP:
             return "values nested too deep"
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float) and not may_be_nan and not math.isfinite(value):
             return f"a number that is {value}"
         if isinstance(value, int) and abs(value) >= 2**63:
             return "a number that is too large"

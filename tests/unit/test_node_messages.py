@@ -209,6 +209,8 @@ BROKEN = [
     Message("sample", {"record": {**SOUND["sample"]["record"], "more": 1}}),
     Message("hello", {**SOUND["hello"].fields, "node": 0}),
     Message("nobody sends this", {}),
+    Message("hello", {**SOUND["hello"].fields, "\udc80": 0}),
+    Message("evaluated", {**SOUND["evaluated"].fields, "sums": {"loss_sum": "\udc80"}}),
     *(SOUND[kind] for kind in ("done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end")),
     *(SOUND[kind] for kind in ("ports", "states", "sampled", "stopped")),  # that nobody asked for
 ]

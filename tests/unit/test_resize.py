@@ -16,8 +16,8 @@ from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.sampler import run_sampler
 from crosstrain.engine.epochs import DataCursor
-from crosstrain.engine.loop_interfaces import ResumePoint
 from crosstrain.engine.learning_rate import base_learning_rate
+from crosstrain.engine.loop_interfaces import ResumePoint
 from crosstrain.launch.driver.cluster_setup import cluster_document, make_cluster, make_tasks, node_beside_driver
 from crosstrain.launch.driver.restart_policy import Resize
 from crosstrain.launch.driver.training_job import TrainingJob
