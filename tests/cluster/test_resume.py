@@ -209,7 +209,7 @@ def test_tensorboard_is_written_anew(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     part = run_job(tmp_path, name="part", backend="toy", steps=100, eval_every="20steps", tensorboard=True)
-    resume(part.path, "--steps", 160)
+    resume(part.path, "--steps", 160, "--tensorboard")
     accumulator = EventAccumulator(str(part.path / "tensorboard"))
     accumulator.Reload()
     assert [event.step for event in accumulator.Scalars("eval/accuracy")] == list(range(20, 161, 20))

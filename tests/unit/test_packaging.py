@@ -24,7 +24,11 @@ def project(repository):
 def wheel(repository, tmp_path_factory):
     """Build a wheel from a copy, so that the repository stays as it is and no earlier build is mixed in."""
     folder = tmp_path_factory.mktemp("wheel")
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", *NO_PACKAGES - {"docs"})
+    anywhere = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+
+    def ignored(place: str, names: list[str]) -> set[str]:
+        return anywhere(place, names) | (NO_PACKAGES - {"docs"} if place == str(repository) else set())
+
     shutil.copytree(repository, folder / "source", ignore=ignored)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(folder / "source")]
     done = subprocess.run(command, capture_output=True, text=True)
