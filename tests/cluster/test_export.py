@@ -128,8 +128,8 @@ class TestFormats:
     @pytest.mark.parametrize(
         ("name", "format_name"),
         [
-            ("resnet18", "savedmodel"),
             ("logreg", "safetensors"),
+            pytest.param("resnet18", "savedmodel", marks=pytest.mark.slow),
             pytest.param("logreg", "tf-checkpoint", marks=pytest.mark.slow),
             pytest.param("resnet18", "torch", marks=pytest.mark.slow),
         ],

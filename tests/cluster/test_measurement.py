@@ -33,7 +33,7 @@ class CountingLauncher(LocalLauncher):
         super().close()
 
 
-@pytest.mark.parametrize("backend", ["torch", "tf"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def test_bytes_equal_those_at_the_other_end_of_the_cable(tmp_path, backend):
     job = resolve({**ASYNC_JOB, "backend": backend, "steps": 800, "out": tmp_path}, {}).job
     driver = Driver(job, {}, make_progress(sys.stderr, True), ["test"])

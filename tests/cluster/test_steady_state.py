@@ -26,7 +26,7 @@ def steps_done(folder):
     [
         pytest.param("tf", "sync", marks=pytest.mark.slow),
         ("tf", "async"),
-        ("torch", "sync"),
+        pytest.param("torch", "sync", marks=pytest.mark.slow),
         pytest.param("torch", "async", marks=pytest.mark.slow),
     ],
 )

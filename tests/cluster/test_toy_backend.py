@@ -32,7 +32,7 @@ class TestLogisticRegression(ModelConformance):
     """A model is compared on as many backends as have it: ours and the toy."""
 
     model = "logreg"
-    quick_workers = 2
+    quick_workers = 1
 
     def test_all_three_are_compared(self):
         assert self.compared_backends() == ["tf", "torch", "toy"]

@@ -177,6 +177,7 @@ def test_torch_makes_the_same_updates_on_fewer_nodes(tmp_path):
     np.testing.assert_allclose(losses(path), losses(undisturbed), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_torch_goes_on_asynchronously_with_updates_of_the_same_size(tmp_path):
     path = tmp_path / "run"
     when(path, list_checkpoints, lambda: agent(2).kill())
