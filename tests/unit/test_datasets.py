@@ -232,6 +232,7 @@ class TestMnistFiles:
             stored_dataset.open_dataset("mnist", tmp_path / "nowhere")
 
 
+@pytest.mark.long
 class TestMnistDownload:
     @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
     def test_that_fails_is_one_clear_error_and_leaves_nothing(self, cache, tmp_path, monkeypatch):

@@ -22,6 +22,8 @@ from crosstrain.launch.launchers.joining import _ask
 from crosstrain.launch.launchers.rendezvous import ExternalLauncher
 from crosstrain.monitor.host import describe_host
 
+pytestmark = pytest.mark.long
+
 LIMIT = 10.0
 
 

@@ -80,6 +80,7 @@ def start():
 # What it says --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_two_thousand_runs_are_as_their_documents_say(out):
     made = many_runs(out, 2000)
     assert by_name(out) == expected(out, made)
@@ -351,6 +352,7 @@ def _rows(index):
         return None
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_it_is_right_the_next_time(out, start):
     made = many_runs(out, 300)
     for moment in range(4):

@@ -15,6 +15,8 @@ from crosstrain.cli.group import invoke
 from crosstrain.cli.streams import _Output
 from crosstrain.core.errors import OutputError
 
+pytestmark = pytest.mark.long
+
 TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
 REFUSED = "error: standard output cannot be written ({}); what was to be printed there is not whole.\n"
 

@@ -26,6 +26,8 @@ from crosstrain.launch.sweeps.folder import Request, SweepFolder
 from crosstrain.launch.sweeps.runner import _typed as typed_of_a_point
 from crosstrain.records.store.run_directory import RunReader
 
+pytestmark = pytest.mark.long
+
 TOY = Path(__file__).parent.parent / "toy"
 
 PAYLOAD = """
