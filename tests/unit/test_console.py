@@ -70,6 +70,7 @@ def reading(out, where):
     yield from (["evaluate", one, "--data", "digits"], ["run", "--resume", one], ["sweep", "--resume", one])
 
 
+@pytest.mark.long
 def test_no_command_sends_what_a_terminal_obeys(runs, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answered = 0

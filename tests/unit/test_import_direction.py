@@ -203,6 +203,7 @@ def test_a_framework_is_imported_in_its_adapter_alone(sources):
     assert wrong == []
 
 
+@pytest.mark.long
 def test_no_module_beside_the_adapters_loads_a_framework(sources):
     """Import them all in one process, the backends' packages too, since the driver looks up a backend without running it."""
     modules = []

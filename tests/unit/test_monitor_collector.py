@@ -74,7 +74,7 @@ def test_totals_keep_what_ended_tasks_used_and_equal_wait4():
     assert records[-1].tasks == ()
     assert [record.cpu_seconds for record in records] == sorted(record.cpu_seconds for record in records)
     assert records[-1].memory_rss_bytes is None
-    assert all(record.problems == () for record in records)
+    assert [record.problems for record in records] == [()] * len(records)
 
 
 def test_a_task_that_vanishes_is_told_once_and_nothing_else_stops():

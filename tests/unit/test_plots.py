@@ -48,6 +48,7 @@ def drawn(runs):
     return [found[0], found[4], found[6]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("image", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_every_format_is_what_it_says_and_comes_out_the_same(drawn, tmp_path, image, begins):
     first = write_figures(drawn, tmp_path, image)
@@ -196,6 +197,7 @@ def test_what_comes_after_a_run_does_not_stretch_its_picture(tmp_path):
     assert [panel.top for panel in after.panels] == [panel.top for panel in before.panels]
 
 
+@pytest.mark.long
 def test_the_command_draws_without_a_display_and_prints_the_paths(runs, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "MPLBACKEND")}
     command = [sys.executable, "-m", "crosstrain.cli.main", "plot", str(runs[0]), "-o", str(tmp_path / "figures")]
