@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 MARK = "CROSSTRAIN_TEST_MARK"
 
 
@@ -98,11 +96,6 @@ def script_process(script: Path, *arguments, **options):
         finally:
             if started.poll() is None:
                 started.kill()
-
-
-def quick_and_slow(jobs, quick):
-    """The names of jobs as parameters; those of other models than `quick` carry the marker `slow`."""
-    return [pytest.param(name, marks=() if job["model"] == quick else pytest.mark.slow) for name, job in jobs.items()]
 
 
 def free_ports(count: int) -> int:

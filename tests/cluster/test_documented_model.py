@@ -13,6 +13,7 @@ from crosstrain.conformance.runs import trainer
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.slow
 def test_the_pages_own_test_passes(repository, tmp_path):
     package = tmp_path / "package"
     written = write_package(repository / "docs/adding-a-model.md", package)

@@ -111,7 +111,7 @@ class TestFormats:
     @pytest.mark.parametrize(
         ("name", "format_name", "program"),
         [
-            ("logreg", "tf-checkpoint", export_loaders.TF_CHECKPOINT),
+            pytest.param("logreg", "tf-checkpoint", export_loaders.TF_CHECKPOINT, marks=pytest.mark.slow),
             ("logreg", "safetensors", export_loaders.SAFETENSORS),
             ("resnet18", "safetensors", export_loaders.SAFETENSORS),  # with buffers
             pytest.param("resnet18", "tf-checkpoint", export_loaders.TF_CHECKPOINT, marks=pytest.mark.slow),

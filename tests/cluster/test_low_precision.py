@@ -107,7 +107,8 @@ def test_a_model_of_ones_own_that_computes_in_it_is_trained_in_it(backend, tmp_p
     assert json.loads(done.stdout)["precision_used"] == "bf16"
 
 
-@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "async"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_logistic_regression_computes_in_bfloat16_on_either_backend(mode, tmp_path):
     options = {"mode": mode, "global_batch_size": 32, "steps": 20, "calibrate": False}
     full = run_job(tmp_path, name="full", backend="torch", **options)

@@ -88,6 +88,7 @@ def test_the_checker_accepts_a_run_that_was_interrupted_and_then_resumed(tmp_pat
     assert [(line["value"], line["metadata"]) for line in after[: len(before)]] == [(line["value"], line["metadata"]) for line in before]
 
 
+@pytest.mark.slow
 def test_the_checker_accepts_a_run_of_three_workers_that_update_on_their_own(tmp_path):
     arguments = ["--backend", "torch", "--mode", "async", "--nodes", "3", "--steps", "300", "--eval-every", "40steps", "--mllog"]
     done = trainer("run", *arguments, "--out", str(tmp_path), "--name", "run")

@@ -404,6 +404,7 @@ class TestRefusals:
         assert "--resume" in done.stderr
 
 
+@pytest.mark.slow
 def test_repeats_give_mean_and_spread(tmp_path):
     arguments = ["--repeats", "5", "--backend", "toy", "--epochs", "2", "--seed", "3", "--name", "many", "--out", str(tmp_path), "--quiet"]
     done = trainer("run", *arguments, "--json")

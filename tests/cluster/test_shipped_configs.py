@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
     [
         "quickstart",
         pytest.param("eecs598-cnn-checkpoint", marks=pytest.mark.slow),
-        "hw2-cnn-batch",
+        pytest.param("hw2-cnn-batch", marks=pytest.mark.slow),
         pytest.param("eecs598-cnn", marks=pytest.mark.slow),
         pytest.param("eecs598-fastest-90", marks=pytest.mark.slow),
     ],

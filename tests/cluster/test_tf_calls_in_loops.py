@@ -20,7 +20,8 @@ NESTED = """
 REPEATED = "x = tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, unchanged(x)), (0, x))[1]"
 
 
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.slow
 def test_a_network_of_dense_layers_trains_with_and_without_calls_in_it(threads, tmp_path):
     losses = []
     for name, calls in ("plain", {}), ("calling", {"prelude": NESTED, "body": REPEATED}):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import free_ports, quick_and_slow, script_process
+from processes import free_ports, script_process
 
 pytestmark = pytest.mark.cluster
 
@@ -48,7 +48,8 @@ def resumed(tmp_path_factory):
     return lambda name: trained(RESUMED[name]["model"])
 
 
-@pytest.mark.parametrize("name", quick_and_slow(RESUMED, quick="cnn"))
+@pytest.mark.slow  # the conformance suite has one of logistic regression without this marker
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(resumed, name):
     folder = resumed(name)
     with np.load(folder / f"{name}-whole.npz") as whole, np.load(folder / f"{name}-resumed.npz") as again:

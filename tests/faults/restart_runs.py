@@ -26,11 +26,17 @@ def train(out, name, policy=None, **more):
 
 
 def when(path, ready, act):
-    """Act, in a thread, as soon as there is a run at `path` and `ready(path)`; return the thread."""
+    """Act, in a thread, as soon as `ready(path)` of the run at `path`, which may have no files yet; return the thread."""
+
+    def is_ready():
+        try:
+            return path.exists() and ready(path)
+        except FileNotFoundError:
+            return False
 
     def work():
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (path.exists() and ready(path)):
+        while time.monotonic() < deadline and not is_ready():
             time.sleep(0.01)
         act()
 

@@ -59,7 +59,11 @@ def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
 
 @pytest.mark.parametrize(
     "shape",
-    [pytest.param({"steps": 40000}, marks=pytest.mark.slow), {"nodes": 3, "steps": 800}, {"nodes": 2, "cores_per_node": 0.4, "steps": 400}],
+    [
+        pytest.param({"steps": 40000}, marks=pytest.mark.slow),
+        pytest.param({"nodes": 3, "steps": 800}, marks=pytest.mark.slow),
+        {"nodes": 2, "cores_per_node": 0.4, "steps": 400},
+    ],
 )
 def test_a_run_that_waits_for_its_own_tasks_or_its_limit_is_not_starved(tmp_path, shape):
     others = psutil.cpu_percent(interval=1.0) / 100

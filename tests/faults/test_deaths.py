@@ -141,6 +141,7 @@ def test_a_frozen_async_worker_is_named_while_the_others_go_on(tmp_path):
         assert told == [("worker_silent", 1), ("worker_answers", 1)]
 
 
+@pytest.mark.slow
 def test_a_frozen_async_worker_is_named_whether_the_others_go_on_or_wait(tmp_path):
     """TensorFlow's coordinator does the one or the other, as the work happens to be shared out."""
     with start(tmp_path, "tf", "async", "--stall-timeout", "3") as run:
