@@ -1,4 +1,4 @@
-"""The model of a checkpoint, built again from its description, without the data that it was trained on."""
+"""Does a checkpoint fit a model, or data? And its own model, built again from its description without the data that it was trained on."""
 
 from __future__ import annotations
 

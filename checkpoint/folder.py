@@ -112,7 +112,7 @@ def read_lock(path: Path) -> Iterator[bool]:
 def prune(run_path: Path, keep: int, keep_best: MetricInfo | None = None) -> list[Path]:
     """Remove all checkpoints of a run but the `keep` newest and the one that was best by the metric `keep_best`.
 
-    Return what was removed; one that somebody holds (`held`) stays until the next time. Among equals the earliest is the best. Raises
+    Return what was removed; one that somebody holds (`read_lock`) stays until the next time. Among equals the earliest is the best. Raises
     OSError.
     """
     paths = list_checkpoints(run_path)

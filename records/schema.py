@@ -78,7 +78,7 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """A line of ``events.jsonl``: `event` is a snake_case name (``run_started``, ``epoch_ended``, ``task_died`` …), `detail` its data."""
+    """A line of ``events.jsonl``: `event` is a snake_case name (``run_started``, ``epoch_ended``, ``task_ended`` …), `detail` its data."""
 
     event: str
     time_seconds: Seconds

@@ -99,7 +99,7 @@ def _op_threads(task: Task, job: Job, spec: ModelSpec, device: str) -> tuple[int
 
     Steps in micro-batches have a thread for each. Else ops share the compute threads with those beside them: where one leaves a thread
     waiting, another goes on (AlexNet in bf16 and ResNet-18 make a tenth more steps on two threads). Only where nothing is gained by that,
-    they are carried out one by one; a model without convolutions has the sequential executor for it (`Alone`).
+    they are carried out one by one; a model without convolutions has the sequential executor for it (`SingleProcess`).
     """
     from .model import micro_batches_on
 

@@ -136,7 +136,7 @@ def state_from_arrays(arrays: Mapping[str, NDArray[Any]], updates: int, scalars:
 
 
 def state_to_message(state: State, kind: str = "state") -> Message:
-    """Encode a state as one message; for small ones and for tests (`state_stream` has the way for those of any size)."""
+    """Encode a state as one message; for small ones and for tests (`state_transfer` has the way for those of any size)."""
     return Message(kind, {"updates": state.updates, "scalars": dict(state.scalars)}, state_to_arrays(state))
 
 

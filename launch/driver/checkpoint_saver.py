@@ -89,7 +89,7 @@ class _Arriving:
 
 
 class CheckpointSaver:
-    """Writes a run's checkpoints; the `Saver` of its training loop.
+    """Writes a run's checkpoints; the `CheckpointSink` of its training loop.
 
     `answer` sends a message of that kind to the task (see `engine.protocol.state_transfer`); `spent` returns the seconds spent so far, for
     the checkpoint.

@@ -1,4 +1,4 @@
-"""The segments of a run, one for each time that it was started: what ``job.json`` says of them, and the seconds that earlier ones spent."""
+"""The segments of a run, of its start and of each time that it was resumed: what ``job.json`` says of them, and what earlier ones spent."""
 
 from __future__ import annotations
 

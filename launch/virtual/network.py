@@ -1,7 +1,7 @@
 """Virtual nodes: several nodes on one Linux machine, each with an address, a link and traffic counters of its own.
 
     with VirtualNetwork(3, 100e6, lambda node: 1.0) as network:
-        processes = [network.popen(node, ["trainer", "agent"]) for node in range(3)]
+        processes = [network.popen(node, ["ping", "-c", "1", "127.0.0.1"]) for node in range(3)]
 
 Nothing has a name in the file system except the CPU groups, and nothing remains after the caller's end, however it comes.
 """

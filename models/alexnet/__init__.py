@@ -1,4 +1,4 @@
-"""What is AlexNet here? As in torchvision: five convolutions and three dense layers, with dropout; images below 63 pixels are enlarged."""
+"""AlexNet as in torchvision: five convolutions and three dense layers, with dropout; images below 63 pixels are enlarged."""
 
 from .spec import build
 

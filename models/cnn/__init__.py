@@ -1,4 +1,4 @@
-"""What is the small convolutional network? Two 5×5 convolutions, each with a 2×2 pool, and two dense layers."""
+"""A small convolutional network: two 5×5 convolutions, each with a 2×2 pool, and two dense layers."""
 
 from .spec import build
 

@@ -1,4 +1,4 @@
-"""What is multinomial logistic regression as a network? One dense layer and a softmax."""
+"""Multinomial logistic regression: one dense layer and a softmax."""
 
 from .spec import build
 

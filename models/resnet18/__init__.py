@@ -1,4 +1,4 @@
-"""What is ResNet-18 here? As in torchvision: seventeen convolutions in residual blocks with batch normalisation, and one dense layer."""
+"""ResNet-18 as in torchvision: seventeen convolutions in residual blocks with batch normalisation, and one dense layer."""
 
 from .spec import build
 

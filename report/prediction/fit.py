@@ -32,8 +32,8 @@ Vector = NDArray[np.float64]
 class Fitted:
     """The model of a job: what a step costs, by its runs.
 
-    `measured` says which of ring and server rest on exchanges that were calibrated; the other is derived from it (`carried_over`), or
-    is all zero where no run had two workers.
+    `measured` says which of ring and server rest on exchanges that were calibrated; the other is derived from it (`_ring_like`,
+    `_server_like`), or is all zero where no run had two workers.
     """
 
     runs: tuple[Observed, ...]

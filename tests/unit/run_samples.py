@@ -14,7 +14,7 @@ from crosstrain.records.summary.summary import summarise
 
 STEP = StepRecord(0, 2, 0, 0.5, 0.25, 20, (0.5, 0.25), (0.05,))
 EVALUATION = EvalRecord(10, 1.0, 1.5, 0.125, "test", 360, 0.75, {"accuracy": 0.875}, 10)
-EVENT = EventRecord("task_died", 2.5, {"task": "worker-1", "signal": 9})
+EVENT = EventRecord("task_ended", 2.5, {"task": "worker-1", "signal": 9})
 SYSTEM = SystemRecord(
     node=0,
     time_seconds=0.5,

@@ -177,7 +177,10 @@ def test_models(capsys):
     assert set(rows) == set(available("model"))
     assert rows["logreg"]["parameters"] == 10 * 64 + 10
     assert rows["logreg"]["backends"] == ["tf", "torch"]
-    assert "650 parameters on digits; backends: tf, torch" in call(capsys, "models")[1]
+    text = call(capsys, "models")[1]
+    assert "650 parameters on digits; backends: tf, torch" in text
+    assert "Multinomial logistic regression: one dense layer and a softmax." in text
+    assert "?" not in text
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly():

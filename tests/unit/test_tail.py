@@ -100,7 +100,7 @@ def test_of_a_long_file_only_the_end_is_read(path, spare):
 
 
 def test_a_line_longer_than_a_piece(path, tail):
-    long = EventRecord("task_died", 1.0, {"tail": "x" * 3_000_000})
+    long = EventRecord("task_ended", 1.0, {"tail": "x" * 3_000_000})
     append(path, [long, EVENT])
     tail = Tail(path, EventRecord)
     assert tail.read() == [long, EVENT]
