@@ -17,6 +17,9 @@ __all__ = ["LOSS", "RESERVED_NAMES", "Better", "Metric", "MetricInfo"]
 
 Better = Literal["higher", "lower"]
 
+MOST_SUMS, MOST_METRICS = 1000, 64
+"""Of one model."""
+
 RESERVED_NAMES = frozenset(
     ("split", "step", "epoch", "time_seconds", "seconds", "examples", "loss", "updates_applied", "schema", "metrics")
 )
@@ -60,8 +63,9 @@ class Metric(MetricInfo):
     bounds: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name) or self.name in RESERVED_NAMES:
-            raise ValueError(f"metric name: got {self.name!r}; allowed: a snake_case word, none of {', '.join(sorted(RESERVED_NAMES))}")
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", self.name) or self.name in RESERVED_NAMES:
+            reserved = ", ".join(sorted(RESERVED_NAMES))
+            raise ValueError(f"metric name: got {self.name!r}; allowed: a snake_case word of at most 64 characters, none of {reserved}")
         if self.better not in get_args(Better):
             raise ValueError(f"metric {self.name!r}: better is {self.better!r}; allowed: {', '.join(get_args(Better))}")
         if self.bounds is not None and not self.bounds[0] < self.bounds[1]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from ..core.errors import RunFailedError, UsageError
 from ..core.units import Target
 from ..metrics import LOSS, Better, Metric, MetricInfo
+from ..metrics.base import MOST_METRICS, MOST_SUMS
 from ..metrics.classification import ACCURACY
 
 __all__ = ["CLASSIFICATION", "COUNTED", "CROSS_ENTROPY", "LOSS_SUM", "Objective"]
@@ -42,8 +43,8 @@ _COMPARISONS: Mapping[Better, str] = {"higher": ">=", "lower": "<="}
 class Objective:
     """`loss` names the function whose weighted mean training lowers; `weight` is the sum that the losses' sum is divided by.
 
-    `metrics` are functions of the sums, the first of them the headline. Raises ValueError where a sum is missing or names repeat, and
-    where labels that count 1 each would be weighted otherwise.
+    `metrics` are functions of the sums, the first of them the headline. Raises ValueError where a sum is missing, names repeat or
+    there are too many, and where labels that count 1 each would be weighted otherwise.
     """
 
     name: str
@@ -56,6 +57,9 @@ class Objective:
         missing = {LOSS_SUM, COUNTED, self.weight} - set(self.sums)
         if missing:
             raise ValueError(f"objective {self.name!r}: its sums lack {', '.join(sorted(missing))}")
+        if len(self.sums) > MOST_SUMS or len(self.metrics) > MOST_METRICS:
+            most = f"at most {MOST_SUMS:,} sums and {MOST_METRICS} metrics"
+            raise ValueError(f"objective {self.name!r}: {most}; it has {len(self.sums):,} and {len(self.metrics)}")
         names = [metric.name for metric in self.metrics]
         if len(set(names)) != len(names) or len(set(self.sums)) != len(self.sums):
             raise ValueError(f"objective {self.name!r}: names of sums and of metrics must differ from each other")
@@ -103,6 +107,18 @@ class Objective:
 
     def _bounds(self, info: MetricInfo) -> tuple[float, float] | None:
         return next((metric.bounds for metric in self.metrics if metric.name == info.name), None)
+
+    def check_parts(self, ranks: Mapping[str, int | None]) -> None:
+        """Raise UsageError where what each example adds to the sums is missing, or is no vector [batch].
+
+        `ranks` has its number of dimensions by the sum's name, None for what is no tensor.
+        """
+        if missing := [name for name in self.sums if name not in ranks]:
+            raise UsageError(f"model: example_sums returned no {', '.join(missing)}, which the objective {self.name!r} adds up")
+        for name in self.sums:
+            if ranks[name] != 1:
+                found = "is no tensor" if ranks[name] is None else f"has {ranks[name]} dimensions"
+                raise UsageError(f"model: {name!r} of example_sums {found}; a number for each example is needed, [batch]")
 
     def named(self, sums: Sequence[float]) -> dict[str, float]:
         """Return a vector of sums by name. Raises ValueError where it is not as long as `sums`."""

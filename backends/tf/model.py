@@ -109,6 +109,7 @@ class TfModel:
             found["correct"] = tf.argmax(outputs, axis=1, output_type=tf.int32) == y
         if self.example_sums is not None:
             found |= self.example_sums(outputs, y)
+        self.spec.objective.check_parts({name: value.shape.rank if tf.is_tensor(value) else None for name, value in found.items()})
         return tf.stack([tf.reduce_sum(tf.cast(found[name], tf.float64)) for name in self.spec.objective.sums])
 
     def logits(self, parameters: HeldParameters, micro_batches: Sequence[Batch], context: Context) -> tf.Tensor:

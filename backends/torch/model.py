@@ -121,7 +121,10 @@ class Model:
                 found |= {name.removesuffix(LENGTHS) + TOKENS: value for name, value in given.items() if name.endswith(LENGTHS)}
         if self._own_losses is None and "correct" in self.spec.objective.sums:
             found["correct"] = outputs.argmax(1) == y
-        return found if self._example_sums is None else found | self._example_sums(outputs, y)
+        if self._example_sums is not None:
+            found |= self._example_sums(outputs, y)
+        self.spec.objective.check_parts({name: value.dim() if torch.is_tensor(value) else None for name, value in found.items()})
+        return found
 
     def logits(self, data: ResidentSplit, start: int, stop: int) -> Array:
         """Return the logits of the examples start … stop − 1, float32 [stop − start, classes]."""

@@ -242,7 +242,7 @@ def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: 
     """Map one array read-only. Its header must be what the manifest says."""
     try:
         array: NDArray[np.generic] = np.load(folder / file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, OverflowError) as error:  # the last: a shape that no array can have
         raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")]) from error
     if not isinstance(array, np.ndarray):  # an archive of several
         raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")])
@@ -259,7 +259,10 @@ def verify_store(name: str, folder: Path) -> StoreReport:
         manifest = read_manifest(folder)
     except ValueError as error:
         return StoreReport(name, str(folder), (FileCheck(MANIFEST, None, str(error)),))
-    manifest_check = FileCheck(MANIFEST, (folder / MANIFEST).stat().st_size, None)
+    size = (folder / MANIFEST).stat().st_size
+    if manifest.name.partition(":")[0] != name.partition(":")[0]:
+        return StoreReport(name, str(folder), (FileCheck(MANIFEST, size, f"says that it is of {manifest.name!r}"),))
+    manifest_check = FileCheck(MANIFEST, size, None)
     checks = check_digests(folder, manifest)
     if not any(check.problem for check in checks):
         try:
@@ -318,5 +321,8 @@ def _data_dir_of(folder: Path) -> Path | None:
         manifest = read_manifest(folder)
     except ValueError:
         return None
-    in_name = resolve(manifest.name).folder_in_name
+    try:
+        in_name = resolve(manifest.name).folder_in_name
+    except TrainerError:
+        return None  # a dataset that nobody knows
     return Path(manifest.data_dir) if manifest.data_dir and not in_name else None

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...metrics.base import MOST_SUMS
 from ...records.schema import Count, Seconds, SystemRecord, TaskSample
 from .messages import FILE_PIECE_BYTES, MAX_ARRAY_BYTES, PROTOCOL, Message, RawArray
 from .state_transfer import CHUNK_BYTES
@@ -159,7 +160,7 @@ class _Steps(_OfTask):
 
 class _Evaluated(_OfTask):
     split: Name
-    sums: Annotated[dict[Name, float], msgspec.Meta(max_length=1000)]
+    sums: Annotated[dict[Name, float], msgspec.Meta(max_length=MOST_SUMS)]
     seconds: Duration
     updates_applied: Count
 

@@ -203,6 +203,7 @@ class Restarts:
         self._recording = recording
         self._progress = progress
         self._earlier: list[AttemptSummary] = []
+        self._trained = False
 
     def prepare(self, error: TrainerError, attempt: Attempt) -> TrainingJob:
         """End an attempt that has failed, where the policy wants another; return what that one trains, and on which nodes.
@@ -212,7 +213,7 @@ class Restarts:
         try:
             return self._prepare(error, attempt)
         except (RunFailedError, InterruptedRunError) as ends_run:
-            if attempt.trains:
+            if attempt.trains or (self._trained and not attempt.began):
                 add_resume_hint(ends_run, self._recording.job, self._recording.path)
             raise
 
@@ -224,7 +225,7 @@ class Restarts:
         if isinstance(decision, Stop):
             if not decision.because:
                 raise error
-            raise RunFailedError(f"{decision.because}: {error}") from error
+            raise RunFailedError(f"{decision.because}: {error}", failure.task) from error
         seconds = attempt.seconds
         self._tell(failure, decision, attempt)
         attempt.end(politely=False)
@@ -232,6 +233,7 @@ class Restarts:
         if self._nodes.violation is not None:
             raise self._nodes.violation from error
         training = self._another(decision, error, attempt)
+        self._trained = self._trained or attempt.began
         self._earlier.append(AttemptSummary(attempt.origin.start.cursor.step, seconds, failure))
         return training
 

@@ -188,11 +188,17 @@ class Driver:
                 break
             except TrainerError as error:
                 training = restarts.prepare(error, attempt)
-            if attempt.began:
-                origin = newest_origin(self.path, self.job, self._training.model, first)
-            if attempt.began or training is not attempt.training:
-                deadline = time.monotonic() + self.job.start_timeout
+                if attempt.began:
+                    origin = self._newest_origin(first, error)
+            deadline = time.monotonic() + self.job.start_timeout
         self._finish(attempt, nodes)
+
+    def _newest_origin(self, first: Origin, failure: TrainerError) -> Origin:
+        """Return where the run goes on after a failure. Raises RunFailedError, which tells that one too, where no checkpoint is sound."""
+        try:
+            return newest_origin(self.path, self.job, self._training.model, first)
+        except UsageError as error:
+            raise RunFailedError(f"{failure}; and the run cannot go on: {error}", getattr(failure, "task", None)) from failure
 
     def _start(self, attempt: Attempt, hosts: Hosts, deadline: float) -> None:
         """Bring an attempt's cluster to life, warm."""
@@ -291,7 +297,7 @@ class Driver:
         """Return the summary of a run that ended so; none where training had not begun."""
         if not self._began:
             return None
-        attempt = self._attempts[-1]
+        attempt = next(attempt for attempt in reversed(self._attempts) if attempt.began)
         spent = self._spent(attempt)
         clock = Clock(
             run_seconds=self._recording.run_seconds,

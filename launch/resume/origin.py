@@ -76,7 +76,7 @@ def newest_origin(run: Path, job: Job, model: ModelSpec, first: Origin) -> Origi
     if not list_checkpoints(run):
         return Origin()
     checkpoint, damaged = newest_sound(run)
-    if first.checkpoint is not None and checkpoint.path.samefile(first.checkpoint.path):
+    if first.checkpoint is not None and first.checkpoint.path.exists() and checkpoint.path.samefile(first.checkpoint.path):
         return first
     meta = checkpoint.meta
     cursor = DataCursor(meta.step, meta.epoch, meta.examples)

@@ -12,12 +12,11 @@ from pydantic import AfterValidator, Field, create_model
 from ...core.job import Job
 from ...core.units import Cadence, Target, parse_bandwidth
 from ...metrics import Better
+from ...metrics.base import MOST_METRICS
 from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, JsonObject, Moment, Name, Text
 
 __all__ = ["JOB_DEFAULTS", "RecordedJob"]
 
-
-MOST_METRICS = 64
 
 MOST_PACKAGES = 64
 """Of one framework."""

@@ -156,6 +156,13 @@ def test_a_store_whose_digests_are_right_and_whose_contents_are_not(store, name,
     assert any(check.problem for check in stored_dataset.verify_store("sequences", store).files)
 
 
+def test_a_manifest_that_names_another_dataset_is_a_problem_of_its_own(store):
+    write_manifest(store, read_manifest(store).model_copy(update={"name": "nobodys"}))
+    report = stored_dataset.verify_store("sequences", store)
+    assert [(check.name, check.problem) for check in report.damaged] == [("manifest.json", "says that it is of 'nobodys'")]
+    assert "data prepare sequences" in report.remedy
+
+
 def test_a_manifest_without_examples_is_refused(store):
     manifest = read_manifest(store)
     write_manifest(store, manifest.model_copy(update={"sizes": {"train": 0, "test": 1}}))

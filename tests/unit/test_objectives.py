@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from crosstrain.core.errors import UsageError
 from crosstrain.core.units import Target
 from crosstrain.metrics import Metric
-from crosstrain.models.objectives import Objective
+from crosstrain.models.objectives import CLASSIFICATION, COUNTED, LOSS_SUM, Objective
 
 BOUNDS = st.tuples(st.one_of(st.just(-math.inf), st.floats(-100, 0)), st.one_of(st.just(math.inf), st.floats(1, 100)))
 
@@ -42,3 +42,25 @@ def test_a_suggested_goal_lies_within_the_bounds(better, bounds):
 def test_labels_count_one_each():
     with pytest.raises(ValueError, match="each example counts 1"):
         Objective("scoring", "cross_entropy", ("loss_sum", "examples", "x_tokens"), (metric(),), weight="x_tokens")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ({"loss_sum": 1, "examples": 1}, "example_sums returned no correct"),
+        ({"loss_sum": 1, "examples": 1, "correct": 0}, "'correct' of example_sums has 0 dimensions"),
+        ({"loss_sum": 1, "examples": 1, "correct": None}, "'correct' of example_sums is no tensor"),
+    ],
+)
+def test_what_examples_add_to_the_sums_is_a_vector(ranks, said):
+    CLASSIFICATION.check_parts({"loss_sum": 1, "examples": 1, "correct": 1, "more": 7})
+    with pytest.raises(UsageError, match=said):
+        CLASSIFICATION.check_parts(ranks)
+
+
+def test_more_sums_or_metrics_than_files_and_messages_take_are_refused():
+    sums = (LOSS_SUM, COUNTED, *(f"cell_{number}" for number in range(1100)))
+    with pytest.raises(ValueError, match=r"at most 1,000 sums and 64 metrics; it has 1,102 and 0"):
+        Objective("wide", "cross_entropy", sums, ())
+    with pytest.raises(ValueError, match="a snake_case word of at most 64 characters"):
+        Metric("m" * 65, "long", "lower", lambda sums: 0.0)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["compiler_deferred"]
+__all__ = ["compiler_deferred", "data_parallel"]
 
 COMPILER = "torch._dynamo"
 
@@ -40,6 +40,17 @@ def _same(function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any
 def _default_ddp_mode() -> str:
     """Return the compiler's setting for DDP as it is where nobody has imported the compiler and changed it."""
     return "ddp_optimizer"
+
+
+def data_parallel(module: torch.nn.Module, device_ids: list[torch.device] | None) -> torch.nn.parallel.DistributedDataParallel:
+    """Return a module wrapped in DDP. What is the user's, the module's forward pass, runs without the stand-in for the compiler."""
+    with compiler_deferred():
+        wrapped = torch.nn.parallel.DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
+        around_forward = getattr(wrapped, "_inside_ddp_forward", None)  # what its first forward pass asks the compiler for
+        if around_forward is not None:
+            with around_forward():
+                pass
+    return wrapped
 
 
 @contextmanager

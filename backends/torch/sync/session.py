@@ -34,7 +34,7 @@ from ..runtime import keep_steps_memory
 from ..state import StateMemory, each_value
 from .calibration import AllReduce, reducer_figures
 from .collectives import join_group, leave_group
-from .deferred_compiler import compiler_deferred
+from .deferred_compiler import data_parallel
 
 __all__ = ["SyncSession"]
 
@@ -61,18 +61,18 @@ class SyncSession:
         self._calibrator: Calibrator | None = None
         self._tracer, self._left_to_trace = make_tracer(task, job, device), job.profile
         self._open, self._healthy = True, True
+        self._distributed: torch.nn.Module | None = None
         if job.wrapped:
             join_group(task, job, device)
-        with compiler_deferred():
-            self._distributed = self._wrap() if job.wrapped else None
-            keep_steps_memory()
-            startup_phase("warming up")
-            self._warm_up()
+            self._distributed = self._wrap()
+        keep_steps_memory()
+        startup_phase("warming up")
+        self._warm_up()
 
     def _wrap(self) -> torch.nn.Module:
         """Wrap the model. A static graph is not promised: measured, it gains nothing here (0.9 to 1.1 times the steps per second)."""
         devices = [self._device] if self._device.type == "cuda" else None
-        return torch.nn.parallel.DistributedDataParallel(DistributedLoss(self._model), device_ids=devices, gradient_as_bucket_view=True)
+        return data_parallel(DistributedLoss(self._model), devices)
 
     def _warm_up(self) -> None:
         """Run two steps that leave no trace: first kernels, and the rebuild of DDP's buckets after the first backward pass.
