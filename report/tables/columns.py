@@ -121,20 +121,25 @@ _SHORT = {
 
 
 def metric_columns(runs: Iterable[Run]) -> list[Column]:
-    """Return columns for the metrics of some runs that are not among `RUN_COLUMNS`, each once."""
-    infos = dict.fromkeys(info for run in runs for info in run.metrics if info != LOSS_INFO)
-    found = {f"eval_{info.name}": Column(f"eval_{info.name}", f"test {info.label}", number_text, METRICS, info.label) for info in infos}
-    return [one for key, one in found.items() if key not in _KNOWN]
+    """Return a column for each metric of some runs, under its label, each once."""
+    infos = {info.name: info for run in reversed(list(runs)) for info in reversed(run.metrics) if info != LOSS_INFO}
+    return [Column(f"eval_{info.name}", f"test {info.label}", number_text, METRICS, info.label) for info in reversed(infos.values())]
 
 
 def run_columns(runs: Iterable[Run]) -> list[Column]:
-    """Return `RUN_COLUMNS` with the columns of the runs' metrics in the place of the accuracy's, which stays where any of them has it."""
+    """Return `RUN_COLUMNS` with the columns of the runs' metrics in the place of the accuracy's.
+
+    The error, which is 1 − accuracy, has a column where a run has the accuracy of a classifier, and none a metric of that name.
+    """
     known = list(runs)
-    place = next(index for index, one in enumerate(RUN_COLUMNS) if one.key == "eval_error") + 1
-    further = metric_columns(known)
-    has_accuracy = not further or any(ACCURACY_METRIC.info in run.metrics for run in known)
-    before = [one for one in RUN_COLUMNS[:place] if has_accuracy or one.group != METRICS]
-    return [*before, *further, *RUN_COLUMNS[place:]]
+    own = {one.key: one for one in metric_columns(known)} or {"eval_accuracy": _KNOWN["eval_accuracy"]}
+    accuracy = own.pop("eval_accuracy", None)
+    metrics = [] if accuracy is None else [accuracy]
+    if "eval_error" not in own and (any(ACCURACY_METRIC.info in run.metrics for run in known) or not known):
+        metrics.append(_KNOWN["eval_error"])
+    metrics += own.values()
+    place = next(index for index, one in enumerate(RUN_COLUMNS) if one.group == METRICS)
+    return [*RUN_COLUMNS[:place], *metrics, *(one for one in RUN_COLUMNS[place:] if one.group != METRICS)]
 
 
 def column(text: str, further: Sequence[Column] = ()) -> Column:
@@ -143,14 +148,15 @@ def column(text: str, further: Sequence[Column] = ()) -> Column:
     Raises UsageError, naming those that are near.
     """
     name = text.strip().lower().replace("-", "_")
-    for one in further:
-        if name in (one.key, one.key.removeprefix("eval_")):
+    best = [Column(f"best_{one.key}", f"best {one.short}", one.show, one.group) for one in further]
+    for one in (*further, *best):
+        if name in (one.key, one.key.replace("eval_", "", 1)):
             return one
     key = _SHORT.get(name, name)
     if key not in FIGURES:
-        known = [*FIGURES, *(one.key for one in further)]
+        known = [*FIGURES, *(one.key for one in (*further, *best))]
         parts = [figure for figure in known if name and name in figure]
-        close = nearest(name, [*known, *_SHORT])
+        close = nearest(name, [*known, *_SHORT, *(one.key.replace("eval_", "", 1) for one in (*further, *best))])
         near = list(dict.fromkeys([*([close] if close else []), *parts]))[:4]
         hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Some are: {', '.join(_SHORT)}."
         raise UsageError(f"--metric: got {text!r}; allowed: figures of the rows that --json prints. {hint}")

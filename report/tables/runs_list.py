@@ -122,8 +122,12 @@ def _title(figure: str) -> str:
 
 
 def _evaluated(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
-    """Return the keys of the metrics to show: the accuracy where a run has it, it was asked for or there is no other, then the others."""
-    further = [figure for figure in metric_figures(rows) if figure.startswith("eval_")]
+    """Return the keys of the metrics to show: the accuracy where a run has it, it was asked for or there is no other, then the others.
+
+    The error is shown as one of the others where it is no function of the accuracy but a metric of a run that has none.
+    """
+    own_error = any(row["eval_error"] is not None and row["eval_accuracy"] is None for row in rows)
+    further = [*(["eval_error"] if own_error else []), *(figure for figure in metric_figures(rows) if figure.startswith("eval_"))]
     has_accuracy = not further or "eval_accuracy" in asked or any(row["eval_accuracy"] is not None for row in rows)
     return [*(["eval_accuracy"] if has_accuracy else []), *further]
 

@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 
+import pytest
 from comparison_samples import made, written
 from run_folders import STARTED, documents, variant, write_run
 from run_samples import sync_run
@@ -13,8 +14,9 @@ from crosstrain.cli.group import invoke
 from crosstrain.report.catalog.index import FIGURES
 from crosstrain.report.comparison.comparison import compare_runs
 from crosstrain.report.comparison.seed_statistics import aggregate
+from crosstrain.report.tables.columns import run_columns
 from crosstrain.report.tables.footnotes import above, below
-from crosstrain.report.tables.formats import as_csv
+from crosstrain.report.tables.formats import as_csv, as_markdown
 from crosstrain.report.tables.runs_list import runs_table
 
 METRICS = [
@@ -71,6 +73,42 @@ def test_repeats_average_the_metrics_that_there_are():
     assert list(found)[:4] == ["time_to_target_seconds", "top3", "mean_rank", "loss"]
 
 
+OWN_NAMES = {"accuracy": "hits", "error": "mean error"}
+
+
+def own(name, *metrics):
+    """A run of a model of its own, two of whose metrics have names that classifiers have too."""
+    evaluation = {"split": "test", "examples": 360, "loss": 0.5, **dict.fromkeys(metrics, 0.25)}
+    described = [{"name": metric, "label": OWN_NAMES[metric], "better": "higher"} for metric in metrics]
+    figures = {"eval": evaluation, "best_eval": dict.fromkeys(metrics, 0.5)}
+    return made(name, summary=figures, described={"metrics": described})
+
+
+@pytest.mark.parametrize("metrics", [("accuracy",), ("error",), ("accuracy", "error")])
+def test_a_metric_that_is_called_as_that_of_classifiers_is_shown_under_its_own_label(metrics):
+    for comparison in (compare_runs([own("one", *metrics)], fold=False), compare_runs([own("one", *metrics), ranked("two")], fold=False)):
+        columns = {one.key: one.label for one in run_columns(comparison.runs)}
+        shown = {key: label for key, label in columns.items() if key in ("eval_accuracy", "eval_error")}
+        assert shown == {f"eval_{metric}": f"test {OWN_NAMES[metric]}" for metric in metrics}
+        text = as_markdown(comparison)
+        assert all(OWN_NAMES[metric] in text for metric in metrics)
+
+
+def test_the_error_of_classifiers_stays_beside_their_accuracy():
+    for runs in ([made("one")], [made("one"), ranked("two")]):
+        keys = [one.key for one in run_columns(compare_runs(runs, fold=False).runs)]
+        assert keys[keys.index("eval_accuracy") + 1] == "eval_error"
+
+
+def test_the_best_value_of_a_metric_can_be_asked_for(tmp_path, capsys):
+    paths = written(tmp_path, ranked("one"), own("two", "error"))
+    for name, label in (("best_eval_mean_rank", "best mean rank"), ("best-top3", "best top-3 accuracy"), ("best_error", "best mean error")):
+        assert invoke(["compare", "--metric", name, *paths]) == 0
+        assert label in capsys.readouterr().out
+    assert invoke(["compare", "--metric", "best_mean_ran", *paths]) == 2
+    assert "best_mean_rank" in capsys.readouterr().err
+
+
 # Lists of runs -------------------------------------------------------------------------------------------------------
 
 
@@ -85,6 +123,11 @@ def test_a_metric_has_one_name_in_the_list_whether_it_was_asked_for_or_not():
     assert plain.split().count("top3") == 1
     assert runs_table(table, None, ["best_eval_top3"])[0].splitlines()[0].endswith("  best top3")
     assert "accuracy" in runs_table(table, None, ["eval_accuracy"])[0].splitlines()[0]
+
+
+def test_an_error_that_is_a_metric_of_its_own_is_in_the_list():
+    assert "error" in runs_table([row("a", eval_error=0.5)], None)[0].splitlines()[0].split()
+    assert "error" not in runs_table([row("a", eval_error=0.5, eval_accuracy=0.5)], None)[0].splitlines()[0].split()
 
 
 def test_further_metrics_leave_a_narrow_terminal_before_the_headline():
