@@ -21,7 +21,7 @@ SLOW = {"bandwidth": "5mbit", "nodes": 2, "data": "glyphs28", "batch_size": 10, 
         ("torch", "sync"),
         pytest.param("torch", "async", marks=pytest.mark.slow),
         pytest.param("tf", "sync", marks=pytest.mark.slow),
-        ("tf", "async"),
+        pytest.param("tf", "async", marks=pytest.mark.slow),
     ],
 )
 def test_the_link_shows_in_the_exchange_and_nowhere_else(tmp_path, backend, mode):

@@ -142,6 +142,7 @@ def all_of(history, values):
     return bool(history) and all(any(value == pytest.approx(known) for known in values) for _, value in history)
 
 
+@pytest.mark.slow
 def test_metrics_of_a_model_of_ones_own(tmp_path, server):
     model = ["--backend", "torch", "--model", "foreign_metrics.ranked", "--data", "digits", "--lr", "0.02", "--no-calibrate"]
     asked = [*model, "--epochs", "5", "--eval-every", "10steps", "--until", "mean_rank<=2", "--mlflow", server.address]
@@ -245,6 +246,7 @@ def test_a_server_that_goes_away_and_comes_back_costs_nothing(tmp_path, server):
     assert "mlflow_incomplete" not in events(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_away_does_not_end_the_run(tmp_path, server):
     with forwarding(server.port, b"runs/log-batch") as forwarder:
         told = ["--mlflow", forwarder.address, "--mlflow-experiment", "three"]

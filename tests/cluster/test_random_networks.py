@@ -22,7 +22,7 @@ CLASSES, INPUT_SHAPE = 10, (1, 8, 8)
 
 STEPS, TOLERANCE = 20, 1e-4
 
-QUICK, FULL = 4, 100
+QUICK, FULL = 2, 100
 
 
 def pytest_generate_tests(metafunc):

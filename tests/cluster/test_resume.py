@@ -110,6 +110,7 @@ def test_tensorflow_goes_on_to_the_bit_with_deterministic(tmp_path):
         np.testing.assert_array_equal(resumed.weights[name], value)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_sent_is_the_one_that_is_read(tmp_path, monkeypatch):
     """From the task's memory on this machine, in messages from others: both write the same files, here of many parts."""
     job = {"backend": "torch", "data": "synthetic-images:size=400,classes=10,train=8,test=2", "batch_size": 2, "momentum": 0.9}
@@ -144,7 +145,8 @@ def test_from_tensorflow_to_torch_and_back(tmp_path):
     assert described["segments"][1]["changed"]["backend"] == ["tf", "torch"]
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_from_sync_to_async_and_back(tmp_path, backend):
     """The cursor carries over: after three parts exactly the examples of the planned epochs have been consumed."""
     part = run(tmp_path, "part", backend=backend, nodes=2, batch_size=10, steps=30, lr=0.02)

@@ -98,7 +98,7 @@ def runs(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_losses_are_weighted_by_tokens_on_any_number_of_workers(backend, workers, runs, reference):
     run = runs(backend, workers)

@@ -36,6 +36,7 @@ def states(out):
     return [point["state"] for point in document(out)["points"]]
 
 
+@pytest.mark.slow
 def test_a_run_for_each_point_and_none_twice(tmp_path):
     done = sweep(tmp_path, "--grid", "batch_size=16,32", "--repeats", "2", "--epochs", "1", "--json", "--quiet")
     assert done.returncode == 0, done.stderr

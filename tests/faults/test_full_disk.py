@@ -111,6 +111,7 @@ def test_a_run_on_a_disk_that_may_only_be_read_stays_as_it_was(disk):
     assert RunReader(disk / "run").status()["state"] == "succeeded"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)
 def test_what_is_made_of_a_run_needs_room(disk, tmp_path):
     assert trainer("run", "--backend", "toy", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk)).returncode == 0

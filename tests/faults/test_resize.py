@@ -101,6 +101,7 @@ def test_a_run_goes_on_without_the_node_that_it_has_lost(tmp_path):
         observe(run)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_while_the_driver_waits_is_none_of_those_it_goes_on_with(tmp_path):
     """Where no checkpoint was saved the run begins anew; that it does so on other machines than the driver's first node is no matter."""
 
@@ -120,6 +121,7 @@ def test_a_node_that_is_lost_while_the_driver_waits_is_none_of_those_it_goes_on_
     assert summary["per_node"][1]["train_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_node_that_is_not_used_ends_nothing_and_a_restart_stays_on_those_that_are(tmp_path):
     policy, path = Decides(Resize(1), Restart()), tmp_path / "run"
 

@@ -42,7 +42,7 @@ class RestartsOnce:
         return Stop() if attempts or failure.kind != "task" else Restart(after_seconds=0.2)
 
 
-@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("saves", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_goes_on_from_its_last_checkpoint_or_from_its_beginning(tmp_path, saves):
     cadence = {"checkpoint_every": "400steps"} if saves else {}
     undisturbed, _ = train(tmp_path, "undisturbed", **cadence)

@@ -37,7 +37,7 @@ from hostile_runs import (
 pytestmark = pytest.mark.long
 
 SESSION_SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
-CASES_HERE, SECONDS_HERE = 150, 75.0
+CASES_HERE, SECONDS_HERE = 60, 40.0
 """Of `make test`, at most; `make conformance` has thousands of cases."""
 
 MOST_SECONDS = 10.0

@@ -79,6 +79,7 @@ class TestGlyphs:
         brightness = [means_nc[labels == digit].mean() for digit in range(10)]
         assert np.ptp(brightness) < 0.03
 
+    @pytest.mark.slow
     def test_a_linear_model_learns_nothing(self):
         tiles = glyph_tiles()
         (x, y), (v, w) = (render_split(GLYPHS.style, tiles, 28, split, count) for split, count in (("train", 12_000), ("test", 2_000)))
@@ -134,6 +135,7 @@ class TestSyntheticImages:
         with pytest.raises(UsageError, match=says):
             stored_dataset.open_dataset(f"synthetic-images:{text}")
 
+    @pytest.mark.slow
     def test_a_large_set_is_never_held_in_memory(self, tmp_path):
         script = "import resource; from crosstrain.data.store import stored_dataset as store\n"
         script += "store.prepare('digits'); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
@@ -351,7 +353,7 @@ class TestCifar10:
 
 
 @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
-@pytest.mark.parametrize("name", ["cifar10", "svhn", "svhn:extra"])
+@pytest.mark.parametrize("name", ["cifar10", *(pytest.param(name, marks=pytest.mark.slow) for name in ("svhn", "svhn:extra"))])
 def test_a_download_that_fails_is_one_clear_error_and_leaves_nothing(cache, tmp_path, monkeypatch, name):
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there: no test reaches the internet
