@@ -94,7 +94,9 @@ def model_option(function: Function) -> Function:
 
 def check_typed_model(typed: str | None, recorded: str) -> None:
     """Raise UsageError where ``--model`` names another model than the checkpoint is of."""
-    if typed not in (None, recorded):
+    from ..models.build import canonical_model
+
+    if typed is not None and typed != recorded and canonical_model(typed) != recorded:
         raise UsageError(f"--model: got {typed!r}, but the checkpoint is of {recorded!r}; type that, or leave --model out.")
 
 

@@ -62,7 +62,11 @@ class Job(BaseModel):
         "auto", description="always keeps the framework's distributed wrapper on a single worker, so that its cost can be seen."
     )
     model: str = Field(
-        "logreg", description="A name from `trainer models`, or the dotted path of a Python module that has one: my_package.my_model."
+        "logreg",
+        description=(
+            "A name from `trainer models`, or the dotted path of a Python module that has one: my_package.my_model. Arguments may follow: "
+            "NAME[:SIZE][?key=value&key=value]."
+        ),
     )
     data: str = Field("digits", description="A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
     data_dir: Path | None = Field(None, description="Folder with the dataset's original files, where you have them.")

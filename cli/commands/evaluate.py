@@ -22,11 +22,11 @@ from ...core.plugins import available, forward_backends, forward_plugin
 from ...core.settings.job_fields import choices
 from ...core.untrusted.console import note
 from ...data.base import DataInfo, Split, TextFeatures
-from ...data.store.resolve import written_out
 from ...data.store.stored_dataset import StoredDataset, open_dataset
 from ...launch.driver.standalone_evaluation import Evaluated, Evaluator
 from ...launch.resume.trust import refuse_foreign
 from ...metrics import MetricInfo
+from ...models.build import written_out
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
 from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from ..errors import MissingPackageError, UsageError
 from ..job import Job
-from ..plugins import BUILT_IN, NO_MODULE, Kind, Plugin, available, find, forward_plugin, load, missing_packages, module_exists
+from ..plugins import BUILT_IN, NO_MODULE, Kind, Plugin, available, find, forward_plugin, load, missing_packages, model_base, module_exists
 from ..suggestions import nearest
 from ..untrusted.console import one_line
 from .config_files import SWEEP, read_config
@@ -287,9 +287,10 @@ def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, GivenValu
         if kind == "model":
             listed += ", or the dotted path of your own module, such as my_package.my_model"
         raise UsageError.of(value.key, name, listed, names, value.place) from None
-    if kind == "model" and "." in name and name not in available(kind) and not module_exists(name):
+    base = model_base(name)
+    if kind == "model" and "." in base and base not in available(kind) and not module_exists(base):
         place = f" (from {value.place})" if value.place else ""
-        raise UsageError(f"{value.key}: got {name!r}{place}, {NO_MODULE}")
+        raise UsageError(f"{value.key}: got {base!r}{place}, {NO_MODULE}")
 
 
 def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:

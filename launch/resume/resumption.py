@@ -20,13 +20,12 @@ from ...core.settings.sources import Resolved, ResumedRun, resolve
 from ...core.units import Target
 from ...core.update_rules import slot_names
 from ...data.sampler import run_sampler
-from ...data.store.resolve import written_out
 from ...data.store.stored_dataset import open_dataset
 from ...engine.epochs import DataCursor, EpochIndex
 from ...engine.protocol.codec import state_from_arrays
 from ...engine.triggers import Triggers
 from ...models.base import ModelSpec
-from ...models.build import build_model
+from ...models.build import build_model, written_out
 from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
