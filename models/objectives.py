@@ -4,8 +4,8 @@ The sums of an objective are named float64 numbers that workers add up in one ve
 computes itself: ``loss_sum`` (of the examples' losses) and ``examples``. ``correct``, of a classifier, it knows too. Any other sum comes
 from the model's forward module, which then has a function beside `forward`::
 
-    def example_sums(logits_bk, y_b):  # tensors of the framework, for a batch
-        return {"correct_in_5": …}     # [batch] numbers by the name of the sum
+    def example_sums(logits_bk, y_b, context):  # tensors of the framework, for a batch
+        return {"correct_in_5": …}              # [batch] numbers by the name of the sum
 
 ``COLUMN_tokens``, of a column that the model reads and whose length varies, backends count as well.
 
@@ -13,8 +13,10 @@ A loss is Σ over the examples of the global batch of what each adds, divided by
 ``cross_entropy`` of one label an example backends know. Any other is the name of a function in the forward module, which says what each
 example adds: of a sequence, the sum over its tokens::
 
-    def tagging_loss(logits_btk, targets):  # `targets` as `models.base` has it for the column `ModelSpec.target`
-        return …                            # [batch], float32
+    def tagging_loss(logits_btk, targets, context):  # `targets` as `models.base` has it for the column `ModelSpec.target`
+        return …                                     # [batch], float32
+
+`context` is the `ForwardContext` of the forward pass that gave the logits.
 """
 
 from __future__ import annotations

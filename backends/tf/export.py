@@ -43,6 +43,7 @@ class _Served(tf.Module):  # type: ignore[misc]
     def __init__(self, request: Export) -> None:
         super().__init__(name=request.model.name)
         self._run = load(forward_plugin(request.model_name, "tf"), "forward").forward
+        self._settings = request.model.settings
         self._shape = [None, *request.model.input_shape]
         self.parameters = _variables(request.parameters)
         self.buffers = _variables(request.buffers)
@@ -59,7 +60,7 @@ class _Served(tf.Module):  # type: ignore[misc]
     def _logits(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.parameters.items()}
         buffers = {name: tf.convert_to_tensor(variable) for name, variable in self.buffers.items()}
-        return {"logits": self._run(parameters, images, ForwardContext(training=False, buffers=buffers))}
+        return {"logits": self._run(parameters, images, ForwardContext(training=False, buffers=buffers, settings=self._settings))}
 
     def _logits_of_pixels(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         channels = [tf.gather(table, tf.cast(images[:, number], tf.int32)) for number, table in enumerate(self._tables)]

@@ -28,15 +28,16 @@ class ForwardContexts:
     def __init__(self, job: Job, spec: ModelSpec, rank: int) -> None:
         self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
         self._low = low_format(job.precision)
+        self._settings = spec.settings
         self.dropout = spec.dropout
 
     def evaluation(self, buffers: Buffers) -> Context:
         """Return the context of a pass that does not train."""
-        return ForwardContext(training=False, buffers=buffers, compute=self._low)
+        return ForwardContext(training=False, buffers=buffers, compute=self._low, settings=self._settings)
 
     def training(self, buffers: Buffers, step: tf.Tensor | None, indices: tf.Tensor) -> Context:
         """Return the context of update `step` (int64 scalar; None is enough for a model without dropout) on the examples at `indices`."""
-        context: Context = ForwardContext(training=True, buffers=buffers, compute=self._low)
+        context: Context = ForwardContext(training=True, buffers=buffers, compute=self._low, settings=self._settings)
         if self.dropout:
             context.dropout = self._dropout(step, indices)
         return context

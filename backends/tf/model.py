@@ -40,9 +40,9 @@ EVALUATION_BYTES = 1 << 25
 images of 224 × 224 (55 at once) less than training on 64 needs."""
 
 Forward = Callable[..., tf.Tensor]
-ExampleSums = Callable[[tf.Tensor, ColumnTensors], Mapping[str, tf.Tensor]]
-Losses = Callable[[tf.Tensor, ColumnTensors], tf.Tensor]
-"""From a forward function's result and the target to what each example adds, [batch]."""
+ExampleSums = Callable[[tf.Tensor, ColumnTensors, Context], Mapping[str, tf.Tensor]]
+Losses = Callable[[tf.Tensor, ColumnTensors, Context], tf.Tensor]
+"""From a forward function's result, the target and the context to what each example adds, [batch]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class TfModel:
             tape.watch(order)
             logits_bk = self.forward(parameters, x, context)
             if self.own_losses is not None:
-                loss_sum = tf.reduce_sum(self.own_losses(logits_bk, y))
+                loss_sum = tf.reduce_sum(self.own_losses(logits_bk, y, context))
         if self.own_losses is not None:
             return loss_sum, _dense(tape.gradient(loss_sum, order, weight, unconnected_gradients=tf.UnconnectedGradients.ZERO))
         # The tape ends at the logits: the loss comes with its own gradient, and each op less counts in a small model's step.
@@ -100,7 +100,7 @@ class TfModel:
         """Return the objective's sums over all micro-batches, float64 [sums], in its order."""
         outputs = self.logits(parameters, micro_batches, context)
         x, y = micro_batches[0] if len(micro_batches) == 1 else (None, tf.concat([labels_b for _, labels_b in micro_batches], axis=0))
-        losses_b = _cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y)
+        losses_b = _cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y, context)
         found = {LOSS_SUM: losses_b, COUNTED: tf.ones_like(losses_b)}
         for given in (x, y):
             if isinstance(given, dict):
@@ -108,7 +108,7 @@ class TfModel:
         if self.own_losses is None and "correct" in self.spec.objective.sums:
             found["correct"] = tf.argmax(outputs, axis=1, output_type=tf.int32) == y
         if self.example_sums is not None:
-            found |= self.example_sums(outputs, y)
+            found |= self.example_sums(outputs, y, context)
         self.spec.objective.check_parts({name: value.shape.rank if tf.is_tensor(value) else None for name, value in found.items()})
         return tf.stack([tf.reduce_sum(tf.cast(found[name], tf.float64)) for name in self.spec.objective.sums])
 
@@ -174,8 +174,8 @@ def build_model(name: str, spec: ModelSpec) -> TfModel:
 def _checked(name: str, function: Losses) -> Losses:
     """Return a model's loss, whose tracing raises UsageError where it is not a vector."""
 
-    def checked(outputs: tf.Tensor, target: ColumnTensors) -> tf.Tensor:
-        losses_b = function(outputs, target)
+    def checked(outputs: tf.Tensor, target: ColumnTensors, context: Context) -> tf.Tensor:
+        losses_b = function(outputs, target, context)
         if not tf.is_tensor(losses_b) or losses_b.shape.rank != 1:
             found = losses_b.shape.as_list() if tf.is_tensor(losses_b) and losses_b.shape.rank is not None else type(losses_b).__name__
             raise UsageError(f"model: the loss {name!r} returned {found}; a number for each example is needed, [batch]")

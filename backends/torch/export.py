@@ -32,6 +32,7 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, request: Export) -> None:
         super().__init__()
         self._forward = load(forward_plugin(request.model_name, "torch"), "forward").forward
+        self._settings = request.model.settings
         self._parameter_names = list(request.parameters)
         self._buffer_names = list(request.buffers)
         for name, value in request.parameters.items():
@@ -57,4 +58,4 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
         """Return logits_bk of normalised images."""
         parameters = {name: self.get_parameter(name) for name in self._parameter_names}
         buffers = {name: self.get_buffer(name) for name in self._buffer_names}
-        return self._forward(parameters, x_bchw, ForwardContext(training=False, buffers=buffers))
+        return self._forward(parameters, x_bchw, ForwardContext(training=False, buffers=buffers, settings=self._settings))

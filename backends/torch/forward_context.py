@@ -50,8 +50,8 @@ class ForwardContexts:
 
     def __init__(self, job: Job, spec: ModelSpec, rank: int, buffers: Mapping[str, torch.Tensor], low: torch.dtype | None) -> None:
         self.buffers = buffers
-        self.evaluation: Context = ForwardContext(training=False, buffers=buffers, compute=low)
-        self._training: Context = ForwardContext(training=True, buffers=buffers, compute=low)
+        self.evaluation: Context = ForwardContext(training=False, buffers=buffers, compute=low, settings=spec.settings)
+        self._training: Context = ForwardContext(training=True, buffers=buffers, compute=low, settings=spec.settings)
         self._dropout = Dropout(job, rank) if spec.dropout else None
         if self._dropout is not None:
             self._training.dropout = self._dropout

@@ -31,8 +31,8 @@ for AlexNet with images of 224 × 224 (55 at once) less than training on 64 need
 
 Forward = Callable[..., torch.Tensor]
 Context = ForwardContext[torch.Tensor]
-Losses = Callable[[torch.Tensor, ColumnTensors], torch.Tensor]
-"""From a forward function's result and the target to what each example adds, [batch]."""
+Losses = Callable[[torch.Tensor, ColumnTensors, Context], torch.Tensor]
+"""From a forward function's result, the target and the context to what each example adds, [batch]."""
 
 
 def evaluation_batch(spec: ModelSpec) -> int:
@@ -87,13 +87,13 @@ class Model:
         """Return the mean loss of a whole (not empty) batch; `share` is 1 / (what its examples weigh together)."""
         if self._own_losses is None:
             return torch.nn.functional.cross_entropy(self.forward(x, context), y)
-        return self._own_losses(self.forward(x, context), y).sum() * share
+        return self._own_losses(self.forward(x, context), y, context).sum() * share
 
     def summed_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
         """Return the sum of the examples' losses; 0, with zero gradients, for an empty slice."""
         if self._own_losses is None:
             return torch.nn.functional.cross_entropy(self.forward(x, context), y, reduction="sum")
-        return self._own_losses(self.forward(x, context), y).sum()
+        return self._own_losses(self.forward(x, context), y, context).sum()
 
     def keep_updated(self, context: Context) -> None:
         """Take over the buffers that a training pass has changed."""
@@ -112,9 +112,11 @@ class Model:
 
     def _batch_sums(self, outputs: torch.Tensor, x: ColumnTensors, y: ColumnTensors) -> dict[str, torch.Tensor]:
         """Return what each example adds to the sums, [batch] by name."""
-        losses_b = (
-            torch.nn.functional.cross_entropy(outputs, y, reduction="none") if self._own_losses is None else self._own_losses(outputs, y)
-        )
+        context = self.passes.evaluation
+        if self._own_losses is None:
+            losses_b = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+        else:
+            losses_b = self._own_losses(outputs, y, context)
         found = {LOSS_SUM: losses_b, COUNTED: torch.ones_like(losses_b)}
         for given in (x, y):
             if isinstance(given, dict):
@@ -122,7 +124,7 @@ class Model:
         if self._own_losses is None and "correct" in self.spec.objective.sums:
             found["correct"] = outputs.argmax(1) == y
         if self._example_sums is not None:
-            found |= self._example_sums(outputs, y)
+            found |= self._example_sums(outputs, y, context)
         self.spec.objective.check_parts({name: value.dim() if torch.is_tensor(value) else None for name, value in found.items()})
         return found
 
@@ -150,8 +152,8 @@ def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:
         raise UsageError(f"model: its objective names the loss {name!r}, which is no function of {module.__name__}.")
     function: Losses = getattr(module, name)
 
-    def checked(outputs: torch.Tensor, target: ColumnTensors) -> torch.Tensor:
-        losses_b = function(outputs, target)
+    def checked(outputs: torch.Tensor, target: ColumnTensors, context: Context) -> torch.Tensor:
+        losses_b = function(outputs, target, context)
         if not isinstance(losses_b, torch.Tensor) or losses_b.ndim != 1 or len(losses_b) != len(outputs):
             found = list(losses_b.shape) if isinstance(losses_b, torch.Tensor) else type(losses_b).__name__
             raise UsageError(f"model: the loss {name!r} returned {found} for {len(outputs)} examples; a number for each is needed, [batch]")
