@@ -101,7 +101,7 @@ DOWNLOADER = Plugin(
 )
 """What downloads original files of datasets: a module that is run in a process of its own."""
 
-_MODELS = ("logreg", "cnn", "alexnet", "resnet18")
+_MODELS = ("logreg", "cnn", "alexnet", "resnet18", "transformer")
 """Each is a folder with a forward function for each of our backends."""
 
 BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {

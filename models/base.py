@@ -109,15 +109,16 @@ class ForwardContext(Generic[Tensor]):
     - `buffers`: current values by canonical name. A training pass puts new values of those it changes into `updated`.
     - `compute`: the framework's number format for convolutions and matrix products (None: float32). Normalisation, softmax, losses
       and reductions stay float32 (docs/architecture.md).
-    - `dropout(x_bf, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers
-      the model's dropout layers from 0. The identity where `training` is false.
+    - `dropout(x, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers
+      the model's dropout layers from 0. The identity where `training` is false. `x` is [batch, features], [batch, positions, features]
+      or an attention's [batch, heads, queries, keys].
     - `settings`: those of the `ModelSpec`.
     """
 
     training: bool
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     compute: Any = None
-    dropout: Callable[[Tensor, float, int], Tensor] = lambda x_bf, rate, layer: x_bf
+    dropout: Callable[[Tensor, float, int], Tensor] = lambda x, rate, layer: x
     updated: dict[str, Tensor] = field(default_factory=dict)
     settings: Any = None
 

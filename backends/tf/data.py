@@ -180,6 +180,11 @@ class Resident:
             named |= column if isinstance(column, dict) else {name: column}
         return named, self._gathered(self.layout.target, indices)
 
+    def longest(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        """In ops: return how long the longest of the examples start … stop − 1 is, int64, in any column whose length varies."""
+        offsets = [tensor for name, tensor in self.tensors.items() if name.endswith(OFFSETS)]
+        return tf.reduce_max([tf.reduce_max(each[start + 1 : stop + 1] - each[start:stop]) for each in offsets])
+
     def _laid_images(self, indices: tf.Tensor, changes: tf.Tensor | None) -> tf.Tensor:
         images = tf.gather(self.tensors[IMAGE], indices)
         if changes is not None:

@@ -24,7 +24,7 @@ from .data import Batch, ColumnTensors
 from .forward_context import Context
 from .precision import watched
 
-__all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened", "micro_batches_on"]
+__all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "examples_at_once", "flattened", "micro_batches_on"]
 
 LEAST_MICRO_BATCH = 8
 """Examples of a micro-batch, at least."""
@@ -34,6 +34,9 @@ MOST_IN_MICRO_BATCHES = 1 << 20
 
 EVALUATION_BATCH = 1024
 """Examples evaluated at once, at most."""
+
+EVALUATION_LOGITS_BYTES = 1 << 27
+"""Bytes of logits evaluated at once of sequences, padding included; the softmax of them takes as much again."""
 
 EVALUATION_BYTES = 1 << 25
 """Bytes of images evaluated at once. What a convolutional network computes from them takes some ten times as much: for AlexNet with
@@ -128,8 +131,15 @@ class TfModel:
 
 
 def evaluation_batch(spec: ModelSpec) -> int:
-    """Return how many examples an evaluation takes at once."""
+    """Return how many examples an evaluation takes at once, at most; of sequences `examples_at_once` may take fewer."""
     return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
+
+
+def examples_at_once(spec: ModelSpec, longest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+    """In ops: return how many of `most` examples, of which the longest has `longest` elements, an evaluation takes: at least one."""
+    bytes_each = 4 * spec.logits_per_position * tf.maximum(longest, tf.constant(1, tf.int64))
+    fit = tf.minimum(EVALUATION_LOGITS_BYTES // bytes_each, EVALUATION_BATCH)
+    return tf.maximum(1, tf.minimum(most, tf.cast(fit, tf.int32)))
 
 
 def flattened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

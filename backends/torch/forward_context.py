@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import ForwardContext, ModelSpec
-from ...models.dropout_masks import keep_mask
+from ...models.dropout_masks import keep_mask_of_shape
 
 __all__ = ["Dropout", "ForwardContexts"]
 
@@ -33,16 +33,16 @@ class Dropout:
         """Say which update follows, and on which examples."""
         self._step, self._indices = step, indices_b
 
-    def __call__(self, x_bf: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
-        """Return x_bf with elements zeroed with probability `rate` and the others divided by 1 − rate."""
+    def __call__(self, x: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
+        """Return x with elements zeroed with probability `rate` and the others divided by 1 − rate; see `ForwardContext`."""
         if self._shared_masks:
-            kept = keep_mask(self._seed, self._step, layer, self._indices, x_bf.shape[1], rate)
-            factors_bf = torch.from_numpy(kept).to(x_bf.device).to(x_bf.dtype)
+            kept = keep_mask_of_shape(self._seed, self._step, layer, self._indices, x.shape, rate)
+            factors = torch.from_numpy(kept).to(x.device).to(x.dtype)
         else:
             mixed = np.random.SeedSequence([self._seed, self._step, self._rank, layer]).generate_state(1, np.uint64)
-            generator = self._generators.setdefault(x_bf.device, torch.Generator(x_bf.device)).manual_seed(int(mixed[0]))
-            factors_bf = torch.empty_like(x_bf).bernoulli_(1.0 - rate, generator=generator)
-        return x_bf * factors_bf.div_(1.0 - rate)
+            generator = self._generators.setdefault(x.device, torch.Generator(x.device)).manual_seed(int(mixed[0]))
+            factors = torch.empty_like(x).bernoulli_(1.0 - rate, generator=generator)
+        return x * factors.div_(1.0 - rate)
 
 
 class ForwardContexts:

@@ -25,6 +25,9 @@ __all__ = ["DistributedLoss", "Model", "evaluation_batch"]
 EVALUATION_BATCH = 1024
 """Examples per forward pass of an evaluation, at most."""
 
+EVALUATION_LOGITS_BYTES = 2**27
+"""Bytes of logits per forward pass of an evaluation of sequences, padding included; the softmax of them takes as much again."""
+
 EVALUATION_BYTES = 2**25
 """Bytes of images per forward pass of an evaluation. What a convolutional network computes from them takes some ten times as much:
 for AlexNet with images of 224 × 224 (55 at once) less than training on 64 needs."""
@@ -36,8 +39,13 @@ Losses = Callable[[torch.Tensor, ColumnTensors, Context], torch.Tensor]
 
 
 def evaluation_batch(spec: ModelSpec) -> int:
-    """Return how many examples an evaluation takes at once."""
+    """Return how many examples an evaluation takes at once, at most; of sequences `examples_at_once` may take fewer."""
     return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
+
+
+def examples_at_once(spec: ModelSpec, longest: int, most: int) -> int:
+    """Return how many of `most` examples, of which the longest has `longest` elements, an evaluation takes at once: at least one."""
+    return max(1, min(most, EVALUATION_LOGITS_BYTES // max(1, 4 * spec.logits_per_position * longest)))
 
 
 class Model:
@@ -136,11 +144,14 @@ class Model:
     def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, ColumnTensors, ColumnTensors]]:
         """Yield (result, inputs, target) of the examples start … stop − 1, as many at once as an evaluation takes."""
         step = evaluation_batch(self.spec)
-        for first in range(start, stop, step):
+        first = start
+        while first < stop:
+            end = first + examples_at_once(self.spec, data.longest(first, min(first + step, stop)), min(step, stop - first))
             with torch.inference_mode():
-                x, y = data.span(first, min(first + step, stop))
+                x, y = data.span(first, end)
                 outputs = self.forward(x, self.passes.evaluation)
             yield outputs, x, y
+            first = end
 
 
 def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:

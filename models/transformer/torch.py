@@ -1,0 +1,48 @@
+"""The Transformer on torch. Shapes: logits_btv [batch, target time, pieces]; targets_bt [batch, time]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn import functional
+
+from ...data.columns import LENGTHS
+from ..base import ForwardContext
+from ..layers.torch.sequence import SequenceLayers
+from .network import network
+from .spec import TARGET
+
+__all__ = ["example_sums", "forward", "translation_loss"]
+
+Tensors = Mapping[str, torch.Tensor]
+Context = ForwardContext[torch.Tensor]
+
+
+def forward(parameters: Tensors, inputs: Tensors, context: Context) -> torch.Tensor:
+    """Return logits_btv."""
+    return network(SequenceLayers(parameters, context), inputs, context.settings)
+
+
+def translation_loss(logits_btv: torch.Tensor, targets: Tensors, context: Context) -> torch.Tensor:
+    """Return Σ over the target's tokens of −log softmax, with smoothed labels: [batch]."""
+    return _summed(logits_btv, targets, context.settings.smoothing)
+
+
+def example_sums(logits_btv: torch.Tensor, targets: Tensors, context: Context) -> dict[str, torch.Tensor]:
+    """Return what each example adds to the sums beside its loss: [batch] each."""
+    right_bt = (logits_btv.argmax(2) == targets[TARGET]) & _inside(targets)
+    return {"nll_sum": _summed(logits_btv, targets, 0.0), "correct_tokens": right_bt.sum(1)}
+
+
+def _summed(logits_btv: torch.Tensor, targets: Tensors, smoothing: float) -> torch.Tensor:
+    losses_bt = functional.cross_entropy(
+        logits_btv.flatten(0, 1), targets[TARGET].flatten(), reduction="none", label_smoothing=smoothing
+    ).view(logits_btv.shape[:2])
+    return (losses_bt * _inside(targets)).sum(1)
+
+
+def _inside(targets: Tensors) -> torch.Tensor:
+    """Return which positions are the targets' own, boolean [batch, time]."""
+    tokens_bt = targets[TARGET]
+    return torch.arange(tokens_bt.shape[1], device=tokens_bt.device) < targets[TARGET + LENGTHS][:, None]
