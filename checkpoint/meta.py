@@ -100,6 +100,8 @@ class _Column(JsonObject):
 class _ColumnData(_Data):
     columns: Annotated[list[_Column], Field(min_length=1, max_length=100)]
     vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=2**31)]]
+    languages: Annotated[list[Annotated[str, Field(max_length=40)]], Field(max_length=10)] = Field(default_factory=list)
+    bleu_tokenizer: Annotated[str, Field(max_length=40)] = "13a"
 
 
 class _Spent(JsonObject):
@@ -181,7 +183,8 @@ def _described_features(info: DataInfo) -> dict[str, Any]:
     features = info.features
     if isinstance(features, TextFeatures):
         columns = [{"name": column.name, "dtype": column.dtype, "shape": list(column.shape)} for column in info.columns]
-        return {"columns": columns, "vocabulary_sizes": dict(features.vocabulary_sizes)}
+        sizes, languages = dict(features.vocabulary_sizes), list(features.languages)
+        return {"columns": columns, "vocabulary_sizes": sizes, "languages": languages, "bleu_tokenizer": features.bleu_tokenizer}
     return {
         "input_shape": list(features.shape),
         "classes": features.classes,
@@ -195,7 +198,7 @@ def data_info(data: Mapping[str, Any]) -> DataInfo:
     """Return the shape of the data that a checkpoint describes, so that its model can be built where the data is not."""
     if "columns" in data:
         columns = tuple(ColumnSpec(column["name"], column["dtype"], tuple(column["shape"])) for column in data["columns"])
-        features = TextFeatures(data["vocabulary_sizes"])
+        features = TextFeatures(data["vocabulary_sizes"], tuple(data.get("languages", ())), data.get("bleu_tokenizer", "13a"))
         return DataInfo(data["name"], data.get("sizes", {}), columns, features, data.get("synthetic", False))
     channels, height, width = data["input_shape"]
     return DataInfo.of_images(

@@ -6,9 +6,10 @@ x_nchw, y_n = dataset.inputs("train"), dataset.labels("train")
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...core import plugins
 from ...core.errors import DamagedStoreError, TrainerError, UsageError
+from ...core.untrusted.bounded_json import open_regular
 from ..base import IMAGE, LABEL, DataInfo, DatasetSource, Split, TextFeatures
 from ..columns import TOKENS, Column
 from ..normalisation import normal_table
@@ -29,6 +31,7 @@ from .manifest import (
     SPLITS,
     ColumnManifest,
     Manifest,
+    StoredFile,
     StoreManifest,
     file_sha256,
     offsets_file,
@@ -54,6 +57,7 @@ class StoredDataset:
     digest: str
     left_out: tuple[str, ...]
     _columns: Mapping[tuple[Split, str], Column]
+    _attachments: Mapping[str, StoredFile] = field(default_factory=dict)
 
     def column(self, split: Split, name: str) -> Column:
         """Return a column as it is stored, read-only maps. Raises UsageError where there is none of that name."""
@@ -68,6 +72,23 @@ class StoredDataset:
         if name not in counted:
             raise UsageError(f"data: {self.info.name!r} has no weights called {name!r}; it has {', '.join(['examples', *counted])}.")
         return self._columns[split, counted[name]].lengths
+
+    @property
+    def attachments(self) -> tuple[str, ...]:
+        """The names of the files that lie beside the arrays."""
+        return tuple(self._attachments)
+
+    def attachment(self, name: str) -> bytes:
+        """Return a file that lies beside the arrays. Raises UsageError where there is none, DamagedStoreError where it has changed."""
+        if name not in self._attachments:
+            there = ", ".join(self._attachments) or "none"
+            raise UsageError(f"data: {self.info.name!r} has no attachment {name!r}; it has {there}.")
+        entry = self._attachments[name]
+        with open_regular(self.path / name) as file:
+            content = file.read(entry.bytes + 1)
+        if hashlib.sha256(content).hexdigest() != entry.sha256:
+            raise _damaged(self.path, self.info.name, None, [FileCheck(name, len(content), "differs from its sha256")])
+        return content
 
     def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> StoredDataset:
         """Return the same examples, normalised by the given numbers, one a channel, instead of their own."""
@@ -198,6 +219,7 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
     columns = _image_columns(arrays) if isinstance(manifest, Manifest) else _columns(manifest, arrays)
+    attachments = manifest.attachments if isinstance(manifest, ColumnManifest) else {}
     info = manifest.info()
     for (split, column), found in columns.items():
         problem = found.wrong_with(info.column(column))
@@ -209,7 +231,7 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
             raise _damaged(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
     if changed:
         remember(folder, before)
-    return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns)
+    return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns, attachments)
 
 
 def _out_of_range(info: DataInfo, name: str, column: Column) -> str | None:
