@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..core.errors import MissingPackageError, UsageError
 from .base import Metric
 
-__all__ = ["SENTENCES", "SUMS", "TOKENIZERS", "check_tokenizer", "metrics", "sentence_sums", "signature"]
+__all__ = ["PARTS", "SENTENCES", "SUMS", "TOKENIZERS", "check_tokenizer", "metrics", "sentence_sums", "signature"]
 
 SENTENCES = "translated_sentences"
 """The sum that tells whether each sentence was counted exactly once."""
@@ -33,6 +33,13 @@ BLEU_SUMS = (
 )
 CHRF_SUMS = tuple(f"chrf_{what}_{order}grams" for order in range(1, 7) for what in ("hypothesis", "reference", "matching"))
 """Both in the order in which sacrebleu keeps the statistics of a sentence."""
+
+PARTS = (
+    (EXACT, SENTENCES),
+    *((f"bleu_matching_{order}grams", f"bleu_hypothesis_{order}grams") for order in range(1, 5)),
+    *((f"chrf_matching_{order}grams", f"chrf_{what}_{order}grams") for order in range(1, 7) for what in ("hypothesis", "reference")),
+)
+"""Sums of which the first counts some of what the second counts."""
 
 SUMS = (SENTENCES, EXACT, *BLEU_SUMS, *CHRF_SUMS)
 """What a sentence adds, in the order of `sentence_sums`."""
