@@ -23,6 +23,7 @@ from ..data.sampler import Batches, Sampler
 from ..models.base import Array, ModelSpec
 from ..models.objectives import COUNTED, Objective
 from .capabilities import Capabilities
+from .translating import Translating
 
 __all__ = [
     "Availability",
@@ -206,6 +207,14 @@ class Session(Protocol):
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
         """Return the logits of examples start … stop − 1, float32 [stop − start, classes]. Called on a single sync worker only."""
+        ...
+
+    def translating(self) -> Translating:
+        """Return what translates with the current parameters, of a model whose objective translates; the engine asks again for each use.
+
+        Called on every leading task alike, when nothing is outstanding and no copy of the state is under way. Each takes its share of a
+        dataset's sentences.
+        """
         ...
 
     def load(self, state: State | None) -> None:

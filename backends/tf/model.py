@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,8 +21,10 @@ from ...models.base import ModelSpec
 from ...models.layers.storage_layouts import StorageLayout
 from ...models.layers.tf.image import HeldParameters
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
+from ..decoding_functions import DecodingFunctions
 from .data import Batch, ColumnTensors
-from .forward_context import Context
+from .decoding import TfStepper
+from .forward_context import Buffers, Context
 from .precision import watched
 
 __all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "examples_at_once", "flattened", "micro_batches_on"]
@@ -63,6 +66,28 @@ class TfModel:
     layouts: Mapping[str, StorageLayout]
     example_sums: ExampleSums | None = None
     own_losses: Losses | None = None
+    decoding: DecodingFunctions | None = None
+
+    def stepper(
+        self, read: Callable[[], tuple[HeldParameters, Buffers]], evaluation: Callable[[Buffers], Context], device: str
+    ) -> TfStepper:
+        """Return what decodes with the parameters and buffers that `read` gives, in ops, at each call; `evaluation` makes its contexts.
+
+        Raises RuntimeError for a model that does not translate.
+        """
+        quality, functions = self.spec.objective.translation, self.decoding
+        if quality is None or functions is None:
+            raise RuntimeError(f"{self.spec.name!r} does not translate")
+
+        def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                parameters, buffers = read()
+                return function(parameters, *arguments, evaluation(buffers))
+
+            return call
+
+        own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
+        return TfStepper(own, quality.source, device)
 
     def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
         """Return tensors by canonical name, as they are held, as what a forward function takes."""
@@ -177,7 +202,12 @@ def build_model(name: str, spec: ModelSpec) -> TfModel:
     own_losses = None if loss == CROSS_ENTROPY else _checked(loss, getattr(module, loss))
     layouts = module.storage_layouts(spec) if hasattr(module, "storage_layouts") else {}
     return TfModel(
-        spec, watched(module.forward, name), layouts, module.example_sums if hasattr(module, "example_sums") else None, own_losses
+        spec,
+        watched(module.forward, name),
+        layouts,
+        module.example_sums if hasattr(module, "example_sums") else None,
+        own_losses,
+        DecodingFunctions.of(module) if spec.objective.translation is not None else None,
     )
 
 

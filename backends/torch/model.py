@@ -15,7 +15,9 @@ from ...core.plugins import forward_plugin, load
 from ...data.columns import LENGTHS, TOKENS
 from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
+from ..decoding_functions import DecodingFunctions
 from .data import ColumnTensors, ResidentSplit
+from .decoding import TorchStepper
 from .forward_context import ForwardContexts
 from .precision import low_format, watched
 from .state import cut
@@ -69,6 +71,7 @@ class Model:
         self._function: Forward = module.forward if self._low is None else watched(module.forward, job.precision, self._low, job.model)
         self._own_losses = _own_losses(spec, module)
         self._example_sums = module.example_sums if hasattr(module, "example_sums") else None
+        self._decoding = DecodingFunctions.of(module) if spec.objective.translation is not None else None
 
     @classmethod
     def initial(cls, job: Job, spec: ModelSpec, rank: int, device: torch.device) -> Model:
@@ -90,6 +93,22 @@ class Model:
         with torch.autocast(self._device.type, self._low):
             logits_bk = self._function(self._named, x, context)
         return logits_bk.float()
+
+    def stepper(self) -> TorchStepper:
+        """Return what decodes with the parameters as they are at each call. Raises RuntimeError for a model that does not translate."""
+        quality, functions = self.spec.objective.translation, self._decoding
+        if quality is None or functions is None:
+            raise RuntimeError(f"{self.spec.name!r} does not translate")
+
+        def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                with torch.autocast(self._device.type, self._low, enabled=self._low is not None):
+                    return function(self._named, *arguments, self.passes.evaluation)
+
+            return call
+
+        own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
+        return TorchStepper(own, quality.source, self._device)
 
     def mean_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> torch.Tensor:
         """Return the mean loss of a whole (not empty) batch; `share` is 1 / (what its examples weigh together)."""

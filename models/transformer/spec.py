@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...core.errors import UsageError
 from ...data.base import DataInfo
 from ...metrics import Metric
 from ..base import ModelSpec, ParameterSpec
+from ..decoding.quality import TranslationQuality
 from ..objectives import Objective
 
 __all__ = ["EMBEDDING", "SIZES", "SOURCE", "TARGET", "TRANSLATION", "Settings", "build"]
@@ -150,12 +151,19 @@ def build(
         parameters,
         multiply_adds=_multiply_adds(parameters),
         dropout=settings.drops,
-        objective=TRANSLATION,
+        objective=_objective(data),
         inputs=(SOURCE, TARGET),
         target=TARGET,
         logits_per_position=pieces,
         settings=settings,
     )
+
+
+def _objective(data: DataInfo) -> Objective:
+    """Return what it is judged by: also by its translations, where the data's columns are languages and not pieces alone."""
+    text = data.text
+    quality = TranslationQuality(SOURCE, TARGET, text.bleu_tokenizer) if text.languages else None
+    return replace(TRANSLATION, translation=quality)
 
 
 def _vocabulary(data: DataInfo) -> int:

@@ -9,10 +9,12 @@ import tensorflow as tf
 from ...data.columns import LENGTHS
 from ..base import ForwardContext
 from ..layers.tf.sequence import SequenceLayers
-from .network import network
-from .spec import TARGET
+from .network import Cache, Memory, empty_cache, network
+from .network import decode_step as network_step
+from .network import encode as network_memory
+from .spec import SOURCE, TARGET
 
-__all__ = ["example_sums", "forward", "translation_loss"]
+__all__ = ["decode_step", "empty_cache", "encode", "example_sums", "forward", "translation_loss"]
 
 Tensors = Mapping[str, tf.Tensor]
 Context = ForwardContext[tf.Tensor]
@@ -21,6 +23,18 @@ Context = ForwardContext[tf.Tensor]
 def forward(parameters: Tensors, inputs: Tensors, context: Context) -> tf.Tensor:
     """Return logits_btv."""
     return network(SequenceLayers(parameters, context), inputs, context.settings)
+
+
+def encode(parameters: Tensors, inputs: Tensors, context: Context) -> Memory:
+    """Return what `decode_step` needs of padded sources."""
+    return network_memory(SequenceLayers(parameters, context), inputs[SOURCE], inputs[SOURCE + LENGTHS], context.settings)
+
+
+def decode_step(
+    parameters: Tensors, tokens_b: tf.Tensor, position: tf.Tensor | int, memory: Memory, cache: Cache, context: Context
+) -> tuple[tf.Tensor, Cache]:
+    """Return the logits of what follows each token, which stands at `position` of the targets, and the cache with that position added."""
+    return network_step(SequenceLayers(parameters, context), tokens_b, position, memory, cache, context.settings)
 
 
 def translation_loss(logits_btv: tf.Tensor, targets: Tensors, context: Context) -> tf.Tensor:

@@ -10,10 +10,12 @@ from torch.nn import functional
 from ...data.columns import LENGTHS
 from ..base import ForwardContext
 from ..layers.torch.sequence import SequenceLayers
-from .network import network
-from .spec import TARGET
+from .network import Cache, Memory, empty_cache, network
+from .network import decode_step as network_step
+from .network import encode as network_memory
+from .spec import SOURCE, TARGET
 
-__all__ = ["example_sums", "forward", "translation_loss"]
+__all__ = ["decode_step", "empty_cache", "encode", "example_sums", "forward", "translation_loss"]
 
 Tensors = Mapping[str, torch.Tensor]
 Context = ForwardContext[torch.Tensor]
@@ -22,6 +24,18 @@ Context = ForwardContext[torch.Tensor]
 def forward(parameters: Tensors, inputs: Tensors, context: Context) -> torch.Tensor:
     """Return logits_btv."""
     return network(SequenceLayers(parameters, context), inputs, context.settings)
+
+
+def encode(parameters: Tensors, inputs: Tensors, context: Context) -> Memory:
+    """Return what `decode_step` needs of padded sources."""
+    return network_memory(SequenceLayers(parameters, context), inputs[SOURCE], inputs[SOURCE + LENGTHS], context.settings)
+
+
+def decode_step(
+    parameters: Tensors, tokens_b: torch.Tensor, position: int, memory: Memory, cache: Cache, context: Context
+) -> tuple[torch.Tensor, Cache]:
+    """Return the logits of what follows each token, which stands at `position` of the targets, and the cache with that position added."""
+    return network_step(SequenceLayers(parameters, context), tokens_b, position, memory, cache, context.settings)
 
 
 def translation_loss(logits_btv: torch.Tensor, targets: Tensors, context: Context) -> torch.Tensor:
