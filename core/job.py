@@ -119,6 +119,13 @@ class Job(BaseModel):
     deterministic: bool = Field(False, description="Ask the framework for bitwise repeatable kernels (sync only).")
 
     eval_every: str = Field("1epoch", description="How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
+    eval_sentences: Positive = Field(500, description="Of a model that translates: sentences an evaluation translates, greedily, at most.")
+    beam: Annotated[int, Field(ge=1, le=64)] = Field(
+        4, description="Of a model that translates: beam of the translations at the end of the run; 1 is greedy."
+    )
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.6, description="Of a model that translates: log-probabilities are divided by ((5 + length) / 6) to this power."
+    )
     checkpoint_every: str | None = Field(None, description="How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end).")
     keep: Positive = Field(5, description="How many of the newest checkpoints to keep.")
     keep_best: MetricName | None = Field(

@@ -143,13 +143,13 @@ class Objective:
         return dict(zip(self.sums, sums, strict=True))
 
     def wrong_with(self, sums: Mapping[str, float]) -> str | None:
-        """Return why these cannot be the sums of an evaluation, or None: others than the objective's, no counts, a metric out of bounds."""
-        if set(sums) != set(self.every_sum):
-            return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.every_sum))}"
+        """Return why forward passes cannot have these sums, or None: others than the objective's, no counts, a metric out of bounds."""
+        if set(sums) != set(self.sums):
+            return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.sums))}"
         for name in {COUNTED, self.weight}:
             if not (sums[name] > 0 and float(sums[name]).is_integer()):
                 return f"{sums[name]:g} {name}"
-        for metric in self.every_metric:
+        for metric in self.metrics:
             value, (least, most) = self._value(metric, sums), metric.bounds or (-math.inf, math.inf)
             if value < least or value > most:  # a NaN, of a run that diverged, is neither
                 return f"{metric.label} {value:g}, which lies between {least:g} and {most:g}"

@@ -19,6 +19,7 @@ from ...core.units import Target
 from ...data.augment import augmentation
 from ...data.store.stored_dataset import StoredDataset, open_dataset
 from ...engine.loop_interfaces import TrainingTotals
+from ...engine.translation.decodings import described, refuse_idle
 from ...metrics.recorded import described_metrics
 from ...models.base import ModelSpec
 from ...models.build import build_model
@@ -56,6 +57,8 @@ class TrainingJob:
         model = build_model(job.model, data.info)
         refuse_unweighted(job, data, model.objective.weight)
         model.objective.check(Target.parse(job.until) if job.until else None, job.keep_best)
+        refuse_idle(job, model.objective)
+        described(job, model.objective, data.info.sizes["test"])  # raises where translations cannot be scored here
         forward_plugin(job.model, job.backend)
         refuse_empty_servers(job, model)
         backend = load_backend(job.backend)
@@ -103,6 +106,7 @@ class TrainingJob:
             "dataset": described_data(self.data.info, self.data.digest, self.asked.data_dir),
             "framework_packages": list(self.packages),
             "metrics": described_metrics(self.model.objective.infos),
+            "translation_signatures": described(self.asked, self.model.objective, self.data.info.sizes["test"]),
         }
 
     def summary(

@@ -39,6 +39,10 @@ class TranslationQuality:
         """
         return f"{language.signature(self.tokenizer)}|{decoding.signature}|sentences:{sentences}"
 
+    def count(self, sums: Mapping[str, float]) -> float:
+        """Return how many sentences are in some sums; 0 where they do not say."""
+        return sums.get(language.SENTENCES, 0.0)
+
     def wrong_with(self, sums: Mapping[str, float], sentences: int) -> str | None:
         """Return why these cannot be the sums of so many sentences, or None."""
         if set(sums) != set(self.sums):
