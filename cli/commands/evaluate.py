@@ -23,8 +23,8 @@ from ...core.settings.job_fields import choices
 from ...core.untrusted.console import note
 from ...data.base import DataInfo, Split, TextFeatures
 from ...data.store.stored_dataset import StoredDataset, open_dataset
-from ...launch.driver.standalone_evaluation import Evaluated, Evaluator
 from ...launch.resume.trust import refuse_foreign
+from ...launch.standalone.evaluation import Evaluated, Evaluator
 from ...metrics import MetricInfo
 from ...models.build import written_out
 from ...records.store.jsonl import finite_json

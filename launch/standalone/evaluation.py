@@ -22,9 +22,9 @@ from ...engine.protocol.messages import Message
 from ...models.base import Array, ModelSpec
 from ..ending_signals import EndingSignals
 from ..launchers.local import LocalLauncher
-from .cluster_setup import infer_isolation, make_cluster, make_tasks, threads_per_task
-from .nodes import Nodes
-from .task_group import TaskGroup, load_state
+from ..driver.cluster_setup import infer_isolation, make_cluster, make_tasks, threads_per_task
+from ..driver.nodes import Nodes
+from ..driver.task_group import TaskGroup, load_state
 
 __all__ = ["Evaluated", "Evaluator"]
 
