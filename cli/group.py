@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "predict": LazyCommand("predict:predict", "Predict how a job would scale to more nodes and other links."),
     "export": LazyCommand("export:export", "Write a trained model for other programs, or list a run's files."),
     "evaluate": LazyCommand("evaluate:evaluate", "Evaluate a trained model on a dataset, on any backend."),
+    "translate": LazyCommand("translate:translate", "Translate lines of standard input with a trained model, on any backend."),
     "data": LazyCommand("data:data", "List, prepare and verify datasets."),
     "backends": LazyCommand("backends:backends", "Show the frameworks: version and devices, or how to get them."),
     "models": LazyCommand("models:models", "Show the models and the backends they run on."),

@@ -17,12 +17,14 @@ from click.core import ParameterSource
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.settings.job_fields import choices, flag_name, is_boolean, schema
+from ..models.decoding.settings import LARGEST_BEAM
 from .group import SOURCES
 
 __all__ = [
     "GivenPath",
     "NumberRange",
     "check_typed_model",
+    "decoding_options",
     "given_options",
     "job_options",
     "job_options_without",
@@ -81,6 +83,16 @@ def trust_option(takes: str) -> Callable[[Function], Function]:
         is_flag=True,
         help=f"{takes} also code, addresses and paths outside the run from its files: a model's module, data and its folder, MLflow's URI.",
     )
+
+
+def decoding_options(function: Function) -> Function:
+    """Add ``--beam`` and ``--length-penalty`` to a command that translates with a trained model."""
+    for name, kind, what in (
+        ("--length-penalty", NumberRange(0, 10), "Log-probabilities are divided by ((5 + length) / 6) to this power [default: the run's]."),
+        ("--beam", click.IntRange(1, LARGEST_BEAM), "Hypotheses that a translation follows at once; 1 is greedy [default: the run's]."),
+    ):
+        function = click.option(name, type=kind, default=None, help=what)(function)
+    return function
 
 
 def model_option(function: Function) -> Function:

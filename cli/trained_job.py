@@ -16,6 +16,7 @@ from ..core.untrusted.console import note
 from ..data.base import DataInfo, TextFeatures
 from ..data.store.resolve import written_out
 from ..data.store.stored_dataset import StoredDataset, open_dataset
+from ..models.decoding.settings import BEAM
 
 __all__ = ["fitting_data", "taken_settings", "trained_job"]
 
@@ -38,8 +39,17 @@ def taken_settings(meta: Meta, model: str | None, data: str | None, data_dir: Pa
     return taken
 
 
-def trained_job(meta: Meta, data: str | None, data_dir: Path | None, backend: str | None, precision: str | None, device: str | None) -> Job:
-    """Return the job of the one task that evaluates."""
+def trained_job(
+    meta: Meta,
+    data: str | None,
+    data_dir: Path | None,
+    backend: str | None,
+    precision: str | None,
+    device: str | None,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+) -> Job:
+    """Return the job of the one task that works with a checkpoint's state; what is None is as the run had it."""
     for field, given in (("precision", precision), ("device", device)):
         if given is not None and given not in choices(field):
             raise UsageError.of(f"--{field}", given, ", ".join(choices(field)), choices(field))
@@ -51,6 +61,8 @@ def trained_job(meta: Meta, data: str | None, data_dir: Path | None, backend: st
         precision=precision or meta.job.get("precision", "fp32"),
         device=device or meta.job.get("device", "auto"),
         seed=meta.seed,
+        beam=meta.job.get("beam", BEAM.beam) if beam is None else beam,
+        length_penalty=meta.job.get("length_penalty", BEAM.length_penalty) if length_penalty is None else length_penalty,
         monitor=False,
         tensorboard=False,
     )

@@ -25,7 +25,7 @@ from ...launch.standalone.evaluation import Evaluated, Evaluator
 from ...metrics import MetricInfo
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
-from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
+from ..options import GivenPath, check_typed_model, decoding_options, model_option, name_settings, trust_option
 from ..run_arguments import find_run_or_checkpoint
 from ..trained_job import fitting_data, taken_settings, trained_job
 
@@ -40,6 +40,7 @@ __all__ = ["evaluate"]
 @click.option("--backend", metavar="NAME", help="A name from `trainer backends` [default: the one that trained it].")
 @click.option("--precision", metavar="fp32|bf16|fp16", help="Number format of convolutions and matrix products [default: the run's].")
 @click.option("--device", metavar="auto|cpu|gpu", help="Where to compute [default: as the run was asked to].")
+@decoding_options
 @click.option("--split", default="test", metavar="test|train", help="Which part of the dataset. [default: test]")
 @click.option("--predictions", type=GivenPath(), help="Write logits and labels into this new .npz file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -52,6 +53,8 @@ def evaluate(
     backend: str | None,
     precision: str | None,
     device: str | None,
+    beam: int | None,
+    length_penalty: float | None,
     split: str,
     predictions: Path | None,
     as_json: bool,
@@ -73,10 +76,12 @@ def evaluate(
     check_typed_model(model, checkpoint.meta.job["model"])
     taken = taken_settings(checkpoint.meta, model, data, data_dir)
     refuse_foreign(taken, checkpoint.path, ("model", "data", "data_dir"), trusted=trust_run)
-    job = trained_job(checkpoint.meta, data, data_dir, backend, precision, device)
+    job = trained_job(checkpoint.meta, data, data_dir, backend, precision, device, beam, length_penalty)
     dataset = fitting_data(checkpoint.meta, job)
     state = State(checkpoint.parameters, {}, checkpoint.meta.step, checkpoint.buffers)
     spec = rebuilt_model(checkpoint.meta)
+    if spec.objective.translation is None and (beam, length_penalty) != (None, None):
+        raise UsageError(f"--{'beam' if beam is not None else 'length-penalty'}: does nothing here, as {job.model!r} translates nothing.")
     if predictions is not None and not spec.classes:
         raise UsageError(f"--predictions: {job.model!r} has no classes, so that there are no logits of examples to write.")
     evaluator = Evaluator(job, spec, dataset, note)
@@ -124,6 +129,7 @@ def _figures(checkpoint: Checkpoint, job: Job, dataset: StoredDataset, evaluated
         "precision": job.precision,
         "precision_used": evaluated.precision_used,
         "examples": result.examples,
+        "translation_signature": evaluated.signature,
         **evaluated.figures,
         "seconds": result.seconds,
         "predictions": None if predictions is None else str(predictions),
@@ -143,6 +149,8 @@ def _print(figures: Mapping[str, Any], infos: Sequence[MetricInfo], *, as_json: 
             f" {figures['precision_used']}, {figures['seconds']:.2f} s",
         )
     )
+    if figures["translation_signature"] is not None:
+        lines.append(("signature", figures["translation_signature"]))
     width = max(len(label) for label, _ in lines)
     click.echo(f"{figures['model']} after {figures['step']:,} updates, trained by {figures['trained_by']} on {figures['trained_on']}")
     for label, text in lines:
