@@ -44,7 +44,7 @@ class StandaloneTask:
         self._tasks: TaskGroup | None = None
         self._signals = EndingSignals(self._interrupt, self._end_at_once)
         self._sequence = 0
-        self.precision_used = job.precision
+        self.precision_used: str = job.precision
 
     def __enter__(self) -> Self:
         self._signals.__enter__()

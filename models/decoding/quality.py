@@ -43,7 +43,7 @@ class TranslationQuality:
         """Return how many sentences are in some sums; 0 where they do not say."""
         return sums.get(language.SENTENCES, 0.0)
 
-    def wrong_with(self, sums: Mapping[str, float], sentences: int) -> str | None:
+    def wrong_with(self, sums: Mapping[str, float], sentences: float) -> str | None:
         """Return why these cannot be the sums of so many sentences, or None."""
         if set(sums) != set(self.sums):
             return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.sums))}"

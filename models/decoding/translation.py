@@ -53,12 +53,12 @@ class TranslationScorer:
                 )
         return self._test_references[start:stop]
 
-    def sources(self, split: Split, start: int, stop: int) -> list[NDArray[np.generic]]:
+    def sources(self, split: Split, start: int, stop: int) -> list[NDArray[np.int64]]:
         """Return the pieces of the sentences start … stop − 1, each ending with END."""
         column = self._data.column(split, self._quality.source)
-        return [column.example(number) for number in range(start, stop)]
+        return [column.example(number).astype(np.int64) for number in range(start, stop)]
 
-    def translations(self, stepper: Stepper, sources: Sequence[NDArray[np.generic]], decoding: Decoding) -> list[str]:
+    def translations(self, stepper: Stepper, sources: Sequence[NDArray[np.int64]], decoding: Decoding) -> list[str]:
         """Return the best translation of each sentence."""
         return [self.vocabulary.decode(best[0].pieces) for best in decode(stepper, sources, decoding)]
 

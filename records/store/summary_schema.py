@@ -31,6 +31,16 @@ class _Evaluation(JsonObject):
     """The metrics of models that have others."""
 
 
+class _Translated(JsonObject):
+    split: Name | None = None
+    step: Count | None = None
+    sentences: Count | None = None
+    signature: Name | None = None
+    seconds: Duration | None = None
+    __pydantic_extra__: dict[str, Loss | None] = Field(init=False)
+    """The scores by name."""
+
+
 class _Staleness(JsonObject):
     mean: Figure | None = None
     p95: Figure | None = None
@@ -159,6 +169,7 @@ class Summary(JsonObject):
     non_finite_from_step: Count | None = None
     eval: _Evaluation | None = None
     best_eval: _Evaluation | None = None
+    translated: _Translated | None = None
     target: Name | None = None
     target_reached: bool | None = None
     time_to_target_seconds: Annotated[Duration, Field(gt=0)] | None = None

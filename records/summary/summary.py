@@ -195,6 +195,7 @@ def summarise(
         steps.add(record)
         if record.step >= first_step:  # a calibration is of the last segment
             times.add(record)
+    events = list(reader.events())
     evals = [record for record in reader.evals() if record.split == "test"]
     nodes = per_node(reader.system(), job.nodes, clock, resumed_seconds(described), machines)
     return {
@@ -221,10 +222,11 @@ def summarise(
         "non_finite_from_step": steps.non_finite_from(),
         "eval": _evaluation(evals[-1] if evals else None),
         "best_eval": _evaluation(_best(evals, read_metrics(described)[0])),
+        "translated": next((dict(record.detail) for record in reversed(events) if record.event == "translated"), None),
         **_target(job.until, evals),
         "staleness": steps.staleness(),
         "updates_by_worker": steps.by_worker if job.mode == "async" else None,
-        "checkpoints": _checkpoints(reader.events()),
+        "checkpoints": _checkpoints(events),
         "time_shares": time_shares(reader.calibration(), job.mode, times, clock, began_seconds),
         "per_node": nodes,
     }
