@@ -44,7 +44,7 @@ class _Line:
     problem: str | None = None
 
 
-@click.command(short_help="Translate lines of standard input with a trained model, on any backend.")
+@click.command(short_help="Translate lines of text with a trained model, on any backend.")
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
 @model_option
 @click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")

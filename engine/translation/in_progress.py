@@ -9,7 +9,7 @@ from ...backends.base import EvalResult
 from ...core.job import Job
 from ...data.base import Split
 from ...models.objectives import Objective
-from ..loop_interfaces import ImpossibleAnswerError
+from ..protocol.impossible_answers import ImpossibleAnswerError
 from ..protocol.messages import Message
 from .decodings import Decoded, at_the_end, while_training
 from .orders import TranslationOrders

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...data.base import Split
 from ...models.decoding.quality import TranslationQuality
-from ..loop_interfaces import ImpossibleAnswerError
+from ..protocol.impossible_answers import ImpossibleAnswerError
 from ..protocol.messages import Message
 from ..protocol.translation_messages import decode_message
 from .decodings import Decoded

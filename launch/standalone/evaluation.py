@@ -11,8 +11,8 @@ from ...backends.base import EvalResult, State
 from ...core.job import Job
 from ...data.base import Split
 from ...data.store.stored_dataset import StoredDataset
-from ...engine.loop_interfaces import ImpossibleAnswerError
 from ...engine.protocol.codec import eval_from_message
+from ...engine.protocol.impossible_answers import ImpossibleAnswerError
 from ...engine.protocol.messages import Message
 from ...engine.translation.decodings import at_the_end
 from ...engine.translation.orders import TranslationOrders

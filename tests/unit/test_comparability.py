@@ -73,6 +73,11 @@ DIFFERENCES = [
     ("stall_timeout", {}, {"stall_timeout": 60.0}, set()),
     ("node_timeout", {}, {"node_timeout": 60.0}, set()),
     ("on_nan", {}, {"on_nan": "continue"}, set()),
+    ("translation_signature", {"described": {"translation_signatures": {"training": "tok:13a|greedy", "end": "tok:13a|beam4"}}},
+     {"described": {"translation_signatures": {"training": "tok:char|greedy", "end": "tok:char|beam4"}}}, {METRICS, TARGET}),
+    ("eval_sentences", {}, {"eval_sentences": 100}, {TIME, TARGET}),
+    ("beam", {}, {"beam": 1}, {TIME, TARGET}),
+    ("length_penalty", {}, {"length_penalty": 1.0}, set()),
 ]  # fmt: skip
 
 ALIKE = [
