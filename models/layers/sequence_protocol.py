@@ -41,8 +41,8 @@ class SequenceNetworkLayers(Protocol):
         """Normalise each position to mean 0 and variance 1 (1e-6 added to it), then scale and shift."""
         ...
 
-    def linear(self, x_btd: Any, name: str) -> Any:
-        """Multiply by ``<name>.weight`` [out, in]."""
+    def linear(self, x_btd: Any, name: str, *, low: bool = False) -> Any:
+        """Multiply by ``<name>.weight`` [out, in]: float32, or with `low` left in the number format of products, for another one."""
         ...
 
     def dense(self, x_btd: Any, name: str) -> Any:

@@ -66,13 +66,13 @@ class _Pass:
 
     def own_heads(self, x_btd: Any, name: str) -> tuple[Any, Any, Any]:
         """Return query, key and value of an attention of positions to each other."""
-        query, key, value = self.layers.heads(self.layers.linear(x_btd, f"{name}.query_key_value"), 3, self.settings.heads)
+        query, key, value = self.layers.heads(self.layers.linear(x_btd, f"{name}.query_key_value", low=True), 3, self.settings.heads)
         return query, key, value
 
     def cross_attention(self, x_btd: Any, memory: Memory, layer: int) -> Any:
         """Add what the target's positions attend to in the source."""
         name = f"decoder.{layer}.cross_attention"
-        (query,) = self.layers.heads(self.layers.linear(self.before(x_btd, name), f"{name}.query"), 1, self.settings.heads)
+        (query,) = self.layers.heads(self.layers.linear(self.before(x_btd, name), f"{name}.query", low=True), 1, self.settings.heads)
         return self.after(x_btd, self.attention(query, memory.pairs[layer], memory.attended, name), name)
 
     def feed_forward(self, x_btd: Any, layer: str) -> Any:
@@ -93,7 +93,7 @@ class _Pass:
         return Memory(attended, tuple(self._pair(x_bsd, number) for number in range(self.settings.layers)))
 
     def _pair(self, x_bsd: Any, number: int) -> Pair:
-        projected = self.layers.linear(x_bsd, f"decoder.{number}.cross_attention.key_value")
+        projected = self.layers.linear(x_bsd, f"decoder.{number}.cross_attention.key_value", low=True)
         key, value = self.layers.heads(projected, 2, self.settings.heads)
         return key, value
 

@@ -58,9 +58,10 @@ class SequenceLayers:
         scale_bt1 = tf.math.rsqrt(tf.reduce_mean(tf.square(centred_btd), axis=2, keepdims=True) + EPSILON)
         return centred_btd * scale_bt1 * self._parameters[f"{name}.weight"] + self._parameters[f"{name}.bias"]
 
-    def linear(self, x_btd: tf.Tensor, name: str) -> tf.Tensor:
+    def linear(self, x_btd: tf.Tensor, name: str, *, low: bool = False) -> tf.Tensor:
         """Multiply by the weight."""
-        return self._product(x_btd, name)
+        y_bto = self._product(x_btd, name)
+        return y_bto if low else tf.cast(y_bto, tf.float32)
 
     def dense(self, x_btd: tf.Tensor, name: str) -> tf.Tensor:
         """Multiply by the weight and add the bias, float32."""
@@ -112,7 +113,7 @@ class SequenceLayers:
 
     def logits(self, x_btd: tf.Tensor, name: str) -> tf.Tensor:
         """Return logits_btv, float32."""
-        return tf.cast(self._product(x_btd, name), tf.float32)
+        return self.linear(x_btd, name)
 
     def _product(self, x_btd: tf.Tensor, name: str, *, biased: bool = False) -> tf.Tensor:
         """Multiply by a weight [out, in], in the number format of products. As a matrix: a product of three dimensions is slower."""

@@ -57,9 +57,10 @@ class SequenceLayers:
         weight_d, bias_d = self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]
         return functional.layer_norm(x_btd.float(), weight_d.shape, weight_d, bias_d, EPSILON)
 
-    def linear(self, x_btd: torch.Tensor, name: str) -> torch.Tensor:
+    def linear(self, x_btd: torch.Tensor, name: str, *, low: bool = False) -> torch.Tensor:
         """Multiply by the weight."""
-        return functional.linear(x_btd, self._parameters[f"{name}.weight"])
+        y_bto = functional.linear(x_btd, self._parameters[f"{name}.weight"])
+        return y_bto if low else y_bto.float()
 
     def dense(self, x_btd: torch.Tensor, name: str) -> torch.Tensor:
         """Multiply by the weight and add the bias, float32."""
@@ -112,7 +113,7 @@ class SequenceLayers:
 
     def logits(self, x_btd: torch.Tensor, name: str) -> torch.Tensor:
         """Return logits_btv, float32."""
-        return functional.linear(x_btd, self._parameters[f"{name}.weight"]).float()
+        return self.linear(x_btd, name)
 
 
 @lru_cache(maxsize=64)
