@@ -7,16 +7,20 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["frequencies", "position_codes"]
+__all__ = ["exponent_step", "frequencies", "position_codes"]
 
 LONGEST_WAVE = 10_000.0
 """Positions times 2π of the longest wave."""
 
 
+def exponent_step(width: int) -> float:
+    """Return by how much the logarithms of two frequencies that follow each other differ."""
+    return -math.log(LONGEST_WAVE) / max(1, width // 2 - 1)
+
+
 def frequencies(width: int) -> NDArray[np.float64]:
     """Return the frequencies, float64 [width / 2]: from 1 down to 1/10000, evenly on a logarithmic scale."""
-    half = width // 2
-    return np.exp(np.arange(half) * (-math.log(LONGEST_WAVE) / max(1, half - 1)))
+    return np.exp(np.arange(width // 2) * exponent_step(width))
 
 
 def position_codes(count: int, width: int) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ....data.text import PADDING
 from ...base import ForwardContext
-from ..position_codes import position_codes
+from ..position_codes import exponent_step, position_codes
 
 __all__ = ["SequenceLayers"]
 
@@ -42,6 +42,11 @@ class SequenceLayers:
     def positions(self, x_btd: torch.Tensor, start: int = 0) -> torch.Tensor:
         """Add the code of each position, counted from `start`."""
         end, width = start + x_btd.shape[1], x_btd.shape[2]
+        if torch.compiler.is_exporting():  # a program has no greatest length, and no table in a loop
+            places = torch.arange(start, end, dtype=torch.float64, device=x_btd.device)
+            exponents = torch.arange(width // 2, dtype=torch.float64, device=x_btd.device) * exponent_step(width)
+            angles = places[:, None] * exponents.exp()
+            return x_btd + torch.cat((angles.sin(), angles.cos()), 1).float()
         return x_btd + _codes(-(-end // CODES_AT_ONCE) * CODES_AT_ONCE, width, x_btd.device)[start:end]
 
     def shifted(self, tokens_bt: torch.Tensor, first: int) -> torch.Tensor:
