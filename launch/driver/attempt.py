@@ -79,6 +79,7 @@ class Attempt:
             clock=recording.clock,
             saver=self.saver,
             start=origin.start,
+            lengths=training.lengths,
         )
 
     @property

@@ -116,7 +116,7 @@ class Driver:
         """The job as ``job.json`` has it before the cluster is known."""
         return {
             **self._training.document,
-            "total_steps": total_steps(self.job, self._training.data.info.sizes["train"], self._resumption),
+            "total_steps": total_steps(self.job, self._training.data.info.sizes["train"], self._resumption, self._training.lengths),
             "sources": self._sources,
             "command": self._command,
             "segments": [*self._segments.described, *self._resized.described],

@@ -24,6 +24,7 @@ class MostWeight:
     weights: np.ndarray
     most: int
     by_count: bool = False
+    buckets: None = None
 
     def cut(self, order, skip):
         bounds, total = [skip], 0
