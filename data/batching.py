@@ -45,6 +45,11 @@ class BatchRule(Protocol):
     """What a step's examples are: in sync mode those of all workers together, in async mode those of one worker."""
 
     @property
+    def mode(self) -> Literal["sync", "async"]:
+        """Whether the workers share a step, or each takes one."""
+        ...
+
+    @property
     def by_count(self) -> bool:
         """Whether only the number of examples matters, so that every epoch is cut alike."""
         ...

@@ -19,9 +19,13 @@ from numpy.typing import NDArray
 from ..core.job import Job
 from .augment import Augmentation, Changes
 from .batching import Arranged, BatchRule, Bounds, Indices, batch_rule
-from .bucketing import Buckets
+from .bucketing import Buckets, padded_positions
 
-__all__ = ["Batches", "Sampler", "permutation", "run_sampler", "stable_order"]
+__all__ = ["Batches", "Sampler", "padding_share", "permutation", "run_sampler", "stable_order"]
+
+
+PADDING_STEPS = 2000
+"""Updates over which padding is counted, at most: its share of those is that of all, to three digits."""
 
 
 def permutation(seed: int, epoch: int, size: int) -> Indices:
@@ -237,6 +241,20 @@ class Sampler:
                 self._bounds = {kept: bounds for kept, bounds in self._bounds.items() if kept[0] in (0, epoch)}
             self._bounds[key] = self.rule.cut(order, skip)
         return self._bounds[key]
+
+
+def padding_share(sampler: Sampler) -> float | None:
+    """Return which share of the positions that are computed is padding, of all columns of tokens together; None for data that is no text.
+
+    Each worker pads its batch to the longest example in it, column by column. Counted from the lengths over an epoch's first updates.
+    """
+    if sampler.lengths is None:
+        return None
+    count = min(PADDING_STEPS, sampler.steps_per_epoch)
+    one = [sampler.whole(0, 0, count)]
+    parts = one if sampler.rule.mode == "async" else [sampler.for_rank(0, 0, count, rank) for rank in range(sampler.workers)]
+    counted = [padded_positions(part.indices, part.offsets, lengths) for part in parts for lengths in sampler.lengths.values()]
+    return sum(padding for _, padding in counted) / sum(positions for positions, _ in counted)
 
 
 def run_sampler(job: Job, size: int, lengths: Mapping[str, NDArray[np.int64]] | None = None) -> Sampler:

@@ -42,6 +42,9 @@ from .resolve import resolve
 
 __all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify", "verify_store"]
 
+_PART = 1 << 23
+"""Numbers of a map that are looked at at a time."""
+
 _CHUNK = 512  # images normalised at once: the work area (numpy indexes with 8 bytes a pixel) stays in the processor's cache
 
 
@@ -240,8 +243,20 @@ def _out_of_range(info: DataInfo, name: str, column: Column) -> str | None:
     known = features.vocabulary_sizes.get(name) if isinstance(features, TextFeatures) else features.classes if name == LABEL else None
     if known is None or not column.values.size:
         return None
-    least, most = int(column.values.min()), int(column.values.max())
+    least, most = _extremes(column.values)
     return None if least >= 0 and most < known else f"{name} lies in {least}…{most}, not in 0…{known - 1}"
+
+
+def _extremes(values: NDArray[np.generic]) -> tuple[int, int]:
+    """Return the least and the greatest of whole numbers; of a map part by part, each mapped for itself, so that none stays in memory."""
+    if not isinstance(values, np.memmap) or values.ndim != 1 or values.filename is None:
+        return int(values.min()), int(values.max())
+    found: list[int] = []
+    for start in range(0, len(values), _PART):
+        shape = (min(_PART, len(values) - start),)
+        part = np.memmap(values.filename, values.dtype, "r", values.offset + start * values.itemsize, shape)
+        found += [int(part.min()), int(part.max())]
+    return min(found), max(found)
 
 
 def _image_columns(arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:

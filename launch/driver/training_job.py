@@ -20,6 +20,7 @@ from ...core.job import Job
 from ...core.plugins import forward_plugin
 from ...core.units import Target
 from ...data.augment import augmentation
+from ...data.sampler import Sampler, padding_share, run_sampler
 from ...data.store.stored_dataset import StoredDataset, open_dataset
 from ...engine.loop_interfaces import TrainingTotals
 from ...metrics.recorded import described_metrics
@@ -142,4 +143,27 @@ class TrainingJob:
             synthetic=self.data.info.synthetic,
             machines=machines,
         )
-        return {**summary, "profile": PROFILE if (run / PROFILE).is_dir() else None}
+        own = {"profile": PROFILE if (run / PROFILE).is_dir() else None, "padding_share": padding_share(self.sampler)}
+        return {**summary, **own, **self._mean_batches}
+
+    @property
+    def sampler(self) -> Sampler:
+        """The order of the training examples, for counting."""
+        return run_sampler(self.asked, self.data.info.sizes["train"], batch_lengths(self.asked, self.data))
+
+    @property
+    def mean_worker_batch(self) -> int:
+        """Examples of a worker's batch: of the largest one, or, where batches are filled by tokens, the mean over an epoch, rounded."""
+        job = self.asked
+        if job.batch_tokens is None:
+            return job.per_worker_batch
+        sampler = self.sampler
+        return max(1, round(sampler.size / sampler.steps_per_epoch / (job.workers if job.mode == "sync" else 1)))
+
+    @property
+    def _mean_batches(self) -> dict[str, int]:
+        """What a summary says of the size of batches, where they are filled by tokens."""
+        if self.asked.batch_tokens is None:
+            return {}
+        mean = self.mean_worker_batch
+        return {"batch_size": mean, "global_batch_size": mean * self.asked.workers}

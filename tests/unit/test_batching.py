@@ -25,6 +25,7 @@ class MostWeight:
     most: int
     by_count: bool = False
     buckets: None = None
+    mode: str = "sync"
 
     def cut(self, order, skip):
         bounds, total = [skip], 0
