@@ -119,8 +119,8 @@ _Arranged = tuple[Annotated[int, Field(ge=0, le=2**53)], Annotated[int, Field(ge
 class Meta(BaseModel):
     """Where a run stood when its state was taken, and what it trained.
 
-    `step` counts the updates applied; `epoch` and `examples` (consumed in that epoch) are the data cursor, with `arranged`, how the epoch's order
-    came about (`data.batching.Arranged`; written only where there is something to say); `run_seconds` is the run clock.
+    `step` counts the updates applied; `epoch` and `examples` (consumed in that epoch) are the data cursor, with `arranged`, how the
+    epoch's order came about (`data.batching.Arranged`; written only where there is something to say); `run_seconds` is the run clock.
     `job` has the job's fields, `model` and `data` what `described_model` and `described_data` return. `scalars` are further numbers that
     training changes. `random` says in words how random numbers continue. `metrics` are those of the evaluation of just these
     parameters, if there was one. `spent` are the seconds that the run had spent by then, as its summary counts

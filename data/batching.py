@@ -35,7 +35,7 @@ The budget (0, 0) leaves the order that there is. Empty where the order is the e
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """What a step of a bucket is filled with: `batches` batches, each of as many examples as have at most `tokens` tokens, padding included."""
+    """What a step of a bucket is filled with: `batches` batches, each of at most `tokens` tokens, padding included."""
 
     tokens: int
     batches: int

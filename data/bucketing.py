@@ -1,8 +1,9 @@
 """Sentences of like length together: which bucket each training example is in, and an epoch's order as batches of one bucket each.
 
-Nine edges are fixed for a corpus. An example is in the first bucket whose edge is at least its length, that of its longest column (of source and
-target the longer one); a batch of a bucket has as many examples as fit with all of them as long as the edge. So there are about nine shapes of
-batches, their tokens vary little, and every epoch has as many steps as any other.
+Nine edges are fixed for a corpus. An example is in the first bucket whose edge is at least its length, that of its longest column (of
+source and
+target the longer one); a batch of a bucket has as many examples as fit with all of them as long as the edge. So there are about nine
+shapes of batches, their tokens vary little, and every epoch has as many steps as any other.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class Buckets:
     def arranged(self, order: Indices, tokens: int, batches: int, seeds: list[int]) -> tuple[Indices, NDArray[np.int64]]:
         """Return these examples step by step, and how many each step has.
 
-        Within a bucket they stay in their order, are cut into steps, the last of which may be smaller, and the steps of all buckets are shuffled
-        by `seeds`.
+        Within a bucket they stay in their order, are cut into steps, the last of which may be smaller, and the steps of all buckets are
+        shuffled by `seeds`.
         """
         buckets = self.bucket_of[order]
         by_bucket = order[np.argsort(buckets, kind="stable")]

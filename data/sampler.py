@@ -141,7 +141,7 @@ class Sampler:
         return int(self._bounds_after(skip, epoch, arranged)[step_in_epoch])
 
     def arranged_after(self, skip: int, arranged: Arranged) -> Arranged:
-        """Return how the order of an epoch comes about whose first `skip` examples were consumed in the order `arranged`, and the rest here.
+        """Return how the order of an epoch comes about whose first `skip` examples were consumed as `arranged` says, and the rest here.
 
         A rule that is in force already changes nothing. Raises ValueError for what no epoch can have gone through.
         """

@@ -21,7 +21,7 @@ __all__ = ["START", "DataCursor", "EpochIndex", "StepPosition"]
 
 @dataclass(frozen=True, slots=True)
 class DataCursor:
-    """Where a run stands: `step` updates done, and `examples` consumed of epoch `epoch` (from 0), whose order came about as `arranged` says."""
+    """Where a run stands: `step` updates done, and `examples` consumed of epoch `epoch` (from 0), in an order `arranged` so."""
 
     step: int
     epoch: int

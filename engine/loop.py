@@ -63,7 +63,7 @@ class _Command:
 
 
 class TrainingLoop:
-    """Trains one job to its end. `clock` returns seconds on the run clock; `lengths` are those of the training examples, where it is text."""
+    """Trains one job to its end. `clock` returns seconds on the run clock; `lengths` are those of training examples of text."""
 
     def __init__(
         self,

@@ -71,14 +71,14 @@ class TrainingJob:
         """Return what trains the same on those of all nodes alone that have these numbers. Raises RunFailedError where nothing can.
 
         An update is of as many examples, so that learning rates and the number of updates stay what they were: of the global batch in sync
-        mode, of a worker's batch in async mode, of the larger one where workers had batches of two sizes. Where batches are filled by tokens,
-        an update has as many tokens.
+        mode, of a worker's batch in async mode, of the larger one where workers had batches of two sizes. Where batches are filled by
+        tokens, an update has as many tokens.
         """
         asked, limits = self.asked, self.asked.cores_per_node
         if len(places) == asked.nodes:
             return self
         tokens = asked.batch_tokens
-        batch = (None, asked.global_batch) if asked.mode == "sync" else (asked.per_worker_batch, None)
+        batch: tuple[int | None, int | None] = (None, asked.global_batch) if asked.mode == "sync" else (asked.per_worker_batch, None)
         if tokens is not None:
             batch, tokens = (None, None), tokens if asked.mode == "async" else tokens * asked.nodes // len(places)
         changed = {

@@ -197,7 +197,7 @@ def test_a_vocabulary_that_the_text_cannot_fill_is_refused(tmp_path):
         open_dataset(corpus(tmp_path).replace("400", "30000"))
 
 
-class Interrupted(Exception):
+class InterruptedOnPurposeError(Exception):
     pass
 
 
@@ -208,12 +208,12 @@ def test_what_was_encoded_before_an_interruption_is_not_encoded_again(tmp_path, 
 
     def counted(self, pairs):
         if len(encoded) == 5:
-            raise Interrupted
+            raise InterruptedOnPurposeError
         encoded.append(pairs)
         return real(self, pairs)
 
     monkeypatch.setattr(encoding.PairEncoder, "_encode", counted)
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedOnPurposeError):
         prepare(name)
     (work,) = (tmp_path / "cache").glob(".*.work")
     assert len(list(work.glob("train-*.npz"))) == 5
@@ -243,7 +243,7 @@ def test_the_same_lines_make_the_same_pieces(vocabulary):
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\x0a\x05\x0a\x01a\x15\x00"])
 def test_bytes_that_are_no_vocabulary_are_refused(content):
-    with pytest.raises(ValueError, match="vocabulary|model"):
+    with pytest.raises(ValueError, match=r"vocabulary|model"):
         Vocabulary(content)
 
 

@@ -23,7 +23,9 @@ def test_it_becomes_a_part_of_the_name(data, name):
     assert written_out(job) == job
 
 
-@pytest.mark.parametrize(("data", "size"), [("digits", 500), ("synthetic-images:32", 500), ("numbers", 3), ("parallel-text:/tmp/x:en-de", 200)])
+@pytest.mark.parametrize(
+    ("data", "size"), [("digits", 500), ("synthetic-images:32", 500), ("numbers", 3), ("parallel-text:/tmp/x:en-de", 200)]
+)
 def test_what_has_no_such_vocabulary_is_refused(data, size):
     with pytest.raises(UsageError, match="vocabulary"):
         written_out(Job(data=data, vocabulary=size))
@@ -39,5 +41,5 @@ def test_it_comes_from_flags_variables_and_files(tmp_path):
 
 def test_tokens_and_numbers_of_examples_exclude_each_other():
     for other in ("batch_size", "global_batch_size"):
-        with pytest.raises(UsageError, match="batch.tokens: .*instead of batch_size"):
+        with pytest.raises(UsageError, match=r"batch.tokens: .*instead of batch_size"):
             resolve({"batch_tokens": "100", other: "8", "backend": "torch"}, {})

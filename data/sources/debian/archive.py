@@ -25,8 +25,8 @@ MOST_FILES = 1_000_000
 
 _FETCH_SECONDS = 3600.0
 _NO_APT = (
-    "data: 'debian-text' is made from packages of a Debian archive by {tool!r}, which this machine has not. Use a machine with Debian or one "
-    "of its descendants, or give a folder of .deb files with --data-dir (dpkg-deb reads them)."
+    "data: 'debian-text' is made from packages of a Debian archive by {tool!r}, which this machine has not. Use a machine with Debian or "
+    "one of its descendants, or give a folder of .deb files with --data-dir (dpkg-deb reads them)."
 )
 
 
@@ -53,8 +53,8 @@ def fetch(names: Sequence[str], folder: Path) -> list[str]:
     wanted = [name for name in names if name in there]
     if not wanted:
         raise UsageError(
-            f"data: apt knows none of the packages that 'debian-text' is made from ({', '.join(names[:3])}, …). Is its list of packages there? "
-            "`apt-get update` fetches it, as root."
+            f"data: apt knows none of the packages that 'debian-text' is made from ({', '.join(names[:3])}, …). Is its list of packages "
+            "there? `apt-get update` fetches it, as root."
         )
     note(f"data: fetching {len(wanted)} packages with apt-get download, to read and not to install; the largest part of half a gigabyte")
     done = _run(["apt-get", "download", "-q", *wanted], folder, _FETCH_SECONDS)
@@ -114,7 +114,7 @@ def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
                         file = archive.extractfile(member)
                         if file is not None:
                             yield name, file.read()
-                    archive.members = []  # tarfile would remember each
+                    archive.members = []  # type: ignore[attr-defined]  # tarfile would remember each
         except tarfile.TarError as error:
             raise UsageError(f"data: the package {str(path)!r} is damaged: {error}. Fetch it again.") from error
         finally:

@@ -1,4 +1,4 @@
-"""From a message or paragraph to a sentence: what belongs to a program's surface is taken out, and what then is no plain text is refused."""
+"""From a message or paragraph to a sentence: what belongs to a program's surface goes, and what then is no plain text is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 
 
 def cleaned(text: str) -> str:
-    """Return a text without tags, entities, mnemonics (``_File``, ``&File``, ``~File``) and needless space; a removed tag leaves a space."""
+    """Return a text without tags, entities, mnemonics (``_File``, ``&File``, ``~File``) and needless space; a tag leaves a space."""
     context = _CONTEXT.match(text)
     text = text[context.end() :] if context else text
     if "<" in text:

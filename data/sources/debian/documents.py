@@ -10,13 +10,71 @@ from dataclasses import dataclass
 __all__ = ["Block", "blocks", "paired"]
 
 _BLOCKS = frozenset(
-    "p para simpara title subtitle h1 h2 h3 h4 h5 h6 li td th dt dd term desc caption primary secondary bridgehead entry".split()
+    [
+        "p",
+        "para",
+        "simpara",
+        "title",
+        "subtitle",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "li",
+        "td",
+        "th",
+        "dt",
+        "dd",
+        "term",
+        "desc",
+        "caption",
+        "primary",
+        "secondary",
+        "bridgehead",
+        "entry",
+    ]
 )
 _CONTAINERS = frozenset(
-    "body div section ul ol dl table tr tbody thead item list note tip steps media page article chapter sect1 sect2 listitem itemizedlist "
-    "orderedlist variablelist varlistentry blockquote nav header footer br hr img figure".split()
+    [
+        "body",
+        "div",
+        "section",
+        "ul",
+        "ol",
+        "dl",
+        "table",
+        "tr",
+        "tbody",
+        "thead",
+        "item",
+        "list",
+        "note",
+        "tip",
+        "steps",
+        "media",
+        "page",
+        "article",
+        "chapter",
+        "sect1",
+        "sect2",
+        "listitem",
+        "itemizedlist",
+        "orderedlist",
+        "variablelist",
+        "varlistentry",
+        "blockquote",
+        "nav",
+        "header",
+        "footer",
+        "br",
+        "hr",
+        "img",
+        "figure",
+    ]
 )
-_MUTE = frozenset("script style pre screen programlisting head code-block synopsis screenshot".split())
+_MUTE = frozenset(["script", "style", "pre", "screen", "programlisting", "head", "code-block", "synopsis", "screenshot"])
 _MARKUP = re.compile(r"<(/?)([A-Za-z][\w:.-]{0,40})([^<>]{0,4000})>")
 _ID = re.compile(r"""\bid\s*=\s*["']([^"'<>]{1,200})["']""")
 

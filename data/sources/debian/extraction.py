@@ -23,7 +23,7 @@ _OF_PACKAGE = re.compile(r"-(en-us|en|de)(?=/|$)")
 
 
 class Extraction:
-    """Reads packages one after another. `packages` are those that were read, `left_out` counts texts by the reason why they are no pairs."""
+    """Reads packages one after another. `packages` are those that were read, `left_out` counts texts by why they are no pairs."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = sorted(files, key=lambda path: path.name)

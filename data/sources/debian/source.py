@@ -1,7 +1,7 @@
 """debian-text:en-de: real sentences of English and German, made on the user's machine from packages of its Debian archive.
 
-None of the text is part of this program. The packages have licences of their own, which are printed when they are read; what is made of them
-is for the user to learn from, and to pass on only as they allow.
+None of the text is part of this program. The packages have licences of their own, which are printed when they are read; what is made of
+them is for the user to learn from, and to pass on only as they allow.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _again(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str] | str]:
 
 
 def _split(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return (train, test). Test are pairs of some words, drawn once and for all, at most a tenth; train are those that share no text with them."""
+    """Return (train, test): drawn once and for all, at most a tenth, of some words each; and those that share no text with them."""
     keys = np.random.Philox(np.random.SeedSequence([22, len(pairs)])).random_raw(len(pairs))
     test: list[tuple[str, str]] = []
     sources: set[str] = set()
@@ -148,7 +148,13 @@ def _record(
     ]
     counts = {"train": len(train), "test": len(test), "unique": sum(extraction.found.values())}
     left_out = dict(extraction.left_out.most_common())
-    return {"pairs_sha256": digest.hexdigest(), "pairs": counts, "not_in_the_archive": list(missing), "left_out": left_out, "packages": packages}
+    return {
+        "pairs_sha256": digest.hexdigest(),
+        "pairs": counts,
+        "not_in_the_archive": list(missing),
+        "left_out": left_out,
+        "packages": packages,
+    }
 
 
 def _tell(record: dict[str, object]) -> None:
