@@ -123,7 +123,8 @@ class StoredDataset:
 class DatasetStatus:
     """A row of ``trainer data list``: a dataset, and one store of it where there is one (`data_dir` where made from the user's files).
 
-    `left_out` names the originals that are not in the store. `problem` says why the source cannot be used, or what is wrong with the
+    `left_out` names the originals that are not in the store; `languages` and `pieces`, the size of the
+    vocabulary, are those of text. `problem` says why the source cannot be used, or what is wrong with the
     store at first sight.
     """
 
@@ -135,6 +136,8 @@ class DatasetStatus:
     test: int | None = None
     classes: int | None = None
     input_shape: tuple[int, int, int] | None = None
+    languages: tuple[str, ...] | None = None
+    pieces: int | None = None
     synthetic: bool | None = None
     bytes: int | None = None
     path: str | None = None
@@ -326,6 +329,8 @@ def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
         test=manifest.sizes["test"],
         classes=manifest.classes if isinstance(manifest, Manifest) else None,
         input_shape=manifest.input_shape if isinstance(manifest, Manifest) else None,
+        languages=manifest.languages if isinstance(manifest, ColumnManifest) else None,
+        pieces=max(manifest.vocabulary_sizes.values(), default=None) if isinstance(manifest, ColumnManifest) else None,
         synthetic=manifest.synthetic,
         bytes=manifest.total_bytes,
         path=str(folder),
