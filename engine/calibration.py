@@ -165,15 +165,17 @@ def _figures(tries: Sequence[Sequence[CalibrationResult]]) -> dict[int, Figures]
 
 
 def calibrate(
-    job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: float, node_of_worker: Mapping[int, int], batch_size: int
+    job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: float, node_of_worker: Mapping[int, int], batch_size: int | None = None
 ) -> dict[str, Any]:
     """Conduct a calibration; return what ``calibration.json`` holds (docs/run-directory.md explains each field).
 
-    `node_of_worker` says on which node each of the job's workers is, `batch_size` how many examples a worker's batch has.
+    `node_of_worker` says on which node each of the job's workers is, `batch_size` how many examples a worker's batch
+    has, where that is not the job's.
 
     Raises RunFailedError where a task dies or does not answer, InterruptedRunError where the user wants an end.
     """
     began = time.monotonic()
+    batch_size = batch_size or job.per_worker_batch
     conductor = CalibrationRun(
         leaders, component_seconds(train_seconds, limited=job.cores_per_node is not None), job.stall_timeout, job.workers
     )
