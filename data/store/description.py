@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 
+from ...core.untrusted.bounded_json import parse_json
 from ..base import ImageFeatures
 from .manifest import SPLITS
 from .stored_dataset import StoredDataset
@@ -35,5 +35,5 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
                     "longest": int(lengths.max()),
                 }
         if _VOCABULARY in dataset.attachments:
-            facts["vocabulary"] = json.loads(dataset.attachment(_VOCABULARY))
+            facts["vocabulary"] = parse_json(dataset.attachment(_VOCABULARY))
     return {**facts, "left_out": list(dataset.left_out), "path": str(dataset.path), "digest": dataset.digest}

@@ -142,9 +142,9 @@ class TrainingJob:
             precision_used=precision_used,
             synthetic=self.data.info.synthetic,
             machines=machines,
+            padding_share=padding_share(self.sampler),
         )
-        own = {"profile": PROFILE if (run / PROFILE).is_dir() else None, "padding_share": padding_share(self.sampler)}
-        return {**summary, **own, **self._mean_batches}
+        return {**summary, "profile": PROFILE if (run / PROFILE).is_dir() else None, **self._mean_batches}
 
     @property
     def sampler(self) -> Sampler:
