@@ -184,7 +184,9 @@ def summarise(
     `updates_scheduled` were handed out, `updates_applied` counted where updates are applied (None where the run ended before they
     could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null. `nodes_sharing_cores` is the
     size of the largest group of nodes that compute on the same cores. `precision_used` is the number format that the tasks say they
-    computed in. `padding_share` is the padding among the positions that are computed, of text. `synthetic` says whether images and labels are random (`DataInfo.synthetic`). `machines` tells apart the machines of the
+    computed in.
+    `padding_share` is the padding among the positions that are computed, of text. `synthetic`
+    says whether images and labels are random (`DataInfo.synthetic`). `machines` tells apart the machines of the
     nodes, in node order.
     """
     reader = run if isinstance(run, RunReader) else RunReader(run)
