@@ -70,6 +70,9 @@ class Job(BaseModel):
     )
     data: str = Field("digits", description="A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
     data_dir: Path | None = Field(None, description="Folder with the dataset's original files, where you have them.")
+    vocabulary: Annotated[int, Field(ge=2, le=65_535)] | None = Field(
+        None, description="Text: number of pieces of the vocabulary; it becomes part of the dataset's name."
+    )
 
     nodes: UpToMostNodes = Field(1, description="Number of nodes (virtual ones on this machine with the local launcher).")
     procs_per_node: UpToMostNodes = Field(1, description="Workers on each node.")
@@ -78,6 +81,9 @@ class Job(BaseModel):
     batch_size: Positive | None = Field(None, description=f"Examples per worker and step (default {DEFAULT_BATCH_SIZE}).")
     global_batch_size: Positive | None = Field(
         None, description="Examples of all workers per step, instead of --batch-size; need not divide evenly."
+    )
+    batch_tokens: Positive | None = Field(
+        None, description="Text: at most so many target tokens per worker and step, of sentences of like length, instead of --batch-size."
     )
     epochs: Positive | None = Field(None, description=f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
     steps: Positive | None = Field(None, description="Stop after this many updates, instead of --epochs.")
@@ -248,6 +254,10 @@ class Job(BaseModel):
     def _consistent(self) -> Self:
         if self.batch_size is not None and self.global_batch_size is not None:
             raise ValueError("batch_size and global_batch_size: give one of the two")
+        if self.batch_tokens is not None and (self.batch_size is not None or self.global_batch_size is not None):
+            raise ValueError("batch_tokens: instead of batch_size and global_batch_size, which count examples; give one of them")
+        if self.batch_tokens is not None and self.scale_lr != "none":
+            raise ValueError("scale_lr: needs batches of a number of examples (batch_size), and batch_tokens counts tokens")
         if self.epochs is not None and self.steps is not None:
             raise ValueError("epochs and steps: give one of the two")
         if self.nesterov and not self.momentum:
@@ -273,7 +283,12 @@ class Job(BaseModel):
 
     @property
     def global_batch(self) -> int:
-        """Examples of all workers per step: `global_batch_size`, or batch size times workers."""
+        """Examples of all workers per step: `global_batch_size`, or batch size times workers.
+
+        With `batch_tokens` it is how many they can be at most.
+        """
+        if self.batch_tokens is not None:
+            return self.batch_tokens * self.workers
         if self.global_batch_size is not None:
             return self.global_batch_size
         return (self.batch_size or DEFAULT_BATCH_SIZE) * self.workers

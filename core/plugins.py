@@ -117,6 +117,7 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("svhn", "crosstrain.data.sources.svhn:DATASET"),
         Plugin("image-folder", "crosstrain.data.sources.image_folder:DATASET"),
         Plugin("numbers", "crosstrain.data.sources.translation.numbers_in_words:DATASET"),
+        Plugin("debian-text", "crosstrain.data.sources.debian.source:DATASET"),
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),
     ),
     "forward": tuple(Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in _MODELS for on in _BACKENDS),

@@ -21,6 +21,7 @@ __all__ = [
     "Dataset",
     "DatasetSource",
     "HasFolder",
+    "HasVocabulary",
     "ImageFeatures",
     "LoadsInParts",
     "PreparedArrays",
@@ -243,6 +244,15 @@ class TakesArguments(Protocol):
         Its `name` is the same however the same arguments are written: NAME alone where all have their default values. Raises UsageError
         for arguments that are not allowed.
         """
+        ...
+
+
+@runtime_checkable
+class HasVocabulary(Protocol):
+    """A source of text whose vocabulary can be of another size."""
+
+    def with_vocabulary(self, size: int) -> DatasetSource:
+        """Return the same with a vocabulary of so many pieces. Raises UsageError for a size that is not possible."""
         ...
 
 

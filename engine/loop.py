@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..backends.base import EvalResult, Plan, StepResult
 from ..core.errors import RunFailedError, StalledRunError
@@ -61,7 +64,7 @@ class _Command:
 
 
 class TrainingLoop:
-    """Trains one job to its end. `clock` returns seconds on the run clock."""
+    """Trains one job to its end. `clock` returns seconds on the run clock; `lengths` are those of training examples of text."""
 
     def __init__(
         self,
@@ -75,9 +78,10 @@ class TrainingLoop:
         clock: Callable[[], float],
         saver: CheckpointSink,
         start: ResumePoint | None = None,
+        lengths: Mapping[str, NDArray[np.int64]] | None = None,
     ) -> None:
         start = start or ResumePoint()
-        sampler = run_sampler(job, data.sizes["train"])
+        sampler = run_sampler(job, data.sizes["train"], lengths)
         self.job = job
         self.data = data
         self.objective = objective
@@ -209,7 +213,7 @@ class TrainingLoop:
         count = min(wanted, place.left, self.triggers.next_stop(step) - step)
         positions = self.calendar.epochs_at(step, count)
         rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions)
-        plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip)
+        plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip, place.arranged)
         self._plans.add(plan)
         self._next_step += count
         self.outcome.updates_scheduled += count

@@ -60,7 +60,7 @@ RUNS_POINTS = "and `trainer sweep` runs its points."
 
 _PLUGIN_FIELDS: Mapping[str, Kind] = {"backend": "backend", "model": "model", "data": "dataset"}
 
-_ALTERNATIVES = (("batch_size", "global_batch_size"), ("epochs", "steps"))
+_ALTERNATIVES = (("batch_size", "global_batch_size", "batch_tokens"), ("epochs", "steps"))
 """Fields of which a job takes one: given on a higher layer, one replaces the other of a lower layer."""
 
 
@@ -261,9 +261,9 @@ def _merge(*layers: dict[str, GivenValue]) -> dict[str, GivenValue]:
     """Put each layer over the one before."""
     merged: dict[str, GivenValue] = {}
     for layer in layers:
-        for pair in _ALTERNATIVES:
-            if any(field in layer for field in pair):
-                for field in pair:
+        for fields in _ALTERNATIVES:
+            if any(field in layer for field in fields):
+                for field in fields:
                     merged.pop(field, None)
         merged.update(layer)
     return merged

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from ...core.errors import TrainerError, UsageError
 from ...core.untrusted.bounded_json import first_problem
+from ...core.untrusted.console import note
 from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, PreparedColumns, Split
 from ..statistics import PixelCounts
 from .column_writer import ColumnWriter
@@ -77,6 +78,8 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
             shutil.rmtree(work)
     except BaseException as error:
         shutil.rmtree(draft)
+        if isinstance(error, KeyboardInterrupt) and work.exists():
+            note(f"data: what has been done of {name} is kept, and the next try goes on there")
         if isinstance(error, BrokenSourceError):
             raise UsageError(f"data: the source of {name!r} is broken: {error}.") from error
         raise

@@ -42,6 +42,9 @@ from .resolve import resolve
 
 __all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify", "verify_store"]
 
+_PART = 1 << 23
+"""Numbers of a map that are looked at at a time."""
+
 _CHUNK = 512  # images normalised at once: the work area (numpy indexes with 8 bytes a pixel) stays in the processor's cache
 
 
@@ -120,7 +123,8 @@ class StoredDataset:
 class DatasetStatus:
     """A row of ``trainer data list``: a dataset, and one store of it where there is one (`data_dir` where made from the user's files).
 
-    `left_out` names the originals that are not in the store. `problem` says why the source cannot be used, or what is wrong with the
+    `left_out` names the originals that are not in the store; `languages` and `pieces`, the size of the
+    vocabulary, are those of text. `problem` says why the source cannot be used, or what is wrong with the
     store at first sight.
     """
 
@@ -132,6 +136,8 @@ class DatasetStatus:
     test: int | None = None
     classes: int | None = None
     input_shape: tuple[int, int, int] | None = None
+    languages: tuple[str, ...] | None = None
+    pieces: int | None = None
     synthetic: bool | None = None
     bytes: int | None = None
     path: str | None = None
@@ -240,8 +246,20 @@ def _out_of_range(info: DataInfo, name: str, column: Column) -> str | None:
     known = features.vocabulary_sizes.get(name) if isinstance(features, TextFeatures) else features.classes if name == LABEL else None
     if known is None or not column.values.size:
         return None
-    least, most = int(column.values.min()), int(column.values.max())
+    least, most = _extremes(column.values)
     return None if least >= 0 and most < known else f"{name} lies in {least}…{most}, not in 0…{known - 1}"
+
+
+def _extremes(values: NDArray[np.generic]) -> tuple[int, int]:
+    """Return the least and the greatest of whole numbers; of a map part by part, each mapped for itself, so that none stays in memory."""
+    if not isinstance(values, np.memmap) or values.ndim != 1 or values.filename is None:
+        return int(values.min()), int(values.max())
+    found: list[int] = []
+    for start in range(0, len(values), _PART):
+        shape = (min(_PART, len(values) - start),)
+        part = np.memmap(values.filename, values.dtype, "r", values.offset + start * values.itemsize, shape)
+        found += [int(part.min()), int(part.max())]
+    return min(found), max(found)
 
 
 def _image_columns(arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
@@ -311,6 +329,8 @@ def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
         test=manifest.sizes["test"],
         classes=manifest.classes if isinstance(manifest, Manifest) else None,
         input_shape=manifest.input_shape if isinstance(manifest, Manifest) else None,
+        languages=manifest.languages if isinstance(manifest, ColumnManifest) else None,
+        pieces=max(manifest.vocabulary_sizes.values(), default=None) if isinstance(manifest, ColumnManifest) else None,
         synthetic=manifest.synthetic,
         bytes=manifest.total_bytes,
         path=str(folder),

@@ -64,7 +64,7 @@ class _Signatures(JsonObject):
 class _Decided(JsonObject):
     """What the driver adds to the fields of the job."""
 
-    global_batch_size_resolved: Count = _LACKING
+    global_batch_size_resolved: Count | None = _LACKING
     total_steps: Count = _LACKING
     dataset: _Dataset = _LACKING
     sources: dict[Name, Text] = _LACKING

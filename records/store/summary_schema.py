@@ -139,6 +139,7 @@ class Summary(JsonObject):
     parameter_servers: Worker | None = None
     batch_size: Annotated[int, Field(ge=1, le=2**53)]
     global_batch_size: Annotated[int, Field(ge=1, le=2**53)]
+    padding_share: Annotated[float, Field(ge=0, le=1)] | None = None
     optimizer: Name | None = None
     learning_rate: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)]

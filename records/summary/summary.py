@@ -177,13 +177,16 @@ def summarise(
     precision_used: str | None = None,
     synthetic: bool | None = None,
     machines: Sequence[str] | None = None,
+    padding_share: float | None = None,
 ) -> dict[str, Any]:
     """Return what goes into ``summary.json`` (docs/run-directory.md explains each field).
 
     `updates_scheduled` were handed out, `updates_applied` counted where updates are applied (None where the run ended before they
     could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null. `nodes_sharing_cores` is the
     size of the largest group of nodes that compute on the same cores. `precision_used` is the number format that the tasks say they
-    computed in. `synthetic` says whether images and labels are random (`DataInfo.synthetic`). `machines` tells apart the machines of the
+    computed in.
+    `padding_share` is the padding among the positions that are computed, of text. `synthetic`
+    says whether images and labels are random (`DataInfo.synthetic`). `machines` tells apart the machines of the
     nodes, in node order.
     """
     reader = run if isinstance(run, RunReader) else RunReader(run)
@@ -201,6 +204,7 @@ def summarise(
     return {
         "state": state,
         **job_fields(job, reader.name),
+        "padding_share": padding_share,
         "synthetic": synthetic,
         "precision_used": precision_used,
         "resumed": len(resumed_seconds(described)),

@@ -133,6 +133,7 @@ _LEARNING = (
         show=read.shown_seeds,
     ),
     Factor("optimizer", "optimizer", read.job_field("optimizer"), ALL, "another rule costs and learns something else"),
+    _learning("batch_tokens", "tokens of a batch"),
     _learning("lr", "learning rate"),
     _learning("momentum", "momentum", read.by_sgd),
     _learning("nesterov", "Nesterov momentum", read.by_sgd),

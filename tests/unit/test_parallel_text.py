@@ -4,14 +4,17 @@ import gzip
 import itertools
 import json
 import os
+import sys
 import tracemalloc
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from crosstrain.core.errors import UsageError
+from crosstrain.cli.commands.data import data
+from crosstrain.core.errors import MissingPackageError, UsageError
 from crosstrain.data.sources.translation import encoding
 from crosstrain.data.sources.translation.alignment import aligned_count
 from crosstrain.data.sources.translation.line_files import LONGEST_LINE_BYTES, count_lines, read_lines
@@ -197,7 +200,7 @@ def test_a_vocabulary_that_the_text_cannot_fill_is_refused(tmp_path):
         open_dataset(corpus(tmp_path).replace("400", "30000"))
 
 
-class Interrupted(Exception):
+class InterruptedOnPurposeError(Exception):
     pass
 
 
@@ -208,12 +211,12 @@ def test_what_was_encoded_before_an_interruption_is_not_encoded_again(tmp_path, 
 
     def counted(self, pairs):
         if len(encoded) == 5:
-            raise Interrupted
+            raise InterruptedOnPurposeError
         encoded.append(pairs)
         return real(self, pairs)
 
     monkeypatch.setattr(encoding.PairEncoder, "_encode", counted)
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedOnPurposeError):
         prepare(name)
     (work,) = (tmp_path / "cache").glob(".*.work")
     assert len(list(work.glob("train-*.npz"))) == 5
@@ -243,10 +246,41 @@ def test_the_same_lines_make_the_same_pieces(vocabulary):
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\x0a\x05\x0a\x01a\x15\x00"])
 def test_bytes_that_are_no_vocabulary_are_refused(content):
-    with pytest.raises(ValueError, match="vocabulary|model"):
+    with pytest.raises(ValueError, match=r"vocabulary|model"):
         Vocabulary(content)
 
 
 def test_a_number_that_is_no_piece_is_refused(vocabulary):
     with pytest.raises(ValueError, match="piece 400 of a vocabulary of 400"):
         vocabulary.decode([5, 400])
+
+
+def test_the_command_speaks_of_pairs_languages_and_the_vocabulary(tmp_path, monkeypatch):
+    source = list(SENTENCES)
+    source[4] = ""
+    name = corpus(tmp_path, source)
+    run = CliRunner()
+    made = run.invoke(data, ["prepare", name], catch_exceptions=False)
+    assert "399 + 2 pairs (en-de, 400 pieces)" in made.output
+    assert "left out: train: 1 pair with an empty line (in line 5)" in made.output
+    listed = run.invoke(data, ["list"], catch_exceptions=False).output
+    assert "[en-de, 400 pieces]" in listed
+    assert "[left out: train: 1 pair with an empty line (in line 5)]" in listed
+    facts = json.loads(run.invoke(data, ["info", name, "--json"], catch_exceptions=False).output)
+    assert facts["languages"] == ["en", "de"]
+    assert facts["examples"] == {"train": 399, "test": 2}
+    assert facts["vocabulary"]["pieces"] == 400
+    assert facts["train_target"]["longest"] == int(open_dataset(name).column("train", "target").lengths.max())
+    assert "train target longest" in run.invoke(data, ["info", name], catch_exceptions=False).output
+    assert "files as they should be" in run.invoke(data, ["verify", "parallel-text"], catch_exceptions=False).output
+    work = tmp_path / "cache" / f".{open_dataset(name).path.name}.work"
+    work.mkdir()
+    assert "removed" in run.invoke(data, ["remove", "parallel-text"], catch_exceptions=False).output
+    assert not work.exists()
+
+
+def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatch):
+    name = corpus(tmp_path)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(MissingPackageError, match=r"needs the package 'sentencepiece'.*pip install 'crosstrain\[text\]'"):
+        open_dataset(name)

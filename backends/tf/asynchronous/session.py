@@ -270,7 +270,7 @@ class AsyncSession:
         return tf.function(function, input_signature=[iterator, *signature], autograph=False).get_concrete_function()
 
     def _schedule(self, plan: Plan, begin: int, count: int) -> None:
-        batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count, plan.skip)
+        batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count, plan.skip, plan.arranged)
         loss_scale = 1.0 if self._loss_scale is None else self._loss_scale.scale
         vector = pack(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin, loss_scale)
         remote = self._coordinator.schedule(self._train, args=(self._datasets, tf.constant(vector)))

@@ -111,7 +111,7 @@ class SyncSession:
             if self._tracer is not None:
                 self._tracer.begin()
             started = time.perf_counter()
-            batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch + begin, count, self._task.rank, plan.skip)
+            batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch + begin, count, self._task.rank, plan.skip, plan.arranged)
             losses = self._call(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin)
             seconds = time.perf_counter() - started
             self._left_to_trace = max(0, self._left_to_trace - count)

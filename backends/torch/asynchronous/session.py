@@ -133,7 +133,8 @@ class AsyncSession:
 
     def _examples(self, ticket: TrainTicket, updates: int) -> int:
         first, before = ticket.first_in_epoch, self._sampler.examples_before
-        return before(first + updates, ticket.skip, ticket.epoch) - before(first, ticket.skip, ticket.epoch)
+        place = ticket.skip, ticket.epoch, ticket.arranged
+        return before(first + updates, *place) - before(first, *place)
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Queue the plan's tickets and yield what finishes; see `Session.train`.

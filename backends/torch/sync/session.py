@@ -140,7 +140,7 @@ class SyncSession:
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Apply the plan; see `Session.train`. A peer that dies raises RuntimeError here."""
-        batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip)
+        batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip, plan.arranged)
         self._healthy = self._averaged = False
         first = 0
         while first < plan.count:

@@ -12,7 +12,7 @@ from .line_files import count_lines, read_lines
 __all__ = ["aligned_count", "first_suspicious_line"]
 
 _WINDOW, _MANY = 20, 6
-"""Lines that are looked at together, and how many of them have to be odd: of true translations one in thirty is, of random pairs every other."""
+"""Lines looked at together, and how many of them have to be odd: one true translation in thirty is, and every other random pair."""
 
 _ODD_RATIO = 1.8
 
@@ -26,8 +26,8 @@ def aligned_count(source: Path, target: Path) -> int:
     if counts[0] != counts[1]:
         line, why = first_suspicious_line(source, target)
         raise UsageError(
-            f"data: {str(source)!r} has {counts[0]:,} lines and {str(target)!r} has {counts[1]:,}, so that they are no translations of each "
-            f"other, line by line. The first suspicious line is {line:,}: {why}."
+            f"data: {str(source)!r} has {counts[0]:,} lines and {str(target)!r} has {counts[1]:,}, so that they are no translations of "
+            f"each other, line by line. The first suspicious line is {line:,}: {why}."
         )
     if not counts[0]:
         raise UsageError(f"data: {str(source)!r} and {str(target)!r} are empty.")

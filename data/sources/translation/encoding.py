@@ -23,7 +23,7 @@ from .tokenizer import Vocabulary
 __all__ = ["PairEncoder", "PairReader"]
 
 PairReader = Callable[[], Iterator[tuple[str, str] | str]]
-"""Reads a split from its beginning: each pair, or, in its place, why it is left out ("with an empty line"; "" for what needs no mention)."""
+"""Reads a split from its beginning: each pair, or why it is left out ("with an empty line"; "" for what needs no mention)."""
 
 PART_PAIRS = 20_000
 """Pairs that are encoded and kept together: a second or two of work, a few megabytes."""
@@ -38,8 +38,8 @@ Arrays = Mapping[str, NDArray[Any]]
 class PairEncoder:
     """Encodes splits by a vocabulary. Pairs of which a side has more than `longest` pieces, END included, are left out.
 
-    `work` is where parts are kept; None keeps none. `left_out` counts what is left out, and `test_lines` has the lines of the test split that are
-    not, source and target, once its blocks have been taken.
+    `work` is where parts are kept; None keeps none. `left_out` counts what is left out, and `test_lines` has the lines of the test split
+    that are not, source and target, once its blocks have been taken.
     """
 
     vocabulary: Vocabulary
@@ -88,7 +88,7 @@ class PairEncoder:
         if path is not None:
             draft = path.with_suffix(".draft")
             with draft.open("wb") as file:
-                np.savez(file, **made)
+                np.savez(file, allow_pickle=False, **made)
             os.replace(draft, path)
         return made
 

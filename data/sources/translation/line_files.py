@@ -1,4 +1,4 @@
-"""Reading lines of text files, gzip too, in bounded memory: a line ends at "\\n" and nowhere else.
+"""Reading lines of text files, gzip too, in bounded memory: a line ends at a line feed and nowhere else.
 
 `str.splitlines` would also split at U+2028, U+0085 and form feeds, which occur within sentences.
 """
@@ -22,15 +22,15 @@ LONGEST_LINE_BYTES = 1 << 15
 
 _BLOCK_BYTES = 1 << 20
 _MOST_EXPANSION = 200
-"""How many times as large as its file unpacked text may be: text shrinks to a third, what shrinks that much is made to fill memory or time."""
+"""How many times as large as its file unpacked text may be: what shrinks that much is no text, which shrinks to a third."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_lines(path: Path) -> Iterator[bytes | None]:
-    """Yield the lines of a file without their ends ("\\n" or "\\r\\n"), None for one that is longer than `LONGEST_LINE_BYTES`.
+    """Yield the lines of a file without their ends (LF or CR LF), None for one that is longer than `LONGEST_LINE_BYTES`.
 
-    What follows the last "\\n" is a line, unless it is empty. Raises UsageError for a file that cannot be read.
+    What follows the last line feed is a line, unless it is empty. Raises UsageError for a file that cannot be read.
     """
     rest: bytes = b""
     passing = False  # within a line that is too long

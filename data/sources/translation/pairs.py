@@ -1,4 +1,4 @@
-"""From readers of sentence pairs to what the store takes: a vocabulary made from a sample, the encoded columns, the test lines as they are."""
+"""From readers of sentence pairs to what the store takes: a vocabulary, the encoded columns, the test lines as they are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """parallel-text:PREFIX:en-de: sentences in PREFIX.en and their translations, line by line, in PREFIX.de; gzip'd ones end in .gz.
 
-The test split is PREFIX.test.en and PREFIX.test.de, or, with ``held-out=N``, N pairs of the text, drawn once and for all; then pairs of which
-either text is in the test split are no training pairs.
+The test split is PREFIX.test.en and PREFIX.test.de, or, with ``held-out=N``, N pairs of the text, drawn once and for all; then pairs of
+which either text is in the test split are no training pairs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _HELD_OUT_SEED = 2
 _BLEU_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}
 """Of target languages that put no spaces between words, or whose own tokenizer needs a dictionary; 13a is for all others."""
 
-_EMPTY, _TOO_LONG, _NOT_UTF8 = "with an empty line", f"with a line of more than {LONGEST_LINE_BYTES:,} bytes", "with a line that is not UTF-8"
+_EMPTY, _NOT_UTF8 = "with an empty line", "with a line that is not UTF-8"
+_TOO_LONG = f"with a line of more than {LONGEST_LINE_BYTES:,} bytes"
 _KNOWN = "of which a text is in the test split"
 
 
@@ -144,7 +145,7 @@ def _file_names(stem: str, languages: tuple[str, str]) -> str:
 
 
 def _pair(stem: str, languages: tuple[str, str]) -> tuple[Path, Path] | None:
-    """Return the files of both languages, None where there are none of either. Raises UsageError for one alone, and for one packed and not."""
+    """Return the files of both languages, None where there are none. Raises UsageError for one alone or there twice."""
     found = [[path for path in (Path(f"{stem}.{one}"), Path(f"{stem}.{one}.gz")) if path.exists()] for one in languages]
     if not any(found):
         return None

@@ -1,7 +1,7 @@
 """From text to pieces and back: byte-pair encoding by sentencepiece, one vocabulary for both languages.
 
-The text is not normalised: `Vocabulary.decode` gives back what `Vocabulary.encode` was given, every character of it. (Two exceptions: U+2581,
-by which sentencepiece marks a space, comes back as one; and characters that a vocabulary without byte pieces does not have, as ⁇.)
+The text is not normalised: `Vocabulary.decode` gives back what `Vocabulary.encode` was given, every character of it. (Two exceptions:
+U+2581, by which sentencepiece marks a space, comes back as one; and characters that a vocabulary without byte pieces does not have, as ⁇.)
 
 Training is done with one thread on lines in a given order, so that the same lines always make the same pieces. The model file has
 further fields, which differ with sentencepiece's release; what tells two vocabularies apart is `pieces_sha256`.
@@ -77,7 +77,8 @@ class Vocabulary:
 def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
     """Return the model of a vocabulary of exactly `size` pieces, made from these lines in this order.
 
-    With `bytes_too`, 256 of them are bytes, by which any character can be written that has no piece of its own; without, every character of the
+    With `bytes_too`, 256 of them are bytes, by which any character can be written that has no piece of its own; without, every character
+    of the
     lines has one. Raises UsageError where the lines cannot fill a vocabulary of this size, or have more characters than it has pieces.
     """
     package = text_package("sentencepiece")
