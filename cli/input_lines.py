@@ -53,7 +53,7 @@ class _Lines:
 def arriving_lines(descriptor: int, stopped: Callable[[], bool]) -> Iterator[list[bytes | None]]:
     """Yield the lines that have arrived, at least one each time, until the input ends; None stands for a line that is too long.
 
-    Raises InterruptedRunError where `stopped` says so while nothing arrives.
+    Raises InterruptedRunError where `stopped` says so.
     """
     lines, open_ = _Lines(), True
     while open_ or lines.whole:
@@ -69,9 +69,10 @@ def arriving_lines(descriptor: int, stopped: Callable[[], bool]) -> Iterator[lis
 
 def _readable(descriptor: int, stopped: Callable[[], bool], *, wait: bool) -> bool:
     """Return whether something, or the end, can be read; with `wait` only when it can."""
-    while not select.select([descriptor], [], [], TICK_SECONDS if wait else 0.0)[0]:
-        if not wait:
-            return False
+    while True:
         if stopped():
             raise InterruptedRunError("interrupted by the user")
-    return True
+        if select.select([descriptor], [], [], TICK_SECONDS if wait else 0.0)[0]:
+            return True
+        if not wait:
+            return False
