@@ -16,7 +16,8 @@ LONGEST_WAVE = 10_000.0
 def frequencies(width: int) -> NDArray[np.float64]:
     """Return the frequencies, float64 [width / 2]: from 1 down to 1/10000, evenly on a logarithmic scale."""
     half = width // 2
-    return np.exp(np.arange(half) * (-math.log(LONGEST_WAVE) / max(1, half - 1)))
+    found: NDArray[np.float64] = np.exp(np.arange(half) * (-math.log(LONGEST_WAVE) / max(1, half - 1)))
+    return found
 
 
 def position_codes(count: int, width: int) -> NDArray[np.float32]:
