@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 __all__ = ["keep_mask", "keep_mask_of_positions", "keep_mask_of_shape", "philox_4x32"]
 
+Numbers = NDArray[np.uint64] | np.uint64
+
 MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 ROUNDS = 10
@@ -51,7 +53,7 @@ def keep_mask_of_positions(
     """
     blocks = -(-width // FEATURES_OF_BLOCK)
     kept = np.empty((len(indices_b), positions, width), np.bool_)
-    key = np.random.SeedSequence([seed, step]).generate_state(2, np.uint32)
+    key = np.random.SeedSequence([seed, step]).generate_state(2, np.uint32).tolist()
     threshold = np.uint16(round(rate * 2**16))
     features_f, positions_t1 = np.arange(blocks, dtype=np.uint64), np.arange(positions, dtype=np.uint64)[:, None]
     rows = max(1, BLOCKS_AT_ONCE // max(1, positions * blocks))
@@ -65,11 +67,11 @@ def keep_mask_of_positions(
     return kept
 
 
-def philox_4x32(counter: Sequence[NDArray[np.uint64] | np.uint64], key: NDArray[np.uint32]) -> Sequence[NDArray[np.uint64]]:
+def philox_4x32(counter: Sequence[Numbers], key: Sequence[int]) -> Sequence[Numbers]:
     """Return four numbers below 2³² for each counter of four such numbers; arrays of them are broadcast to one shape."""
     first, second, third, fourth = counter
     for number in range(ROUNDS):
-        left, right = (np.uint64((int(word) + number * increment) % 2**32) for word, increment in zip(key, KEY_STEPS, strict=True))
+        left, right = (np.uint64((word + number * increment) % 2**32) for word, increment in zip(key, KEY_STEPS, strict=True))
         one, other = first * MULTIPLIERS[0], third * MULTIPLIERS[1]
         first, second, third, fourth = (other >> HALF) ^ second ^ left, other & LOW_WORD, (one >> HALF) ^ fourth ^ right, one & LOW_WORD
     return first, second, third, fourth

@@ -55,7 +55,9 @@ class ForwardContexts:
         """Draw by TensorFlow's Philox, with (seed, rank, layer) and the step as its key."""
         mixed = np.random.SeedSequence([self._seed, self._rank, layer]).generate_state(1, np.uint64).view(np.int64)
         key = tf.stack([tf.constant(mixed[0]), step])
-        return tf.random.stateless_uniform(tf.shape(x), key, alg="philox") >= rate
+        if x.shape.rank == 2:
+            return tf.random.stateless_uniform(tf.shape(x), key, alg="philox") >= rate
+        return _half_words(key, tf.shape(x), rate)
 
     def _shared_mask(self, step: tf.Tensor, indices: tf.Tensor, x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
         """Take the masks that are the same for every backend and number of workers."""
@@ -64,3 +66,11 @@ class ForwardContexts:
             return keep_mask_of_shape(self._seed, int(step), layer, indices, shape.tolist(), rate)
 
         return tf.ensure_shape(tf.numpy_function(mask, [step, indices, tf.shape(x)], tf.bool), x.shape)
+
+
+def _half_words(key: tf.Tensor, shape: tf.Tensor, rate: float) -> tf.Tensor:
+    """Return what is kept, boolean: an element for each half word of Philox, to 1 in 2¹⁷ of `rate`; half the time of a number each."""
+    size = tf.reduce_prod(shape)
+    drawn = tf.random.stateless_uniform([(size + 3) // 4], key, minval=None, maxval=None, dtype=tf.uint64, alg="philox")
+    halves = tf.reshape(tf.bitcast(drawn, tf.uint16), [-1])[:size]
+    return tf.reshape(halves >= tf.constant(round(rate * 2**16), tf.uint16), shape)

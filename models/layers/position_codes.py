@@ -20,7 +20,8 @@ def exponent_step(width: int) -> float:
 
 def frequencies(width: int) -> NDArray[np.float64]:
     """Return the frequencies, float64 [width / 2]: from 1 down to 1/10000, evenly on a logarithmic scale."""
-    return np.exp(np.arange(width // 2) * exponent_step(width))
+    found: NDArray[np.float64] = np.exp(np.arange(width // 2) * exponent_step(width))
+    return found
 
 
 def position_codes(count: int, width: int) -> NDArray[np.float32]:

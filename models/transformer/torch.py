@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch.nn import functional
+from torch.autograd.function import once_differentiable
 
 from ...data.columns import LENGTHS
 from ..base import ForwardContext
@@ -50,10 +51,29 @@ def example_sums(logits_btv: torch.Tensor, targets: Tensors, context: Context) -
 
 
 def _summed(logits_btv: torch.Tensor, targets: Tensors, smoothing: float) -> torch.Tensor:
-    losses_bt = functional.cross_entropy(
-        logits_btv.flatten(0, 1), targets[TARGET].flatten(), reduction="none", label_smoothing=smoothing
-    ).view(logits_btv.shape[:2])
-    return (losses_bt * _inside(targets)).sum(1)
+    losses_n = _SmoothedCrossEntropy.apply(logits_btv.flatten(0, 1), targets[TARGET].flatten(), smoothing)
+    return (losses_n.view(logits_btv.shape[:2]) * _inside(targets)).sum(1)
+
+
+class _SmoothedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+    """−log softmax with smoothed labels, [n]: what cross_entropy computes, with fewer passes over the [n, pieces] of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_nv: torch.Tensor, targets_n: torch.Tensor, smoothing: float) -> torch.Tensor:
+        log_shares_nv = torch.log_softmax(logits_nv, 1)
+        ctx.save_for_backward(log_shares_nv, targets_n)
+        ctx.smoothing = smoothing
+        own_n = log_shares_nv.gather(1, targets_n[:, None])[:, 0]
+        return -own_n if not smoothing else (smoothing - 1.0) * own_n - smoothing * log_shares_nv.mean(1)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, slopes_n: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (log_shares_nv, targets_n), smoothing = ctx.saved_tensors, ctx.smoothing
+        slopes_n1 = slopes_n[:, None]
+        slopes_nv = torch.exp(log_shares_nv).sub_(smoothing / log_shares_nv.shape[1]).mul_(slopes_n1)
+        slopes_nv.scatter_add_(1, targets_n[:, None], (smoothing - 1.0) * slopes_n1)
+        return slopes_nv, None, None
 
 
 def _inside(targets: Tensors) -> torch.Tensor:

@@ -76,7 +76,7 @@ def positions_mask(seed=1, step=2, layer=0, indices=(3, 4), positions=5, width=9
 )
 def test_the_generator_gives_the_published_numbers(word, expected):
     """Those of Random123's known answers for philox4x32 with ten rounds."""
-    found = philox_4x32([np.array([word], np.uint64)] * 4, np.array([word, word], np.uint32))
+    found = philox_4x32([np.array([word], np.uint64)] * 4, [word, word])
     assert tuple(int(number[0]) for number in found) == expected
 
 

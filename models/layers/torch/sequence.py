@@ -22,6 +22,9 @@ __all__ = ["SequenceLayers"]
 EPSILON = 1e-6
 """Added to the variance of layer normalisation."""
 
+OUT_OF_REACH = -1e9
+"""Added to the score of a key that is not attended to: its share is 0 in float32."""
+
 CODES_AT_ONCE = 256
 """Codes of positions are made for a multiple of this length, and kept."""
 
@@ -78,7 +81,8 @@ class SequenceLayers:
     def heads(self, x_btd: torch.Tensor, parts: int, count: int) -> tuple[torch.Tensor, ...]:
         """Return so many views x_bhte."""
         batch, time, width = x_btd.shape
-        return x_btd.view(batch, time, parts, count, width // (parts * count)).permute(2, 0, 3, 1, 4).unbind()
+        split = x_btd.view(batch, time, parts, count, width // (parts * count))
+        return tuple(split.permute(2, 0, 3, 1, 4).unbind())
 
     def attention(
         self,
@@ -94,16 +98,18 @@ class SequenceLayers:
         """Attend, and put the heads side by side: [batch, query, width].
 
         torch's fused kernel draws dropout from a generator that is not the step's, so that with dropout the softmax is computed by itself.
+        So it is in a low format on a CPU, where the fused kernel takes several times as long.
         """
         batch, count, time, width = query_bhqe.shape
-        if rate and self._context.training:
+        slow = query_bhqe.dtype != torch.float32 and query_bhqe.device.type == "cpu"
+        if slow or (rate and self._context.training):
             scores_bhqk = torch.matmul(query_bhqe * width**-0.5, key_bhke.transpose(2, 3)).float()
             if causal:
                 mask = torch.ones(time, time, dtype=torch.bool, device=query_bhqe.device).tril()
             if mask is not None:
-                scores_bhqk = scores_bhqk.masked_fill(~mask, float("-inf"))
-            shares_bhqk = self._context.dropout(torch.softmax(scores_bhqk, 3), rate, layer)
-            mixed_bhqe = torch.matmul(shares_bhqk, value_bhke)
+                scores_bhqk = scores_bhqk + torch.where(mask, 0.0, OUT_OF_REACH)
+            shares_bhqk = self.dropout(torch.softmax(scores_bhqk, 3), rate, layer)
+            mixed_bhqe = torch.matmul(shares_bhqk.to(value_bhke.dtype), value_bhke)
         else:
             mixed_bhqe = functional.scaled_dot_product_attention(query_bhqe, key_bhke, value_bhke, mask, is_causal=causal)
         return mixed_bhqe.transpose(1, 2).reshape(batch, time, count * width)
