@@ -18,11 +18,13 @@ from ..core.errors import UsageError
 from ..core.job import Job
 from ..data.augment import augmentation
 from ..data.base import Dataset, Split
-from ..data.batching import batch_rule
+from ..data.batching import Arranged, batch_rule
+from ..data.bucketing import example_lengths
 from ..data.sampler import Batches, Sampler
 from ..models.base import Array, ModelSpec
 from ..models.objectives import COUNTED, Objective
 from .capabilities import Capabilities
+from .translating import Translating
 
 __all__ = [
     "Availability",
@@ -36,6 +38,7 @@ __all__ = [
     "State",
     "StepComponent",
     "StepResult",
+    "batch_lengths",
     "calibration_batches",
     "make_sampler",
     "refuse_unweighted",
@@ -62,7 +65,8 @@ class Plan:
 
     `first_step` counts updates from the start of the run, `first_in_epoch` those of the epoch, both from 0.
     `learning_rates` has one value an update, float64 [count]. `skip` is how many examples of the epoch a run that is resumed here had
-    consumed before; `first_in_epoch` counts the updates after them.
+    consumed before; `first_in_epoch` counts the updates after them. `arranged` is how the epoch's order had come about by then; a backend
+    hands it to its sampler with `skip`.
     """
 
     first_step: int
@@ -71,6 +75,7 @@ class Plan:
     first_in_epoch: int
     learning_rates: NDArray[np.float64]
     skip: int = 0
+    arranged: Arranged = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +213,14 @@ class Session(Protocol):
         """Return the logits of examples start … stop − 1, float32 [stop − start, classes]. Called on a single sync worker only."""
         ...
 
+    def translating(self) -> Translating:
+        """Return what translates with the current parameters, of a model whose objective translates; the engine asks again for each use.
+
+        Called on every leading task alike, when nothing is outstanding and no copy of the state is under way. Each takes its share of a
+        dataset's sentences.
+        """
+        ...
+
     def load(self, state: State | None) -> None:
         """Replace the state; slots that are absent become zeros.
 
@@ -282,10 +295,25 @@ def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
     """
     weights = None if weight == COUNTED else data.weights("train", weight)
     changes = augmentation(job.augment, data.info)
+    lengths = batch_lengths(job, data)
     try:
-        return Sampler(data.info.sizes["train"], job.seed, batch_rule(job), job.workers, changes, weights)
+        return Sampler(data.info.sizes["train"], job.seed, batch_rule(job), job.workers, changes, weights, lengths)
     except ValueError as error:
         raise UsageError(f"data: the training examples of {data.info.name!r} cannot be weighted by {weight}: {error}") from error
+
+
+def batch_lengths(job: Job, data: Dataset) -> dict[str, NDArray[np.int64]] | None:
+    """Return the lengths of the training examples, by which a job's batches are filled, or those before it in the same epoch.
+
+    Raises UsageError where the job fills batches by tokens and the data has none.
+    """
+    lengths = example_lengths(data)
+    if job.batch_tokens is not None and (lengths is None or min(int(found.min()) for found in lengths.values()) < 1):
+        raise UsageError(
+            f"batch_tokens: got {job.batch_tokens}, but the examples of {data.info.name!r} are no sequences of tokens; "
+            "give --batch-size, or choose a dataset of text: trainer data list"
+        )
+    return lengths
 
 
 def refuse_unweighted(job: Job, data: Dataset, weight: str = COUNTED) -> None:
@@ -303,6 +331,8 @@ def calibration_batches(sampler: Sampler, rank: int | None = None) -> Batches:
     Of a sync rank its slices, of as many examples in every step; without `rank` those that async workers take.
     """
     steps = min(CALIBRATION_BATCHES, sampler.steps_per_epoch)
+    if sampler.rule.buckets is not None:
+        return sampler.whole(0, 0, steps) if rank is None else sampler.for_rank(0, 0, steps, rank)
     sizes = np.diff([sampler.examples_before(step) for step in range(steps + 1)])
     full = sizes == sizes[0] if rank is not None else sizes >= sizes[: sampler.workers].min()
     count = steps if full.all() else int(np.argmin(full))

@@ -21,11 +21,14 @@ Device = Literal["cpu", "gpu"]
 class ExportFormat:
     """A format. `summary` says what it is in a line; `usage` is Python code that loads it from the current folder, for its README.
 
-    The word IMAGES in the code becomes the shape of a batch of one image.
+    The word IMAGES in the code becomes the shape of a batch of one image. `text_summary` and `text_usage` say the same where a model that
+    translates is written in another way.
     """
 
     summary: str
     usage: str
+    text_summary: str = ""
+    text_usage: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from ..core.process import die_with_parent
 from ..models.base import Array, ModelSpec
 from .capabilities import ExportFormat
 from .loading import load_backend
+from .text_export import text_description, text_readme, write_run_vocabulary
 
 __all__ = ["PLAIN", "PLAIN_FORMATS", "Export", "Exporter", "main"]
 
@@ -37,6 +38,7 @@ class Export:
     """What is to be exported, and the empty folder to put it in. Arrays by canonical name, in canonical layouts.
 
     `model_name` is the one under which the forward function is found; `updates` counts those that made the parameters.
+    `mean` and `std` are those of images, else empty.
     """
 
     format: str
@@ -79,20 +81,21 @@ def export_plain(request: Export) -> None:
 
 def export_checkpoint(backend: str, export_format: str, checkpoint: Checkpoint, folder: Path) -> None:
     """Export a checkpoint into an empty folder, with a description for programs and one for people."""
-    meta = checkpoint.meta
-    if "columns" in meta.data:
+    meta, spec = checkpoint.meta, rebuilt_model(checkpoint.meta)
+    translates = spec.objective.translation is not None
+    if "columns" in meta.data and not translates:
         read = ", ".join(column["name"] for column in meta.data["columns"])
-        raise UsageError(f"--format: only models of images are exported, and {meta.job['model']!r} reads {read}.")
+        raise UsageError(f"--format: only models of images and of translations are exported, and {meta.job['model']!r} reads {read}.")
     request = Export(
         format=export_format,
         folder=folder,
         model_name=meta.job["model"],
-        model=rebuilt_model(meta),
+        model=spec,
         parameters=checkpoint.parameters,
         buffers=checkpoint.buffers,
         updates=meta.step,
-        mean=tuple(meta.data["mean"]),
-        std=tuple(meta.data["std"]),
+        mean=() if translates else tuple(meta.data["mean"]),
+        std=() if translates else tuple(meta.data["std"]),
     )
     if backend == PLAIN:
         chosen = PLAIN_FORMATS[export_format]
@@ -105,7 +108,10 @@ def export_checkpoint(backend: str, export_format: str, checkpoint: Checkpoint, 
         chosen = formats[export_format]
         cast(Exporter, exporter).export(request)
     (folder / DESCRIPTION).write_text(json.dumps(_description(meta, export_format), indent=1) + "\n", encoding="utf-8")
-    (folder / README).write_text(_readme(meta, export_format, chosen), encoding="utf-8")
+    readme = text_readme(meta, export_format, chosen) if translates else _readme(meta, export_format, chosen)
+    (folder / README).write_text(readme, encoding="utf-8")
+    if translates:
+        write_run_vocabulary(checkpoint.path, folder)
 
 
 def _description(meta: Meta, export_format: str) -> dict[str, object]:
@@ -113,6 +119,19 @@ def _description(meta: Meta, export_format: str) -> dict[str, object]:
         "schema": 1,
         "format": export_format,
         "model": meta.model["name"],
+        **(text_description(meta) if "columns" in meta.data else _image_description(meta)),
+        "parameters": meta.model["parameters"],
+        "buffers": meta.model["buffers"],
+        "trained_on": meta.data["name"],
+        "synthetic": meta.data.get("synthetic", False),
+        "trained_by": meta.backend,
+        "updates": meta.step,
+        "metrics": meta.metrics,
+    }
+
+
+def _image_description(meta: Meta) -> dict[str, object]:
+    return {
         "classes": meta.data["classes"],
         "class_names": meta.data.get("class_names", []),
         "input_shape": meta.data["input_shape"],
@@ -121,13 +140,6 @@ def _description(meta: Meta, export_format: str) -> dict[str, object]:
         "std": meta.data["std"],
         "normalisation": "(pixel / 255 - mean[channel]) / std[channel], float32",
         "output": "logits, float32 [batch, classes]",
-        "parameters": meta.model["parameters"],
-        "buffers": meta.model["buffers"],
-        "trained_on": meta.data["name"],
-        "synthetic": meta.data.get("synthetic", False),
-        "trained_by": meta.backend,
-        "updates": meta.step,
-        "metrics": meta.metrics,
     }
 
 

@@ -100,6 +100,8 @@ class _Column(JsonObject):
 class _ColumnData(_Data):
     columns: Annotated[list[_Column], Field(min_length=1, max_length=100)]
     vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=2**31)]]
+    languages: Annotated[list[Annotated[str, Field(max_length=40)]], Field(max_length=10)] = Field(default_factory=list)
+    bleu_tokenizer: Annotated[str, Field(max_length=40)] = "13a"
 
 
 class _Spent(JsonObject):
@@ -111,10 +113,14 @@ class _Spent(JsonObject):
     updates: Annotated[int, Field(ge=0, le=2**53)] = 0
 
 
+_Arranged = tuple[Annotated[int, Field(ge=0, le=2**53)], Annotated[int, Field(ge=0, le=2**31)], Annotated[int, Field(ge=0, le=2**31)]]
+
+
 class Meta(BaseModel):
     """Where a run stood when its state was taken, and what it trained.
 
-    `step` counts the updates applied; `epoch` and `examples` (consumed in that epoch) are the data cursor; `run_seconds` is the run clock.
+    `step` counts the updates applied; `epoch` and `examples` (consumed in that epoch) are the data cursor, with `arranged`, how the
+    epoch's order came about (`data.batching.Arranged`; written only where there is something to say); `run_seconds` is the run clock.
     `job` has the job's fields, `model` and `data` what `described_model` and `described_data` return. `scalars` are further numbers that
     training changes. `random` says in words how random numbers continue. `metrics` are those of the evaluation of just these
     parameters, if there was one. `spent` are the seconds that the run had spent by then, as its summary counts
@@ -127,6 +133,7 @@ class Meta(BaseModel):
     step: int = Field(ge=0, le=2**53)
     epoch: int = Field(ge=0, le=2**53)
     examples: int = Field(ge=0, le=2**53)
+    arranged: Annotated[tuple[_Arranged, ...], Field(max_length=1000)] = ()
     run_seconds: float = Field(ge=0, le=1e12)
     seed: int = Field(ge=0, lt=2**63)
     job: dict[str, Any]
@@ -140,6 +147,14 @@ class Meta(BaseModel):
     backend: str
     mode: str
     workers: int
+
+    @field_validator("arranged")
+    @classmethod
+    def _in_order(cls, value: tuple[_Arranged, ...], info: ValidationInfo) -> tuple[_Arranged, ...]:
+        begins = [0, *(begin for begin, _, _ in value), info.data.get("examples", 0)]
+        if begins != sorted(begins) or any((tokens == 0) != (batches == 0) for _, tokens, batches in value):
+            raise ValueError("has to be a list of examples, tokens and batches, in the order of the epoch")
+        return value
 
 
 def _kind_of_data(data: Any) -> str:
@@ -181,7 +196,8 @@ def _described_features(info: DataInfo) -> dict[str, Any]:
     features = info.features
     if isinstance(features, TextFeatures):
         columns = [{"name": column.name, "dtype": column.dtype, "shape": list(column.shape)} for column in info.columns]
-        return {"columns": columns, "vocabulary_sizes": dict(features.vocabulary_sizes)}
+        sizes, languages = dict(features.vocabulary_sizes), list(features.languages)
+        return {"columns": columns, "vocabulary_sizes": sizes, "languages": languages, "bleu_tokenizer": features.bleu_tokenizer}
     return {
         "input_shape": list(features.shape),
         "classes": features.classes,
@@ -195,7 +211,7 @@ def data_info(data: Mapping[str, Any]) -> DataInfo:
     """Return the shape of the data that a checkpoint describes, so that its model can be built where the data is not."""
     if "columns" in data:
         columns = tuple(ColumnSpec(column["name"], column["dtype"], tuple(column["shape"])) for column in data["columns"])
-        features = TextFeatures(data["vocabulary_sizes"])
+        features = TextFeatures(data["vocabulary_sizes"], tuple(data.get("languages", ())), data.get("bleu_tokenizer", "13a"))
         return DataInfo(data["name"], data.get("sizes", {}), columns, features, data.get("synthetic", False))
     channels, height, width = data["input_shape"]
     return DataInfo.of_images(
@@ -212,7 +228,7 @@ def data_info(data: Mapping[str, Any]) -> DataInfo:
 
 def write_meta(folder: Path, meta: Meta) -> None:
     """Write ``checkpoint.json``."""
-    text = meta.model_dump_json(by_alias=True, indent=1)
+    text = meta.model_dump_json(by_alias=True, indent=1, exclude=None if meta.arranged else {"arranged"})
     (folder / META).write_text(text + "\n", encoding="utf-8")
 
 

@@ -17,12 +17,14 @@ from click.core import ParameterSource
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.settings.job_fields import choices, flag_name, is_boolean, schema
+from ..models.decoding.settings import LARGEST_BEAM
 from .group import SOURCES
 
 __all__ = [
     "GivenPath",
     "NumberRange",
     "check_typed_model",
+    "decoding_options",
     "given_options",
     "job_options",
     "job_options_without",
@@ -83,6 +85,16 @@ def trust_option(takes: str) -> Callable[[Function], Function]:
     )
 
 
+def decoding_options(function: Function) -> Function:
+    """Add ``--beam`` and ``--length-penalty`` to a command that translates with a trained model."""
+    for name, kind, what in (
+        ("--length-penalty", NumberRange(0, 10), "Log-probabilities are divided by ((5 + length) / 6) to this power [default: the run's]."),
+        ("--beam", click.IntRange(1, LARGEST_BEAM), "Hypotheses that a translation follows at once; 1 is greedy [default: the run's]."),
+    ):
+        function = click.option(name, type=kind, default=None, help=what)(function)
+    return function
+
+
 def model_option(function: Function) -> Function:
     """Add ``--model`` to a command that takes a checkpoint: the model's name, typed, which is then not taken from the files."""
     return click.option(
@@ -94,7 +106,9 @@ def model_option(function: Function) -> Function:
 
 def check_typed_model(typed: str | None, recorded: str) -> None:
     """Raise UsageError where ``--model`` names another model than the checkpoint is of."""
-    if typed not in (None, recorded):
+    from ..models.build import canonical_model
+
+    if typed is not None and typed != recorded and canonical_model(typed) != recorded:
         raise UsageError(f"--model: got {typed!r}, but the checkpoint is of {recorded!r}; type that, or leave --model out.")
 
 

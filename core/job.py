@@ -62,10 +62,17 @@ class Job(BaseModel):
         "auto", description="always keeps the framework's distributed wrapper on a single worker, so that its cost can be seen."
     )
     model: str = Field(
-        "logreg", description="A name from `trainer models`, or the dotted path of a Python module that has one: my_package.my_model."
+        "logreg",
+        description=(
+            "A name from `trainer models`, or the dotted path of a Python module that has one: my_package.my_model. Arguments may follow: "
+            "NAME[:SIZE][?key=value&key=value]."
+        ),
     )
     data: str = Field("digits", description="A name from `trainer data list`; some take arguments, such as synthetic-images:64.")
     data_dir: Path | None = Field(None, description="Folder with the dataset's original files, where you have them.")
+    vocabulary: Annotated[int, Field(ge=2, le=65_535)] | None = Field(
+        None, description="Text: number of pieces of the vocabulary; it becomes part of the dataset's name."
+    )
 
     nodes: UpToMostNodes = Field(1, description="Number of nodes (virtual ones on this machine with the local launcher).")
     procs_per_node: UpToMostNodes = Field(1, description="Workers on each node.")
@@ -74,6 +81,9 @@ class Job(BaseModel):
     batch_size: Positive | None = Field(None, description=f"Examples per worker and step (default {DEFAULT_BATCH_SIZE}).")
     global_batch_size: Positive | None = Field(
         None, description="Examples of all workers per step, instead of --batch-size; need not divide evenly."
+    )
+    batch_tokens: Positive | None = Field(
+        None, description="Text: at most so many target tokens per worker and step, of sentences of like length, instead of --batch-size."
     )
     epochs: Positive | None = Field(None, description=f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
     steps: Positive | None = Field(None, description="Stop after this many updates, instead of --epochs.")
@@ -115,6 +125,13 @@ class Job(BaseModel):
     deterministic: bool = Field(False, description="Ask the framework for bitwise repeatable kernels (sync only).")
 
     eval_every: str = Field("1epoch", description="How often to evaluate on the test split: 1epoch, 500steps, 30s, or end.")
+    eval_sentences: Positive = Field(500, description="Of a model that translates: sentences an evaluation translates, greedily, at most.")
+    beam: Annotated[int, Field(ge=1, le=64)] = Field(
+        4, description="Of a model that translates: beam of the translations at the end of the run; 1 is greedy."
+    )
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.6, description="Of a model that translates: log-probabilities are divided by ((5 + length) / 6) to this power."
+    )
     checkpoint_every: str | None = Field(None, description="How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end).")
     keep: Positive = Field(5, description="How many of the newest checkpoints to keep.")
     keep_best: MetricName | None = Field(
@@ -237,6 +254,10 @@ class Job(BaseModel):
     def _consistent(self) -> Self:
         if self.batch_size is not None and self.global_batch_size is not None:
             raise ValueError("batch_size and global_batch_size: give one of the two")
+        if self.batch_tokens is not None and (self.batch_size is not None or self.global_batch_size is not None):
+            raise ValueError("batch_tokens: instead of batch_size and global_batch_size, which count examples; give one of them")
+        if self.batch_tokens is not None and self.scale_lr != "none":
+            raise ValueError("scale_lr: needs batches of a number of examples (batch_size), and batch_tokens counts tokens")
         if self.epochs is not None and self.steps is not None:
             raise ValueError("epochs and steps: give one of the two")
         if self.nesterov and not self.momentum:
@@ -262,7 +283,12 @@ class Job(BaseModel):
 
     @property
     def global_batch(self) -> int:
-        """Examples of all workers per step: `global_batch_size`, or batch size times workers."""
+        """Examples of all workers per step: `global_batch_size`, or batch size times workers.
+
+        With `batch_tokens` it is how many they can be at most.
+        """
+        if self.batch_tokens is not None:
+            return self.batch_tokens * self.workers
         if self.global_batch_size is not None:
             return self.global_batch_size
         return (self.batch_size or DEFAULT_BATCH_SIZE) * self.workers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -28,6 +29,7 @@ __all__ = [
     "forward_plugin",
     "load",
     "missing_packages",
+    "model_base",
     "module_exists",
 ]
 
@@ -99,7 +101,7 @@ DOWNLOADER = Plugin(
 )
 """What downloads original files of datasets: a module that is run in a process of its own."""
 
-_MODELS = ("logreg", "cnn", "alexnet", "resnet18")
+_MODELS = ("logreg", "cnn", "alexnet", "resnet18", "transformer")
 """Each is a folder with a forward function for each of our backends."""
 
 BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
@@ -114,6 +116,9 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("cifar10", "crosstrain.data.sources.cifar10:DATASET"),
         Plugin("svhn", "crosstrain.data.sources.svhn:DATASET"),
         Plugin("image-folder", "crosstrain.data.sources.image_folder:DATASET"),
+        Plugin("numbers", "crosstrain.data.sources.translation.numbers_in_words:DATASET"),
+        Plugin("debian-text", "crosstrain.data.sources.debian.source:DATASET"),
+        Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),
     ),
     "forward": tuple(Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in _MODELS for on in _BACKENDS),
 }
@@ -148,15 +153,22 @@ def module_exists(name: str) -> bool:
         raise UsageError(f"model: got {name!r}, but {name.rpartition('.')[0]!r} cannot be imported: {problem}") from error
 
 
+def model_base(text: str) -> str:
+    """Return a model's name, or the path of its module, without the arguments behind it: NAME of ``NAME[:SIZE][?key=value&key=value]``."""
+    return re.split("[:?]", text, maxsplit=1)[0]
+
+
 def find(kind: Kind, name: str) -> Plugin:
     """Return the plugin called `name`; for a model also a dotted module path, whose ``build`` is the model.
 
-    What follows a colon in a dataset's name are arguments for its source, which reads them itself.
+    Arguments that follow the name are not looked at: those of a dataset its source reads, those of a model `models.arguments`.
 
     Raises UsageError, naming what exists and the nearest name, where there is none.
     """
     if kind == "dataset":
         name = name.partition(":")[0]
+    elif kind == "model":
+        name = model_base(name)
     known = _built_in(kind)
     if name not in known:
         known = available(kind)
@@ -194,11 +206,12 @@ def load(plugin: Plugin, kind: Kind) -> Any:
 
 
 def forward_plugin(model: str, backend: str) -> Plugin:
-    """Return the row of the (model, backend) table that names the module with the model's forward function.
+    """Return the row of the (model, backend) table that names the module with the model's forward function, whatever its arguments.
 
     A model given as a module path supplies ``<path>.<backend>``. Raises UsageError where the model has no forward on the backend, or
     where there is no such module.
     """
+    model = model_base(model)
     key = f"{model}/{backend}"
     known = _built_in("forward")
     if key not in known:
@@ -217,6 +230,7 @@ def forward_backends(model: str) -> list[str]:
 
     Raises UsageError where the model is named by a module path and there is no such module, or its package cannot be imported.
     """
+    model = model_base(model)
     known = available("forward")
     own = "." in model and model not in available("model")
     if own and not module_exists(model):

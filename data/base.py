@@ -21,7 +21,9 @@ __all__ = [
     "Dataset",
     "DatasetSource",
     "HasFolder",
+    "HasVocabulary",
     "ImageFeatures",
+    "LoadsInParts",
     "PreparedArrays",
     "PreparedBlocks",
     "PreparedColumns",
@@ -58,9 +60,14 @@ class ImageFeatures:
 
 @dataclass(frozen=True, slots=True)
 class TextFeatures:
-    """What a dataset of token sequences is like. `vocabulary_sizes` has a number for each column of tokens: they lie in 0 … number − 1."""
+    """What a dataset of token sequences is like. `vocabulary_sizes` has a number for each column of tokens: they lie in 0 … number − 1.
+
+    `languages` are those of a translation, source and target, and `bleu_tokenizer` is how sacrebleu cuts the target language into words.
+    """
 
     vocabulary_sizes: Mapping[str, int]
+    languages: tuple[str, ...] = ()
+    bleu_tokenizer: str = "13a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,8 @@ class PreparedColumns:
     """What a source of anything but images with a class hands to the store.
 
     `blocks` has a function a split, each called once, train first; it yields some examples at a time, a `Column` for each of `columns`
-    by name, and they are written as they come. The rest is as in `DataInfo` and `PreparedBlocks`.
+    by name, and they are written as they come. `attachments`, called after the last block, returns small files that belong to the data,
+    such as a vocabulary, by name. The rest is as in `DataInfo` and `PreparedBlocks`.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -197,6 +205,7 @@ class PreparedColumns:
     blocks: Mapping[Split, Callable[[], Iterator[Mapping[str, Column]]]]
     synthetic: bool = False
     left_out: Callable[[], Sequence[str]] = tuple
+    attachments: Callable[[], Mapping[str, bytes]] = dict
 
 
 class DatasetSource(Protocol):
@@ -239,6 +248,28 @@ class TakesArguments(Protocol):
 
 
 @runtime_checkable
+class HasVocabulary(Protocol):
+    """A source of text whose vocabulary can be of another size."""
+
+    def with_vocabulary(self, size: int) -> DatasetSource:
+        """Return the same with a vocabulary of so many pieces. Raises UsageError for a size that is not possible."""
+        ...
+
+
+@runtime_checkable
+class LoadsInParts(Protocol):
+    """A source that takes long, and keeps what it has done: what is interrupted goes on where it was."""
+
+    def load_in(self, work: Path, data_dir: Path | None) -> PreparedArrays | PreparedBlocks | PreparedColumns:
+        """Do what `load` does, with a folder for what has been done so far.
+
+        `work` is the same folder, with what was left in it, when the same store of the same originals is made again; it is removed when
+        the store is complete.
+        """
+        ...
+
+
+@runtime_checkable
 class HasFolder(Protocol):
     """A source whose arguments may name the folder of its original files, which then stands for ``data_dir``."""
 
@@ -266,6 +297,10 @@ class Dataset(Protocol):
         ``examples``: each counts 1. ``COLUMN_tokens``: as many as it has elements in a column whose length varies. Raises UsageError for
         any other name.
         """
+        ...
+
+    def attachment(self, name: str) -> bytes:
+        """Return a file that lies beside the arrays, such as ``vocabulary.model``. Raises UsageError where there is none."""
         ...
 
     def images(self, split: Split) -> NDArray[np.uint8]:

@@ -87,10 +87,11 @@ class Column:
         """Return the examples at `indices` as a column of their own, copied."""
         if self.offsets is None:
             return Column(self.values[indices])
-        lengths = self.lengths[indices]
+        begins = self.offsets[:-1][indices]
+        lengths = self.offsets[1:][indices] - begins  # of these alone: a corpus has millions
         offsets = np.zeros(len(indices) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][indices] - offsets[:-1], lengths)
+        places = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
         return Column(self.values[places], offsets)
 
     def padded(self, length: int | None = None) -> NDArray[np.generic]:

@@ -9,16 +9,23 @@ whatever batches it now has. Where the cuts are, a `BatchRule` says.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.job import Job
 from .augment import Augmentation, Changes
-from .batching import BatchRule, Bounds, Indices, batch_rule
+from .batching import Arranged, BatchRule, Bounds, Indices, batch_rule
+from .bucketing import Buckets, padded_positions
 
-__all__ = ["Batches", "Sampler", "permutation", "run_sampler", "stable_order"]
+__all__ = ["Batches", "Sampler", "padding_share", "permutation", "run_sampler", "stable_order"]
+
+
+PADDING_STEPS = 2000
+"""Updates over which padding is counted, at most: its share of those is that of all, to three digits."""
 
 
 def permutation(seed: int, epoch: int, size: int) -> Indices:
@@ -79,10 +86,12 @@ class Sampler:
     """The data order of one run. `size` is the number of training examples, `workers` that of those who share a step, or take one.
 
     `rule` cuts an epoch into steps: in sync mode global batches, in async mode worker batches. `augment` is how images are changed, None
-    for not at all. `weights`, above 0, [size], are what each example counts in the loss; None where each counts 1.
+    for not at all. `weights`, above 0, [size], are what each example counts in the loss; None where each counts 1. `lengths`, [size] a
+    column of tokens, are what batches by tokens are filled by; None for data that is no text.
 
     `skip`, wherever it is a parameter, is the number of examples of the epoch that were consumed before this process began: steps
-    are then those of the rest of the epoch, counted from 0. Raises ValueError for weights that do not fit.
+    are then those of the rest of the epoch, counted from 0; and `arranged` is how the epoch's order came about until then. Raises
+    ValueError for weights that do not fit, and where lengths are needed and missing.
     """
 
     size: int
@@ -91,8 +100,11 @@ class Sampler:
     workers: int
     augment: Augmentation | None = None
     weights: NDArray[np.integer] | NDArray[np.floating] | None = None
+    lengths: Mapping[str, NDArray[np.int64]] | None = None
     _cached: tuple[int, Indices, Changes | None] | None = field(default=None, init=False, repr=False)
     _bounds: dict[tuple[int, int], Bounds] = field(default_factory=dict, init=False, repr=False)
+    _laid: tuple[tuple[int, int, Arranged], Indices, Bounds] | None = field(default=None, init=False, repr=False)
+    _buckets: Buckets | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the weights, and precompute where each step of the first epoch begins."""
@@ -101,48 +113,74 @@ class Sampler:
             if len(self.weights) != self.size or len(wrong):
                 first = f"example {wrong[0]} has the weight {self.weights[wrong[0]]:g}" if len(wrong) else f"there are {len(self.weights)}"
                 raise ValueError(f"weights: {first}; each of {self.size} examples needs one above 0")
-        self._bounds_after(0, 0)
+        if self.rule.buckets is None:
+            self._bounds_after(0, 0)
+        else:
+            self._by_length()
+
+    @property
+    def constant_steps(self) -> bool:
+        """Whether every whole epoch takes as many updates as any other."""
+        return self.rule.by_count or self.rule.buckets is not None
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of updates that the first whole epoch takes: every one, where steps are cut by count."""
         return self.steps_in_epoch()
 
-    def steps_in_epoch(self, skip: int = 0, epoch: int = 0) -> int:
+    def steps_in_epoch(self, skip: int = 0, epoch: int = 0, arranged: Arranged = ()) -> int:
         """Return the number of updates that an epoch takes after `skip` examples."""
-        return len(self._bounds_after(skip, epoch)) - 1
+        if self.rule.buckets is not None and not skip and not arranged:
+            return self._by_length().steps(self.rule.buckets.tokens, self.rule.buckets.batches)
+        return len(self._bounds_after(skip, epoch, arranged)) - 1
 
-    def examples_before(self, step_in_epoch: int, skip: int = 0, epoch: int = 0) -> int:
+    def examples_before(self, step_in_epoch: int, skip: int = 0, epoch: int = 0, arranged: Arranged = ()) -> int:
         """Return how many examples of the epoch are consumed before this step, `skip` included: the data cursor's second number."""
-        return int(self._bounds_after(skip, epoch)[step_in_epoch])
+        if step_in_epoch == 0 and 0 <= skip <= self.size:
+            return skip
+        return int(self._bounds_after(skip, epoch, arranged)[step_in_epoch])
+
+    def arranged_after(self, skip: int, arranged: Arranged) -> Arranged:
+        """Return how the order of an epoch comes about whose first `skip` examples were consumed as `arranged` says, and the rest here.
+
+        A rule that is in force already changes nothing. Raises ValueError for what no epoch can have gone through.
+        """
+        begins = [0, *(begin for begin, _, _ in arranged), skip]
+        if any(after < before for before, after in pairwise(begins)) or skip > self.size:
+            raise ValueError(f"the order {arranged} is none of the first {skip} examples of {self.size}")
+        own = self.rule.buckets
+        budget = (0, 0) if own is None else (own.tokens, own.batches)
+        return arranged if budget == (arranged[-1][1:] if arranged else (0, 0)) else (*arranged, (skip, *budget))
 
     def order(self, epoch: int) -> Indices:
         """Return the epoch's permutation, int32 [size] (the last one asked for is kept)."""
         return self._epoch(epoch)[0]
 
-    def whole(self, epoch: int, first: int, count: int, skip: int = 0) -> Batches:
+    def whole(self, epoch: int, first: int, count: int, skip: int = 0, arranged: Arranged = ()) -> Batches:
         """Return steps first … first + count − 1 of an epoch, each complete: global batches in sync, worker batches in async.
 
         Raises ValueError where the steps are not all in the epoch.
         """
-        steps = self.steps_in_epoch(skip, epoch)
+        steps = self.steps_in_epoch(skip, epoch, arranged)
         if first < 0 or count < 0 or first + count > steps:
             raise ValueError(f"steps {first}…{first + count} are not within the {steps} steps of an epoch after {skip} examples")
-        bounds = self._bounds_after(skip, epoch)[first : first + count + 1]
+        bounds = self._bounds_after(skip, epoch, arranged)[first : first + count + 1]
         offsets = (bounds - bounds[0]).astype(np.int32)
         order, changes = self._epoch(epoch)
+        if self._is_arranged(arranged):
+            order, _ = self._arrange(epoch, skip, arranged)
         indices, examples = order[bounds[0] : bounds[-1]], np.diff(offsets)
         weights = examples.astype(np.float64)
         if self.weights is not None and count:
             weights = np.add.reduceat(self.weights[indices].astype(np.float64), offsets[:-1])
         return Batches(indices, offsets, examples, weights, None if changes is None else changes[indices])
 
-    def for_rank(self, epoch: int, first: int, count: int, rank: int, skip: int = 0) -> Batches:
+    def for_rank(self, epoch: int, first: int, count: int, rank: int, skip: int = 0, arranged: Arranged = ()) -> Batches:
         """Return one rank's slices of the global batches first … first + count − 1 (sync).
 
         The slices of all ranks, in rank order, are the global batch; their sizes differ by at most one.
         """
-        whole = self.whole(epoch, first, count, skip)
+        whole = self.whole(epoch, first, count, skip, arranged)
         if self.workers == 1:
             return whole
         base, extra = np.divmod(whole.examples, self.workers)
@@ -161,11 +199,38 @@ class Sampler:
             self._cached = (epoch, permutation(self.seed, epoch, self.size), changes)
         return self._cached[1:]
 
-    def _bounds_after(self, skip: int, epoch: int) -> Bounds:
+    def _is_arranged(self, arranged: Arranged) -> bool:
+        return self.rule.buckets is not None or bool(arranged)
+
+    def _by_length(self) -> Buckets:
+        """Return the buckets of the training examples; found once. Raises ValueError where there are no lengths."""
+        if self._buckets is None:
+            if self.lengths is None:
+                raise ValueError("batches by tokens need the lengths of the examples")
+            self._buckets = Buckets.of(np.maximum.reduce(list(self.lengths.values())))
+        return self._buckets
+
+    def _arrange(self, epoch: int, skip: int, arranged: Arranged) -> tuple[Indices, Bounds]:
+        """Return the order of an epoch, and where its steps begin after `skip` examples; kept for the epoch that was asked for last."""
+        key = (epoch, skip, arranged)
+        if self._laid is None or self._laid[0] != key:
+            order, bounds = self.order(epoch).copy(), np.array([skip], dtype=np.int64)
+            for begin, tokens, batches in self.arranged_after(skip, arranged):
+                if tokens:
+                    order[begin:], sizes = self._by_length().arranged(order[begin:], tokens, batches, [self.seed, epoch, 1, begin])
+                    bounds = np.concatenate([[begin], begin + np.cumsum(sizes)])
+            if self.rule.buckets is None:
+                bounds = self.rule.cut(order, skip)
+            self._laid = (key, order, np.concatenate([[skip], bounds[bounds > skip]]))
+        return self._laid[1:]
+
+    def _bounds_after(self, skip: int, epoch: int, arranged: Arranged = ()) -> Bounds:
         """Return where each step of an epoch begins after `skip` examples, and at last where the epoch ends.
 
         Kept once computed: where epochs are cut alike those of each `skip`, else those of the epoch that was asked for last.
         """
+        if self._is_arranged(arranged):
+            return self._arrange(epoch, skip, arranged)[1]
         by_count = self.rule.by_count
         key = (0 if by_count else epoch, skip)
         if key not in self._bounds:
@@ -178,6 +243,23 @@ class Sampler:
         return self._bounds[key]
 
 
-def run_sampler(job: Job, size: int) -> Sampler:
-    """Return the order of `size` examples in a run, for counting; images are not changed by it."""
-    return Sampler(size, job.seed, batch_rule(job), job.workers)
+def padding_share(sampler: Sampler) -> float | None:
+    """Return which share of the positions that are computed is padding, of all columns of tokens together; None for data that is no text.
+
+    Each worker pads its batch to the longest example in it, column by column. Counted from the lengths over an epoch's first updates.
+    """
+    if sampler.lengths is None:
+        return None
+    count = min(PADDING_STEPS, sampler.steps_per_epoch)
+    one = [sampler.whole(0, 0, count)]
+    parts = one if sampler.rule.mode == "async" else [sampler.for_rank(0, 0, count, rank) for rank in range(sampler.workers)]
+    counted = [padded_positions(part.indices, part.offsets, lengths) for part in parts for lengths in sampler.lengths.values()]
+    return sum(padding for _, padding in counted) / sum(positions for positions, _ in counted)
+
+
+def run_sampler(job: Job, size: int, lengths: Mapping[str, NDArray[np.int64]] | None = None) -> Sampler:
+    """Return the order of `size` examples in a run, for counting; images are not changed by it.
+
+    `lengths` are those of `bucketing.example_lengths`.
+    """
+    return Sampler(size, job.seed, batch_rule(job), job.workers, lengths=lengths)

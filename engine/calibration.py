@@ -164,19 +164,23 @@ def _figures(tries: Sequence[Sequence[CalibrationResult]]) -> dict[int, Figures]
     return {worker: each for worker, each in figures.items() if len(each.tries) == len(tries)}
 
 
-def calibrate(job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: float, node_of_worker: Mapping[int, int]) -> dict[str, Any]:
+def calibrate(
+    job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: float, node_of_worker: Mapping[int, int], batch_size: int | None = None
+) -> dict[str, Any]:
     """Conduct a calibration; return what ``calibration.json`` holds (docs/run-directory.md explains each field).
 
-    `node_of_worker` says on which node each of the job's workers is.
+    `node_of_worker` says on which node each of the job's workers is, `batch_size` how many examples a worker's batch
+    has, where that is not the job's.
 
     Raises RunFailedError where a task dies or does not answer, InterruptedRunError where the user wants an end.
     """
     began = time.monotonic()
+    batch_size = batch_size or job.per_worker_batch
     conductor = CalibrationRun(
         leaders, component_seconds(train_seconds, limited=job.cores_per_node is not None), job.stall_timeout, job.workers
     )
     components: dict[str, ByWorker] = {component: conductor.measure(component, lockstep=False) for component in ("data", "compute")}
-    if job.per_worker_batch > 1:
+    if batch_size > 1:
         components["half"] = conductor.measure("half", lockstep=False)
     if job.workers > 1 or job.mode == "async":
         for meeting in ("communicate", "message"):
@@ -186,8 +190,8 @@ def calibrate(job: Job, model: ModelSpec, leaders: TaskGroup, train_seconds: flo
     return {
         "seconds": time.monotonic() - began,
         "payload_bytes": 4 * elements,
-        "batch_size": job.per_worker_batch,
-        "half_batch_size": job.per_worker_batch // 2,
+        "batch_size": batch_size,
+        "half_batch_size": batch_size // 2,
         "workers": [_described(worker, node_of_worker[worker], components) for worker in workers],
         "native": {name: sum(values) / len(values) for name, values in conductor.native.items()},
     }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.batching import Arranged
 from ..data.sampler import Sampler
 
 __all__ = ["START", "DataCursor", "EpochIndex", "StepPosition"]
@@ -20,11 +21,12 @@ __all__ = ["START", "DataCursor", "EpochIndex", "StepPosition"]
 
 @dataclass(frozen=True, slots=True)
 class DataCursor:
-    """Where a run stands: `step` updates done, and `examples` consumed of epoch `epoch` (from 0)."""
+    """Where a run stands: `step` updates done, and `examples` consumed of epoch `epoch` (from 0), in an order `arranged` so."""
 
     step: int
     epoch: int
     examples: int
+    arranged: Arranged = ()
 
 
 START = DataCursor(0, 0, 0)
@@ -32,18 +34,22 @@ START = DataCursor(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class StepPosition:
-    """Where one update lies: its epoch, its number within what is left of it, `skip` examples of it done before, and updates left."""
+    """Where one update lies: its epoch, its number within what is left of it, `skip` examples of it done before, and updates left.
+
+    `arranged` is how the order of the epoch had come about until then.
+    """
 
     epoch: int
     first_in_epoch: int
     skip: int
     left: int
+    arranged: Arranged = ()
 
 
 class EpochIndex:
     """The updates of a run that began, or goes on, at a cursor.
 
-    `steps_per_epoch` is the number of updates of the first whole epoch: of every one, where the sampler's rule cuts by count.
+    `steps_per_epoch` is the number of updates of the first whole epoch: of every one, where the sampler has `constant_steps`.
     """
 
     def __init__(self, sampler: Sampler, start: DataCursor = START) -> None:
@@ -52,7 +58,7 @@ class EpochIndex:
         self.start = start
         self.steps_per_epoch = sampler.steps_per_epoch
         self._sampler = sampler
-        self._first = sampler.steps_in_epoch(start.examples, start.epoch)
+        self._first = sampler.steps_in_epoch(start.examples, start.epoch, start.arranged)
         self._first_positions = self._positions_after(start.examples)
         self._starts = [start.step + self._first]  # of the epochs after the first one, as far as they were asked for
 
@@ -61,7 +67,7 @@ class EpochIndex:
         if epoch <= self.start.epoch:
             return self.start.step
         later = epoch - self.start.epoch - 1
-        if self._sampler.rule.by_count:
+        if self._sampler.constant_steps:
             return self._starts[0] + later * self.steps_per_epoch
         while len(self._starts) <= later:
             self._starts.append(self._starts[-1] + self._steps_in(self.start.epoch + len(self._starts)))
@@ -73,7 +79,7 @@ class EpochIndex:
         if done < 0:
             raise ValueError(f"update {step} was done before this part of the run began at update {self.start.step}")
         if done < self._first:
-            return StepPosition(self.start.epoch, done, self.start.examples, self._first - done)
+            return StepPosition(self.start.epoch, done, self.start.examples, self._first - done, self.start.arranged)
         epoch = self._epoch_of(step)
         in_epoch = step - self.first_step_of(epoch)
         return StepPosition(epoch, in_epoch, 0, self._steps_in(epoch) - in_epoch)
@@ -81,7 +87,9 @@ class EpochIndex:
     def cursor(self, step: int) -> DataCursor:
         """Return where the run stands when `step` updates are done and the next one is not."""
         place = self.place(step)
-        return DataCursor(step, place.epoch, self._sampler.examples_before(place.first_in_epoch, place.skip, place.epoch))
+        examples = self._sampler.examples_before(place.first_in_epoch, place.skip, place.epoch, place.arranged)
+        arranged = self._sampler.arranged_after(place.skip, place.arranged) if examples else ()
+        return DataCursor(step, place.epoch, examples, arranged)
 
     def epochs_at(self, first: int, count: int) -> NDArray[np.float64]:
         """Return where updates stand in the training, in updates of an epoch of `steps_per_epoch`, float64 [count].
@@ -108,11 +116,11 @@ class EpochIndex:
 
     def _steps_in(self, epoch: int) -> int:
         """Return the number of updates of a whole epoch."""
-        return self.steps_per_epoch if self._sampler.rule.by_count else self._sampler.steps_in_epoch(0, epoch)
+        return self.steps_per_epoch if self._sampler.constant_steps else self._sampler.steps_in_epoch(0, epoch)
 
     def _epoch_of(self, step: int) -> int:
         """Return the epoch of an update that lies behind the first one."""
-        if self._sampler.rule.by_count:
+        if self._sampler.constant_steps:
             return self.start.epoch + 1 + (step - self._starts[0]) // self.steps_per_epoch
         while self._starts[-1] <= step:
             self.first_step_of(self.start.epoch + 1 + len(self._starts))
@@ -126,5 +134,5 @@ class EpochIndex:
         if skip == 0:
             return np.arange(whole_steps + 1, dtype=np.float64) * scale
         whole = [sampler.examples_before(step, 0, epoch) for step in range(whole_steps + 1)]
-        rest = [sampler.examples_before(step, skip, epoch) for step in range(self._first + 1)]
+        rest = [sampler.examples_before(step, skip, epoch, self.start.arranged) for step in range(self._first + 1)]
         return np.interp(rest, whole, np.arange(whole_steps + 1, dtype=np.float64) * scale)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..backends.base import EvalResult, Plan, StepResult
 from ..core.errors import RunFailedError, StalledRunError
@@ -31,6 +34,7 @@ from .progress.base import Progress
 from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
 from .protocol.heartbeat import TICK_SECONDS, SilenceCounter
 from .protocol.messages import Message
+from .translation.in_progress import AllTranslated, EvaluationInProgress
 from .triggers import Triggers
 from .worker_watch import WorkerWatch
 
@@ -60,7 +64,7 @@ class _Command:
 
 
 class TrainingLoop:
-    """Trains one job to its end. `clock` returns seconds on the run clock."""
+    """Trains one job to its end. `clock` returns seconds on the run clock; `lengths` are those of training examples of text."""
 
     def __init__(
         self,
@@ -74,9 +78,10 @@ class TrainingLoop:
         clock: Callable[[], float],
         saver: CheckpointSink,
         start: ResumePoint | None = None,
+        lengths: Mapping[str, NDArray[np.int64]] | None = None,
     ) -> None:
         start = start or ResumePoint()
-        sampler = run_sampler(job, data.sizes["train"])
+        sampler = run_sampler(job, data.sizes["train"], lengths)
         self.job = job
         self.data = data
         self.objective = objective
@@ -88,6 +93,7 @@ class TrainingLoop:
         self.calendar = EpochIndex(sampler, start.cursor)
         self.triggers = Triggers(job, self.calendar)
         self.checkpoints = CheckpointPolicy(job, objective, self.triggers, start, saver, clock)
+        self._evaluation = EvaluationInProgress(job, objective, data.sizes, len(tasks))
         self.target = Target.parse(job.until) if job.until else None
         self.outcome = TrainingTotals.at(start, len(tasks))
         self._queued: deque[_Command] = deque()
@@ -119,6 +125,8 @@ class TrainingLoop:
         self.checkpoints.start_clock()
         self._running = True
         self._run_until_idle()
+        if not self._stop_requested:
+            self._translate_all()
         self._running = False
         self.outcome.interrupted = self._stop_requested and not self._complete
         if self.target is not None and self.outcome.target_reached is None:
@@ -162,7 +170,8 @@ class TrainingLoop:
             if self._evaluation_due():
                 self._evaluated_at = self._next_step
                 self._last_evaluation_seconds = self.clock()
-                self._send(Message("evaluate", {"split": "test"}), 0)
+                for message in self._evaluation.begin("test"):
+                    self._send(message, 0)
             elif self.checkpoints.due(self._next_step):
                 self._save()
             elif self._next_step < self.triggers.total:
@@ -177,7 +186,9 @@ class TrainingLoop:
         return len(self._queued) >= 2 and updates / self._rate >= PLAN_SECONDS
 
     def _awaiting_decision(self) -> bool:
-        """Whether an evaluation is on its way whose outcome may end the run, or be worth a checkpoint."""
+        """Whether an evaluation is on its way whose outcome may end the run, or be worth a checkpoint, or whose parts come one by one."""
+        if self._evaluation.translating:
+            return True
         decides = self.target is not None or self.checkpoints.waits_for_evaluation
         return decides and any(command.message.kind == "evaluate" for command in self._queued)
 
@@ -202,7 +213,7 @@ class TrainingLoop:
         count = min(wanted, place.left, self.triggers.next_stop(step) - step)
         positions = self.calendar.epochs_at(step, count)
         rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions)
-        plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip)
+        plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip, place.arranged)
         self._plans.add(plan)
         self._next_step += count
         self.outcome.updates_scheduled += count
@@ -240,7 +251,10 @@ class TrainingLoop:
         if message.kind == "steps":
             self._on_steps(steps_from_message(message))
         elif message.kind == "evaluated":
-            self._on_evaluation(eval_from_message(message))
+            step = next(command.at_step for command in self._queued if command.message.kind == "evaluate")
+            self._on_evaluation(self._evaluation.on_evaluated(eval_from_message(message), step))
+        elif message.kind == "decoded":
+            self._on_evaluation(self._evaluation.on_decoded(leader, message))
         elif message.kind.startswith("state_"):
             self.checkpoints.on_message(message)
         elif message.kind == "done":
@@ -260,7 +274,7 @@ class TrainingLoop:
         self.outcome.train_seconds_by_leader[leader] += training
         if leader == 0:
             self.outcome.train_seconds += training
-            if command.message.kind == "evaluate":
+            if command.message.kind in ("evaluate", "decode"):
                 self.outcome.eval_seconds += seconds - drained
             if command.message.kind == "state":
                 self.outcome.checkpoint_seconds += seconds - drained
@@ -300,13 +314,37 @@ class TrainingLoop:
             self._rate = fresh if self._rate is None else 0.5 * (self._rate + fresh)
             self._rate_since = (self.outcome.updates_reported, now)
 
-    def _on_evaluation(self, result: EvalResult) -> None:
-        if (wrong := self.objective.wrong_with(result.sums)) is not None:
-            raise ImpossibleAnswerError(f"an evaluation with {wrong}")
+    def _translate_all(self) -> None:
+        """Have the whole test split translated as the job says, where its model translates."""
+        for message in self._evaluation.begin_last("test"):
+            self._send(message, 0)
+        while self._evaluation.translating:
+            self._await()
+
+    def _on_all_translated(self, translated: AllTranslated) -> None:
+        figures, headline = translated.figures, self.objective.infos[0]
+        self.recorder.event(
+            "translated",
+            step=self._next_step,
+            split="test",
+            sentences=translated.sentences,
+            signature=translated.signature,
+            seconds=translated.seconds,
+            **figures,
+        )
+        shown = f"{headline.label} {figures[headline.name]:.2f}" if headline.name in figures else ""
+        self.progress.message(f"all {translated.sentences:,} test sentences translated: {shown} ({translated.signature})")
+
+    def _on_evaluation(self, whole: tuple[EvalResult, int] | AllTranslated | None) -> None:
+        """Record an evaluation that is whole: its result, and after how many updates it was."""
+        if isinstance(whole, AllTranslated):
+            self._on_all_translated(whole)
+        if not isinstance(whole, tuple):
+            return
+        result, step = whole
         expected = self.data.sizes[result.split]
         if result.examples != expected:
             raise RunFailedError(f"the evaluation counted {result.examples} examples of split {result.split!r}, which has {expected}")
-        step = next(command.at_step for command in self._queued if command.message.kind == "evaluate")
         epoch = self.calendar.epochs(step)
         figures = self.objective.figures(result.sums)
         loss = figures.pop(LOSS.name)

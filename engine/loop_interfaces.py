@@ -8,13 +8,10 @@ from typing import Any, NoReturn, Protocol
 
 from ..records.schema import EvalRecord, StepRecord
 from .epochs import START, DataCursor
+from .protocol.impossible_answers import ImpossibleAnswerError
 from .protocol.messages import Message
 
 __all__ = ["CheckpointSink", "ImpossibleAnswerError", "PendingCheckpoint", "Recorder", "ResumePoint", "TaskGroup", "TrainingTotals"]
-
-
-class ImpossibleAnswerError(Exception):
-    """A leading task has answered what cannot be; whoever knows its node turns this into the run's failure."""
 
 
 class TaskGroup(Protocol):

@@ -40,6 +40,7 @@ from .protocol.codec import (
 )
 from .protocol.messages import Message, Stream
 from .protocol.state_transfer import StateReceiver, StateSender
+from .protocol.translation_messages import decoded_message, decoding_of, sources_of, translated_message
 
 __all__ = ["PROFILE_VARIABLE", "main", "task_from_message", "task_to_fields"]
 
@@ -156,9 +157,17 @@ class CommandLoop:
         elif command.kind == "predict":
             logits_bk = self._session.predict(command["split"], command["start"], command["stop"])
             self._stream.send(Message("predicted", {"start": command["start"]}, {"logits": logits_bk}))
+        elif command.kind == "decode":
+            self._states.wait()  # a session may decode with its copy
+            began = time.perf_counter()
+            sums = self._session.translating().sums(command["split"], command["start"], command["stop"], decoding_of(command))
+            self._stream.send(decoded_message(command, sums, time.perf_counter() - began))
+        elif command.kind == "translate":
+            found = self._session.translating().translate(sources_of(command), decoding_of(command), command["n_best"])
+            self._stream.send(translated_message(command, found))
         elif command.kind == "calibrate":
-            for found in self._session.calibrate(calibration_from_message(command)):
-                self._stream.send(calibrated_to_message(found))
+            for calibrated in self._session.calibrate(calibration_from_message(command)):
+                self._stream.send(calibrated_to_message(calibrated))
         elif command.kind != "drain":
             raise ValueError(f"unknown command {command.kind!r}")
         return drained

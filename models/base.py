@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.base import IMAGE, LABEL, DataInfo
+from ..data.base import IMAGE, LABEL
 from .objectives import CLASSIFICATION, Objective
 
 __all__ = ["Array", "BuildModel", "ForwardContext", "ModelSpec", "ParameterSpec", "initial_values"]
@@ -56,6 +56,10 @@ class ModelSpec:
     number of multiplications with a weight that one example's forward pass takes; a model that uses its weights more than once
     (a convolution) says so, else each counts once.
     `inputs` are the columns of the data that the forward function is given, `target` the one that the loss compares its result with.
+    `logits_per_position` is how many logits there are for each element of the target, of a model that has a result for each: it bounds
+    how much an evaluation computes at once. 0 where an example has one result.
+    `settings` is whatever the model's `build` made of its arguments (`models.arguments`), a frozen dataclass of its own; forward functions
+    find it in their context.
     `buffers` are numbers that training changes without a gradient (running statistics of batch normalisation). `dropout` says whether
     the forward function draws at random while training.
     """
@@ -70,6 +74,8 @@ class ModelSpec:
     objective: Objective = CLASSIFICATION
     inputs: tuple[str, ...] = (IMAGE,)
     target: str = LABEL
+    logits_per_position: int = 0
+    settings: Any = None
 
     @property
     def size(self) -> int:
@@ -103,22 +109,25 @@ class ForwardContext(Generic[Tensor]):
     - `buffers`: current values by canonical name. A training pass puts new values of those it changes into `updated`.
     - `compute`: the framework's number format for convolutions and matrix products (None: float32). Normalisation, softmax, losses
       and reductions stay float32 (docs/architecture.md).
-    - `dropout(x_bf, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers
-      the model's dropout layers from 0. The identity where `training` is false.
+    - `dropout(x, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers
+      the model's dropout layers from 0. The identity where `training` is false. `x` is [batch, features], [batch, positions, features]
+      or an attention's [batch, heads, queries, keys].
+    - `settings`: those of the `ModelSpec`.
     """
 
     training: bool
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     compute: Any = None
-    dropout: Callable[[Tensor, float, int], Tensor] = lambda x_bf, rate, layer: x_bf
+    dropout: Callable[[Tensor, float, int], Tensor] = lambda x, rate, layer: x
     updated: dict[str, Tensor] = field(default_factory=dict)
+    settings: Any = None
 
 
 DRAWN_AT_ONCE = 1 << 18
 """Initial values that are drawn at once: bounds the memory beside the result."""
 
-BuildModel = Callable[[DataInfo], ModelSpec]
-"""What a model's `build` is: from the shape of the data to the model that fits it."""
+BuildModel = Callable[..., ModelSpec]
+"""What a model's `build` is: from the shape of the data (`DataInfo`) to the model that fits it; keyword-only parameters: arguments."""
 
 
 def initial_values(parameters: tuple[ParameterSpec, ...], seed: int) -> dict[str, Array]:

@@ -1,22 +1,46 @@
-"""A model by name, made for the data that it is to be trained on."""
+"""A model by name and arguments, made for the data that it is to be trained on."""
 
 from __future__ import annotations
 
 import traceback
 
 from ..core.errors import TrainerError, UsageError
-from ..core.plugins import find, load
+from ..core.job import Job
+from ..core.plugins import find, load, model_base
 from ..data.base import DataInfo
+from ..data.store import resolve
+from .arguments import arguments_of, read_arguments, write_arguments
 from .base import ModelSpec
 
-__all__ = ["build_model"]
+__all__ = ["build_model", "canonical_model", "written_out"]
+
+
+def canonical_model(text: str) -> str:
+    """Return ``NAME[:SIZE][?key=value&…]`` as all ways of writing the same arguments have it: in the model's order, without defaults.
+
+    A name without arguments is left as it is, and its module is not imported. Raises UsageError for arguments that are not allowed.
+    """
+    base = model_base(text)
+    if text == base:
+        return text
+    arguments = arguments_of(base, load(find("model", text), "model"))
+    return write_arguments(base, read_arguments(text, arguments), arguments)
+
+
+def written_out(job: Job) -> Job:
+    """Return the job with the canonical text of its model, and with its data as `data.store.resolve.written_out` has them."""
+    return resolve.written_out(job).model_copy(update={"model": canonical_model(job.model)})
 
 
 def build_model(name: str, data: DataInfo) -> ModelSpec:
-    """Build the model called `name` for data of this shape. Raises UsageError where there is no such model, or it reads other columns."""
+    """Build the model called `name`, with the arguments behind it, for data of this shape.
+
+    Raises UsageError where there is no such model, it does not have these arguments, or it reads other columns.
+    """
     build = load(find("model", name), "model")
+    given = read_arguments(name, arguments_of(model_base(name), build))
     try:
-        spec = build(data)
+        spec = build(data, **given)
     except TrainerError:
         raise
     except Exception as error:

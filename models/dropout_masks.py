@@ -2,10 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["keep_mask"]
+__all__ = ["keep_mask", "keep_mask_of_positions", "keep_mask_of_shape", "philox_4x32"]
+
+Numbers = NDArray[np.uint64] | np.uint64
+
+MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+ROUNDS = 10
+"""Of Philox 4×32 (Salmon et al. 2011)."""
+
+LOW_WORD = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+
+FEATURES_OF_BLOCK = 8
+"""Neighbouring features whose numbers are halves of the four words that one counter gives."""
+
+BLOCKS_AT_ONCE = 1 << 15
+"""Their words stay in a second-level cache."""
+
+
+def keep_mask_of_shape(
+    seed: int, step: int, layer: int, indices_b: NDArray[np.integer], shape: Sequence[int], rate: float
+) -> NDArray[np.bool_]:
+    """Return what is kept of [batch, features], [batch, positions, features] or an attention's [batch, heads, queries, keys], bool.
+
+    Of an attention the query is the position, and key · heads + head the feature: what padding adds changes nothing of the rest.
+    """
+    if len(shape) == 2:
+        return keep_mask(seed, step, layer, indices_b, shape[1], rate)
+    if len(shape) == 3:
+        return keep_mask_of_positions(seed, step, layer, indices_b, shape[1], shape[2], rate)
+    batch, heads, queries, keys = shape
+    kept = keep_mask_of_positions(seed, step, layer, indices_b, queries, keys * heads, rate)
+    return kept.reshape(batch, queries, keys, heads).transpose(0, 3, 1, 2)
+
+
+def keep_mask_of_positions(
+    seed: int, step: int, layer: int, indices_b: NDArray[np.integer], positions: int, width: int, rate: float
+) -> NDArray[np.bool_]:
+    """Return what is kept, bool [batch, positions, width]: each element with probability 1 − `rate`, independently.
+
+    An element depends on (seed, step, layer, example, position, feature) and nothing else, the length of the longest example of a batch
+    least of all. The generator is Philox 4×32; its key is drawn from seed and step, its counter is (feature / 8, position, example, layer).
+    Each element takes half a word, so that `rate` is met to 1 in 2¹⁷.
+    """
+    blocks = -(-width // FEATURES_OF_BLOCK)
+    kept = np.empty((len(indices_b), positions, width), np.bool_)
+    key = np.random.SeedSequence([seed, step]).generate_state(2, np.uint32).tolist()
+    threshold = np.uint16(round(rate * 2**16))
+    features_f, positions_t1 = np.arange(blocks, dtype=np.uint64), np.arange(positions, dtype=np.uint64)[:, None]
+    rows = max(1, BLOCKS_AT_ONCE // max(1, positions * blocks))
+    for first in range(0, len(indices_b), rows):
+        examples_b11 = np.asarray(indices_b[first : first + rows]).astype(np.uint64)[:, None, None]
+        random = np.empty((len(examples_b11), positions, blocks, 4), np.dtype("<u4"))
+        for number, word in enumerate(philox_4x32((features_f, positions_t1, examples_b11, np.uint64(layer)), key)):
+            random[..., number] = word
+        halves_btf = random.view("<u2").reshape(len(examples_b11), positions, blocks * FEATURES_OF_BLOCK)
+        np.greater_equal(halves_btf[:, :, :width], threshold, out=kept[first : first + rows])
+    return kept
+
+
+def philox_4x32(counter: Sequence[Numbers], key: Sequence[int]) -> Sequence[Numbers]:
+    """Return four numbers below 2³² for each counter of four such numbers; arrays of them are broadcast to one shape."""
+    first, second, third, fourth = counter
+    for number in range(ROUNDS):
+        left, right = (np.uint64((word + number * increment) % 2**32) for word, increment in zip(key, KEY_STEPS, strict=True))
+        one, other = first * MULTIPLIERS[0], third * MULTIPLIERS[1]
+        first, second, third, fourth = (other >> HALF) ^ second ^ left, other & LOW_WORD, (one >> HALF) ^ fourth ^ right, one & LOW_WORD
+    return first, second, third, fourth
 
 
 def keep_mask(seed: int, step: int, layer: int, indices_b: NDArray[np.integer], width: int, rate: float) -> NDArray[np.bool_]:

@@ -4,8 +4,8 @@ The sums of an objective are named float64 numbers that workers add up in one ve
 computes itself: ``loss_sum`` (of the examples' losses) and ``examples``. ``correct``, of a classifier, it knows too. Any other sum comes
 from the model's forward module, which then has a function beside `forward`::
 
-    def example_sums(logits_bk, y_b):  # tensors of the framework, for a batch
-        return {"correct_in_5": …}     # [batch] numbers by the name of the sum
+    def example_sums(logits_bk, y_b, context):  # tensors of the framework, for a batch
+        return {"correct_in_5": …}              # [batch] numbers by the name of the sum
 
 ``COLUMN_tokens``, of a column that the model reads and whose length varies, backends count as well.
 
@@ -13,8 +13,13 @@ A loss is Σ over the examples of the global batch of what each adds, divided by
 ``cross_entropy`` of one label an example backends know. Any other is the name of a function in the forward module, which says what each
 example adds: of a sequence, the sum over its tokens::
 
-    def tagging_loss(logits_btk, targets):  # `targets` as `models.base` has it for the column `ModelSpec.target`
-        return …                            # [batch], float32
+    def tagging_loss(logits_btk, targets, context):  # `targets` as `models.base` has it for the column `ModelSpec.target`
+        return …                                     # [batch], float32
+
+`context` is the `ForwardContext` of the forward pass that gave the logits.
+
+An evaluation of an objective with `translation` also translates: its forward module then has, beside `forward`, `encode`, `empty_cache` and
+`decode_step` (`backends.decoding_functions`), and further sums are those of `models.decoding.quality`.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from ..core.units import Target
 from ..metrics import LOSS, Better, Metric, MetricInfo
 from ..metrics.base import MOST_METRICS, MOST_SUMS
 from ..metrics.classification import ACCURACY
+from .decoding.quality import TranslationQuality
 
 __all__ = ["CLASSIFICATION", "COUNTED", "CROSS_ENTROPY", "LOSS_SUM", "Objective"]
 
@@ -43,7 +49,8 @@ _COMPARISONS: Mapping[Better, str] = {"higher": ">=", "lower": "<="}
 class Objective:
     """`loss` names the function whose weighted mean training lowers; `weight` is the sum that the losses' sum is divided by.
 
-    `metrics` are functions of the sums, the first of them the headline. Raises ValueError where a sum is missing, names repeat or
+    `metrics` are functions of the sums, the first of them the headline. With `translation` an evaluation also translates sentences, and
+    the metrics of that stand before `metrics` (`every_metric`). Raises ValueError where a sum is missing, names repeat or
     there are too many, and where labels that count 1 each would be weighted otherwise.
     """
 
@@ -52,24 +59,35 @@ class Objective:
     sums: tuple[str, ...]
     metrics: tuple[Metric, ...]
     weight: str = COUNTED
+    translation: TranslationQuality | None = None
 
     def __post_init__(self) -> None:
         missing = {LOSS_SUM, COUNTED, self.weight} - set(self.sums)
         if missing:
             raise ValueError(f"objective {self.name!r}: its sums lack {', '.join(sorted(missing))}")
-        if len(self.sums) > MOST_SUMS or len(self.metrics) > MOST_METRICS:
+        if len(self.every_sum) > MOST_SUMS or len(self.every_metric) > MOST_METRICS:
             most = f"at most {MOST_SUMS:,} sums and {MOST_METRICS} metrics"
-            raise ValueError(f"objective {self.name!r}: {most}; it has {len(self.sums):,} and {len(self.metrics)}")
-        names = [metric.name for metric in self.metrics]
-        if len(set(names)) != len(names) or len(set(self.sums)) != len(self.sums):
+            raise ValueError(f"objective {self.name!r}: {most}; it has {len(self.every_sum):,} and {len(self.every_metric)}")
+        names = [metric.name for metric in self.every_metric]
+        if len(set(names)) != len(names) or len(set(self.every_sum)) != len(self.every_sum):
             raise ValueError(f"objective {self.name!r}: names of sums and of metrics must differ from each other")
         if self.loss == CROSS_ENTROPY and self.weight != COUNTED:
             raise ValueError(f"objective {self.name!r}: with the loss {CROSS_ENTROPY} each example counts 1; name a function of your own")
 
     @property
+    def every_sum(self) -> tuple[str, ...]:
+        """What an evaluation adds up: `sums`, which forward passes give, and those of translations."""
+        return self.sums if self.translation is None else (*self.sums, *self.translation.sums)
+
+    @property
+    def every_metric(self) -> tuple[Metric, ...]:
+        """The figures of an evaluation, the headline first."""
+        return self.metrics if self.translation is None else (*self.translation.metrics, *self.metrics)
+
+    @property
     def infos(self) -> tuple[MetricInfo, ...]:
         """What a run's files say of its figures, the metrics first and the loss last."""
-        return (*(metric.info for metric in self.metrics), LOSS)
+        return (*(metric.info for metric in self.every_metric), LOSS)
 
     def info(self, name: str) -> MetricInfo:
         """Return a metric, or the loss, by name. Raises KeyError where there is none of that name."""
@@ -106,7 +124,7 @@ class Objective:
         return f"{info.name}{_COMPARISONS[info.better]}{goal:g}"
 
     def _bounds(self, info: MetricInfo) -> tuple[float, float] | None:
-        return next((metric.bounds for metric in self.metrics if metric.name == info.name), None)
+        return next((metric.bounds for metric in self.every_metric if metric.name == info.name), None)
 
     def check_parts(self, ranks: Mapping[str, int | None]) -> None:
         """Raise UsageError where what each example adds to the sums is missing, or is no vector [batch].
@@ -121,11 +139,11 @@ class Objective:
                 raise UsageError(f"model: {name!r} of example_sums {found}; a number for each example is needed, [batch]")
 
     def named(self, sums: Sequence[float]) -> dict[str, float]:
-        """Return a vector of sums by name. Raises ValueError where it is not as long as `sums`."""
+        """Return a vector of what forward passes add up by name. Raises ValueError where it is not as long as `sums`."""
         return dict(zip(self.sums, sums, strict=True))
 
     def wrong_with(self, sums: Mapping[str, float]) -> str | None:
-        """Return why these cannot be the sums of an evaluation, or None: others than the objective's, no counts, a metric out of bounds."""
+        """Return why forward passes cannot have these sums, or None: others than the objective's, no counts, a metric out of bounds."""
         if set(sums) != set(self.sums):
             return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.sums))}"
         for name in {COUNTED, self.weight}:
@@ -138,8 +156,8 @@ class Objective:
         return None
 
     def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean loss and every metric by name."""
-        return {LOSS.name: sums[LOSS_SUM] / sums[self.weight], **{metric.name: self._value(metric, sums) for metric in self.metrics}}
+        """Return the mean loss and every metric by name, from `every_sum`."""
+        return {LOSS.name: sums[LOSS_SUM] / sums[self.weight], **{metric.name: self._value(metric, sums) for metric in self.every_metric}}
 
     def _value(self, metric: Metric, sums: Mapping[str, float]) -> float:
         """Compute a metric. Raises RunFailedError, naming it, where its function fails or returns no number."""

@@ -28,6 +28,13 @@ EXPORT_FORMATS: Mapping[str, ExportFormat] = {
         'model = tf.saved_model.load(".")\n'
         'logits = model.signatures["serving_default"](images=tf.zeros(IMAGES))["logits"]  # normalised, float32\n'
         'logits = model.signatures["pixels"](images=tf.zeros(IMAGES, tf.uint8))["logits"]  # pixels 0 … 255',
+        "a SavedModel that translates, by greedy search",
+        "import sentencepiece\nimport tensorflow as tf\n\n"
+        'vocabulary = sentencepiece.SentencePieceProcessor(model_file="vocabulary.model")\n'
+        'model = tf.saved_model.load(".")\n'
+        'pieces = tf.constant([vocabulary.encode("one", add_eos=True)], tf.int32)\n'
+        'found = model.signatures["serving_default"](pieces=pieces)["pieces"].numpy().tolist()[0]\n'
+        "print(vocabulary.decode([piece for piece in found if piece > 2]))",
     ),
     "tf-checkpoint": ExportFormat(
         "the weights as a checkpoint of tf.train.Checkpoint",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...core.job import Job
 from ...data.base import IMAGE, DataInfo, Dataset, Split
-from ...data.columns import LENGTHS, ColumnSpec
+from ...data.columns import LENGTHS, Column, ColumnSpec
 from ...models.base import ModelSpec
 from .preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
 
@@ -41,6 +41,9 @@ SMALL_ELEMENTS = 1 << 15
 """Images of more pixels than this (three channels of 104 × 104) stay uint8 in any case: their normalisation is half a percent of a step
 of AlexNet, and they would take four times the memory."""
 
+
+MAPPED_BYTES = 64 << 20
+"""Sequences of this size are read from their file: TensorFlow would hold them as int32, twice as large, in each task."""
 
 ColumnTensors: TypeAlias = tf.Tensor | dict[str, tf.Tensor]
 """One column of a fixed shape, or tensors by name; see models/base.py."""
@@ -88,10 +91,13 @@ class Layout:
         """Return stored images as they are to lie in memory."""
         return np.ascontiguousarray(images_nchw.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images_nchw)
 
-    def arrays(self, data: Dataset, split: Split) -> dict[str, NDArray[Any]]:
-        """Return a split's arrays by name, before any op: pixels as uint8, whole numbers as int32, offsets as int64, others as float32."""
+    def arrays(self, data: Dataset, split: Split, without: Collection[str] = ()) -> dict[str, NDArray[Any]]:
+        """Return a split's arrays by name, before any op: pixels as uint8, whole numbers as int32, offsets as int64, others as float32.
+
+        `without` are columns that are left out.
+        """
         found: dict[str, NDArray[Any]] = {}
-        for spec in self.columns:
+        for spec in (spec for spec in self.columns if spec.name not in without):
             if spec.name == IMAGE:
                 found[spec.name] = self.laid(data.images(split))
                 continue
@@ -180,6 +186,11 @@ class Resident:
             named |= column if isinstance(column, dict) else {name: column}
         return named, self._gathered(self.layout.target, indices)
 
+    def longest(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        """In ops: return how long the longest of the examples start … stop − 1 is, int64, in any column whose length varies."""
+        offsets = [tensor for name, tensor in self.tensors.items() if name.endswith(OFFSETS)]
+        return tf.reduce_max([tf.reduce_max(each[start + 1 : stop + 1] - each[start:stop]) for each in offsets])
+
     def _laid_images(self, indices: tf.Tensor, changes: tf.Tensor | None) -> tf.Tensor:
         images = tf.gather(self.tensors[IMAGE], indices)
         if changes is not None:
@@ -199,7 +210,8 @@ class Resident:
         longest = tf.reduce_max(tf.concat([[tf.constant(0, tf.int64)], lengths], axis=0))
         places = tf.range(longest)
         inside = places < lengths[:, None]
-        values = tf.gather(self.tensors[name + VALUES], tf.where(inside, begins[:, None] + places, 0))
+        stored = tf.gather(self.tensors[name + VALUES], tf.where(inside, begins[:, None] + places, 0))
+        values = tf.cast(stored, _number_type(self.layout.info.column(name)))
         while len(inside.shape) < len(values.shape):
             inside = inside[..., None]
         return {name: tf.where(inside, values, tf.zeros([], values.dtype)), name + LENGTHS: tf.cast(lengths, tf.int32)}
@@ -231,8 +243,31 @@ class Resident:
 
 
 def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
-    """Put a split on the current device."""
-    return resident_from_arrays(layout, split, {name: tf.constant(array) for name, array in layout.arrays(data, split).items()})
+    """Put a split on the current device; large columns of sequences stay in the store's files, which all tasks of a node share."""
+    mapped: dict[str, tf.Tensor] = {}
+    large = [spec for spec in layout.columns if spec.varies and _is_large_file(data.column(split, spec.name).values)]
+    for spec in large:
+        mapped |= _mapped(spec, data.column(split, spec.name))
+    arrays = layout.arrays(data, split, [spec.name for spec in large])
+    return resident_from_arrays(layout, split, {**{name: tf.constant(array) for name, array in arrays.items()}, **mapped})
+
+
+def _is_large_file(values: NDArray[Any]) -> bool:
+    whole = isinstance(values, np.memmap) and values.filename is not None and values.ndim == 1 and values.offset % values.itemsize == 0
+    return whole and values.nbytes >= MAPPED_BYTES
+
+
+def _mapped(spec: ColumnSpec, column: Column) -> dict[str, tf.Tensor]:
+    """Return a column's values as TensorFlow maps their file, header included, and offsets that are counted from the file's beginning."""
+    values = column.values
+    if not isinstance(values, np.memmap):
+        raise TypeError(f"{spec.name} is no map of a file")
+    header = values.offset // values.itemsize
+    with tf.device("CPU"):  # from where a batch goes to the device
+        region = tf.raw_ops.ImmutableConst(
+            dtype=tf.as_dtype(values.dtype), shape=[header + len(values)], memory_region_name=str(values.filename)
+        )
+        return {spec.name + VALUES: region, spec.name + OFFSETS: tf.constant(np.asarray(column.offsets) + header)}
 
 
 def resident_from_arrays(layout: Layout, split: Split, arrays: Mapping[str, tf.Tensor]) -> Resident:

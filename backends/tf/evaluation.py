@@ -7,7 +7,7 @@ import tensorflow as tf
 from ...models.layers.tf.image import HeldParameters
 from .data import Resident
 from .forward_context import Context
-from .model import TfModel, evaluation_batch
+from .model import TfModel, evaluation_batch, examples_at_once
 
 __all__ = ["summed"]
 
@@ -26,6 +26,8 @@ def summed(
 
     def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         end = tf.minimum(begin + size, stop)
+        if model.spec.logits_per_position:
+            end = begin + examples_at_once(model.spec, data.longest(begin, end), end - begin)
         batch = data.micro_batches(*data.laid_batch(tf.range(begin, end)), micro_batches)
         return end, sums + model.sums(parameters, batch, context)
 

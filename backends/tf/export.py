@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ...core.plugins import forward_plugin, load
+from ...data.columns import LENGTHS
 from ...data.normalisation import normal_table
+from ...data.text import BEGIN, END, PADDING
 from ...models.base import ForwardContext
+from ...models.decoding.settings import GREEDY
+from ..decoding_functions import DecodingFunctions
 from ..export import Export
+from .forward_context import Context
 
 __all__ = ["export"]
 
@@ -21,6 +27,10 @@ def export(request: Export) -> None:
 
 
 def _saved_model(request: Export) -> None:
+    if request.model.objective.translation is not None:
+        translating = _Translating(request)
+        tf.saved_model.save(translating, str(request.folder), signatures={"serving_default": translating.signature()})
+        return
     model = _Served(request)
     signatures = {"serving_default": model.normalised_signature(), "pixels": model.pixels_signature()}
     tf.saved_model.save(model, str(request.folder), signatures=signatures)
@@ -43,6 +53,7 @@ class _Served(tf.Module):  # type: ignore[misc]
     def __init__(self, request: Export) -> None:
         super().__init__(name=request.model.name)
         self._run = load(forward_plugin(request.model_name, "tf"), "forward").forward
+        self._settings = request.model.settings
         self._shape = [None, *request.model.input_shape]
         self.parameters = _variables(request.parameters)
         self.buffers = _variables(request.buffers)
@@ -59,8 +70,53 @@ class _Served(tf.Module):  # type: ignore[misc]
     def _logits(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.parameters.items()}
         buffers = {name: tf.convert_to_tensor(variable) for name, variable in self.buffers.items()}
-        return {"logits": self._run(parameters, images, ForwardContext(training=False, buffers=buffers))}
+        return {"logits": self._run(parameters, images, ForwardContext(training=False, buffers=buffers, settings=self._settings))}
 
     def _logits_of_pixels(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         channels = [tf.gather(table, tf.cast(images[:, number], tf.int32)) for number, table in enumerate(self._tables)]
         return self._logits(tf.stack(channels, axis=1))
+
+
+class _Translating(tf.Module):  # type: ignore[misc]
+    """A translation of each row of pieces, by greedy search with a cache of keys and values. Shapes: source_bs, pieces_bt [batch, time]."""
+
+    def __init__(self, request: Export) -> None:
+        super().__init__(name=request.model.name)
+        self._functions = DecodingFunctions.of(load(forward_plugin(request.model_name, "tf"), "forward"))
+        self._spec = request.model
+        self.parameters = _variables(request.parameters)
+        self.buffers = _variables(request.buffers)
+
+    def signature(self) -> tf.types.experimental.GenericFunction:
+        """Return the function of pieces, int32, each row ending with END and padding behind it."""
+        return tf.function(self._translated, input_signature=[tf.TensorSpec([None, None], tf.int32, name="pieces")], autograph=False)
+
+    def _translated(self, pieces: tf.Tensor) -> dict[str, tf.Tensor]:
+        parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.parameters.items()}
+        buffers = {name: tf.convert_to_tensor(variable) for name, variable in self.buffers.items()}
+        context: Context = ForwardContext(training=False, buffers=buffers, settings=self._spec.settings)
+        quality, extra = self._spec.objective.translation, GREEDY.extra_length
+        if quality is None:
+            raise ValueError(f"{self._spec.name!r} translates nothing")
+        lengths_b = tf.math.count_nonzero(pieces != PADDING, axis=1, dtype=tf.int32)
+        total = tf.shape(pieces)[1] + extra
+        memory = self._functions.encode(parameters, {quality.source: pieces, quality.source + LENGTHS: lengths_b}, context)
+
+        def step(place: tf.Tensor, before_b: tf.Tensor, done_b: tf.Tensor, said: tf.TensorArray, cache: Any) -> tuple[Any, ...]:
+            logits_bv, cache = self._functions.decode_step(parameters, before_b, place, memory, cache, context)
+            numbers_v = tf.range(tf.shape(logits_bv)[1])
+            scores_bv = tf.where((numbers_v == PADDING) | (numbers_v == BEGIN), -np.inf, logits_bv)
+            piece_b = tf.argmax(scores_bv, axis=1, output_type=tf.int32)
+            piece_b = tf.where(done_b | (place >= lengths_b + extra), PADDING, piece_b)
+            return place + 1, piece_b, (piece_b == END) | (piece_b == PADDING), said.write(place, piece_b), cache
+
+        cache = self._functions.empty_cache(memory)
+        begin_b = tf.fill(tf.shape(lengths_b), BEGIN)
+        said = tf.TensorArray(tf.int32, size=total, element_shape=[None], clear_after_read=False)
+        said = said.unstack(tf.zeros(tf.stack([total, tf.shape(pieces)[0]]), tf.int32))
+        first = tf.constant(0), begin_b, tf.zeros(tf.shape(lengths_b), tf.bool), said, cache
+        grows = tf.nest.map_structure(lambda tensor: tf.TensorShape([size or None for size in tensor.shape.as_list()]), cache)
+        shapes = tf.TensorShape([]), tf.TensorShape([None]), tf.TensorShape([None]), tf.TensorShape(None), grows
+        unfinished = lambda place, _before, done_b, *_: (place < total) & ~tf.reduce_all(done_b)  # noqa: E731
+        found = tf.while_loop(unfinished, step, first, shape_invariants=shapes)
+        return {"pieces": tf.transpose(found[3].stack())}

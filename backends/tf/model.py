@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,11 +21,13 @@ from ...models.base import ModelSpec
 from ...models.layers.storage_layouts import StorageLayout
 from ...models.layers.tf.image import HeldParameters
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
+from ..decoding_functions import DecodingFunctions
 from .data import Batch, ColumnTensors
-from .forward_context import Context
+from .decoding import TfStepper
+from .forward_context import Buffers, Context
 from .precision import watched
 
-__all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "flattened", "micro_batches_on"]
+__all__ = ["EVALUATION_BATCH", "TfModel", "build_model", "evaluation_batch", "examples_at_once", "flattened", "micro_batches_on"]
 
 LEAST_MICRO_BATCH = 8
 """Examples of a micro-batch, at least."""
@@ -35,14 +38,17 @@ MOST_IN_MICRO_BATCHES = 1 << 20
 EVALUATION_BATCH = 1024
 """Examples evaluated at once, at most."""
 
+EVALUATION_LOGITS_BYTES = 1 << 27
+"""Bytes of logits evaluated at once of sequences, padding included; the softmax of them takes as much again."""
+
 EVALUATION_BYTES = 1 << 25
 """Bytes of images evaluated at once. What a convolutional network computes from them takes some ten times as much: for AlexNet with
 images of 224 × 224 (55 at once) less than training on 64 needs."""
 
 Forward = Callable[..., tf.Tensor]
-ExampleSums = Callable[[tf.Tensor, ColumnTensors], Mapping[str, tf.Tensor]]
-Losses = Callable[[tf.Tensor, ColumnTensors], tf.Tensor]
-"""From a forward function's result and the target to what each example adds, [batch]."""
+ExampleSums = Callable[[tf.Tensor, ColumnTensors, Context], Mapping[str, tf.Tensor]]
+Losses = Callable[[tf.Tensor, ColumnTensors, Context], tf.Tensor]
+"""From a forward function's result, the target and the context to what each example adds, [batch]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,28 @@ class TfModel:
     layouts: Mapping[str, StorageLayout]
     example_sums: ExampleSums | None = None
     own_losses: Losses | None = None
+    decoding: DecodingFunctions | None = None
+
+    def stepper(
+        self, read: Callable[[], tuple[HeldParameters, Buffers]], evaluation: Callable[[Buffers], Context], device: str
+    ) -> TfStepper:
+        """Return what decodes with the parameters and buffers that `read` gives, in ops, at each call; `evaluation` makes its contexts.
+
+        Raises RuntimeError for a model that does not translate.
+        """
+        quality, functions = self.spec.objective.translation, self.decoding
+        if quality is None or functions is None:
+            raise RuntimeError(f"{self.spec.name!r} does not translate")
+
+        def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                parameters, buffers = read()
+                return function(parameters, *arguments, evaluation(buffers))
+
+            return call
+
+        own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
+        return TfStepper(own, quality.source, device)
 
     def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
         """Return tensors by canonical name, as they are held, as what a forward function takes."""
@@ -88,7 +116,7 @@ class TfModel:
             tape.watch(order)
             logits_bk = self.forward(parameters, x, context)
             if self.own_losses is not None:
-                loss_sum = tf.reduce_sum(self.own_losses(logits_bk, y))
+                loss_sum = tf.reduce_sum(self.own_losses(logits_bk, y, context))
         if self.own_losses is not None:
             return loss_sum, _dense(tape.gradient(loss_sum, order, weight, unconnected_gradients=tf.UnconnectedGradients.ZERO))
         # The tape ends at the logits: the loss comes with its own gradient, and each op less counts in a small model's step.
@@ -100,7 +128,7 @@ class TfModel:
         """Return the objective's sums over all micro-batches, float64 [sums], in its order."""
         outputs = self.logits(parameters, micro_batches, context)
         x, y = micro_batches[0] if len(micro_batches) == 1 else (None, tf.concat([labels_b for _, labels_b in micro_batches], axis=0))
-        losses_b = _cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y)
+        losses_b = _cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y, context)
         found = {LOSS_SUM: losses_b, COUNTED: tf.ones_like(losses_b)}
         for given in (x, y):
             if isinstance(given, dict):
@@ -108,7 +136,7 @@ class TfModel:
         if self.own_losses is None and "correct" in self.spec.objective.sums:
             found["correct"] = tf.argmax(outputs, axis=1, output_type=tf.int32) == y
         if self.example_sums is not None:
-            found |= self.example_sums(outputs, y)
+            found |= self.example_sums(outputs, y, context)
         self.spec.objective.check_parts({name: value.shape.rank if tf.is_tensor(value) else None for name, value in found.items()})
         return tf.stack([tf.reduce_sum(tf.cast(found[name], tf.float64)) for name in self.spec.objective.sums])
 
@@ -128,8 +156,15 @@ class TfModel:
 
 
 def evaluation_batch(spec: ModelSpec) -> int:
-    """Return how many examples an evaluation takes at once."""
+    """Return how many examples an evaluation takes at once, at most; of sequences `examples_at_once` may take fewer."""
     return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
+
+
+def examples_at_once(spec: ModelSpec, longest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+    """In ops: return how many of `most` examples, of which the longest has `longest` elements, an evaluation takes: at least one."""
+    bytes_each = 4 * spec.logits_per_position * tf.maximum(longest, tf.constant(1, tf.int64))
+    fit = tf.minimum(EVALUATION_LOGITS_BYTES // bytes_each, EVALUATION_BATCH)
+    return tf.maximum(1, tf.minimum(most, tf.cast(fit, tf.int32)))
 
 
 def flattened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -167,15 +202,20 @@ def build_model(name: str, spec: ModelSpec) -> TfModel:
     own_losses = None if loss == CROSS_ENTROPY else _checked(loss, getattr(module, loss))
     layouts = module.storage_layouts(spec) if hasattr(module, "storage_layouts") else {}
     return TfModel(
-        spec, watched(module.forward, name), layouts, module.example_sums if hasattr(module, "example_sums") else None, own_losses
+        spec,
+        watched(module.forward, name),
+        layouts,
+        module.example_sums if hasattr(module, "example_sums") else None,
+        own_losses,
+        DecodingFunctions.of(module) if spec.objective.translation is not None else None,
     )
 
 
 def _checked(name: str, function: Losses) -> Losses:
     """Return a model's loss, whose tracing raises UsageError where it is not a vector."""
 
-    def checked(outputs: tf.Tensor, target: ColumnTensors) -> tf.Tensor:
-        losses_b = function(outputs, target)
+    def checked(outputs: tf.Tensor, target: ColumnTensors, context: Context) -> tf.Tensor:
+        losses_b = function(outputs, target, context)
         if not tf.is_tensor(losses_b) or losses_b.shape.rank != 1:
             found = losses_b.shape.as_list() if tf.is_tensor(losses_b) and losses_b.shape.rank is not None else type(losses_b).__name__
             raise UsageError(f"model: the loss {name!r} returned {found}; a number for each example is needed, [batch]")

@@ -31,6 +31,12 @@ EXPORT_FORMATS: Mapping[str, ExportFormat] = {
         "logits = program(torch.zeros(IMAGES))  # normalised images, float32\n\n"
         'weights = torch.load("state_dict.pt", weights_only=True)  # by canonical name: torchvision\'s for its models\n'
         "# your_module.load_state_dict(weights)  # a module with these names",
+        "a state_dict, and a program of torch.export that translates by greedy search (without a cache: slower than `trainer translate`)",
+        "import sentencepiece\nimport torch\n\n"
+        'vocabulary = sentencepiece.SentencePieceProcessor(model_file="vocabulary.model")\n'
+        'program = torch.export.load("program.pt2").module()\n'
+        'found = program(torch.tensor([vocabulary.encode("one", add_eos=True)])).tolist()[0]\n'
+        "print(vocabulary.decode([piece for piece in found if piece > 2]))",
     )
 }
 

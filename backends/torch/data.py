@@ -122,9 +122,14 @@ class ResidentSequences:
 
     def __init__(self, name: str, column: Column, device: torch.device) -> None:
         self._name, self._device = name, device
-        self._column = Column(column.values, np.asarray(column.offsets))
+        self._offsets = np.asarray(column.offsets)
+        self._column = Column(column.values, self._offsets)
         longest = int(self._column.lengths.max(initial=1))
         self.example_bytes = 8 * longest * math.prod(column.values.shape[1:])
+
+    def longest(self, start: int, stop: int) -> int:
+        """Return how long the longest of the examples start … stop − 1 is."""
+        return int(np.diff(self._offsets[start : stop + 1]).max(initial=0))
 
     def _given(self, indices: NDArray[np.int64]) -> ColumnTensors:
         examples = self._column.take(indices)
@@ -176,6 +181,11 @@ class ResidentSplit:
 
     def __len__(self) -> int:
         return self._size
+
+    def longest(self, start: int, stop: int) -> int:
+        """Return how long the longest of the examples start … stop − 1 is, in any column whose length varies; 0 where none does."""
+        columns = [held for held in (*self._inputs.values(), self._target) if isinstance(held, ResidentSequences)]
+        return max((held.longest(start, stop) for held in columns), default=0)
 
     def span(self, start: int, stop: int) -> Batch:
         """Return the examples start … stop − 1 in stored order, unchanged; they are valid until the next are asked for."""

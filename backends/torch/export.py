@@ -8,21 +8,38 @@ from __future__ import annotations
 import torch
 
 from ...core.plugins import forward_plugin, load
+from ...data.columns import LENGTHS
+from ...data.text import END, PADDING
 from ...models.base import ForwardContext
+from ...models.decoding.settings import GREEDY
 from ..export import Export
+from .data import ColumnTensors
+from .greedy_program import greedy
 
 __all__ = ["export"]
 
-EXAMPLE_BATCH = 2
+EXAMPLE_BATCH, EXAMPLE_LENGTH = 2, 7
 """Batch size of the example that the program is traced with; torch.export would take 0 and 1 for fixed sizes."""
 
 
 def export(request: Export) -> None:
-    """Write ``state_dict.pt`` and ``program.pt2``."""
-    module = _Trained(request)
+    """Write ``state_dict.pt`` and ``program.pt2``; the program of a model that translates holds a greedy search."""
+    translates = request.model.objective.translation is not None
+    module = _Translating(request) if translates else _Trained(request)
     torch.save(dict(module.state_dict()), request.folder / "state_dict.pt")
+    if translates:
+        _save_translating(module, request)
+        return
     example = torch.zeros(EXAMPLE_BATCH, *request.model.input_shape)
     program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(program, request.folder / "program.pt2")
+
+
+def _save_translating(module: torch.nn.Module, request: Export) -> None:
+    """Trace for any number of sentences of any length."""
+    example = torch.full((EXAMPLE_BATCH, EXAMPLE_LENGTH), END)
+    sizes = {0: torch.export.Dim("batch", min=1, max=1 << 16), 1: torch.export.Dim("time", min=1, max=1 << 12)}
+    program = torch.export.export(module, (example,), dynamic_shapes=(sizes,))
     torch.export.save(program, request.folder / "program.pt2")
 
 
@@ -32,6 +49,7 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, request: Export) -> None:
         super().__init__()
         self._forward = load(forward_plugin(request.model_name, "torch"), "forward").forward
+        self._settings = request.model.settings
         self._parameter_names = list(request.parameters)
         self._buffer_names = list(request.buffers)
         for name, value in request.parameters.items():
@@ -55,6 +73,31 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, x_bchw: torch.Tensor) -> torch.Tensor:
         """Return logits_bk of normalised images."""
+        return self._outputs(x_bchw)
+
+    def _outputs(self, inputs: ColumnTensors) -> torch.Tensor:
         parameters = {name: self.get_parameter(name) for name in self._parameter_names}
         buffers = {name: self.get_buffer(name) for name in self._buffer_names}
-        return self._forward(parameters, x_bchw, ForwardContext(training=False, buffers=buffers))
+        return self._forward(parameters, inputs, ForwardContext(training=False, buffers=buffers, settings=self._settings))
+
+
+class _Translating(_Trained):
+    """A translation of each row of pieces, which end with END and have padding behind it."""
+
+    def __init__(self, request: Export) -> None:
+        super().__init__(request)
+        quality = request.model.objective.translation
+        if quality is None:
+            raise ValueError(f"{request.model_name!r} translates nothing")
+        self._source, self._target = quality.source, quality.target
+
+    def forward(self, source_bs: torch.Tensor) -> torch.Tensor:
+        """Return pieces of the target; see `greedy`."""
+        lengths_b = (source_bs != PADDING).sum(1)
+
+        def logits(pieces_bt: torch.Tensor) -> torch.Tensor:
+            ends_b = torch.full_like(lengths_b, pieces_bt.shape[1])
+            given = {self._source: source_bs, self._source + LENGTHS: lengths_b, self._target: pieces_bt, self._target + LENGTHS: ends_b}
+            return self._outputs(given)
+
+        return greedy(logits, source_bs, lengths_b, GREEDY.extra_length)

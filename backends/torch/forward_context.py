@@ -5,6 +5,7 @@ No random state is kept from step to step, so that a resumed run draws what an u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import ForwardContext, ModelSpec
-from ...models.dropout_masks import keep_mask
+from ...models.dropout_masks import keep_mask_of_shape
 
 __all__ = ["Dropout", "ForwardContexts"]
 
@@ -33,16 +34,25 @@ class Dropout:
         """Say which update follows, and on which examples."""
         self._step, self._indices = step, indices_b
 
-    def __call__(self, x_bf: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
-        """Return x_bf with elements zeroed with probability `rate` and the others divided by 1 − rate."""
+    def __call__(self, x: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
+        """Return x with elements zeroed with probability `rate` and the others divided by 1 − rate; see `ForwardContext`."""
         if self._shared_masks:
-            kept = keep_mask(self._seed, self._step, layer, self._indices, x_bf.shape[1], rate)
-            factors_bf = torch.from_numpy(kept).to(x_bf.device).to(x_bf.dtype)
+            kept = keep_mask_of_shape(self._seed, self._step, layer, self._indices, x.shape, rate)
+            factors = torch.from_numpy(kept).to(x.device).to(x.dtype)
         else:
             mixed = np.random.SeedSequence([self._seed, self._step, self._rank, layer]).generate_state(1, np.uint64)
-            generator = self._generators.setdefault(x_bf.device, torch.Generator(x_bf.device)).manual_seed(int(mixed[0]))
-            factors_bf = torch.empty_like(x_bf).bernoulli_(1.0 - rate, generator=generator)
-        return x_bf * factors_bf.div_(1.0 - rate)
+            if x.ndim > 2 and x.device.type == "cpu":
+                return x * _half_words(int(mixed[0]), x.shape, rate).to(x.dtype).mul_(1.0 / (1.0 - rate))
+            generator = self._generators.setdefault(x.device, torch.Generator(x.device)).manual_seed(int(mixed[0]))
+            factors = torch.empty_like(x).bernoulli_(1.0 - rate, generator=generator)
+        return x * factors.div_(1.0 - rate)
+
+
+def _half_words(seed: int, shape: torch.Size, rate: float) -> torch.Tensor:
+    """Return what is kept, boolean: an element for each half word of SFC64, to 1 in 2¹⁷ of `rate`; an eighth of torch's time for it."""
+    size = math.prod(shape)
+    drawn = np.random.SFC64(seed).random_raw(-(-size // 4)).view(np.uint16)[:size]
+    return torch.from_numpy(drawn >= np.uint16(round(rate * 2**16))).view(shape)
 
 
 class ForwardContexts:
@@ -50,8 +60,8 @@ class ForwardContexts:
 
     def __init__(self, job: Job, spec: ModelSpec, rank: int, buffers: Mapping[str, torch.Tensor], low: torch.dtype | None) -> None:
         self.buffers = buffers
-        self.evaluation: Context = ForwardContext(training=False, buffers=buffers, compute=low)
-        self._training: Context = ForwardContext(training=True, buffers=buffers, compute=low)
+        self.evaluation: Context = ForwardContext(training=False, buffers=buffers, compute=low, settings=spec.settings)
+        self._training: Context = ForwardContext(training=True, buffers=buffers, compute=low, settings=spec.settings)
         self._dropout = Dropout(job, rank) if spec.dropout else None
         if self._dropout is not None:
             self._training.dropout = self._dropout

@@ -15,7 +15,9 @@ from ...core.plugins import forward_plugin, load
 from ...data.columns import LENGTHS, TOKENS
 from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
+from ..decoding_functions import DecodingFunctions
 from .data import ColumnTensors, ResidentSplit
+from .decoding import TorchStepper
 from .forward_context import ForwardContexts
 from .precision import low_format, watched
 from .state import cut
@@ -25,19 +27,27 @@ __all__ = ["DistributedLoss", "Model", "evaluation_batch"]
 EVALUATION_BATCH = 1024
 """Examples per forward pass of an evaluation, at most."""
 
+EVALUATION_LOGITS_BYTES = 2**27
+"""Bytes of logits per forward pass of an evaluation of sequences, padding included; the softmax of them takes as much again."""
+
 EVALUATION_BYTES = 2**25
 """Bytes of images per forward pass of an evaluation. What a convolutional network computes from them takes some ten times as much:
 for AlexNet with images of 224 × 224 (55 at once) less than training on 64 needs."""
 
 Forward = Callable[..., torch.Tensor]
 Context = ForwardContext[torch.Tensor]
-Losses = Callable[[torch.Tensor, ColumnTensors], torch.Tensor]
-"""From a forward function's result and the target to what each example adds, [batch]."""
+Losses = Callable[[torch.Tensor, ColumnTensors, Context], torch.Tensor]
+"""From a forward function's result, the target and the context to what each example adds, [batch]."""
 
 
 def evaluation_batch(spec: ModelSpec) -> int:
-    """Return how many examples an evaluation takes at once."""
+    """Return how many examples an evaluation takes at once, at most; of sequences `examples_at_once` may take fewer."""
     return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
+
+
+def examples_at_once(spec: ModelSpec, longest: int, most: int) -> int:
+    """Return how many of `most` examples, of which the longest has `longest` elements, an evaluation takes at once: at least one."""
+    return max(1, min(most, EVALUATION_LOGITS_BYTES // max(1, 4 * spec.logits_per_position * longest)))
 
 
 class Model:
@@ -61,6 +71,7 @@ class Model:
         self._function: Forward = module.forward if self._low is None else watched(module.forward, job.precision, self._low, job.model)
         self._own_losses = _own_losses(spec, module)
         self._example_sums = module.example_sums if hasattr(module, "example_sums") else None
+        self._decoding = DecodingFunctions.of(module) if spec.objective.translation is not None else None
 
     @classmethod
     def initial(cls, job: Job, spec: ModelSpec, rank: int, device: torch.device) -> Model:
@@ -83,17 +94,33 @@ class Model:
             logits_bk = self._function(self._named, x, context)
         return logits_bk.float()
 
+    def stepper(self) -> TorchStepper:
+        """Return what decodes with the parameters as they are at each call. Raises RuntimeError for a model that does not translate."""
+        quality, functions = self.spec.objective.translation, self._decoding
+        if quality is None or functions is None:
+            raise RuntimeError(f"{self.spec.name!r} does not translate")
+
+        def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                with torch.autocast(self._device.type, self._low, enabled=self._low is not None):
+                    return function(self._named, *arguments, self.passes.evaluation)
+
+            return call
+
+        own = DecodingFunctions(bound(functions.encode), functions.empty_cache, bound(functions.decode_step))
+        return TorchStepper(own, quality.source, self._device)
+
     def mean_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> torch.Tensor:
         """Return the mean loss of a whole (not empty) batch; `share` is 1 / (what its examples weigh together)."""
         if self._own_losses is None:
             return torch.nn.functional.cross_entropy(self.forward(x, context), y)
-        return self._own_losses(self.forward(x, context), y).sum() * share
+        return self._own_losses(self.forward(x, context), y, context).sum() * share
 
     def summed_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
         """Return the sum of the examples' losses; 0, with zero gradients, for an empty slice."""
         if self._own_losses is None:
             return torch.nn.functional.cross_entropy(self.forward(x, context), y, reduction="sum")
-        return self._own_losses(self.forward(x, context), y).sum()
+        return self._own_losses(self.forward(x, context), y, context).sum()
 
     def keep_updated(self, context: Context) -> None:
         """Take over the buffers that a training pass has changed."""
@@ -112,9 +139,11 @@ class Model:
 
     def _batch_sums(self, outputs: torch.Tensor, x: ColumnTensors, y: ColumnTensors) -> dict[str, torch.Tensor]:
         """Return what each example adds to the sums, [batch] by name."""
-        losses_b = (
-            torch.nn.functional.cross_entropy(outputs, y, reduction="none") if self._own_losses is None else self._own_losses(outputs, y)
-        )
+        context = self.passes.evaluation
+        if self._own_losses is None:
+            losses_b = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+        else:
+            losses_b = self._own_losses(outputs, y, context)
         found = {LOSS_SUM: losses_b, COUNTED: torch.ones_like(losses_b)}
         for given in (x, y):
             if isinstance(given, dict):
@@ -122,7 +151,7 @@ class Model:
         if self._own_losses is None and "correct" in self.spec.objective.sums:
             found["correct"] = outputs.argmax(1) == y
         if self._example_sums is not None:
-            found |= self._example_sums(outputs, y)
+            found |= self._example_sums(outputs, y, context)
         self.spec.objective.check_parts({name: value.dim() if torch.is_tensor(value) else None for name, value in found.items()})
         return found
 
@@ -134,11 +163,14 @@ class Model:
     def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, ColumnTensors, ColumnTensors]]:
         """Yield (result, inputs, target) of the examples start … stop − 1, as many at once as an evaluation takes."""
         step = evaluation_batch(self.spec)
-        for first in range(start, stop, step):
+        first = start
+        while first < stop:
+            end = first + examples_at_once(self.spec, data.longest(first, min(first + step, stop)), min(step, stop - first))
             with torch.inference_mode():
-                x, y = data.span(first, min(first + step, stop))
+                x, y = data.span(first, end)
                 outputs = self.forward(x, self.passes.evaluation)
             yield outputs, x, y
+            first = end
 
 
 def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:
@@ -150,8 +182,8 @@ def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:
         raise UsageError(f"model: its objective names the loss {name!r}, which is no function of {module.__name__}.")
     function: Losses = getattr(module, name)
 
-    def checked(outputs: torch.Tensor, target: ColumnTensors) -> torch.Tensor:
-        losses_b = function(outputs, target)
+    def checked(outputs: torch.Tensor, target: ColumnTensors, context: Context) -> torch.Tensor:
+        losses_b = function(outputs, target, context)
         if not isinstance(losses_b, torch.Tensor) or losses_b.ndim != 1 or len(losses_b) != len(outputs):
             found = list(losses_b.shape) if isinstance(losses_b, torch.Tensor) else type(losses_b).__name__
             raise UsageError(f"model: the loss {name!r} returned {found} for {len(outputs)} examples; a number for each is needed, [batch]")

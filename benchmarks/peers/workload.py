@@ -18,11 +18,11 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from crosstrain.core.plugins import find, load
 from crosstrain.core.process import die_with_parent
 from crosstrain.data.sampler import permutation
 from crosstrain.data.store.stored_dataset import StoredDataset, open_dataset
 from crosstrain.models.base import ModelSpec
+from crosstrain.models.build import build_model
 
 __all__ = ["Timer", "Workload", "read_workload"]
 
@@ -162,7 +162,7 @@ def read_workload() -> Workload:
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # under torchrun the parent is torchrun
         die_with_parent(given.parent)
     data = open_dataset(given.data)
-    spec: ModelSpec = load(find("model", given.model), "model")(data.info)
+    spec: ModelSpec = build_model(given.model, data.info)
     return Workload(
         steps=given.steps,
         warmup=given.warmup,

@@ -1,4 +1,4 @@
-"""``trainer data list | prepare | verify | remove``."""
+"""``trainer data list | prepare | info | verify | remove``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 import click
 
 from ...core.errors import DamagedStoreError
+from ...data.base import DataInfo, TextFeatures
 from ...data.store import stored_dataset
+from ...data.store.description import described
 from ...data.store.location import cache_root
 from ...data.store.removal import find_stores, remove_store
 from ...report.tables.alignment import holds_figures, plain_lines
@@ -52,9 +54,29 @@ def prepare_command(names: Sequence[str], data_dir: Path | None, again: bool) ->
         stored_dataset.prepare(name, data_dir, again)
         opened = stored_dataset.open_dataset(name, data_dir)
         sizes, synthetic = opened.info.sizes, " (synthetic)" if opened.info.synthetic else ""
-        click.echo(f"{name}: {sizes['train']:,} + {sizes['test']:,} examples{synthetic} in {opened.path}")
+        click.echo(f"{name}: {sizes['train']:,} + {sizes['test']:,} {_examples(opened.info)}{synthetic} in {opened.path}")
         for line in opened.left_out:
             click.echo(f"  left out: {line}")
+
+
+@data.command("info")
+@click.argument("name", metavar="NAME")
+@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def info_command(name: str, data_dir: Path | None, as_json: bool) -> None:
+    """Say what a dataset consists of: examples, shapes and classes, or languages, lengths and vocabulary.
+
+    It is prepared where it is not yet.
+    """
+    name_settings({"data_dir": "flag"})
+    facts = described(stored_dataset.open_dataset(name, data_dir))
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    for key, value in facts.items():
+        rows = [(f"{key} {part}", each) for part, each in value.items()] if isinstance(value, dict) else [(key, value)]
+        for label, each in rows:
+            click.echo(f"{label.replace('_', ' '):30}{_shown(each)}")
 
 
 @data.command("verify")
@@ -107,12 +129,29 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
         click.echo(line)
 
 
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _examples(info: DataInfo) -> str:
+    """Return what a dataset's examples are called, with what is particular to text."""
+    if not isinstance(info.features, TextFeatures) or not info.features.languages:
+        return "examples"
+    return f"pairs ({'-'.join(info.features.languages)}, {max(info.features.vocabulary_sizes.values()):,} pieces)"
+
+
 def _description(row: stored_dataset.DatasetStatus) -> str:
     origin = f" [from {row.data_dir}]" if row.data_dir else ""
     synthetic = " [synthetic]" if row.synthetic else ""
-    left_out = f" [damaged files left out: {len(row.left_out)}]" if row.left_out else ""
+    text = f" [{'-'.join(row.languages)}, {row.pieces:,} pieces]" if row.languages and row.pieces else ""
+    shown = f"left out: {'; '.join(row.left_out)}" if row.languages else f"damaged files left out: {len(row.left_out)}"
+    left_out = f" [{shown}]" if row.left_out else ""
     problem = f" [problem: {row.problem}]" if row.problem else ""
-    return f"{row.description}{origin}{synthetic}{left_out}{problem}"
+    return f"{row.description}{text}{origin}{synthetic}{left_out}{problem}"
 
 
 def _count(value: int | None) -> str:

@@ -13,15 +13,18 @@ from ...core.plugins import Plugin, available, load
 from ...core.settings.job_fields import schema
 from ...data.base import DataInfo
 from ...data.store.stored_dataset import open_dataset
+from ...models.arguments import Argument, arguments_of
+from ...models.build import build_model
 
 __all__ = ["ModelRow", "describe_models", "models"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model: one sentence, its number of parameters on the default dataset, the backends it has a forward function for.
+    """A model: one sentence, its arguments, its number of parameters on the default dataset, the backends it has a forward function for.
 
-    `parameters` is None, and `problem` says why, where the model does not load or does not fit that dataset.
+    `arguments` has what may be given by name, with its default. `parameters` is None, and `problem` says why, where the model does not
+    load or does not fit that dataset; `description` is empty where it does not load.
     """
 
     name: str
@@ -30,6 +33,7 @@ class ModelRow:
     parameters_data: str
     backends: tuple[str, ...]
     problem: str | None = None
+    arguments: tuple[str, ...] = ()
 
 
 @click.command("models", short_help="Show the models and the backends they run on.")
@@ -49,15 +53,26 @@ def describe_models() -> list[ModelRow]:
 def _row(plugin: Plugin, data: DataInfo) -> ModelRow:
     backends = tuple(key.split("/")[1] for key in available("forward") if key.split("/")[0] == plugin.name)
     try:
-        build = load(plugin, "model")
+        arguments = tuple(map(_described, arguments_of(plugin.name, load(plugin, "model")).values()))
         module = importlib.import_module(plugin.target.partition(":")[0])
         description = (module.__doc__ or "").strip().split("\n")[0]
-        return ModelRow(plugin.name, description, build(data).size, data.name, backends)
     except UsageError as error:
         return ModelRow(plugin.name, "", None, data.name, backends, str(error))
+    try:
+        return ModelRow(plugin.name, description, build_model(plugin.name, data).size, data.name, backends, arguments=arguments)
+    except UsageError as error:
+        return ModelRow(plugin.name, description, None, data.name, backends, str(error), arguments)
+
+
+def _described(argument: Argument) -> str:
+    """Return an argument, what it may be and what it is otherwise."""
+    default = "" if argument.default is None else f" [default: {argument.write(argument.default)}]"
+    return f"{argument.name}: {argument.allowed}{default}"
 
 
 def _line(row: ModelRow) -> str:
-    if row.problem:
+    if not row.description and row.problem:
         return f"{row.name:<12}unusable: {row.problem}"
-    return f"{row.name:<12}{row.description} {row.parameters:,} parameters on {row.parameters_data}; backends: {', '.join(row.backends)}"
+    size = f"not for {row.parameters_data}: {row.problem}" if row.problem else f"{row.parameters:,} parameters on {row.parameters_data}"
+    line = f"{row.name:<12}{row.description} {size}; backends: {', '.join(row.backends)}"
+    return "\n".join([line, *(f"{'':<12}  {argument}" for argument in row.arguments)])

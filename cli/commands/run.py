@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
+from ...core.plugins import model_base
 from ...core.settings.sources import Resolved, given_settings, resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.untrusted.console import note
@@ -167,7 +168,7 @@ def _resolved_job(typed: _Typed, *, force: bool, trust_run: bool) -> tuple[Resol
     if typed.resume is None:
         resolved = resolve(typed.options, os.environ, typed.config)
         name_settings(resolved.sources)
-        return _with_absolute_data(resolved), None
+        return _with_lasting_names(resolved), None
     from ...launch.resume.resumption import load_resumption
 
     name_settings(dict.fromkeys(typed.options, "flag"))
@@ -239,11 +240,12 @@ def _tell_unused(ctx: click.Context, option: str, *, quiet: bool) -> None:
         note(f"TRAINER_{option.upper()}: {why}")
 
 
-def _with_absolute_data(resolved: Resolved) -> Resolved:
-    """Name the data so that the run means the same from any directory."""
-    if ":" not in resolved.job.data and resolved.job.data_dir is None:
+def _with_lasting_names(resolved: Resolved) -> Resolved:
+    """Name the data and the model so that the run means the same from any directory, and one text stands for one meaning."""
+    job = resolved.job
+    if ":" not in job.data and job.data_dir is None and model_base(job.model) == job.model:
         return resolved  # nothing to name, and no import before the nodes start
-    from ...data.store.resolve import written_out
+    from ...models.build import written_out
 
     return replace(resolved, job=written_out(resolved.job))
 

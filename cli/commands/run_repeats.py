@@ -16,6 +16,7 @@ from ...core.job import Job
 from ...core.untrusted.console import note
 from ...launch.sweeps.child_run import SignalsToChild, run_child
 from ...records.store.jsonl import finite_json
+from ...records.store.run_directory import name_part
 from ...records.text.numbers import number_text
 
 __all__ = ["repeat"]
@@ -28,7 +29,7 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
     """
     from ...report.comparison.seed_statistics import aggregate
 
-    name = job.name or f"{datetime.now():%Y%m%d-%H%M%S}-{job.model}-{job.backend}-{job.mode}-{job.nodes}n-{secrets.token_hex(2)}"
+    name = job.name or f"{datetime.now():%Y%m%d-%H%M%S}-{name_part(job.model)}-{job.backend}-{job.mode}-{job.nodes}n-{secrets.token_hex(2)}"
     taken = [path for path in (job.out / f"{name}-r{number}" for number in range(1, repeats + 1)) if path.exists()]
     if taken:
         raise UsageError(f"name: {taken[0].name!r} is taken in {str(job.out)!r}; give another --name")

@@ -28,7 +28,7 @@ from ...launch.resume.trust import LINK, TRUST_RUN, links_outside, refuse_foreig
 from ...launch.sweeps.folder import Entry, Request, SweepFolder, check_free, read_request
 from ...launch.sweeps.runner import point_arguments, run_points
 from ...records.store.jsonl import finite_json
-from ...records.store.run_directory import RunReader
+from ...records.store.run_directory import RunReader, name_part
 from ...report.catalog.locate import find_sweep
 from ...report.catalog.summary_rows import row
 from ..options import given_options, job_options_without, name_settings, trust_option
@@ -94,7 +94,7 @@ def sweep(
         points = request.plan(os.environ)
     else:
         flags.pop("out", None)
-        flags = _lasting_data(flags)
+        flags = _lasting_names(flags)
         request = Request(_lasting(config), flags, make_grid(config, grids, repeats))
         points = request.plan(os.environ)
         out = Path(ctx.params["out"]) if ctx.params["out"] is not None else points[0].job.out
@@ -128,16 +128,19 @@ def _lasting(config: str | None) -> str | None:
     return config if config is None or config in shipped() else str(Path(config).resolve())
 
 
-def _lasting_data(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Name data and its folder so that the sweep can go on from elsewhere."""
+def _lasting_names(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the model, the data and its folder so that the sweep can go on from elsewhere."""
     from ...data.store.resolve import resolve as resolve_data
     from ...data.store.resolve import whole_path
+    from ...models.build import canonical_model
 
     found = dict(flags)
     if "data_dir" in flags:
         found["data_dir"] = str(whole_path(Path(flags["data_dir"])))
     if ":" in flags.get("data", ""):
         found["data"] = resolve_data(flags["data"]).name
+    if "model" in flags:
+        found["model"] = canonical_model(flags["model"])
     return found
 
 
@@ -155,7 +158,7 @@ def make_grid(config: str | None, grids: Sequence[str], repeats: int | None) -> 
 
 def _folder_name(given: str | None, config: str | None, job: Job) -> str:
     if given is None:
-        stem = Path(config).stem if config is not None else job.model
+        stem = Path(config).stem if config is not None else name_part(job.model)
         return f"{datetime.now():%Y%m%d-%H%M%S}-{stem}-sweep-{secrets.token_hex(2)}"
     resolve({"name": given}, {})  # the rules for a folder's name are the job's
     return given

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from ..errors import MissingPackageError, UsageError
 from ..job import Job
-from ..plugins import BUILT_IN, NO_MODULE, Kind, Plugin, available, find, forward_plugin, load, missing_packages, module_exists
+from ..plugins import BUILT_IN, NO_MODULE, Kind, Plugin, available, find, forward_plugin, load, missing_packages, model_base, module_exists
 from ..suggestions import nearest
 from ..untrusted.console import one_line
 from .config_files import SWEEP, read_config
@@ -60,7 +60,7 @@ RUNS_POINTS = "and `trainer sweep` runs its points."
 
 _PLUGIN_FIELDS: Mapping[str, Kind] = {"backend": "backend", "model": "model", "data": "dataset"}
 
-_ALTERNATIVES = (("batch_size", "global_batch_size"), ("epochs", "steps"))
+_ALTERNATIVES = (("batch_size", "global_batch_size", "batch_tokens"), ("epochs", "steps"))
 """Fields of which a job takes one: given on a higher layer, one replaces the other of a lower layer."""
 
 
@@ -261,9 +261,9 @@ def _merge(*layers: dict[str, GivenValue]) -> dict[str, GivenValue]:
     """Put each layer over the one before."""
     merged: dict[str, GivenValue] = {}
     for layer in layers:
-        for pair in _ALTERNATIVES:
-            if any(field in layer for field in pair):
-                for field in pair:
+        for fields in _ALTERNATIVES:
+            if any(field in layer for field in fields):
+                for field in fields:
                     merged.pop(field, None)
         merged.update(layer)
     return merged
@@ -287,9 +287,10 @@ def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, GivenValu
         if kind == "model":
             listed += ", or the dotted path of your own module, such as my_package.my_model"
         raise UsageError.of(value.key, name, listed, names, value.place) from None
-    if kind == "model" and "." in name and name not in available(kind) and not module_exists(name):
+    base = model_base(name)
+    if kind == "model" and "." in base and base not in available(kind) and not module_exists(base):
         place = f" (from {value.place})" if value.place else ""
-        raise UsageError(f"{value.key}: got {name!r}{place}, {NO_MODULE}")
+        raise UsageError(f"{value.key}: got {base!r}{place}, {NO_MODULE}")
 
 
 def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +15,22 @@ from pydantic import ValidationError
 
 from ...core.errors import TrainerError, UsageError
 from ...core.untrusted.bounded_json import first_problem
-from ..base import DatasetSource, PreparedArrays, PreparedBlocks, PreparedColumns, Split
+from ...core.untrusted.console import note
+from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, PreparedColumns, Split
 from ..statistics import PixelCounts
 from .column_writer import ColumnWriter
 from .location import CACHE_VARIABLE, locked, put_aside
-from .manifest import SPLITS, ColumnEntry, ColumnManifest, FileEntry, Manifest, StoreManifest, write_manifest
+from .manifest import (
+    SPLITS,
+    ColumnEntry,
+    ColumnManifest,
+    FileEntry,
+    Manifest,
+    StoredFile,
+    StoreManifest,
+    write_manifest,
+    wrong_attachment,
+)
 from .writer import BrokenSourceError, SplitWriter
 
 __all__ = ["build_store"]
@@ -43,7 +56,12 @@ def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir
 
 def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None) -> None:
     """Write a draft beside the final place, then rename: only whole stores ever carry the final name."""
-    loaded = source.load(data_dir)
+    work = root / f".{key}.work"
+    if isinstance(source, LoadsInParts):
+        work.mkdir(exist_ok=True)
+        loaded = source.load_in(work, data_dir)
+    else:
+        loaded = source.load(data_dir)
     draft = Path(tempfile.mkdtemp(prefix=f".{key}.draft-", dir=root))
     try:
         draft.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
@@ -56,8 +74,12 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
         write_manifest(draft, manifest)
         _sync_folder(draft)
         _put_in_place(draft, root / key)
+        if work.exists():
+            shutil.rmtree(work)
     except BaseException as error:
         shutil.rmtree(draft)
+        if isinstance(error, KeyboardInterrupt) and work.exists():
+            note(f"data: what has been done of {name} is kept, and the next try goes on there")
         if isinstance(error, BrokenSourceError):
             raise UsageError(f"data: the source of {name!r} is broken: {error}.") from error
         raise
@@ -114,7 +136,7 @@ def _write_images(
 
 
 def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None, prepared: PreparedColumns) -> ColumnManifest:
-    vocabulary_sizes = dict(prepared.features.vocabulary_sizes)
+    features, vocabulary_sizes = prepared.features, dict(prepared.features.vocabulary_sizes)
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
     for split in SPLITS:
@@ -132,11 +154,28 @@ def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None,
             vocabulary_sizes=vocabulary_sizes,
             sizes=sizes,
             synthetic=prepared.synthetic,
+            languages=features.languages,
+            bleu_tokenizer=features.bleu_tokenizer,
             left_out=tuple(prepared.left_out()),
             files=entries,
+            attachments=_write_attachments(folder, prepared.attachments()),
         )
     except ValidationError as error:
         raise BrokenSourceError(first_problem(error)) from error
+
+
+def _write_attachments(folder: Path, contents: Mapping[str, bytes]) -> dict[str, StoredFile]:
+    entries: dict[str, StoredFile] = {}
+    for name, content in contents.items():
+        if problem := wrong_attachment(name, len(content)):
+            raise BrokenSourceError(f"its attachment {problem}")
+        with (folder / name).open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        (folder / name).chmod(0o444)
+        entries[name] = StoredFile(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+    return entries
 
 
 def _sync_folder(folder: Path) -> None:

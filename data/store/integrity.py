@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.untrusted.bounded_json import UnreadableError, open_regular, read_json
-from .manifest import MANIFEST, StoreManifest, file_sha256
+from .manifest import MANIFEST, STAMP, StoreManifest, file_sha256
 
 __all__ = ["STAMP", "FileCheck", "check_digests", "check_sizes", "digests_verified", "remember"]
 
-STAMP = "verified.json"
 _SETTLED_SECONDS = 0.1
 """A file as young as this is not stamped: a later change within one tick of the file system's clock (4 ms on Linux) would not show."""
 
@@ -36,9 +35,9 @@ class FileCheck:
 
 
 def check_sizes(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
-    """Compare existence and size of every array file with the manifest."""
+    """Compare existence and size of every file with the manifest."""
     checks: list[FileCheck] = []
-    for name, entry in manifest.files.items():
+    for name, entry in manifest.every_file.items():
         try:
             with open_regular(folder / name) as file:
                 found = os.fstat(file.fileno()).st_size
@@ -53,10 +52,10 @@ def check_sizes(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
 
 
 def check_digests(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
-    """Compare the content of every array file with the manifest (files of the wrong size are reported as such)."""
+    """Compare the content of every file with the manifest (files of the wrong size are reported as such)."""
     return [
         check
-        if check.problem or file_sha256(folder / check.name) == manifest.files[check.name].sha256
+        if check.problem or file_sha256(folder / check.name) == manifest.every_file[check.name].sha256
         else FileCheck(check.name, check.bytes, "differs from its sha256")
         for check in check_sizes(folder, manifest)
     ]
@@ -65,7 +64,7 @@ def check_digests(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
 def identity(folder: Path, manifest: StoreManifest) -> Identity:
     """Return what changes when a file is replaced or written: size, inode, time of change of content and of status."""
     found: Identity = {}
-    for name in (*manifest.files, MANIFEST):
+    for name in (*manifest.every_file, MANIFEST):
         status = (folder / name).stat()
         found[name] = [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
     return found

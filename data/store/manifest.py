@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -17,22 +18,29 @@ from ..columns import ColumnSpec
 __all__ = [
     "FILES",
     "MANIFEST",
+    "MOST_ATTACHMENT_BYTES",
     "SCHEMA",
     "SPLITS",
+    "STAMP",
     "ColumnEntry",
     "ColumnManifest",
     "FileEntry",
     "Manifest",
     "StoreManifest",
+    "StoredFile",
     "file_sha256",
     "offsets_file",
     "read_manifest",
     "values_file",
     "write_manifest",
+    "wrong_attachment",
 ]
 
 SCHEMA = 2
 MANIFEST = "manifest.json"
+STAMP = "verified.json"
+MOST_ATTACHMENT_BYTES = 64 << 20
+"""Of one attachment: they are read as a whole."""
 SPLITS: tuple[Split, ...] = ("train", "test")
 FILES: Mapping[tuple[Split, str], str] = {(split, kind): f"{split}_{kind}.npy" for split in SPLITS for kind in ("images", "labels")}
 _SELF = "manifest_sha256"
@@ -40,15 +48,22 @@ _SELF = "manifest_sha256"
 
 Size = Annotated[int, Field(ge=0, le=2**53)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
+_ATTACHMENT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 
 
-class FileEntry(BaseModel):
-    """One array file."""
+class StoredFile(BaseModel):
+    """One file of a store."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sha256: str
     bytes: int = Field(ge=0, lt=2**63)
+
+
+class FileEntry(StoredFile):
+    """One array file."""
+
     dtype: str
     shape: tuple[Size, ...]
 
@@ -96,6 +111,11 @@ class Manifest(BaseModel):
         return set(FILES.values())
 
     @property
+    def every_file(self) -> Mapping[str, StoredFile]:
+        """All files but the manifest, by name."""
+        return self.files
+
+    @property
     def total_bytes(self) -> int:
         """Size of all array files together."""
         return sum(entry.bytes for entry in self.files.values())
@@ -128,20 +148,27 @@ class ColumnManifest(BaseModel):
     vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=2**31)]]
     sizes: dict[Split, Size]
     synthetic: bool
+    languages: Annotated[tuple[Word, ...], Field(max_length=10)] = ()
+    bleu_tokenizer: Word = "13a"
     left_out: tuple[str, ...] = ()
     files: dict[str, FileEntry]
+    attachments: Annotated[dict[str, StoredFile], Field(max_length=100)] = {}
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
         names = [entry.spec().name for entry in self.columns]
         if len(set(names)) != len(names) or not set(self.vocabulary_sizes) <= set(names):
             raise ValueError("columns: names repeat, or a vocabulary belongs to none of them")
+        for name, entry in self.attachments.items():
+            if problem := wrong_attachment(name, entry.bytes):
+                raise ValueError(f"attachments: {problem}")
         return self
 
     def info(self) -> DataInfo:
         """Return the part that models and backends need."""
         columns = tuple(entry.spec() for entry in self.columns)
-        return DataInfo(self.name, dict(self.sizes), columns, TextFeatures(dict(self.vocabulary_sizes)), self.synthetic)
+        features = TextFeatures(dict(self.vocabulary_sizes), self.languages, self.bleu_tokenizer)
+        return DataInfo(self.name, dict(self.sizes), columns, features, self.synthetic)
 
     @property
     def expected_files(self) -> set[str]:
@@ -150,9 +177,14 @@ class ColumnManifest(BaseModel):
         return names | {offsets_file(split, entry.name) for split in SPLITS for entry in self.columns if entry.spec().varies}
 
     @property
+    def every_file(self) -> Mapping[str, StoredFile]:
+        """All files but the manifest, by name."""
+        return {**self.files, **self.attachments}
+
+    @property
     def total_bytes(self) -> int:
-        """Size of all array files together."""
-        return sum(entry.bytes for entry in self.files.values())
+        """Size of all array files and attachments together."""
+        return sum(entry.bytes for entry in self.every_file.values())
 
 
 StoreManifest = Manifest | ColumnManifest
@@ -166,6 +198,13 @@ def values_file(split: Split, column: str) -> str:
 def offsets_file(split: Split, column: str) -> str:
     """Return the name of the file that says where each example of a column begins; only where its length varies."""
     return f"{split}.{column}.offsets.npy"
+
+
+def wrong_attachment(name: str, size: int) -> str | None:
+    """Return why a store cannot have an attachment of this name and size, or None: it lies beside the arrays, under its own name."""
+    if not _ATTACHMENT_NAME.fullmatch(name) or name.endswith(".npy") or name in (MANIFEST, STAMP):
+        return f"{name[:100]!r} is no name for one"
+    return f"{name} has {size} bytes, more than {MOST_ATTACHMENT_BYTES}" if size > MOST_ATTACHMENT_BYTES else None
 
 
 def file_sha256(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shutil
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def remove_store(folder: Path) -> int:
         with locked(folder.parent, folder.name):
             size = sum(file.stat().st_size for file in folder.iterdir())
             shutil.rmtree(put_aside(folder))
+            for work in folder.parent.glob(f".{glob.escape(folder.name)}.work"):  # of a making that was interrupted
+                shutil.rmtree(work)
     except OSError as error:
         raise TrainerError(f"data: the store {str(folder)!r} cannot be removed: {error}.") from error
     return size

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...core import plugins
 from ...core.errors import UsageError
 from ...core.job import Job
-from ..base import DatasetSource, HasFolder, TakesArguments
+from ..base import DatasetSource, HasFolder, HasVocabulary, TakesArguments
 
 __all__ = ["Resolved", "resolve", "whole_path", "written_out"]
 
@@ -55,7 +55,18 @@ def whole_path(data_dir: Path) -> Path:
 def written_out(job: Job) -> Job:
     """Return the job with its dataset's full name and the whole path of its folder, which mean the same from any working directory.
 
-    Raises UsageError as `resolve` does.
+    So is the size of a vocabulary that was asked for; from then on it is a part of the name. Raises UsageError as `resolve` does, and for a
+    vocabulary of what is no text.
     """
     data_dir = None if job.data_dir is None else whole_path(job.data_dir)
-    return job.model_copy(update={"data": resolve(job.data, data_dir).name, "data_dir": data_dir})
+    name = resolve(job.data, data_dir).name
+    if job.vocabulary is not None:
+        name = _with_vocabulary(name, job.vocabulary)
+    return job.model_copy(update={"data": name, "data_dir": data_dir, "vocabulary": None})
+
+
+def _with_vocabulary(name: str, size: int) -> str:
+    source = resolve(name).source
+    if not isinstance(source, HasVocabulary):
+        raise UsageError(f"vocabulary: got {size}, but {name!r} is no text, or its vocabulary has one size. Choose text: trainer data list")
+    return source.with_vocabulary(size).name

@@ -6,9 +6,10 @@ x_nchw, y_n = dataset.inputs("train"), dataset.labels("train")
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...core import plugins
 from ...core.errors import DamagedStoreError, TrainerError, UsageError
+from ...core.untrusted.bounded_json import open_regular
 from ..base import IMAGE, LABEL, DataInfo, DatasetSource, Split, TextFeatures
 from ..columns import TOKENS, Column
 from ..normalisation import normal_table
@@ -29,6 +31,7 @@ from .manifest import (
     SPLITS,
     ColumnManifest,
     Manifest,
+    StoredFile,
     StoreManifest,
     file_sha256,
     offsets_file,
@@ -38,6 +41,9 @@ from .manifest import (
 from .resolve import resolve
 
 __all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify", "verify_store"]
+
+_PART = 1 << 23
+"""Numbers of a map that are looked at at a time."""
 
 _CHUNK = 512  # images normalised at once: the work area (numpy indexes with 8 bytes a pixel) stays in the processor's cache
 
@@ -54,6 +60,7 @@ class StoredDataset:
     digest: str
     left_out: tuple[str, ...]
     _columns: Mapping[tuple[Split, str], Column]
+    _attachments: Mapping[str, StoredFile] = field(default_factory=dict)
 
     def column(self, split: Split, name: str) -> Column:
         """Return a column as it is stored, read-only maps. Raises UsageError where there is none of that name."""
@@ -68,6 +75,23 @@ class StoredDataset:
         if name not in counted:
             raise UsageError(f"data: {self.info.name!r} has no weights called {name!r}; it has {', '.join(['examples', *counted])}.")
         return self._columns[split, counted[name]].lengths
+
+    @property
+    def attachments(self) -> tuple[str, ...]:
+        """The names of the files that lie beside the arrays."""
+        return tuple(self._attachments)
+
+    def attachment(self, name: str) -> bytes:
+        """Return a file that lies beside the arrays. Raises UsageError where there is none, DamagedStoreError where it has changed."""
+        if name not in self._attachments:
+            there = ", ".join(self._attachments) or "none"
+            raise UsageError(f"data: {self.info.name!r} has no attachment {name!r}; it has {there}.")
+        entry = self._attachments[name]
+        with open_regular(self.path / name) as file:
+            content = file.read(entry.bytes + 1)
+        if hashlib.sha256(content).hexdigest() != entry.sha256:
+            raise _damaged(self.path, self.info.name, None, [FileCheck(name, len(content), "differs from its sha256")])
+        return content
 
     def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> StoredDataset:
         """Return the same examples, normalised by the given numbers, one a channel, instead of their own."""
@@ -99,7 +123,8 @@ class StoredDataset:
 class DatasetStatus:
     """A row of ``trainer data list``: a dataset, and one store of it where there is one (`data_dir` where made from the user's files).
 
-    `left_out` names the originals that are not in the store. `problem` says why the source cannot be used, or what is wrong with the
+    `left_out` names the originals that are not in the store; `languages` and `pieces`, the size of the
+    vocabulary, are those of text. `problem` says why the source cannot be used, or what is wrong with the
     store at first sight.
     """
 
@@ -111,6 +136,8 @@ class DatasetStatus:
     test: int | None = None
     classes: int | None = None
     input_shape: tuple[int, int, int] | None = None
+    languages: tuple[str, ...] | None = None
+    pieces: int | None = None
     synthetic: bool | None = None
     bytes: int | None = None
     path: str | None = None
@@ -198,6 +225,7 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
     columns = _image_columns(arrays) if isinstance(manifest, Manifest) else _columns(manifest, arrays)
+    attachments = manifest.attachments if isinstance(manifest, ColumnManifest) else {}
     info = manifest.info()
     for (split, column), found in columns.items():
         problem = found.wrong_with(info.column(column))
@@ -209,7 +237,7 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
             raise _damaged(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
     if changed:
         remember(folder, before)
-    return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns)
+    return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns, attachments)
 
 
 def _out_of_range(info: DataInfo, name: str, column: Column) -> str | None:
@@ -218,8 +246,20 @@ def _out_of_range(info: DataInfo, name: str, column: Column) -> str | None:
     known = features.vocabulary_sizes.get(name) if isinstance(features, TextFeatures) else features.classes if name == LABEL else None
     if known is None or not column.values.size:
         return None
-    least, most = int(column.values.min()), int(column.values.max())
+    least, most = _extremes(column.values)
     return None if least >= 0 and most < known else f"{name} lies in {least}…{most}, not in 0…{known - 1}"
+
+
+def _extremes(values: NDArray[np.generic]) -> tuple[int, int]:
+    """Return the least and the greatest of whole numbers; of a map part by part, each mapped for itself, so that none stays in memory."""
+    if not isinstance(values, np.memmap) or values.ndim != 1 or values.filename is None:
+        return int(values.min()), int(values.max())
+    found: list[int] = []
+    for start in range(0, len(values), _PART):
+        shape = (min(_PART, len(values) - start),)
+        part = np.memmap(values.filename, values.dtype, "r", values.offset + start * values.itemsize, shape)
+        found += [int(part.min()), int(part.max())]
+    return min(found), max(found)
 
 
 def _image_columns(arrays: Mapping[str, NDArray[np.generic]]) -> dict[tuple[Split, str], Column]:
@@ -289,6 +329,8 @@ def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
         test=manifest.sizes["test"],
         classes=manifest.classes if isinstance(manifest, Manifest) else None,
         input_shape=manifest.input_shape if isinstance(manifest, Manifest) else None,
+        languages=manifest.languages if isinstance(manifest, ColumnManifest) else None,
+        pieces=max(manifest.vocabulary_sizes.values(), default=None) if isinstance(manifest, ColumnManifest) else None,
         synthetic=manifest.synthetic,
         bytes=manifest.total_bytes,
         path=str(folder),

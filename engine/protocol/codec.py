@@ -36,7 +36,7 @@ def plan_to_message(plan: Plan) -> Message:
     rates = plan.learning_rates
     if len(rates) > 1 and np.all(rates == rates[0]):
         rates = rates[:1]
-    fields = {name: getattr(plan, name) for name in ("first_step", "count", "epoch", "first_in_epoch", "skip")}
+    fields = {name: getattr(plan, name) for name in ("first_step", "count", "epoch", "first_in_epoch", "skip", "arranged")}
     return Message("train", fields, {"learning_rates": rates})
 
 
@@ -44,7 +44,8 @@ def plan_from_message(message: Message) -> Plan:
     """Decode what `plan_to_message` made."""
     rates = np.broadcast_to(message.array("learning_rates").astype(np.float64), (message["count"],))
     place = (message["first_step"], message["count"], message["epoch"], message["first_in_epoch"])
-    return Plan(*place, np.ascontiguousarray(rates), message["skip"])
+    arranged = tuple((begin, tokens, batches) for begin, tokens, batches in message["arranged"])
+    return Plan(*place, np.ascontiguousarray(rates), message["skip"], arranged)
 
 
 def steps_to_message(result: StepResult) -> Message:

@@ -169,6 +169,16 @@ class _Predicted(_OfTask):
     start: Count
 
 
+class _Decoded(_OfTask):
+    start: Count
+    sums: Annotated[dict[Name, float], msgspec.Meta(max_length=MOST_SUMS)]
+    seconds: Duration
+
+
+class _Translated(_OfTask):
+    order: Count
+
+
 class _Calibrated(_OfTask):
     worker: Number
     count: Count
@@ -216,6 +226,8 @@ _KINDS: Mapping[str, type[_Said]] = {
     "steps": _Steps,
     "evaluated": _Evaluated,
     "predicted": _Predicted,
+    "decoded": _Decoded,
+    "translated": _Translated,
     "calibrated": _Calibrated,
     "state_begin": _StateBegin,
     "state_part": _StateChunk,
@@ -228,13 +240,17 @@ _ARRAYS: Mapping[str, Mapping[str, tuple[str, int]]] = {
     "state_part": {"data": ("|u1", 1)},
     "steps": {"losses": ("<f4", 1), "staleness": ("<i8", 1)},
     "predicted": {"logits": ("<f4", 2)},
+    "translated": {
+        **dict.fromkeys(("counts", "lengths", "pieces", "ended"), ("<i8", 1)),
+        **dict.fromkeys(("scores", "log_probabilities"), ("<f8", 1)),
+    },
 }
 """The arrays that a kind has: their type and number of dimensions."""
 
 _MOST_BYTES = {"log": FILE_PIECE_BYTES, "trace": FILE_PIECE_BYTES, "state_part": CHUNK_BYTES}
 """Of what comes in chunks: how large each may be."""
 
-_ITEM_BYTES = {"|u1": 1, "<f4": 4, "<i8": 8}
+_ITEM_BYTES = {"|u1": 1, "<f4": 4, "<f8": 8, "<i8": 8}
 _OPTIONAL = frozenset({"staleness"})
 _MAY_BE_NAN = ("evaluated", "sums")
 """What diverged is not finite; `--on-nan` says what becomes of the run. Losses of steps are an array."""

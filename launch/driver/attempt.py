@@ -79,6 +79,7 @@ class Attempt:
             clock=recording.clock,
             saver=self.saver,
             start=origin.start,
+            lengths=training.lengths,
         )
 
     @property
@@ -161,7 +162,8 @@ class Attempt:
         """Calibrate and write ``calibration.json``. The run clock has ended and every checkpoint is safe: nothing can be lost here."""
         recording, training = self._recording, self.training
         try:
-            document = calibrate(training.job, training.model, self.tasks, self.totals.train_seconds, training.node_of_worker)
+            seconds, batch = self.totals.train_seconds, training.mean_worker_batch
+            document = calibrate(training.job, training.model, self.tasks, seconds, training.node_of_worker, batch)
         except (RunFailedError, InterruptedRunError) as error:
             cause = str(error).splitlines()[0]
             recording.event("calibration_failed", cause=cause)

@@ -172,6 +172,7 @@ class CheckpointSaver:
             step=save.cursor.step,
             epoch=save.cursor.epoch,
             examples=save.cursor.examples,
+            arranged=save.cursor.arranged,
             run_seconds=max(0.0, save.run_seconds),
             seed=job.seed,
             job=self._training.asked.recorded(),

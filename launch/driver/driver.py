@@ -18,9 +18,11 @@ from ...checkpoint import CHECKPOINTS
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, TrainerError, UsageError
 from ...core.job import Job
 from ...core.untrusted.console import note
+from ...data.base import TextFeatures
 from ...engine.progress.base import Progress
 from ...records.schema import Clock
 from ...records.store.run_directory import RunReader, RunState
+from ...records.store.run_vocabulary import VOCABULARY, write_vocabulary
 from ..ending_signals import EndingSignals
 from ..launchers.base import Launcher
 from ..resume.deferred_writes import DeferredWrites
@@ -104,11 +106,14 @@ class Driver:
         self._report_skipped_files()
 
     def _report_skipped_files(self) -> None:
-        """Record which files of the data are no examples, and say how many; none is dropped in silence."""
+        """Record which files of the data are no examples, or which pairs of sentences, and say how many; none is dropped in silence."""
         files = self._training.data.left_out
         if not files:
             return
         self._recording.event("files_left_out", count=len(files), files=list(files))
+        if isinstance(self._training.data.info.features, TextFeatures):
+            self._progress.message(f"left out of {self.job.data}: {'; '.join(files)}")
+            return
         what = "1 file was" if len(files) == 1 else f"{len(files):,} files were"
         self._progress.message(f"{what} no usable picture and left out of {self.job.data}; {self.path / 'events.jsonl'} names them")
 
@@ -116,7 +121,7 @@ class Driver:
         """The job as ``job.json`` has it before the cluster is known."""
         return {
             **self._training.document,
-            "total_steps": total_steps(self.job, self._training.data.info.sizes["train"], self._resumption),
+            "total_steps": total_steps(self.job, self._training.data.info.sizes["train"], self._resumption, self._training.lengths),
             "sources": self._sources,
             "command": self._command,
             "segments": [*self._segments.described, *self._resized.described],
@@ -219,6 +224,8 @@ class Driver:
         """Write ``job.json`` with the cluster of the newest attempt, and the updates that the run comes to with it."""
         described = {**self._described(), "total_steps": attempt.loop.triggers.total, **attempt.cluster}
         self._documents.make(partial(self._recording.writer.write_job, described))
+        if VOCABULARY in self._training.data.attachments:
+            self._documents.make(partial(write_vocabulary, self.path, self._training.data.attachment(VOCABULARY)))
 
     def _train(self, attempt: Attempt) -> None:
         """Train; the run clock runs from the start of the first attempt to the end of the last."""

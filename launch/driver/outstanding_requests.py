@@ -15,7 +15,9 @@ from ...engine.protocol.messages import Message
 __all__ = ["OutstandingRequests"]
 
 _OF_NODES = frozenset({"hello", "ports", "sampled", "states", "stopped"})
-_OF_COMMANDS = frozenset({"done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end"})
+_OF_COMMANDS = frozenset(
+    {"done", "steps", "evaluated", "predicted", "decoded", "translated", "calibrated", "state_begin", "state_part", "state_end"}
+)
 _OF_THE_FIRST = frozenset({"steps", "evaluated", "state_begin", "state_part", "state_end"})
 """What the first leading task alone reports."""
 
@@ -28,13 +30,24 @@ _MOST_REMARKS = {"phase": 100, "error": 10, "death": 1}
 _SPARE_SAMPLES = 20
 """How many more samples than its interval allows a node may send: one may follow another at once, and a machine may be busy."""
 
-_DURING = {"evaluated": "evaluate", "predicted": "predict", "calibrated": "calibrate"}
+_DURING = {"evaluated": "evaluate", "predicted": "predict", "decoded": "decode", "translated": "translate", "calibrated": "calibrate"}
 """The command that an answer is part of; steps are reported during any, as each but ``train`` begins by making the cluster quiescent."""
+
+
+_ANSWERS_OF = {
+    "evaluated": ("split", "split"),
+    "predicted": ("start", "start"),
+    "decoded": ("start", "start"),
+    "translated": ("order", "sequence"),
+}
+"""Answers of which a command has exactly one: the field that says what it is about, and the command's field with the same value."""
+
+_ANSWERED_BY_ALL = frozenset({"predict", "decode", "translate"})
 
 
 @dataclass(slots=True)
 class _Command:
-    """A command that a leading task has not done yet. `answered`: the evaluation, or prediction, that it asks for has arrived."""
+    """A command that a leading task has not done yet. `answered`: what it asks for has arrived."""
 
     message: Message
     answered: bool = False
@@ -129,9 +142,9 @@ class OutstandingRequests:
             return self._wrong_with_end(task, command)
         if kind in _DURING and asked.kind != _DURING[kind]:
             return f"during the command {asked.kind!r}"
-        if kind in ("evaluated", "predicted"):
-            part = "split" if kind == "evaluated" else "start"
-            if command.answered or message[part] != asked[part]:
+        if kind in _ANSWERS_OF:
+            said, in_command = _ANSWERS_OF[kind]
+            if command.answered or message[said] != asked[in_command]:
                 return "that nobody asked for"
             command.answered = True
         return None
@@ -140,7 +153,7 @@ class OutstandingRequests:
         """A command is done: return what is missing of it, or None; then the next one is being done."""
         first = task == next(iter(self._commands))
         kind = command.message.kind
-        if not command.answered and (kind == "predict" or (kind == "evaluate" and first)):
+        if not command.answered and (kind in _ANSWERED_BY_ALL or (kind == "evaluate" and first)):
             return f"of a command {kind!r} without its answer"
         self._commands[task].popleft()
         if kind == "state" and first:

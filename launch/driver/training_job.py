@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...backends.base import refuse_unweighted
+import numpy as np
+from numpy.typing import NDArray
+
+from ...backends.base import batch_lengths, refuse_unweighted
 from ...backends.capabilities import refuse_unsupported
 from ...backends.loading import load_backend
 from ...checkpoint import described_data
@@ -17,8 +20,10 @@ from ...core.job import Job
 from ...core.plugins import forward_plugin
 from ...core.units import Target
 from ...data.augment import augmentation
+from ...data.sampler import Sampler, padding_share, run_sampler
 from ...data.store.stored_dataset import StoredDataset, open_dataset
 from ...engine.loop_interfaces import TrainingTotals
+from ...engine.translation.decodings import described, refuse_idle
 from ...metrics.recorded import described_metrics
 from ...models.base import ModelSpec
 from ...models.build import build_model
@@ -56,6 +61,8 @@ class TrainingJob:
         model = build_model(job.model, data.info)
         refuse_unweighted(job, data, model.objective.weight)
         model.objective.check(Target.parse(job.until) if job.until else None, job.keep_best)
+        refuse_idle(job, model.objective)
+        described(job, model.objective, data.info.sizes["test"])  # raises where translations cannot be scored here
         forward_plugin(job.model, job.backend)
         refuse_empty_servers(job, model)
         backend = load_backend(job.backend)
@@ -67,16 +74,21 @@ class TrainingJob:
         """Return what trains the same on those of all nodes alone that have these numbers. Raises RunFailedError where nothing can.
 
         An update is of as many examples, so that learning rates and the number of updates stay what they were: of the global batch in sync
-        mode, of a worker's batch in async mode, of the larger one where workers had batches of two sizes.
+        mode, of a worker's batch in async mode, of the larger one where workers had batches of two sizes. Where batches are filled by
+        tokens, an update has as many tokens.
         """
         asked, limits = self.asked, self.asked.cores_per_node
         if len(places) == asked.nodes:
             return self
-        batch = (None, asked.global_batch) if asked.mode == "sync" else (asked.per_worker_batch, None)
+        tokens = asked.batch_tokens
+        batch: tuple[int | None, int | None] = (None, asked.global_batch) if asked.mode == "sync" else (asked.per_worker_batch, None)
+        if tokens is not None:
+            batch, tokens = (None, None), tokens if asked.mode == "async" else tokens * asked.nodes // len(places)
         changed = {
             "nodes": len(places),
             "batch_size": batch[0],
             "global_batch_size": batch[1],
+            "batch_tokens": tokens,
             "cores_per_node": limits if limits is None or len(limits) == 1 else tuple(limits[node] for node in places),
         }
         job = asked.model_copy(update=changed)
@@ -90,6 +102,11 @@ class TrainingJob:
         return replace(self, job=job, placed=[replace(task, node=places[task.node]) for task in placed], places=tuple(places))
 
     @property
+    def lengths(self) -> dict[str, NDArray[np.int64]] | None:
+        """The lengths of the training examples, by which batches may be filled; None for data that is no text."""
+        return batch_lengths(self.job, self.data)
+
+    @property
     def node_of_worker(self) -> dict[int, int]:
         """The node of each worker, by its index."""
         return {task.index: task.node for task in self.placed if task.role == "worker"}
@@ -99,10 +116,11 @@ class TrainingJob:
         """What ``job.json`` says of it, whoever asked for it and wherever it runs."""
         return {
             **self.asked.recorded(),
-            "global_batch_size_resolved": self.asked.global_batch,
+            "global_batch_size_resolved": self.asked.global_batch if self.asked.batch_tokens is None else None,
             "dataset": described_data(self.data.info, self.data.digest, self.asked.data_dir),
             "framework_packages": list(self.packages),
             "metrics": described_metrics(self.model.objective.infos),
+            "translation_signatures": described(self.asked, self.model.objective, self.data.info.sizes["test"]),
         }
 
     def summary(
@@ -128,5 +146,28 @@ class TrainingJob:
             precision_used=precision_used,
             synthetic=self.data.info.synthetic,
             machines=machines,
+            padding_share=padding_share(self.sampler),
         )
-        return {**summary, "profile": PROFILE if (run / PROFILE).is_dir() else None}
+        return {**summary, "profile": PROFILE if (run / PROFILE).is_dir() else None, **self._mean_batches}
+
+    @property
+    def sampler(self) -> Sampler:
+        """The order of the training examples, for counting."""
+        return run_sampler(self.asked, self.data.info.sizes["train"], batch_lengths(self.asked, self.data))
+
+    @property
+    def mean_worker_batch(self) -> int:
+        """Examples of a worker's batch: of the largest one, or, where batches are filled by tokens, the mean over an epoch, rounded."""
+        job = self.asked
+        if job.batch_tokens is None:
+            return job.per_worker_batch
+        sampler = self.sampler
+        return max(1, round(sampler.size / sampler.steps_per_epoch / (job.workers if job.mode == "sync" else 1)))
+
+    @property
+    def _mean_batches(self) -> dict[str, int]:
+        """What a summary says of the size of batches, where they are filled by tokens."""
+        if self.asked.batch_tokens is None:
+            return {}
+        mean = self.mean_worker_batch
+        return {"batch_size": mean, "global_batch_size": mean * self.asked.workers}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...backends.base import State
-from ...checkpoint import Checkpoint, DamagedCheckpointError, list_checkpoints, newest_sound
+from ...checkpoint import Checkpoint, DamagedCheckpointError, Meta, list_checkpoints, newest_sound
 from ...checkpoint.draft_folders import remove
 from ...core.job import Job
 from ...engine.epochs import DataCursor
@@ -20,7 +20,7 @@ from ...models.base import ModelSpec
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
 
-__all__ = ["Origin", "evaluations_until", "later_checkpoints", "newest_origin", "resume_point"]
+__all__ = ["Origin", "cursor_of", "evaluations_until", "later_checkpoints", "newest_origin", "resume_point"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class Origin:
             remove(path)
 
 
+def cursor_of(meta: Meta) -> DataCursor:
+    """Return where the run stood that a checkpoint was taken of."""
+    return DataCursor(meta.step, meta.epoch, meta.examples, meta.arranged)
+
+
 def later_checkpoints(run: Path, checkpoint: Checkpoint) -> list[Path]:
     """Return a run's checkpoints that are newer than one of them, newest first."""
     return list(takewhile(lambda path: not path.samefile(checkpoint.path), list_checkpoints(run)))  # one of the two may be relative
@@ -79,8 +84,7 @@ def newest_origin(run: Path, job: Job, model: ModelSpec, first: Origin) -> Origi
     if first.checkpoint is not None and first.checkpoint.path.exists() and checkpoint.path.samefile(first.checkpoint.path):
         return first
     meta = checkpoint.meta
-    cursor = DataCursor(meta.step, meta.epoch, meta.examples)
-    start = resume_point(cursor, evaluations_until(RunReader(run), checkpoint), model.objective.infos, meta.spent)
+    start = resume_point(cursor_of(meta), evaluations_until(RunReader(run), checkpoint), model.objective.infos, meta.spent)
     state = state_from_arrays(dict(checkpoint.arrays), int(meta.spent.get("updates", meta.step)), meta.scalars)
     return Origin(start, state, checkpoint, meta.spent, tuple(damaged))
 

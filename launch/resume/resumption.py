@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.base import State
+from ...backends.base import State, batch_lengths
 from ...checkpoint import Checkpoint, DamagedCheckpointError, find_checkpoint, is_checkpoint
 from ...checkpoint.compatibility import data_problem, model_problem
 from ...core.errors import UsageError
@@ -20,17 +20,16 @@ from ...core.settings.sources import Resolved, ResumedRun, resolve
 from ...core.units import Target
 from ...core.update_rules import slot_names
 from ...data.sampler import run_sampler
-from ...data.store.resolve import written_out
 from ...data.store.stored_dataset import open_dataset
 from ...engine.epochs import DataCursor, EpochIndex
 from ...engine.protocol.codec import state_from_arrays
 from ...engine.triggers import Triggers
 from ...models.base import ModelSpec
-from ...models.build import build_model
+from ...models.build import build_model, written_out
 from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
-from .origin import Origin, evaluations_until, later_checkpoints, resume_point
+from .origin import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point
 from .trust import LINK, links_outside, refuse_foreign
 
 __all__ = ["Resumption", "load_resumption"]
@@ -103,11 +102,12 @@ def load_resumption(
     other_data = data_problem(data, meta)
     problems += [*([] if "model" in differing else model_problem(spec, meta)), *([] if "data" in differing else other_data)]
     _require_same_training(problems, force=force)
-    cursor = DataCursor(meta.step, meta.epoch, 0 if other_data else meta.examples)
+    cursor = DataCursor(meta.step, meta.epoch, 0) if other_data else cursor_of(meta)
     state, dropped = _state(checkpoint, job, origin, spec)
     compared = {field: value for field, value in job.model_dump(mode="json").items() if field in before and field not in NOT_SETTINGS}
     changed = {field: (before[field], value) for field, value in compared.items() if before[field] != value}
-    _require_remaining_steps(reader, job, EpochIndex(run_sampler(job, data.info.sizes["train"]), cursor), resolved)
+    sampler = run_sampler(job, data.info.sizes["train"], batch_lengths(job, data))
+    _require_remaining_steps(reader, job, EpochIndex(sampler, cursor), resolved)
     notes = [*(f"{error} The one before it is used." for error in damaged)]
     notes.append(f"resuming {given_name} from step {meta.step:,} (epoch {cursor.epoch + 1}, {cursor.examples:,} examples into it)")
     if later := later_checkpoints(path, checkpoint):

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...core.job import Job
 from ...data.sampler import run_sampler
 from ...engine.epochs import START, EpochIndex
@@ -51,7 +54,9 @@ class Segments:
         return {"run_seconds": self._run_seconds, **{name: float(self._spent.get(name, 0.0)) for name in names}}
 
 
-def total_steps(job: Job, train_examples: int, resumption: Resumption | None) -> int:
+def total_steps(
+    job: Job, train_examples: int, resumption: Resumption | None, lengths: Mapping[str, NDArray[np.int64]] | None = None
+) -> int:
     """Return how many updates a run may make in all, those before it was resumed included; one with a target may make fewer."""
     start = START if resumption is None else resumption.origin.start.cursor
-    return Triggers(job, EpochIndex(run_sampler(job, train_examples), start)).total
+    return Triggers(job, EpochIndex(run_sampler(job, train_examples, lengths), start)).total

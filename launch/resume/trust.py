@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
-from ...core.plugins import BUILT_IN, available
+from ...core.plugins import BUILT_IN, available, model_base
 from ...core.settings.config_files import shipped
 from ...core.settings.job_fields import flag_name
 
@@ -29,7 +29,7 @@ LINK = "link"
 
 
 def _is_module(value: Any) -> bool:
-    return isinstance(value, str) and "." in value and value not in available("model")
+    return isinstance(value, str) and "." in model_base(value) and model_base(value) not in available("model")
 
 
 def _names_a_path(value: Any) -> bool:

@@ -30,10 +30,10 @@ def finished(job: Job, summary: Mapping[str, Any]) -> Finished:
 
 
 def updates(job: Job, examples_per_epoch: float | None) -> int | None:
-    """Return how many updates a job does at most; None where it is given in epochs of unknown size."""
+    """Return how many updates a job does at most; None where it is given in epochs of unknown size, or of batches of one."""
     if job.steps is not None:
         return job.steps
-    if examples_per_epoch is None:
+    if examples_per_epoch is None or job.batch_tokens is not None:
         return None
     batch = job.global_batch if job.mode == "sync" else job.per_worker_batch
     return math.ceil((job.epochs or DEFAULT_EPOCHS) * examples_per_epoch / batch)

@@ -88,11 +88,14 @@ def end_figures(summary: Mapping[str, Any]) -> dict[str, float]:
 def settings(job: Job, without: Collection[str] = NOT_SETTINGS) -> dict[str, bool | int | float | str | None]:
     """Return the job's fields as single values, save those in `without`; and what follows from them.
 
-    ``batch_size`` and ``global_batch_size`` are those that the run has, however they were given; ``workers`` is how many compute. A field
+    ``batch_size`` and ``global_batch_size`` are those that the run has, however they were given, unless its batches are filled by tokens;
+    ``workers`` is how many compute. A field
     of several values is one text with commas; None is what was not set.
     """
     values = {name: value for name, value in job.model_dump(mode="json").items() if name not in without}
-    values |= {"batch_size": job.per_worker_batch, "global_batch_size": job.global_batch, "workers": job.workers}
+    if job.batch_tokens is None:
+        values |= {"batch_size": job.per_worker_batch, "global_batch_size": job.global_batch}
+    values["workers"] = job.workers
     if job.mode == "sync":
         values["ps"] = None
     return {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}

@@ -19,6 +19,7 @@ _CHECKPOINT_FILES = (
 _PURPOSES: tuple[tuple[str, str], ...] = (
     ("job.json", "what was asked, with every default resolved"),
     ("env.json", "what each node is"),
+    ("vocabulary.model", "the pieces of text that the model was trained on, as sentencepiece's model"),
     ("status.json", "how the run stands or ended"),
     ("summary.json", "the figures that compare with other runs"),
     ("steps.jsonl", "the updates: losses, times, learning rates"),

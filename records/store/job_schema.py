@@ -56,10 +56,15 @@ class _Metric(JsonObject):
     better: Better
 
 
+class _Signatures(JsonObject):
+    training: Name | None = None
+    end: Name | None = None
+
+
 class _Decided(JsonObject):
     """What the driver adds to the fields of the job."""
 
-    global_batch_size_resolved: Count = _LACKING
+    global_batch_size_resolved: Count | None = _LACKING
     total_steps: Count = _LACKING
     dataset: _Dataset = _LACKING
     sources: dict[Name, Text] = _LACKING
@@ -69,6 +74,7 @@ class _Decided(JsonObject):
     segments: Annotated[list[_Segment], Field(max_length=MOST_TASKS)] = _LACKING
     framework_packages: Annotated[list[Name], Field(max_length=MOST_PACKAGES)] = _LACKING
     metrics: Annotated[list[_Metric], Field(max_length=MOST_METRICS)] = _LACKING
+    translation_signatures: _Signatures | None = _LACKING
 
 
 def _in_json(declared: Any) -> Any:

@@ -28,12 +28,13 @@ from .document_schemas import checked_document
 from .jsonl import DamagedRunError, LineFile, overwrite_document, read_records, write_document
 from .truncation import cut_records
 
-__all__ = ["RunReader", "RunState", "RunWriter", "state_now"]
+__all__ = ["RunReader", "RunState", "RunWriter", "name_part", "state_now"]
 
 RunState = Literal["starting", "running", "succeeded", "failed", "interrupted"]
 
 _LIVE = ("starting", "running")
 _ATTEMPTS = 100
+_LONGEST_NAME_PART = 80
 _START_TOLERANCE_SECONDS = 2.0  # psutil derives a process's start from the boot time, which moves when the clock is set
 
 
@@ -210,9 +211,13 @@ def _make_named(path: Path) -> Path:
     return path
 
 
+def name_part(text: str) -> str:
+    """Return a text as a part of a folder's name: what is no letter, digit, ``_``, ``.`` or ``-`` becomes ``_``; cut where it is long."""
+    return re.sub(r"[^\w.-]", "_", text)[:_LONGEST_NAME_PART]
+
+
 def _make_new(job: Job, created: datetime) -> Path:
-    stem = f"{created:%Y%m%d-%H%M%S}-{job.model}-{job.backend}-{job.mode}-{job.nodes}n"
-    stem = re.sub(r"[^\w.-]", "_", stem)
+    stem = f"{created:%Y%m%d-%H%M%S}-{name_part(job.model)}-{name_part(job.backend)}-{job.mode}-{job.nodes}n"
     for _ in range(_ATTEMPTS):
         path = job.out / f"{stem}-{secrets.token_hex(2)}"
         try:

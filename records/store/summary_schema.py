@@ -31,6 +31,16 @@ class _Evaluation(JsonObject):
     """The metrics of models that have others."""
 
 
+class _Translated(JsonObject):
+    split: Name | None = None
+    step: Count | None = None
+    sentences: Count | None = None
+    signature: Name | None = None
+    seconds: Duration | None = None
+    __pydantic_extra__: dict[str, Loss | None] = Field(init=False)
+    """The scores by name."""
+
+
 class _Staleness(JsonObject):
     mean: Figure | None = None
     p95: Figure | None = None
@@ -129,6 +139,7 @@ class Summary(JsonObject):
     parameter_servers: Worker | None = None
     batch_size: Annotated[int, Field(ge=1, le=2**53)]
     global_batch_size: Annotated[int, Field(ge=1, le=2**53)]
+    padding_share: Annotated[float, Field(ge=0, le=1)] | None = None
     optimizer: Name | None = None
     learning_rate: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)]
@@ -159,6 +170,7 @@ class Summary(JsonObject):
     non_finite_from_step: Count | None = None
     eval: _Evaluation | None = None
     best_eval: _Evaluation | None = None
+    translated: _Translated | None = None
     target: Name | None = None
     target_reached: bool | None = None
     time_to_target_seconds: Annotated[Duration, Field(gt=0)] | None = None

@@ -177,13 +177,16 @@ def summarise(
     precision_used: str | None = None,
     synthetic: bool | None = None,
     machines: Sequence[str] | None = None,
+    padding_share: float | None = None,
 ) -> dict[str, Any]:
     """Return what goes into ``summary.json`` (docs/run-directory.md explains each field).
 
     `updates_scheduled` were handed out, `updates_applied` counted where updates are applied (None where the run ended before they
     could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null. `nodes_sharing_cores` is the
     size of the largest group of nodes that compute on the same cores. `precision_used` is the number format that the tasks say they
-    computed in. `synthetic` says whether images and labels are random (`DataInfo.synthetic`). `machines` tells apart the machines of the
+    computed in.
+    `padding_share` is the padding among the positions that are computed, of text. `synthetic`
+    says whether images and labels are random (`DataInfo.synthetic`). `machines` tells apart the machines of the
     nodes, in node order.
     """
     reader = run if isinstance(run, RunReader) else RunReader(run)
@@ -195,11 +198,13 @@ def summarise(
         steps.add(record)
         if record.step >= first_step:  # a calibration is of the last segment
             times.add(record)
+    events = list(reader.events())
     evals = [record for record in reader.evals() if record.split == "test"]
     nodes = per_node(reader.system(), job.nodes, clock, resumed_seconds(described), machines)
     return {
         "state": state,
         **job_fields(job, reader.name),
+        "padding_share": padding_share,
         "synthetic": synthetic,
         "precision_used": precision_used,
         "resumed": len(resumed_seconds(described)),
@@ -221,10 +226,11 @@ def summarise(
         "non_finite_from_step": steps.non_finite_from(),
         "eval": _evaluation(evals[-1] if evals else None),
         "best_eval": _evaluation(_best(evals, read_metrics(described)[0])),
+        "translated": next((dict(record.detail) for record in reversed(events) if record.event == "translated"), None),
         **_target(job.until, evals),
         "staleness": steps.staleness(),
         "updates_by_worker": steps.by_worker if job.mode == "async" else None,
-        "checkpoints": _checkpoints(reader.events()),
+        "checkpoints": _checkpoints(events),
         "time_shares": time_shares(reader.calibration(), job.mode, times, clock, began_seconds),
         "per_node": nodes,
     }

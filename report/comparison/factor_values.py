@@ -45,6 +45,7 @@ __all__ = [
     "single_process",
     "summary_field",
     "threads",
+    "translation_signature",
 ]
 
 Value = Callable[[Run], Any]
@@ -221,6 +222,12 @@ def precision(run: Run) -> Any:
 def threads(run: Run) -> Any:
     """Read the threads of a task, on the nodes."""
     return _occurring(run.job.get("threads_per_task") or ())
+
+
+def translation_signature(run: Run) -> str | None:
+    """Read how the translations of evaluations while training are made and scored; None of a model that translates nothing."""
+    signatures = run.job.get("translation_signatures")
+    return None if not signatures else signatures.get("training")
 
 
 def budget(run: Run) -> tuple[str, int]:

@@ -96,6 +96,7 @@ def _by_step(run: Run) -> bool:
 
 _AN_UPDATE = frozenset({STEPS})
 _PAUSES = frozenset({TIME, TARGET})
+_TRANSLATING = "translating takes time"
 _CORES = "more cores or fewer to compute on"
 _GIVES_UP = "it only decides when a run is given up"
 
@@ -132,6 +133,7 @@ _LEARNING = (
         show=read.shown_seeds,
     ),
     Factor("optimizer", "optimizer", read.job_field("optimizer"), ALL, "another rule costs and learns something else"),
+    _learning("batch_tokens", "tokens of a batch"),
     _learning("lr", "learning rate"),
     _learning("momentum", "momentum", read.by_sgd),
     _learning("nesterov", "Nesterov momentum", read.by_sgd),
@@ -156,6 +158,16 @@ _LEARNING = (
         show=read.shown_budget,
     ),
     Factor("until", "target", read.job_field_or("until", "none"), LEARNING | {TIME}, "a run stops at its target", order=BY_FIELD["until"]),
+    Factor(
+        "translation_signature",
+        "how translations are made and scored",
+        read.translation_signature,
+        frozenset({METRICS, TARGET}),
+        "BLEU by another search, tokenizer or release, or of other sentences, is another figure",
+    ),
+    Factor("eval_sentences", "sentences an evaluation translates", read.job_field("eval_sentences"), _PAUSES, _TRANSLATING),
+    Factor("beam", "beam", read.job_field("beam"), _PAUSES, _TRANSLATING),
+    Factor("length_penalty", "length penalty", read.job_field("length_penalty"), NOTHING, "it is of the translations at the end alone"),
     Factor(
         "eval_every",
         "evaluations",

@@ -12,6 +12,7 @@ from ...records.text.numbers import UNKNOWN, bytes_text, number_text
 from ..catalog.divergence import diverged_text
 from .batch_size_advice import Advice
 from .links import Link, busiest
+from .padding import padding_text
 from .verdict import NEARLY_ALL, NOTABLE, Explanation, NodeView
 
 __all__ = ["headline", "notes", "page"]
@@ -267,7 +268,7 @@ def _traffic(view: NodeView) -> tuple[str, str]:
 def notes(explanation: Explanation) -> list[str]:
     """Return what a reader has to know beside the figures."""
     evidence = explanation.evidence
-    found = [text for text in (evidence.changed, diverged_text(evidence.summary)) if text]
+    found = [text for text in (evidence.changed, diverged_text(evidence.summary), padding_text(evidence.summary)) if text]
     if not explanation.calibrated:
         found.append(MIXED if evidence.steps_mixed else NOT_CALIBRATED)
         found += _native(explanation)

@@ -63,7 +63,8 @@ def _settings(run: Run) -> list[str]:
     data = f"{job['data']} (synthetic)" if _synthetic(run) else str(job["data"])
     precision = (run.has_summary and run.summary.get("precision_used")) or job["precision"]
     servers = count_text(job["ps"]) if job["mode"] == "async" else UNKNOWN
-    batch = count_text(job.get("global_batch_size_resolved"))
+    tokens = job.get("batch_tokens")
+    batch = count_text(job.get("global_batch_size_resolved")) if tokens is None else f"{count_text(tokens)} tokens a worker"
     return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(nodes * per_node), servers, batch]
 
 

@@ -24,6 +24,8 @@ class MostWeight:
     weights: np.ndarray
     most: int
     by_count: bool = False
+    buckets: None = None
+    mode: str = "sync"
 
     def cut(self, order, skip):
         bounds, total = [skip], 0

@@ -18,6 +18,8 @@ LEARNT = {LOSS, METRICS, TARGET}
 PACKAGES = NODE["packages"]
 STEP = {"schedule": "step", "epochs": 10}
 
+OF_TEN = {"summary": {"batch_size": 10, "global_batch_size": 10}}
+
 DIFFERENCES = [
     ("model", {}, {"model": "cnn"}, set(GROUPS)),
     ("data", {}, {"data": "mnist"}, LEARNT),
@@ -37,6 +39,7 @@ DIFFERENCES = [
     ("schedule", {}, {"schedule": "cosine"}, LEARNT),
     ("schedule_step_epochs", STEP, {**STEP, "schedule_step_epochs": 2.0}, LEARNT),
     ("schedule_gamma", STEP, {**STEP, "schedule_gamma": 0.5}, LEARNT),
+    ("batch_tokens", {"batch_tokens": 500, **OF_TEN}, {"batch_tokens": 900, **OF_TEN}, LEARNT),
     ("warmup_steps", {}, {"warmup_steps": 10}, LEARNT),
     ("scale_lr", {}, {"scale_lr": "linear"}, LEARNT),
     ("base_batch_size", {"scale_lr": "sqrt"}, {"scale_lr": "sqrt", "base_batch_size": 16}, LEARNT),
@@ -73,6 +76,11 @@ DIFFERENCES = [
     ("stall_timeout", {}, {"stall_timeout": 60.0}, set()),
     ("node_timeout", {}, {"node_timeout": 60.0}, set()),
     ("on_nan", {}, {"on_nan": "continue"}, set()),
+    ("translation_signature", {"described": {"translation_signatures": {"training": "tok:13a|greedy", "end": "tok:13a|beam4"}}},
+     {"described": {"translation_signatures": {"training": "tok:char|greedy", "end": "tok:char|beam4"}}}, {METRICS, TARGET}),
+    ("eval_sentences", {}, {"eval_sentences": 100}, {TIME, TARGET}),
+    ("beam", {}, {"beam": 1}, {TIME, TARGET}),
+    ("length_penalty", {}, {"length_penalty": 1.0}, set()),
 ]  # fmt: skip
 
 ALIKE = [
@@ -127,6 +135,7 @@ PLACE = {"data_dir": "originals", "mlflow": "http://127.0.0.1:5000", "mlflow_exp
 """Settings that say where something lies and what it is called."""
 
 ELSEWHERE = {
+    "vocabulary": "data",
     "procs_per_node": "workers",
     "epochs": "budget",
     "steps": "budget",

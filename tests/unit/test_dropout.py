@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.models.dropout_masks import keep_mask
+from crosstrain.models.dropout_masks import keep_mask, keep_mask_of_positions, keep_mask_of_shape, philox_4x32
 
 WHOLE = st.integers(0, 2**31)
 PINNED = [173, 91, 60, 180]
+PINNED_POSITIONS = [188, 79, 240, 196]
 
 
 def mask(seed=1, step=2, layer=0, indices=(3, 4), width=9, rate=0.5):
@@ -57,3 +58,88 @@ def test_the_values_are_pinned():
 
 def test_an_empty_slice():
     assert mask(indices=()).shape == (0, 9)
+
+
+# Of positions ---------------------------------------------------------------------------------------------------------
+
+
+def positions_mask(seed=1, step=2, layer=0, indices=(3, 4), positions=5, width=9, rate=0.5):
+    return keep_mask_of_positions(seed, step, layer, np.array(indices, np.int64), positions, width, rate)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        (0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (0xFFFFFFFF, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ],
+)
+def test_the_generator_gives_the_published_numbers(word, expected):
+    """Those of Random123's known answers for philox4x32 with ten rounds."""
+    found = philox_4x32([np.array([word], np.uint64)] * 4, [word, word])
+    assert tuple(int(number[0]) for number in found) == expected
+
+
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    step=WHOLE,
+    layer=st.integers(0, 200),
+    index=WHOLE,
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 30)),
+    more=st.tuples(st.integers(0, 9), st.integers(0, 30)),
+)
+def test_padding_and_neighbours_change_no_mask(seed, step, layer, index, shape, more):
+    alone = positions_mask(seed, step, layer, [index], *shape)
+    among = positions_mask(seed, step, layer, [7, index, 8], shape[0] + more[0], shape[1] + more[1])
+    assert alone.shape == (1, *shape)
+    assert np.array_equal(alone[0], among[1, : shape[0], : shape[1]])
+
+
+@given(index=WHOLE, heads=st.integers(1, 8), queries=st.integers(1, 9), keys=st.integers(1, 9), more=st.integers(0, 9))
+def test_padding_changes_no_mask_of_attention(index, heads, queries, keys, more):
+    indices = np.array([index])
+    alone = keep_mask_of_shape(1, 2, 3, indices, (1, heads, queries, keys), 0.5)
+    padded = keep_mask_of_shape(1, 2, 3, indices, (1, heads, queries + more, keys + more), 0.5)
+    assert alone.shape == (1, heads, queries, keys)
+    assert np.array_equal(alone, padded[:, :, :queries, :keys])
+
+
+@pytest.mark.parametrize("other", [{"seed": 9}, {"step": 9}, {"layer": 9}, {"indices": (9, 10)}], ids=str)
+def test_each_coordinate_changes_a_mask_of_positions(other):
+    assert not np.array_equal(positions_mask(width=200), positions_mask(width=200, **other))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
+def test_the_share_that_is_kept_of_positions(rate):
+    kept = positions_mask(indices=range(40), positions=25, width=512, rate=rate)
+    deviation = np.sqrt(rate * (1 - rate))
+    for axes in ((0, 1, 2), (0, 1), (1, 2), (0, 2)):
+        counted = np.prod([kept.shape[axis] for axis in axes])
+        assert kept.mean(axis=axes) == pytest.approx(1 - rate, abs=6 * deviation / np.sqrt(counted) + 1e-9)
+
+
+def test_positions_are_independent():
+    signs = positions_mask(indices=range(20), positions=20, width=2000).reshape(400, 2000) * 2.0 - 1.0
+    between = signs @ signs.T / 2000
+    np.fill_diagonal(between, 0)
+    assert np.abs(between).max() < 6.5 / np.sqrt(2000)
+
+
+def test_many_examples_are_computed_piece_by_piece_alike():
+    whole = positions_mask(indices=range(300), positions=40, width=64)
+    assert np.array_equal(whole[299], positions_mask(indices=[299], positions=40, width=64)[0])
+
+
+def test_the_values_of_positions_are_pinned():
+    found = positions_mask(seed=2**63 - 1, step=10**6, layer=1, indices=[59_999], positions=2, width=16)
+    assert np.packbits(found).tolist() == PINNED_POSITIONS
+
+
+def test_an_empty_slice_of_positions():
+    assert positions_mask(indices=()).shape == (0, 5, 9)
+    assert positions_mask(positions=0).shape == (2, 0, 9)
+
+
+def test_a_matrix_has_the_masks_that_it_always_had():
+    indices = np.array([3, 4])
+    assert np.array_equal(keep_mask_of_shape(1, 2, 0, indices, (2, 9), 0.5), mask())

@@ -138,7 +138,8 @@ def test_auto_takes_a_backend_of_others_where_none_of_ours_is_installed(monkeypa
         (
             {"data": "digit"},
             {},
-            "--data: got 'digit'; allowed: digits, glyphs, glyphs28, synthetic-images, mnist, cifar10, svhn, image-folder "
+            "--data: got 'digit'; allowed: digits, glyphs, glyphs28, synthetic-images, mnist, cifar10, svhn, image-folder, "
+            "numbers, debian-text, parallel-text "
             "(`trainer data list` shows them). Did you mean 'digits'?",
         ),
         (

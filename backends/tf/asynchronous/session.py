@@ -18,6 +18,7 @@ from ....core.job import Job
 from ....core.startup_watchdog import startup_phase
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec, ParameterSpec
+from ....models.layers.tf.image import HeldParameters
 from ...base import (  # fmt: skip
     CalibrationOrder,
     CalibrationResult,
@@ -29,9 +30,10 @@ from ...base import (  # fmt: skip
     calibration_batches,
     make_sampler,
 )
+from ...translating import Translating
 from ..calibration import limits_of, limits_spec
 from ..data import layout_for
-from ..forward_context import ForwardContexts
+from ..forward_context import Buffers, ForwardContexts
 from ..model import build_model
 from ..optimizers import build_optimizer
 from ..precision import ChiefLossScale
@@ -100,6 +102,9 @@ class AsyncSession:
         self._worker_components = WorkerComponents(self._model, self._passes, self._shards, layout)
         self._component_functions: dict[StepComponent, tf.types.experimental.ConcreteFunction] = {}
         self._memory: StateMemory | None = None
+        self._data = data
+        self._decoded: dict[str, tf.Variable] = {}
+        self._translating: Translating | None = None
         self._window = OUTSTANDING_PER_WORKER * job.workers
         self._tickets: ResultQueue[Ticket] = ResultQueue(self._window)
         self._tracer = make_tracer(job.profile, first=True)
@@ -122,6 +127,8 @@ class AsyncSession:
                 self._schedule(plan, 0, 1)
             seen.update(result.worker for result in self.drain())
         self.evaluate(WARM_SPLIT)
+        if self._spec.objective.translation is not None:
+            self.translating().warm_up()
         self._begin()
         self.scheduled = 0
         if self._job.checkpoint_every is not None:
@@ -165,6 +172,30 @@ class AsyncSession:
             sums += pieces.next()[1]
         seconds = time.perf_counter() - started
         return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._updates_applied())
+
+    def translating(self) -> Translating:
+        """Return what translates with a copy of the parameters on the chief's CPU, as they are now; see `Session.translating`.
+
+        A search is no graph, and workers here carry out graphs alone.
+        """
+        state = self.state()
+        for name, value in {**state.parameters, **state.buffers}.items():
+            held = self._model.layouts[name].to_storage(value) if name in self._model.layouts else value
+            if name in self._decoded:
+                self._decoded[name].assign(held)
+            else:
+                with tf.device("CPU:0"):
+                    self._decoded[name] = tf.Variable(held, name=name, trainable=False)
+        if self._translating is None:
+            stepper = self._model.stepper(self._decoded_values, self._passes.evaluation, "CPU:0")
+            self._translating = Translating(self._data, self._spec.objective, stepper, 0, 1)
+        return self._translating
+
+    def _decoded_values(self) -> tuple[HeldParameters, Buffers]:
+        """Return the copies of parameters and buffers, in ops."""
+        read = {name: tf.convert_to_tensor(variable) for name, variable in self._decoded.items()}
+        held = {parameter.name: read[parameter.name] for parameter in self._spec.parameters}
+        return self._model.parameters(held), {buffer.name: read[buffer.name] for buffer in self._spec.buffers}
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
         """Raise RuntimeError: only a single sync worker predicts; see `Session.predict`."""
@@ -239,7 +270,7 @@ class AsyncSession:
         return tf.function(function, input_signature=[iterator, *signature], autograph=False).get_concrete_function()
 
     def _schedule(self, plan: Plan, begin: int, count: int) -> None:
-        batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count, plan.skip)
+        batches = self._sampler.whole(plan.epoch, plan.first_in_epoch + begin, count, plan.skip, plan.arranged)
         loss_scale = 1.0 if self._loss_scale is None else self._loss_scale.scale
         vector = pack(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin, loss_scale)
         remote = self._coordinator.schedule(self._train, args=(self._datasets, tf.constant(vector)))

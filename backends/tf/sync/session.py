@@ -20,6 +20,7 @@ from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
 from ...malloc_tuning import keep_freed_memory
+from ...translating import Translating
 from ..data import ColumnTensors, Resident, layout_for, resident
 from ..evaluation import summed
 from ..forward_context import ForwardContexts
@@ -63,6 +64,8 @@ class SyncSession:
         self._model: TfModel = build_model(job.model, spec)
         self._micro_batches = micro_batches_on(device, job, spec, task.threads)
         self._passes = ForwardContexts(job, spec, task.rank)
+        self._dataset, self._device = data, device
+        self._translating: Translating | None = None
         self._updates = 0
         self._averaged = True
         self._memory: StateMemory | None = None
@@ -93,6 +96,8 @@ class SyncSession:
         """Trace and run everything once, on every rank together, then go back to the initial state."""
         self._call(self._sampler.for_rank(0, 0, 1, self._task.rank), np.zeros(1), 0)
         self.evaluate(WARM_SPLIT)
+        if self._spec.objective.translation is not None:
+            self.translating().warm_up()
         self._replica.reset()
         self._updates = 0
         if self._job.checkpoint_every is not None:
@@ -106,7 +111,7 @@ class SyncSession:
             if self._tracer is not None:
                 self._tracer.begin()
             started = time.perf_counter()
-            batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch + begin, count, self._task.rank, plan.skip)
+            batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch + begin, count, self._task.rank, plan.skip, plan.arranged)
             losses = self._call(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin)
             seconds = time.perf_counter() - started
             self._left_to_trace = max(0, self._left_to_trace - count)
@@ -126,6 +131,14 @@ class SyncSession:
         sums = self._evaluations[split]().numpy().tolist()
         seconds = time.perf_counter() - started
         return EvalResult.of(self._spec.objective, split, self._sizes[split], sums, seconds, self._updates)
+
+    def translating(self) -> Translating:
+        """Return what translates this rank's share; see `Session.translating`."""
+        self._average_buffers()
+        if self._translating is None:
+            stepper = self._model.stepper(self._replica.read, self._passes.evaluation, self._device)
+            self._translating = Translating(self._dataset, self._spec.objective, stepper, self._task.rank, self._job.workers)
+        return self._translating
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
         """Return logits; see `Session.predict`. Raises RuntimeError where there are several ranks."""

@@ -21,8 +21,9 @@ from ....core.update_rules import slot_names
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
-from ..model import evaluation_batch
-from ..state import StateMemory
+from ...translating import Translating
+from ..model import Model, evaluation_batch
+from ..state import StateMemory, each_value
 from .authentication import Hello, connect
 from .server import Listener, initial_shard, shard_bounds, warm_rule
 from .shards import bytes_of
@@ -48,7 +49,9 @@ class AsyncSession:
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> None:
         self._spec, self._job = model, job
         self._slots = slot_names(job)
-        self._sizes = dict(data.info.sizes)
+        self._data, self._sizes = data, dict(data.info.sizes)
+        self._decoded_model: Model | None = None
+        self._translating: Translating | None = None
         self._sampler = make_sampler(job, data, model.objective.weight)
         self._shard = initial_shard(job, model, 0)
         self._tickets = TicketQueue()
@@ -59,6 +62,8 @@ class AsyncSession:
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
         self._servers = [self._connect(task, placed, deadline) for placed in task.cluster.of_role("ps")]
         self._await_workers(deadline)
+        if model.objective.translation is not None:
+            self.translating().warm_up()
         if job.checkpoint_every is not None:
             self._state_memory()
 
@@ -128,7 +133,8 @@ class AsyncSession:
 
     def _examples(self, ticket: TrainTicket, updates: int) -> int:
         first, before = ticket.first_in_epoch, self._sampler.examples_before
-        return before(first + updates, ticket.skip, ticket.epoch) - before(first, ticket.skip, ticket.epoch)
+        place = ticket.skip, ticket.epoch, ticket.arranged
+        return before(first + updates, *place) - before(first, *place)
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Queue the plan's tickets and yield what finishes; see `Session.train`.
@@ -185,6 +191,17 @@ class AsyncSession:
             raise RuntimeError(f"update {result.first_step} was applied during an evaluation")
         sums = [sum(values) for values in zip(*self._tickets.take_sums(), strict=True)]
         return EvalResult.of(self._spec.objective, split, size, sums, time.perf_counter() - began, self._shard.version)
+
+    def translating(self) -> Translating:
+        """Return what translates with a copy of the parameters on the chief's CPU, as they are now; see `Session.translating`."""
+        if self._decoded_model is None or self._translating is None:
+            self._decoded_model = Model.initial(self._job, self._spec, 0, torch.device("cpu"))
+            self._translating = Translating(self._data, self._spec.objective, self._decoded_model.stepper(), 0, 1)
+        own, state = self._decoded_model, self.state()
+        for tensor, value in zip([*own.values, *own.buffers], each_value(self._spec, (), state), strict=True):
+            if value is not None:
+                tensor.copy_(value)
+        return self._translating
 
     def _received_sums(self, trailer: bytes) -> EvalSums:
         """Return the sums in a frame's trailer. Raises ConnectionError where they are not those of the objective."""

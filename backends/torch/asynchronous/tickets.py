@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ....core.cluster import split_evenly
 from ....data.base import Split
+from ....data.batching import Arranged
 from ...base import CalibrationOrder, Plan, StepComponent
 
 __all__ = ["MAX_COUNT", "EvalTicket", "Ticket", "TrainTicket", "cut_evaluation", "cut_plan", "decode", "encode"]
@@ -32,13 +33,14 @@ _COMPONENTS: tuple[StepComponent, ...] = get_args(StepComponent)
 
 @dataclass(frozen=True, slots=True)
 class TrainTicket:
-    """Consecutive updates of one epoch; `first_step` and `first_in_epoch`, `skip` as in `Plan`; one learning rate an update."""
+    """Consecutive updates of one epoch; `first_step`, `first_in_epoch`, `skip` and `arranged` as in `Plan`; one learning rate an update."""
 
     first_step: int
     epoch: int
     first_in_epoch: int
     learning_rates: NDArray[np.float64]
     skip: int = 0
+    arranged: Arranged = ()
 
     @property
     def count(self) -> int:
@@ -47,7 +49,8 @@ class TrainTicket:
 
     def after(self, done: int) -> TrainTicket:
         """Return what is left after the first `done` updates."""
-        return TrainTicket(self.first_step + done, self.epoch, self.first_in_epoch + done, self.learning_rates[done:], self.skip)
+        rest = self.learning_rates[done:]
+        return TrainTicket(self.first_step + done, self.epoch, self.first_in_epoch + done, rest, self.skip, self.arranged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,9 @@ def cut_plan(plan: Plan, workers: int) -> list[TrainTicket]:
     """Cut a plan into tickets of nearly equal size."""
     pieces = max(min(plan.count, workers * PIECES_PER_WORKER), math.ceil(plan.count / MAX_COUNT))
     return [
-        TrainTicket(plan.first_step + start, plan.epoch, plan.first_in_epoch + start, plan.learning_rates[start:stop], plan.skip)
+        TrainTicket(
+            plan.first_step + start, plan.epoch, plan.first_in_epoch + start, plan.learning_rates[start:stop], plan.skip, plan.arranged
+        )
         for start, stop in split_evenly(plan.count, pieces)
     ]
 
@@ -87,7 +92,7 @@ def encode(ticket: Ticket | None) -> bytes:
     if isinstance(ticket, CalibrationOrder):
         return _HEAD.pack(b"c", _COMPONENTS.index(ticket.component), ticket.count, round(1e9 * ticket.seconds), 0, 0)
     head = _HEAD.pack(b"t", ticket.first_step, ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip)
-    return head + np.asarray(ticket.learning_rates, dtype="<f8").tobytes()
+    return head + np.asarray(ticket.learning_rates, dtype="<f8").tobytes() + np.array(ticket.arranged, dtype="<i8").tobytes()
 
 
 def decode(data: bytes) -> Ticket | None:
@@ -99,7 +104,9 @@ def decode(data: bytes) -> Ticket | None:
         return EvalTicket(_SPLITS[first], second, third)
     if kind == b"c":
         return CalibrationOrder(_COMPONENTS[first], second, third / 1e9)
-    rates = np.frombuffer(data, dtype="<f8", offset=_HEAD.size)
-    if kind != b"t" or len(rates) != count:
+    rest = (len(data) - _HEAD.size) // 8 - count
+    if kind != b"t" or count < 0 or rest < 0 or rest % 3 or (len(data) - _HEAD.size) % 8:
         raise ValueError("not a ticket of the parameter server")
-    return TrainTicket(first, second, third, rates.astype(np.float64), skip)
+    rates = np.frombuffer(data, dtype="<f8", count=count, offset=_HEAD.size)
+    arranged = np.frombuffer(data, dtype="<i8", offset=_HEAD.size + 8 * count).reshape(-1, 3).tolist()
+    return TrainTicket(first, second, third, rates.astype(np.float64), skip, tuple((*entry,) for entry in arranged))

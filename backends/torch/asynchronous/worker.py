@@ -175,7 +175,7 @@ class Worker:
 
     def _train(self, ticket: TrainTicket) -> Frame:
         """Compute and push every update of a ticket; return the reply to the last."""
-        batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip)
+        batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip, ticket.arranged)
         rates, shares = ticket.learning_rates.tolist(), (1 / batches.weights).tolist()
         clock, compute, exchange, context = time.perf_counter, self._compute, self._exchange, self._model.passes.training
         position, last, tracer = 0, ticket.count - 1, self._tracer

@@ -24,6 +24,7 @@ from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
+from ...translating import Translating
 from ..calibration import Calibrator
 from ..data import ColumnTensors, resident_splits
 from ..model import Context, DistributedLoss, Model
@@ -50,7 +51,8 @@ class SyncSession:
         self._rank, self._world = task.rank, task.cluster.workers
         self._sampler = make_sampler(job, data, model.objective.weight)
         self._splits = resident_splits(job, model, data, device)
-        self._sizes = dict(data.info.sizes)
+        self._data, self._sizes = data, dict(data.info.sizes)
+        self._translating: Translating | None = None
         self._model = Model.initial(job, model, task.rank, device)
         self._rule = make_rule(job, self._model.values)
         self._slots = slot_names(job)
@@ -87,6 +89,8 @@ class SyncSession:
             seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(64, int(GROUP_SECONDS / seconds)))
         self._model.sums(self._splits["test"], 0, min(count, self._sizes["test"]))
+        if self._spec.objective.translation is not None:
+            self.translating().warm_up()
         if self._distributed is not None:
             dist.barrier()
         self._reset_state()
@@ -136,7 +140,7 @@ class SyncSession:
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Apply the plan; see `Session.train`. A peer that dies raises RuntimeError here."""
-        batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip)
+        batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip, plan.arranged)
         self._healthy = self._averaged = False
         first = 0
         while first < plan.count:
@@ -207,6 +211,13 @@ class SyncSession:
             self._healthy = True
         seconds = time.perf_counter() - began
         return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._rule.updates)
+
+    def translating(self) -> Translating:
+        """Return what translates this rank's share; see `Session.translating`."""
+        self._average_buffers()
+        if self._translating is None:
+            self._translating = Translating(self._data, self._spec.objective, self._model.stepper(), self._rank, self._world)
+        return self._translating
 
     def _average_buffers(self) -> None:
         """Replace every rank's buffers by their mean over the ranks. A second call before further updates changes nothing, not a bit."""

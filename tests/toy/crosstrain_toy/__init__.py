@@ -110,7 +110,7 @@ class ToySession:
 
     def train(self, plan):
         begin = time.perf_counter()
-        batches = self.sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self.rank, plan.skip)
+        batches = self.sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self.rank, plan.skip, plan.arranged)
         losses = []
         for position, rate in enumerate(plan.learning_rates):
             x, each, error, _ = self.errors("train", batches.batch(position))

@@ -11,11 +11,11 @@ def inside(targets):
     return tf.sequence_mask(targets["tags_lengths"], tf.shape(targets["tags"])[1])
 
 
-def tagging_loss(logits_btk, targets):
+def tagging_loss(logits_btk, targets, context):
     losses_bt = tf.nn.sparse_softmax_cross_entropy_with_logits(targets["tags"], logits_btk)
     return tf.reduce_sum(tf.where(inside(targets), losses_bt, 0.0), axis=1)
 
 
-def example_sums(logits_btk, targets):
+def example_sums(logits_btk, targets, context):
     right_bt = (tf.argmax(logits_btk, axis=2, output_type=tf.int32) == targets["tags"]) & inside(targets)
     return {"correct_tags": tf.reduce_sum(tf.cast(right_bt, tf.int32), axis=1)}

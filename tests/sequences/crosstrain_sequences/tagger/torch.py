@@ -12,10 +12,10 @@ def inside(targets):
     return torch.arange(targets["tags"].shape[1], device=targets["tags"].device) < targets["tags_lengths"][:, None]
 
 
-def tagging_loss(logits_btk, targets):
+def tagging_loss(logits_btk, targets, context):
     losses_bt = cross_entropy(logits_btk.transpose(1, 2), targets["tags"], reduction="none")
     return (losses_bt * inside(targets)).sum(1)
 
 
-def example_sums(logits_btk, targets):
+def example_sums(logits_btk, targets, context):
     return {"correct_tags": ((logits_btk.argmax(2) == targets["tags"]) & inside(targets)).sum(1)}

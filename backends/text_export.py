@@ -1,0 +1,49 @@
+"""What stands beside an exported model that translates: its vocabulary, and what programs and people have to know of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..checkpoint import Meta
+from ..core.errors import UsageError
+from ..models.decoding.settings import GREEDY
+from ..records.store.run_vocabulary import VOCABULARY, read_vocabulary
+from .capabilities import ExportFormat
+
+__all__ = ["text_description", "text_readme", "write_run_vocabulary"]
+
+
+def write_run_vocabulary(checkpoint: Path, folder: Path) -> None:
+    """Copy the vocabulary of a checkpoint's run into an export. Raises UsageError where the run has none beside it."""
+    found = read_vocabulary(checkpoint.parent.parent)
+    if found is None:
+        raise UsageError(
+            f"checkpoint: {str(checkpoint)!r} lies in no run with a {VOCABULARY}, without which nobody could make pieces of a text."
+            " Export from the run directory."
+        )
+    (folder / VOCABULARY).write_bytes(found)
+
+
+def text_description(meta: Meta) -> dict[str, object]:
+    """Return what ``model.json`` says of input and output."""
+    return {
+        "languages": list(meta.data.get("languages", ())),
+        "vocabulary": VOCABULARY,
+        "vocabulary_sizes": meta.data["vocabulary_sizes"],
+        "input": "pieces, whole numbers [batch, length]; each row ends with END (2), padding (0) behind it",
+        "output": f"pieces, whole numbers [batch, length + {GREEDY.extra_length}]; each row ends with END, padding behind it",
+        "search": GREEDY.signature,
+    }
+
+
+def text_readme(meta: Meta, export_format: str, chosen: ExportFormat) -> str:
+    """Return the page for people."""
+    languages = " to ".join(meta.data.get("languages", ()))
+    return (
+        f"# {meta.model['name']} as {export_format}\n\n"
+        f"This folder holds {chosen.text_summary or chosen.summary}. It was trained on {meta.data['name']} ({languages}) by `trainer`\n"
+        f"with {meta.step:,} updates.\n\n"
+        f"Text becomes pieces, and pieces text, by `{VOCABULARY}`, a model of sentencepiece. `model.json` says what is put in and comes\n"
+        "out, and has the names and shapes of all weights.\n\n"
+        f"```python\n{chosen.text_usage or chosen.usage}\n```\n"
+    )

@@ -1,0 +1,88 @@
+"""Decodes with a model on TensorFlow, a piece at a time, with a cache of keys and values.
+
+Each function is traced once, for any number of rows, any lengths and any position.
+
+Shapes: padded_bs [batch, time]; logits_nv [rows, pieces].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ...data.columns import LENGTHS
+from ..decoding_functions import DecodingFunctions
+
+__all__ = ["TfStepper"]
+
+NUMBERS = tf.TensorSpec([None], tf.int32)
+"""The type of pieces, lengths or rows."""
+
+
+class TfStepper:
+    """Implements `models.decoding.search.Stepper` with functions of a model that read its parameters, in ops, at each call.
+
+    `encode(inputs)` and `decode_step(tokens, position, memory, cache)`. `device` is where to compute. Traced when it is made.
+    """
+
+    def __init__(self, functions: DecodingFunctions, source: str, device: str) -> None:
+        self._device = device
+
+        def begun(source_bs: tf.Tensor, lengths_b: tf.Tensor) -> tuple[Any, Any]:
+            memory = functions.encode({source: source_bs, f"{source}{LENGTHS}": lengths_b})
+            return memory, functions.empty_cache(memory)
+
+        def stepped(tokens_n: tf.Tensor, position: tf.Tensor, memory: Any, cache: Any) -> tuple[tf.Tensor, Any]:
+            logits_nv, cache = functions.decode_step(tokens_n, position, memory, cache)
+            return tf.nn.log_softmax(logits_nv), cache
+
+        def taken(structure: Any, rows: tf.Tensor) -> Any:
+            return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), structure)
+
+        self._begin = self._traced(begun, tf.TensorSpec([None, None], tf.int32), NUMBERS)
+        memory, cache = tf.nest.map_structure(_growing, self._begin.structured_outputs)
+        self._step = self._traced(stepped, NUMBERS, tf.TensorSpec([], tf.int32), memory, cache)
+        self._memory_rows, self._cache_rows = self._traced(taken, memory, NUMBERS), self._traced(taken, cache, NUMBERS)
+        self._memory: Any = None
+        self._cache: Any = None
+        self._position = 0
+        self._sentence_n = np.zeros(0, np.int64)
+
+    def _traced(self, function: Callable[..., Any], *signature: Any) -> Any:
+        def placed(*arguments: Any) -> Any:
+            with tf.device(self._device):
+                return function(*arguments)
+
+        return tf.function(placed, input_signature=signature, autograph=False).get_concrete_function()
+
+    def begin(self, sources: Sequence[NDArray[np.integer]]) -> None:
+        """See `Stepper.begin`."""
+        lengths = [len(source) for source in sources]
+        padded_bs = np.zeros((len(sources), max(lengths)), np.int32)
+        for row, source in zip(padded_bs, sources, strict=True):
+            row[: len(source)] = source
+        self._memory, self._cache = self._begin(tf.constant(padded_bs), tf.constant(lengths, tf.int32))
+        self._position, self._sentence_n = 0, np.arange(len(sources))
+
+    def advance(self, tokens_n: NDArray[np.int64], rows_n: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `Stepper.advance`."""
+        if not np.array_equal(rows_n, np.arange(len(self._sentence_n))):
+            rows = tf.constant(rows_n.astype(np.int32))
+            self._cache = self._cache_rows(self._cache, rows)
+            sentence_n = self._sentence_n[rows_n]
+            if not np.array_equal(sentence_n, self._sentence_n):  # hypotheses of one sentence have one memory
+                self._memory = self._memory_rows(self._memory, rows)
+            self._sentence_n = sentence_n
+        tokens, position = tf.constant(tokens_n.astype(np.int32)), tf.constant(self._position)
+        log_probabilities_nv, self._cache = self._step(tokens, position, self._memory, self._cache)
+        self._position += 1
+        return np.array(log_probabilities_nv)  # a copy, which may be written to
+
+
+def _growing(spec: tf.TensorSpec) -> tf.TensorSpec:
+    """Return the type of what a cache becomes: where it is empty at first it grows."""
+    return tf.TensorSpec([size or None for size in spec.shape.as_list()], spec.dtype)

@@ -1,0 +1,51 @@
+"""Translates with the parameters of a session: this task's share of a dataset's sentences, scored, or sentences that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.cluster import split_evenly
+from ..data.base import Dataset, Split
+from ..data.text import END
+from ..models.decoding.batches import decode
+from ..models.decoding.search import Hypothesis, Stepper
+from ..models.decoding.settings import GREEDY, Decoding
+from ..models.decoding.translation import TranslationScorer
+from ..models.objectives import Objective
+
+__all__ = ["Translating"]
+
+FIRST_TEXT_PIECE = 4
+
+
+class Translating:
+    """What a leading task decodes with. `task` of `tasks` leading tasks takes its share of the sentences of a dataset.
+
+    Raises RuntimeError where the objective is of no model that translates.
+    """
+
+    def __init__(self, data: Dataset, objective: Objective, stepper: Stepper, task: int, tasks: int) -> None:
+        if objective.translation is None:
+            raise RuntimeError(f"the objective {objective.name!r} translates nothing")
+        self._quality, self._stepper = objective.translation, stepper
+        self._scorer = TranslationScorer(data, objective.translation)
+        self._task, self._tasks = task, tasks
+
+    def sums(self, split: Split, start: int, stop: int, decoding: Decoding) -> Mapping[str, float]:
+        """Translate this task's share of the sentences start … stop − 1, and return by name what they add to the quality's sums."""
+        first, last = split_evenly(stop - start, self._tasks)[self._task]
+        found = self._scorer.sums(self._stepper, split, start + first, start + last, decoding)
+        return dict(zip(self._quality.sums, found.tolist(), strict=True))
+
+    def translate(self, sources: Sequence[NDArray[np.integer]], decoding: Decoding, n_best: int) -> list[list[Hypothesis]]:
+        """Return the best hypotheses of sentences that end with END, in their order; see `models.decoding.search`."""
+        return decode(self._stepper, sources, decoding, n_best)
+
+    def warm_up(self) -> None:
+        """Run every function once: of two sentences, of which hypotheses are taken and left out."""
+        source = np.array([FIRST_TEXT_PIECE, END])
+        for decoding in (GREEDY, Decoding(beam=2, extra_length=2)):
+            decode(self._stepper, [source, source[1:]], decoding)

@@ -1,0 +1,170 @@
+"""``trainer translate``: lines of standard input to standard output with a trained model, on any backend, whichever one trained it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from ...backends.base import State
+from ...checkpoint import find_checkpoint
+from ...checkpoint.compatibility import rebuilt_model
+from ...core.errors import TrainerError, UsageError
+from ...core.untrusted.console import note
+from ...data.sources.translation.tokenizer import Vocabulary
+from ...launch.resume.trust import refuse_foreign
+from ...launch.standalone.task import StandaloneTask
+from ...launch.standalone.translation import translated
+from ...models.decoding.search import Hypothesis
+from ...models.decoding.settings import Decoding
+from ...models.decoding.translation import VOCABULARY
+from ...records.store.jsonl import finite_json
+from ..input_lines import LONGEST_LINE_BYTES, arriving_lines
+from ..options import GivenPath, check_typed_model, decoding_options, model_option, name_settings, trust_option
+from ..run_arguments import find_run_or_checkpoint
+from ..trained_job import fitting_data, taken_settings, trained_job
+
+__all__ = ["translate"]
+
+MOST_PIECES = 1024
+"""Of a sentence, END included: what attention takes grows with the square, and no model is trained on such sentences."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of the input: its number, from 1, its text, the pieces to translate (none for an empty line), and what is wrong with it."""
+
+    number: int
+    text: str = ""
+    pieces: tuple[int, ...] = ()
+    problem: str | None = None
+
+
+@click.command(short_help="Translate lines of text with a trained model, on any backend.")
+@click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
+@model_option
+@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
+@click.option("--backend", metavar="NAME", help="A name from `trainer backends` [default: the one that trained it].")
+@click.option("--precision", metavar="fp32|bf16|fp16", help="Number format of matrix products [default: the run's].")
+@click.option("--device", metavar="auto|cpu|gpu", help="Where to compute [default: as the run was asked to].")
+@decoding_options
+@click.option(
+    "--n-best", type=click.IntRange(1), metavar="N", help="Print the N best of each line: its number, the score and the text, tabs between."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+@trust_option("Take")
+def translate(
+    source: Path,
+    model: str | None,
+    data_dir: Path | None,
+    backend: str | None,
+    precision: str | None,
+    device: str | None,
+    beam: int | None,
+    length_penalty: float | None,
+    n_best: int | None,
+    as_json: bool,
+    trust_run: bool,
+) -> None:
+    """Translate standard input line by line to standard output, as lines arrive.
+
+    RUN is a run directory, whose newest sound checkpoint is taken; CHECKPOINT is one of those. Every line has its translation in the same
+    place: of an empty line it is empty, and of one that cannot be translated (no UTF-8, or too long) too, which standard error tells
+    and the exit code 1 at the end.
+    """
+    checkpoint, damaged = find_checkpoint(find_run_or_checkpoint(source))
+    for error in damaged:
+        note(f"{error} An older one is taken.")
+    meta = checkpoint.meta
+    options = {"model": model, "data": None, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
+    name_settings({field: "flag" if typed is not None else f"checkpoint {checkpoint.path.name}" for field, typed in options.items()})
+    check_typed_model(model, meta.job["model"])
+    refuse_foreign(taken_settings(meta, model, None, data_dir), checkpoint.path, ("model", "data", "data_dir"), trusted=trust_run)
+    spec = rebuilt_model(meta)
+    if spec.objective.translation is None:
+        raise UsageError(f"translate: {meta.job['model']!r}, trained on {meta.data['name']!r}, translates nothing.")
+    job = trained_job(meta, None, data_dir, backend, precision, device, beam, length_penalty)
+    decoding = Decoding(job.beam, job.length_penalty)
+    if n_best is not None and n_best > decoding.beam:
+        raise UsageError(f"--n-best: got {n_best}; allowed: 1 to {decoding.beam}, the beam. Give a wider one with --beam.")
+    if sys.stdin is None:
+        raise UsageError("translate: standard input is closed; give it lines to translate.")
+    dataset = fitting_data(meta, job)
+    vocabulary = Vocabulary(dataset.attachment(VOCABULARY))
+    writer = _Writer(vocabulary, n_best, as_json=as_json)
+    with StandaloneTask(job, spec, dataset, note) as task:
+        task.start(State(checkpoint.parameters, {}, meta.step, checkpoint.buffers))
+        if sys.stdin.isatty():
+            note("Type a sentence a line; Ctrl-D ends.")
+        for lines in _numbered(arriving_lines(sys.stdin.fileno(), lambda: task.interrupted), vocabulary):
+            sources = [line.pieces for line in lines if line.pieces]
+            found = iter(translated(task, sources, decoding, n_best or 1) if sources else ())
+            for line in lines:
+                writer.write(line, next(found) if line.pieces else [])
+            sys.stdout.flush()
+    if writer.untranslated:
+        raise TrainerError(
+            f"{writer.untranslated} of {writer.lines} lines could not be translated; what was wrong with each is told above."
+        )
+
+
+def _numbered(arriving: Iterator[list[bytes | None]], vocabulary: Vocabulary) -> Iterator[list[_Line]]:
+    """Yield the lines that have arrived, as they are to be translated."""
+    number = 0
+    for raw_lines in arriving:
+        lines = []
+        for raw in raw_lines:
+            number += 1
+            lines.append(_line(number, raw, vocabulary))
+        yield lines
+
+
+def _line(number: int, raw: bytes | None, vocabulary: Vocabulary) -> _Line:
+    if raw is None:
+        return _Line(number, problem=f"longer than {LONGEST_LINE_BYTES:,} bytes")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        return _Line(number, problem=f"not UTF-8 (byte {raw[error.start]:#04x} at {error.start})")
+    if not text.strip():
+        return _Line(number, text)
+    (pieces,) = vocabulary.encode([text])
+    if len(pieces) > MOST_PIECES:
+        return _Line(number, text, problem=f"{len(pieces):,} pieces long, and {MOST_PIECES:,} are the most")
+    return _Line(number, text, tuple(pieces))
+
+
+class _Writer:
+    """Writes translations in the form that is asked for, and counts."""
+
+    def __init__(self, vocabulary: Vocabulary, n_best: int | None, *, as_json: bool) -> None:
+        self._vocabulary, self._n_best, self._as_json = vocabulary, n_best, as_json
+        self.lines = self.untranslated = 0
+
+    def write(self, line: _Line, hypotheses: Sequence[Hypothesis]) -> None:
+        """Write what is to be printed of one line."""
+        self.lines += 1
+        if line.problem is not None:
+            self.untranslated += 1
+            note(f"line {line.number}: {line.problem}; its translation is empty")
+        texts = [self._text(hypothesis) for hypothesis in hypotheses]
+        if self._as_json:
+            found = [
+                {"text": text, "score": one.score, "log_probability": one.log_probability, "ended": one.ended}
+                for text, one in zip(texts, hypotheses, strict=True)
+            ]
+            document = {"line": line.number, "source": line.text, "problem": line.problem, "translations": found}
+            click.echo(json.dumps(finite_json(document), ensure_ascii=False))
+        elif self._n_best is None:
+            click.echo(texts[0] if texts else "")
+        else:
+            for text, hypothesis in zip(texts, hypotheses, strict=True):
+                click.echo(f"{line.number}\t{hypothesis.score:.6f}\t{text}")
+
+    def _text(self, hypothesis: Hypothesis) -> str:
+        """Return a translation on one line; pieces of single bytes can spell a line end."""
+        return self._vocabulary.decode(hypothesis.pieces).replace("\r", " ").replace("\n", " ")

@@ -1,0 +1,121 @@
+"""Packages from the user's Debian archive: fetched by apt into a folder, read as streams, installed nowhere, unpacked nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....core.errors import UsageError
+from ....core.untrusted.console import note
+
+__all__ = ["Package", "described", "fetch", "read_files"]
+
+LARGEST_FILE_BYTES = 32 << 20
+"""Of a file in a package; no catalogue and no page of a manual is as large."""
+
+MOST_FILES = 1_000_000
+"""Of a package."""
+
+_FETCH_SECONDS = 3600.0
+_NO_APT = (
+    "data: 'debian-text' is made from packages of a Debian archive by {tool!r}, which this machine has not. Use a machine with Debian or "
+    "one of its descendants, or give a folder of .deb files with --data-dir (dpkg-deb reads them)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What a .deb file says of itself; `licences` are those that its copyright file names, empty where it has none or names none."""
+
+    name: str
+    version: str
+    sha256: str
+    licences: tuple[str, ...]
+
+
+def fetch(names: Sequence[str], folder: Path) -> list[str]:
+    """Have apt download those of the packages that the archive has into `folder`; return those that it has not.
+
+    What lies there already is not fetched again. Raises UsageError where there is no apt, no package at all, or no network.
+    """
+    for tool in ("apt-get", "apt-cache", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise UsageError(_NO_APT.format(tool=tool))
+    shown = _run(["apt-cache", "show", "--no-all-versions", *names], folder, 120.0)
+    there = set(re.findall(r"^Package: (\S+)$", shown.stdout, re.MULTILINE))
+    wanted = [name for name in names if name in there]
+    if not wanted:
+        raise UsageError(
+            f"data: apt knows none of the packages that 'debian-text' is made from ({', '.join(names[:3])}, …). Is its list of packages "
+            "there? `apt-get update` fetches it, as root."
+        )
+    note(f"data: fetching {len(wanted)} packages with apt-get download, to read and not to install; the largest part of half a gigabyte")
+    done = _run(["apt-get", "download", "-q", *wanted], folder, _FETCH_SECONDS)
+    if done.returncode:
+        told = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("E:")), f"exit code {done.returncode}")
+        raise UsageError(f"data: apt-get download failed: {told}. What it has fetched is kept; try again with a network.")
+    return [name for name in names if name not in there]
+
+
+def _run(command: Sequence[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    try:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"data: `{command[0]} {command[1]}` did not end within {seconds:g} s. Try again later.") from error
+
+
+def described(path: Path) -> Package:
+    """Return what a .deb file says of itself. Raises UsageError where it is none."""
+    if shutil.which("dpkg-deb") is None:
+        raise UsageError(_NO_APT.format(tool="dpkg-deb"))
+    done = _run(["dpkg-deb", "--show", "--showformat=${Package}\\n${Version}", str(path)], path.parent, 60.0)
+    name, _, version = done.stdout.partition("\n")
+    if done.returncode or not name:
+        raise UsageError(f"data: {str(path)!r} is no package of Debian: {done.stderr.strip()[-200:]}")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    stated = [text for _, text in read_files(path, lambda place: place == f"usr/share/doc/{name}/copyright")]
+    found = re.findall(r"^License:[ \t]*(\S.*)$", stated[0].decode(errors="replace"), re.MULTILINE) if stated else []
+    return Package(name, version.strip(), digest, tuple(dict.fromkeys(" ".join(one.split())[:80] for one in found))[:20])
+
+
+def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the regular files in a package whose name is `wanted`; larger ones than any text are passed over.
+
+    Raises UsageError for a package that is damaged.
+    """
+    command = ["dpkg-deb", "--fsys-tarfile", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:
+        try:
+            with tarfile.open(fileobj=child.stdout, mode="r|") as archive:
+                for count, member in enumerate(archive):
+                    if count >= MOST_FILES:
+                        raise UsageError(f"data: {str(path)!r} has more than {MOST_FILES:,} files.")
+                    name = member.name.removeprefix("./")
+                    if member.isreg() and member.size <= LARGEST_FILE_BYTES and wanted(name):
+                        file = archive.extractfile(member)
+                        if file is not None:
+                            yield name, file.read()
+                    archive.members = []  # type: ignore[attr-defined]  # tarfile would remember each
+        except tarfile.TarError as error:
+            raise UsageError(f"data: the package {str(path)!r} is damaged: {error}. Fetch it again.") from error
+        finally:
+            child.kill()  # it has ended, or nobody reads on

@@ -1,0 +1,167 @@
+"""debian-text:en-de: real sentences of English and German, made on the user's machine from packages of its Debian archive.
+
+None of the text is part of this program. The packages have licences of their own, which are printed when they are read; what is made of
+them is for the user to learn from, and to pass on only as they allow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from ....core.errors import UsageError
+from ....core.untrusted.console import note
+from ...base import PreparedColumns
+from ..arguments import read_arguments, whole_number, write_arguments
+from ..translation.pairs import prepared_pairs
+from ..translation.tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
+from .archive import fetch
+from .extraction import Extraction
+from .package_list import PACKAGES
+
+__all__ = ["DATASET", "DebianText"]
+
+_NAME = "debian-text"
+_LANGUAGES = "en-de"
+_DEFAULTS = {"vocabulary": "8000"}
+_TEST = 2000
+_TEST_WORDS = 4
+"""Words that a test sentence has at least: BLEU counts four in a row."""
+
+_LONGEST = 200
+
+
+@dataclass(frozen=True)
+class DebianText:
+    """Messages of programs and paragraphs of manuals, with a vocabulary of so many pieces."""
+
+    vocabulary: int = 8000
+
+    description = "messages and manuals from packages of your Debian archive, made here by apt: debian-text:en-de?vocabulary=8000"
+    version = 1
+
+    @property
+    def name(self) -> str:
+        """The name, with the languages where there are arguments behind them."""
+        arguments = write_arguments({"vocabulary": str(self.vocabulary)}, _DEFAULTS)
+        return f"{_NAME}:{_LANGUAGES}?{arguments}" if arguments else _NAME
+
+    def with_arguments(self, text: str) -> DebianText:
+        """Return the source for ``en-de`` or ``en-de?vocabulary=4000``. Raises UsageError."""
+        languages, _, arguments = text.partition("?")
+        if languages != _LANGUAGES:
+            raise UsageError.of(f"data: languages of {_NAME!r}", languages, _LANGUAGES, [_LANGUAGES])
+        values = read_arguments(_NAME, arguments, _DEFAULTS)
+        return self.with_vocabulary(int(values["vocabulary"]) if values["vocabulary"].isdecimal() else 0)
+
+    def with_vocabulary(self, size: int) -> DebianText:
+        """Return the same with a vocabulary of so many pieces. Raises UsageError."""
+        return DebianText(whole_number(_NAME, "vocabulary", str(size), BYTE_PIECES + 64, LARGEST_VOCABULARY))
+
+    def originals(self, data_dir: Path) -> Sequence[Path]:
+        """Return the packages in a folder. Raises UsageError where there are none."""
+        found = sorted(data_dir.glob("*.deb"))
+        if not found:
+            raise UsageError(f"data_dir: {str(data_dir)!r} holds no .deb files; leave --data-dir out, and apt fetches them.")
+        return found
+
+    def load(self, data_dir: Path | None) -> PreparedColumns:
+        """Make it without keeping the packages for another try."""
+        with TemporaryDirectory(prefix="crosstrain-debian-") as folder:
+            return self._made(Path(folder), data_dir, None)
+
+    def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
+        """Fetch the packages, unless `data_dir` holds some, and read them. What was fetched and encoded is kept in `work`."""
+        return self._made(work, data_dir, work)
+
+    def _made(self, folder: Path, data_dir: Path | None, work: Path | None) -> PreparedColumns:
+        missing: list[str] = []
+        if data_dir is None:
+            packages = folder / "packages"
+            packages.mkdir(exist_ok=True)
+            missing = fetch(PACKAGES, packages)
+            files = sorted(packages.glob("*.deb"))
+        else:
+            files = list(self.originals(data_dir))
+        extraction = Extraction(files)
+        train, test = _split(extraction.pairs())
+        if not train:
+            raise UsageError(f"data: {len(files)} packages have no English and German text to learn from; {_NAME} needs others.")
+        record = _record(extraction, missing, train, test)
+        _tell(record)
+        prepared = prepared_pairs(
+            {"train": partial(_again, train), "test": partial(_again, test)},
+            {"train": len(train), "test": len(test)},
+            vocabulary_size=self.vocabulary,
+            bytes_too=True,
+            longest=_LONGEST,
+            languages=("en", "de"),
+            work=work,
+        )
+        content = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
+        return replace(prepared, attachments=lambda: {**prepared.attachments(), "packages.json": content})
+
+
+def _again(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str] | str]:
+    return iter(pairs)
+
+
+def _split(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return (train, test): drawn once and for all, at most a tenth, of some words each; and those that share no text with them."""
+    keys = np.random.Philox(np.random.SeedSequence([22, len(pairs)])).random_raw(len(pairs))
+    test: list[tuple[str, str]] = []
+    sources: set[str] = set()
+    for place in np.argsort(keys, kind="stable").tolist():
+        if len(test) == min(_TEST, max(1, len(pairs) // 10)):
+            break
+        source, target = pairs[place]
+        if len(source.split()) >= _TEST_WORDS and source not in sources:
+            sources.add(source)
+            test.append((source, target))
+    targets = {target for _, target in test}
+    return [pair for pair in pairs if pair[0] not in sources and pair[1] not in targets], test
+
+
+def _record(
+    extraction: Extraction, missing: Sequence[str], train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]
+) -> dict[str, object]:
+    """Return what is written down of where the text came from."""
+    digest = hashlib.sha256()
+    for pair in (*train, *test):
+        digest.update("\t".join(pair).encode() + b"\n")
+    packages = [
+        {
+            "name": package.name,
+            "version": package.version,
+            "sha256": package.sha256,
+            "licences": list(package.licences),
+            "pairs": extraction.found[package.name],
+        }
+        for package in extraction.packages
+    ]
+    counts = {"train": len(train), "test": len(test), "unique": sum(extraction.found.values())}
+    left_out = dict(extraction.left_out.most_common())
+    return {
+        "pairs_sha256": digest.hexdigest(),
+        "pairs": counts,
+        "not_in_the_archive": list(missing),
+        "left_out": left_out,
+        "packages": packages,
+    }
+
+
+def _tell(record: dict[str, object]) -> None:
+    if record["not_in_the_archive"]:
+        note(f"data: {_NAME}: not in this archive, and left out: {', '.join(map(str, record['not_in_the_archive']))}")  # type: ignore[call-overload]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in record["left_out"].items())  # type: ignore[attr-defined]
+    note(f"data: {_NAME}: {record['pairs']['unique']:,} different pairs, digest {record['pairs_sha256']}; left out: {reasons or 'none'}")  # type: ignore[index]
+
+
+DATASET = DebianText()

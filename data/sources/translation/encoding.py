@@ -1,0 +1,130 @@
+"""Pairs of sentences to columns of pieces, part by part; a part that was encoded once is kept in a folder, and not encoded again."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import Split
+from ...columns import Column
+from .left_out import LeftOut
+from .reading_progress import ReadingProgress
+from .tokenizer import Vocabulary
+
+__all__ = ["PairEncoder", "PairReader"]
+
+PairReader = Callable[[], Iterator[tuple[str, str] | str]]
+"""Reads a split from its beginning: each pair, or why it is left out ("with an empty line"; "" for what needs no mention)."""
+
+PART_PAIRS = 20_000
+"""Pairs that are encoded and kept together: a second or two of work, a few megabytes."""
+
+LINES_AT_ONCE = 2_048
+"""Lines whose pieces are Python's own numbers at a time, which take some ten times the memory of what is kept."""
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass
+class PairEncoder:
+    """Encodes splits by a vocabulary. Pairs of which a side has more than `longest` pieces, END included, are left out.
+
+    `work` is where parts are kept; None keeps none. `left_out` counts what is left out, and `test_lines` has the lines of the test split
+    that are not, source and target, once its blocks have been taken.
+    """
+
+    vocabulary: Vocabulary
+    longest: int
+    work: Path | None = None
+    left_out: LeftOut = field(default_factory=LeftOut)
+    test_lines: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+
+    def blocks(self, split: Split, read: PairReader, total: int) -> Iterator[Mapping[str, Column]]:
+        """Yield the columns ``source`` and ``target`` of a split of `total` lines, part by part."""
+        progress = ReadingProgress(f"encoding the {split} split", total)
+        key = f"{self.vocabulary.pieces_sha256} {self.longest} {PART_PAIRS}"
+        stem = f"{split}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        entries = iter(read())
+        for number in itertools.count():
+            part = list(itertools.islice(entries, PART_PAIRS))
+            if not part:
+                return
+            begin = number * PART_PAIRS
+            places = [place for place, entry in enumerate(part) if not isinstance(entry, str)]
+            for place, entry in enumerate(part):
+                if isinstance(entry, str) and entry:
+                    self.left_out.add(split, entry, begin + place + 1)
+            pairs = [entry for entry in part if not isinstance(entry, str)]
+            arrays = self._part(f"{stem}-{number:06d}.npz", pairs)
+            dropped = arrays["dropped"]
+            if len(dropped):
+                first = begin + places[int(dropped[0])] + 1
+                self.left_out.add(split, f"with more than {self.longest} pieces", first, len(dropped))
+            if split == "test":
+                gone = set(dropped.tolist())
+                for side, lines in enumerate(self.test_lines):
+                    lines += [pair[side] for place, pair in enumerate(pairs) if place not in gone]
+            if len(arrays["source_lengths"]):
+                yield {name: _column(arrays[name], arrays[f"{name}_lengths"]) for name in ("source", "target")}
+            progress.update(begin + len(part))
+
+    def _part(self, name: str, pairs: Sequence[tuple[str, str]]) -> Arrays:
+        """Return a part's arrays: those that were kept, or newly made ones, which are kept from now on."""
+        path = None if self.work is None else self.work / name
+        if path is not None and path.exists():
+            kept = _read(path, len(pairs), self.vocabulary.size)
+            if kept is not None:
+                return kept
+        made = self._encode(pairs)
+        if path is not None:
+            draft = path.with_suffix(".draft")
+            with draft.open("wb") as file:
+                np.savez(file, allow_pickle=False, **made)
+            os.replace(draft, path)
+        return made
+
+    def _encode(self, pairs: Sequence[tuple[str, str]]) -> dict[str, NDArray[Any]]:
+        values, lengths = zip(*(self._encoded([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
+        kept = (lengths[0] <= self.longest) & (lengths[1] <= self.longest)
+        found: dict[str, NDArray[Any]] = {"dropped": np.flatnonzero(~kept)}
+        for side, name in enumerate(("source", "target")):
+            found[name] = values[side][np.repeat(kept, lengths[side])]
+            found[f"{name}_lengths"] = lengths[side][kept]
+        return found
+
+    def _encoded(self, lines: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+        """Return the pieces of lines one after another, and how many each line has."""
+        values, lengths = [np.empty(0, np.uint16)], [np.empty(0, np.int64)]
+        for start in range(0, len(lines), LINES_AT_ONCE):
+            found = self.vocabulary.encode(lines[start : start + LINES_AT_ONCE])
+            sizes = np.fromiter(map(len, found), np.int64, len(found))
+            values.append(np.fromiter(itertools.chain.from_iterable(found), np.uint16, int(sizes.sum())))
+            lengths.append(sizes)
+        return np.concatenate(values), np.concatenate(lengths)
+
+
+def _column(values: NDArray[Any], lengths: NDArray[np.int64]) -> Column:
+    return Column(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+
+
+def _read(path: Path, pairs: int, pieces: int) -> Arrays | None:
+    """Return a kept part; None where it is damaged, so that it has to be made again."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in ("dropped", "source", "source_lengths", "target", "target_lengths")}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    whole = len(found["dropped"]) + len(found["source_lengths"]) == pairs
+    for name in ("source", "target"):
+        values, lengths = found[name], found[f"{name}_lengths"]
+        whole &= values.dtype == np.uint16 and int(lengths.sum()) == len(values) and int(values.max(initial=0)) < pieces
+    return found if whole else None

@@ -1,0 +1,137 @@
+"""numbers: English and German words for numbers, ordinals, years and dates; a translation that can be learnt in minutes, and is built in.
+
+The words come from num2words. Dates are put together here, since it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....core.errors import UsageError
+from ...base import PreparedColumns
+from ..arguments import read_arguments, whole_number, write_arguments
+from .packages import text_package
+from .pairs import prepared_pairs
+from .tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
+
+__all__ = ["DATASET", "Numbers", "number_pairs"]
+
+_NAME = "numbers"
+_DEFAULTS = {"vocabulary": "500"}
+_TRAIN, _TEST = 40_000, 2_000
+_CARDINALS, _ORDINALS, _DATES = 25_000, 8_000, 10_000
+_LARGEST = 1_000_000
+_YEARS = range(1100, 2100)
+_LONGEST = 100
+
+_MONTHS = (
+    ("January", "Januar", 31), ("February", "Februar", 28), ("March", "März", 31), ("April", "April", 30), ("May", "Mai", 31),
+    ("June", "Juni", 30), ("July", "Juli", 31), ("August", "August", 31), ("September", "September", 30), ("October", "Oktober", 31),
+    ("November", "November", 30), ("December", "Dezember", 31),
+)  # fmt: skip
+"""In English and German, and how many days each has in every year."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers in words, with a vocabulary of so many pieces."""
+
+    vocabulary: int = 500
+
+    description = "numbers, ordinals, years and dates in words, English to German: numbers or numbers:vocabulary=500"
+    version = 1
+
+    @property
+    def name(self) -> str:
+        """The name with the arguments that are not the default ones."""
+        arguments = write_arguments({"vocabulary": str(self.vocabulary)}, _DEFAULTS)
+        return f"{_NAME}:{arguments}" if arguments else _NAME
+
+    def with_arguments(self, text: str) -> Numbers:
+        """Return the same with another vocabulary. Raises UsageError."""
+        values = read_arguments(_NAME, text, _DEFAULTS)
+        return Numbers(whole_number(_NAME, "vocabulary", values["vocabulary"], SMALLEST_VOCABULARY, LARGEST_VOCABULARY))
+
+    def with_vocabulary(self, size: int) -> Numbers:
+        """Return the same with a vocabulary of so many pieces. Raises UsageError."""
+        return self.with_arguments(f"vocabulary={size}")
+
+    def originals(self, data_dir: Path) -> Sequence[Path]:
+        """Refuse: there are no original files."""
+        raise UsageError(f"data_dir: got {str(data_dir)!r}, but {_NAME!r} are made up and read no files. Leave --data-dir out.")
+
+    def load(self, data_dir: Path | None) -> PreparedColumns:
+        """Make all pairs, and cut them into train and test; no text of the one is in the other, in neither language."""
+        if data_dir is not None:
+            self.originals(data_dir)
+        train, test = split_apart(number_pairs())
+        return prepared_pairs(
+            {"train": partial(_again, train), "test": partial(_again, test)},
+            {"train": len(train), "test": len(test)},
+            vocabulary_size=self.vocabulary,
+            bytes_too=False,
+            longest=_LONGEST,
+            languages=("en", "de"),
+            bleu_tokenizer="char",  # most are one word, of which 13a finds no four in a row
+        )
+
+
+def _again(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str] | str]:
+    return iter(pairs)
+
+
+def number_pairs() -> list[tuple[str, str]]:
+    """Return pairs of English and German text, each English text once, in an order that is drawn once and for all."""
+    words = text_package("num2words").num2words
+    found: dict[str, str] = {}
+    for kind, numbers in (("cardinal", _drawn(_CARDINALS, 1)), ("ordinal", _drawn(_ORDINALS, 2)), ("year", list(_YEARS))):
+        for number in numbers:
+            english, german = (words(number, lang=language, to=kind) for language in ("en", "de"))
+            found.setdefault(english, german)
+    for english, german in _dates(words):
+        found.setdefault(english, german)
+    pairs = list(found.items())
+    return [pairs[place] for place in np.argsort(_raw(len(pairs), 3), kind="stable").tolist()]
+
+
+def split_apart(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return (train, test): the first pairs test, and of the others those of which neither text is in it."""
+    test = list(pairs[:_TEST])
+    sources, targets = ({pair[side] for pair in test} for side in (0, 1))
+    train = [pair for pair in pairs[_TEST:] if pair[0] not in sources and pair[1] not in targets]
+    return train[:_TRAIN], test
+
+
+def _raw(count: int, stream: int) -> Any:
+    return np.random.Philox(np.random.SeedSequence([20, stream])).random_raw(count)
+
+
+def _drawn(count: int, stream: int) -> list[int]:
+    """Return every number below 1000, and then different ones up to the largest, those of few digits more often."""
+    found = dict.fromkeys(range(1000))
+    exponents, places = _raw(8 * count, stream), iter(_raw(8 * count, stream + 10).tolist())
+    for exponent in (exponents % np.uint64(4)).tolist():
+        if len(found) >= count:
+            break
+        top = min(_LARGEST, 10 ** (3 + exponent))
+        found.setdefault(next(places) % (top + 1))
+    return list(found)
+
+
+def _dates(words: Any) -> Iterator[tuple[str, str]]:
+    days = [(words(day, lang="en", to="ordinal"), words(day, lang="de", to="ordinal")) for day in range(32)]
+    years = [(words(year, lang="en", to="year"), words(year, lang="de", to="year")) for year in _YEARS]
+    for number in _raw(_DATES, 4).tolist():
+        year, rest = years[number % len(years)], number // len(years)
+        english, german, length = _MONTHS[rest % 12]
+        day = days[1 + rest // 12 % length]
+        yield f"the {day[0]} of {english}, {year[0]}", f"der {day[1]} {german} {year[1]}"
+
+
+DATASET = Numbers()

@@ -1,0 +1,123 @@
+"""From readers of sentence pairs to what the store takes: a vocabulary, the encoded columns, the test lines as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import PreparedColumns, Split, TextFeatures
+from ...columns import ColumnSpec
+from .encoding import PairEncoder, PairReader
+from .packages import text_package
+from .reading_progress import ReadingProgress
+from .tokenizer import Vocabulary, train_vocabulary
+
+__all__ = ["MOST_SAMPLED_LINES", "chosen", "prepared_pairs"]
+
+MOST_SAMPLED_LINES = 1_000_000
+"""From which a vocabulary is made, both languages together."""
+
+SAMPLE_SEED = 1
+MODEL, DESCRIPTION = "vocabulary.model", "vocabulary.json"
+
+
+def chosen(count: int, most: int, seed: int) -> NDArray[np.int64]:
+    """Return at most `most` of the numbers 0 … count − 1, rising; the same ones for the same seed on every machine."""
+    if count <= most:
+        return np.arange(count)
+    keys = np.random.Philox(np.random.SeedSequence([seed, count])).random_raw(count)
+    return np.sort(np.argpartition(keys, most)[:most])
+
+
+def prepared_pairs(
+    readers: Mapping[Split, PairReader],
+    counts: Mapping[Split, int],
+    *,
+    vocabulary_size: int,
+    bytes_too: bool,
+    longest: int,
+    languages: tuple[str, str],
+    bleu_tokenizer: str = "13a",
+    work: Path | None = None,
+) -> PreparedColumns:
+    """Return the columns of a translation; `counts` says how many pairs, left out ones included, each reader has.
+
+    The vocabulary is made here, all else when the store asks for it. `bytes_too`, `longest` and `work` as in `train_vocabulary` and
+    `PairEncoder`. Raises UsageError where no vocabulary can be made.
+    """
+    model, description = _vocabulary(readers["train"], counts["train"], vocabulary_size, bytes_too=bytes_too, work=work)
+    vocabulary = Vocabulary(model)
+    encoder = PairEncoder(vocabulary, longest, work)
+    columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
+    sizes = {"source": vocabulary.size, "target": vocabulary.size}
+
+    def attachments() -> dict[str, bytes]:
+        texts = {f"test.{side}.txt": lines for side, lines in zip(("source", "target"), encoder.test_lines, strict=True)}
+        files = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in texts.items()}
+        return {MODEL: model, DESCRIPTION: description, **files}
+
+    return PreparedColumns(
+        columns,
+        TextFeatures(sizes, languages, bleu_tokenizer),
+        {split: partial(encoder.blocks, split, readers[split], counts[split]) for split in ("train", "test")},
+        left_out=encoder.left_out.lines,
+        attachments=attachments,
+    )
+
+
+def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path | None) -> tuple[bytes, bytes]:
+    """Return the model and what is said of it: those that were kept in `work`, or newly made ones, which are kept there."""
+    kept = None if work is None else _kept(work, size)
+    if kept is not None:
+        return kept
+    progress = ReadingProgress("sampling for the vocabulary", count)
+    sampled = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal sampled
+        wanted = iter(chosen(count, MOST_SAMPLED_LINES // 2, SAMPLE_SEED).tolist())
+        place = next(wanted, None)
+        for number, entry in enumerate(read()):
+            progress.update(number)
+            if number == place:
+                place = next(wanted, None)
+                if not isinstance(entry, str):
+                    sampled += 2
+                    yield from entry
+            if place is None:
+                break
+        if count > MOST_SAMPLED_LINES // 20:
+            progress.note(f"making {size:,} pieces from {sampled:,} lines")
+
+    model = train_vocabulary(lines(), size, bytes_too=bytes_too)
+    facts = {
+        "pieces": size,
+        "pieces_sha256": Vocabulary(model).pieces_sha256,
+        "byte_pieces": bytes_too,
+        "sampled_lines": sampled,
+        "lines": 2 * count,
+        "sample_seed": SAMPLE_SEED,
+        "sentencepiece": text_package("sentencepiece").__version__,
+    }
+    description = (json.dumps(facts, indent=2) + "\n").encode()
+    if work is not None:
+        for name, content in ((DESCRIPTION, description), (MODEL, model)):  # the model last: with it both are there
+            draft = work / f"{name}.draft"
+            draft.write_bytes(content)
+            os.replace(draft, work / name)
+    return model, description
+
+
+def _kept(work: Path, size: int) -> tuple[bytes, bytes] | None:
+    try:
+        model, description = (work / MODEL).read_bytes(), (work / DESCRIPTION).read_bytes()
+        sound = Vocabulary(model).size == size
+    except (FileNotFoundError, ValueError):
+        return None
+    return (model, description) if sound else None

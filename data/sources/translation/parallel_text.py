@@ -1,0 +1,204 @@
+"""parallel-text:PREFIX:en-de: sentences in PREFIX.en and their translations, line by line, in PREFIX.de; gzip'd ones end in .gz.
+
+The test split is PREFIX.test.en and PREFIX.test.de, or, with ``held-out=N``, N pairs of the text, drawn once and for all; then pairs of
+which either text is in the test split are no training pairs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ....core.errors import UsageError
+from ...base import PreparedColumns, Split
+from ..arguments import read_arguments, whole_number, write_arguments
+from .alignment import aligned_count
+from .line_files import LONGEST_LINE_BYTES, read_lines
+from .pairs import chosen, prepared_pairs
+from .tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
+
+__all__ = ["DATASET", "ParallelText"]
+
+_NAME = "parallel-text"
+_DEFAULTS = {"vocabulary": "8000", "longest": "200", "held-out": "0"}
+_FORM = f"{_NAME}:PREFIX:en-de, where PREFIX.en and PREFIX.de are text files, or PREFIX.en.gz and PREFIX.de.gz"
+_LANGUAGES = re.compile(r"([a-z]{2,8})-([a-z]{2,8})", re.ASCII)
+_HELD_OUT_SEED = 2
+_BLEU_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}
+"""Of target languages that put no spaces between words, or whose own tokenizer needs a dictionary; 13a is for all others."""
+
+_EMPTY, _NOT_UTF8 = "with an empty line", "with a line that is not UTF-8"
+_TOO_LONG = f"with a line of more than {LONGEST_LINE_BYTES:,} bytes"
+_KNOWN = "of which a text is in the test split"
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """The text in `prefix`.LANGUAGE, for two languages. Pairs of which a side has more than `longest` pieces are left out."""
+
+    prefix: Path | None = None
+    languages: tuple[str, str] = ("en", "de")
+    vocabulary: int = 8000
+    longest: int = 200
+    held_out: int = 0
+
+    description = "your own text, PREFIX.en and PREFIX.de, line by line: parallel-text:PREFIX:en-de?vocabulary=8000,longest=200,held-out=0"
+    version = 1
+
+    @property
+    def name(self) -> str:
+        """The name with the whole path of the prefix and the arguments that are not the default ones."""
+        if self.prefix is None:
+            return _NAME
+        values = {"vocabulary": str(self.vocabulary), "longest": str(self.longest), "held-out": str(self.held_out)}
+        arguments = write_arguments(values, _DEFAULTS)
+        return f"{_NAME}:{self.prefix}:{'-'.join(self.languages)}{'?' if arguments else ''}{arguments}"
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the files."""
+        return None if self.prefix is None else self.prefix.parent
+
+    def with_arguments(self, text: str) -> ParallelText:
+        """Return the source for ``PREFIX:en-de``, with ``?vocabulary=…`` and others behind it. Raises UsageError."""
+        place, _, arguments = text.rpartition("?") if "?" in text else (text, "", "")
+        path, _, pair = place.rpartition(":")
+        languages = _LANGUAGES.fullmatch(pair)
+        if not path or languages is None or languages[1] == languages[2]:
+            raise UsageError(f"data: got {_NAME + ':' + text!r}; write {_FORM}.")
+        values = read_arguments(_NAME, arguments, _DEFAULTS)
+        return ParallelText(
+            Path(os.path.expanduser(path)).absolute(),
+            (languages[1], languages[2]),
+            whole_number(_NAME, "vocabulary", values["vocabulary"], BYTE_PIECES + 64, LARGEST_VOCABULARY),
+            whole_number(_NAME, "longest", values["longest"], 2, 4096),
+            whole_number(_NAME, "held-out", values["held-out"], 0, 1_000_000),
+        )
+
+    def with_vocabulary(self, size: int) -> ParallelText:
+        """Return the same with a vocabulary of so many pieces. Raises UsageError."""
+        whole_number(_NAME, "vocabulary", str(size), BYTE_PIECES + 64, LARGEST_VOCABULARY)
+        return ParallelText(self.prefix, self.languages, size, self.longest, self.held_out)
+
+    def originals(self, data_dir: Path) -> Sequence[Path]:
+        """Return the files of both splits. Raises UsageError where one is missing."""
+        return [path for paths in self._files().values() for path in paths]
+
+    def load(self, data_dir: Path | None) -> PreparedColumns:
+        """Read the text, keeping nothing for a next time."""
+        work = tempfile.TemporaryDirectory(prefix="crosstrain-text-")
+        prepared = self.load_in(Path(work.name), data_dir)
+        weak = prepared.left_out
+
+        def left_out() -> Sequence[str]:
+            found = weak()
+            work.cleanup()
+            return found
+
+        return PreparedColumns(prepared.columns, prepared.features, prepared.blocks, left_out=left_out, attachments=prepared.attachments)
+
+    def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
+        """Count the lines and make the vocabulary; the rest is read when the store asks. What is done is kept in `work`."""
+        if self.prefix is None:
+            raise UsageError(f"data: {_NAME!r} needs the names of two files; write {_FORM}.")
+        files = self._files()
+        total = aligned_count(*files["train"])
+        if self.held_out >= total:
+            raise UsageError(f"data: held-out={self.held_out} of {_NAME!r} leaves none of {total:,} pairs to train on; hold out fewer.")
+        readers, counts = _held_out(files["train"], total, self.held_out) if self.held_out else _given(files, total)
+        return prepared_pairs(
+            readers,
+            counts,
+            vocabulary_size=self.vocabulary,
+            bytes_too=True,
+            longest=self.longest,
+            languages=self.languages,
+            bleu_tokenizer=_BLEU_TOKENIZERS.get(self.languages[1], "13a"),
+            work=work,
+        )
+
+    def _files(self) -> dict[Split, tuple[Path, Path]]:
+        """Return source and target of each split that has files. Raises UsageError where they are missing, or there twice."""
+        train = _pair(f"{self.prefix}", self.languages)
+        test = _pair(f"{self.prefix}.test", self.languages)
+        if train is None:
+            raise UsageError(f"data: there are no files {_file_names(f'{self.prefix}', self.languages)}; write {_FORM}.")
+        if self.held_out:
+            if test is not None:
+                raise UsageError(f"data: {_NAME!r} has {str(test[0])!r} for a test split, and held-out={self.held_out} too; leave one out.")
+            return {"train": train}
+        if test is None:
+            names = _file_names(f"{self.prefix}.test", self.languages)
+            raise UsageError(f"data: {_NAME!r} has no test split; add {names}, or hold pairs out with ?held-out=2000.")
+        return {"train": train, "test": test}
+
+
+def _file_names(stem: str, languages: tuple[str, str]) -> str:
+    return " and ".join(f"{stem}.{language}" for language in languages)
+
+
+def _pair(stem: str, languages: tuple[str, str]) -> tuple[Path, Path] | None:
+    """Return the files of both languages, None where there are none. Raises UsageError for one alone or there twice."""
+    found = [[path for path in (Path(f"{stem}.{one}"), Path(f"{stem}.{one}.gz")) if path.exists()] for one in languages]
+    if not any(found):
+        return None
+    for language, paths in zip(languages, found, strict=True):
+        if len(paths) != 1:
+            problem = f"there is no {stem}.{language}" if not paths else f"there are both {paths[0]} and {paths[1]}"
+            raise UsageError(f"data: {problem}; {_NAME} reads one file a language.")
+    return found[0][0], found[1][0]
+
+
+def _read(files: tuple[Path, Path]) -> Iterator[tuple[str, str] | str]:
+    """Yield the pairs of two files with as many lines each; see `PairReader`."""
+    for source, target in zip(*map(read_lines, files), strict=True):
+        if source is None or target is None:
+            yield _TOO_LONG
+            continue
+        try:
+            pair = source.decode(), target.decode()
+        except UnicodeDecodeError:
+            yield _NOT_UTF8
+            continue
+        yield pair if pair[0].strip() and pair[1].strip() else _EMPTY
+
+
+Readers = Mapping[Split, partial[Iterator[tuple[str, str] | str]]]
+
+
+def _given(files: Mapping[Split, tuple[Path, Path]], total: int) -> tuple[Readers, Mapping[Split, int]]:
+    readers = {split: partial(_read, paths) for split, paths in files.items()}
+    return readers, {"train": total, "test": aligned_count(*files["test"])}
+
+
+def _held_out(files: tuple[Path, Path], total: int, count: int) -> tuple[Readers, Mapping[Split, int]]:
+    """Return readers of a text of which `count` pairs are the test split."""
+    places = chosen(total, count, _HELD_OUT_SEED)
+    test: list[tuple[str, str] | str] = []
+    apart = np.zeros(total, np.bool_)
+    apart[places] = True
+    for number, entry in enumerate(_read(files)):
+        if apart[number]:
+            test.append(entry)
+    known = tuple({entry[side] for entry in test if not isinstance(entry, str)} for side in (0, 1))
+
+    def train() -> Iterator[tuple[str, str] | str]:
+        for number, entry in enumerate(_read(files)):
+            if apart[number]:
+                yield ""
+            elif isinstance(entry, str) or (entry[0] not in known[0] and entry[1] not in known[1]):
+                yield entry
+            else:
+                yield _KNOWN
+
+    return {"train": partial(train), "test": partial(iter, test)}, {"train": total, "test": len(test)}
+
+
+DATASET = ParallelText()

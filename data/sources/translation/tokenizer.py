@@ -1,0 +1,113 @@
+"""From text to pieces and back: byte-pair encoding by sentencepiece, one vocabulary for both languages.
+
+The text is not normalised: `Vocabulary.decode` gives back what `Vocabulary.encode` was given, every character of it. (Two exceptions:
+U+2581, by which sentencepiece marks a space, comes back as one; and characters that a vocabulary without byte pieces does not have, as ⁇.)
+
+Training is done with one thread on lines in a given order, so that the same lines always make the same pieces. The model file has
+further fields, which differ with sentencepiece's release; what tells two vocabularies apart is `pieces_sha256`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ....core.errors import UsageError
+from ...text import BEGIN, END, PADDING, UNKNOWN
+from .packages import text_package
+
+__all__ = ["LARGEST_VOCABULARY", "SMALLEST_VOCABULARY", "Vocabulary", "train_vocabulary"]
+
+SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 32, 65_535
+"""Pieces are stored as uint16."""
+
+BYTE_PIECES = 256
+COVERAGE_WITH_BYTES = 0.9995
+"""The share of all characters that get pieces of their own where the rest is written as bytes: sentencepiece's own default."""
+
+
+class Vocabulary:
+    """The pieces of a vocabulary, from the bytes of its sentencepiece model. Raises ValueError for other bytes.
+
+    `size` is the number of pieces, `pieces_sha256` the digest of all of them in their order.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        package = text_package("sentencepiece")
+        try:
+            self._processor: Any = package.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError("not a model of sentencepiece") from error
+        reserved = {"pad_id": PADDING, "bos_id": BEGIN, "eos_id": END, "unk_id": UNKNOWN}
+        found = {name: getattr(self._processor, name)() for name in reserved}
+        if found != reserved:
+            raise ValueError(f"a vocabulary with the reserved pieces {found} instead of {reserved}")
+        self.size: int = self._processor.get_piece_size()
+
+    @property
+    def pieces_sha256(self) -> str:
+        """The hex digest of the pieces, as a JSON list."""
+        pieces = [self._processor.id_to_piece(number) for number in range(self.size)]
+        return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the pieces of each line, END behind them. Several lines at once are shared among as many threads as there are cores."""
+        threads = min(len(os.sched_getaffinity(0)), max(1, len(lines)))
+        found: list[list[int]] = self._processor.encode(list(lines), out_type=int, add_eos=True, num_threads=threads)
+        return found
+
+    def decode(self, pieces: Sequence[int]) -> str:
+        """Return the text of pieces up to the first END; padding and BEGIN are nothing. Raises ValueError for a number beyond the last."""
+        kept: list[int] = []
+        for piece in map(int, pieces):
+            if piece == END:
+                break
+            if not 0 <= piece < self.size:
+                raise ValueError(f"piece {piece} of a vocabulary of {self.size}")
+            if piece not in (PADDING, BEGIN):
+                kept.append(piece)
+        text: str = self._processor.decode(kept)
+        return text
+
+
+def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
+    """Return the model of a vocabulary of exactly `size` pieces, made from these lines in this order.
+
+    With `bytes_too`, 256 of them are bytes, by which any character can be written that has no piece of its own; without, every character
+    of the
+    lines has one. Raises UsageError where the lines cannot fill a vocabulary of this size, or have more characters than it has pieces.
+    """
+    package = text_package("sentencepiece")
+    model = io.BytesIO()
+    try:
+        package.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=size,
+            pad_id=PADDING,
+            bos_id=BEGIN,
+            eos_id=END,
+            unk_id=UNKNOWN,
+            pad_piece="<pad>",
+            bos_piece="<s>",
+            eos_piece="</s>",
+            unk_piece="<unk>",
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            byte_fallback=bytes_too,
+            character_coverage=COVERAGE_WITH_BYTES if bytes_too else 1.0,
+            num_threads=1,
+            input_sentence_size=0,
+            shuffle_input_sentence=False,
+            max_sentence_length=1 << 16,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        told = str(error).partition("] ")[2] or str(error)
+        raise UsageError(f"data: no vocabulary of {size} pieces can be made of this text: {told.strip()} Choose another size.") from error
+    return model.getvalue()

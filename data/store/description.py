@@ -1,0 +1,39 @@
+"""What a prepared dataset consists of, in figures: for people, and as a JSON document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...core.untrusted.bounded_json import parse_json
+from ..base import ImageFeatures
+from .manifest import SPLITS
+from .stored_dataset import StoredDataset
+
+__all__ = ["described"]
+
+_VOCABULARY = "vocabulary.json"
+
+
+def described(dataset: StoredDataset) -> dict[str, Any]:
+    """Return the facts about a dataset by name, JSON-ready; lengths are in pieces, END included."""
+    info = dataset.info
+    facts: dict[str, Any] = {"name": info.name, "examples": dict(info.sizes), "synthetic": info.synthetic}
+    if isinstance(info.features, ImageFeatures):
+        facts |= {"shape": list(info.input_shape), "classes": info.classes}
+    else:
+        facts |= {"languages": list(info.features.languages), "bleu_tokenizer": info.features.bleu_tokenizer}
+        facts["vocabulary_sizes"] = dict(info.features.vocabulary_sizes)
+        for column in (column for column in info.columns if column.varies):
+            for split in SPLITS:
+                lengths = dataset.column(split, column.name).lengths
+                facts[f"{split}_{column.name}"] = {
+                    "tokens": int(lengths.sum()),
+                    "mean_length": round(float(lengths.mean()), 2),
+                    "median_length": int(np.median(lengths)),
+                    "longest": int(lengths.max()),
+                }
+        if _VOCABULARY in dataset.attachments:
+            facts["vocabulary"] = parse_json(dataset.attachment(_VOCABULARY))
+    return {**facts, "left_out": list(dataset.left_out), "path": str(dataset.path), "digest": dataset.digest}

@@ -1,0 +1,42 @@
+"""Cuts sentences into batches to decode: of about one length, and never more at once than memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .search import Hypothesis, Pieces, Stepper, search
+from .settings import Decoding
+
+__all__ = ["MOST_SENTENCES", "batches", "decode"]
+
+MOST_SENTENCES = 128
+"""Of a batch. The log-probabilities of a step are (sentences · beam) × vocabulary: 64 MiB for 32,768 pieces and a beam of 4."""
+
+MOST_POSITIONS = 1 << 14
+"""Of a batch, hypotheses times the longest that each may become: `big` keeps 49 kB of keys and values at each, 800 MB in all."""
+
+
+def batches(lengths: Sequence[int], decoding: Decoding) -> Iterator[NDArray[np.int64]]:
+    """Yield the numbers of the sentences of each batch, the longest first; at least one sentence each, equal lengths in their order."""
+    lengths_n = np.asarray(lengths, dtype=np.int64)
+    order_n = np.argsort(-lengths_n, kind="stable")
+    begin = 0
+    while begin < len(order_n):
+        longest = int(lengths_n[order_n[begin]]) + decoding.extra_length
+        count = max(1, min(MOST_SENTENCES, MOST_POSITIONS // (decoding.beam * longest)))
+        yield order_n[begin : begin + count]
+        begin += count
+
+
+def decode(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_best: int = 1) -> list[list[Hypothesis]]:
+    """Return the hypotheses of any number of sentences, in their order; see `search`."""
+    found: list[list[Hypothesis]] = [[] for _ in sources]
+    for chosen in batches([len(source) for source in sources], decoding):
+        for number, hypotheses in zip(
+            chosen.tolist(), search(stepper, [sources[i] for i in chosen.tolist()], decoding, n_best), strict=True
+        ):
+            found[number] = hypotheses
+    return found

@@ -1,0 +1,80 @@
+"""What a network of sequences is written in: the layers that every framework's `SequenceLayers` has.
+
+Shapes: tokens_bt [batch, time]; x_btd [batch, time, width]; of attention's heads x_bhte [batch, heads, time, width of a head]. Behind the
+end of an example stands padding, whose results mean nothing and reach no other position.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["SequenceNetworkLayers"]
+
+
+class SequenceNetworkLayers(Protocol):
+    """The layers of one forward pass, on tensors of some framework. Each with weights takes the name its parameters are found under.
+
+    Matrix products are computed in the context's number format, all else in float32: embedding, normalisation, softmax and sums. `rate` is
+    the probability with which a dropout drops, `layer` its number within the model. A batch may be empty, and so may a time.
+    """
+
+    def embedding(self, tokens_bt: Any, name: str) -> Any:
+        """Return rows of ``<name>.weight`` [pieces, width] times the root of the width, and zeros where a token is padding: x_btd."""
+        ...
+
+    def positions(self, x_btd: Any, start: Any = 0) -> Any:
+        """Add the code of each position: of position p, counted from `start`, sin(p·f_i), and behind all of these cos(p·f_i).
+
+        The frequencies are f_i = 10000^(−i / (width/2 − 1)), i from 0 to width/2 − 1 (Vaswani et al. 2017, as tensor2tensor lays them out).
+        """
+        ...
+
+    def shifted(self, tokens_bt: Any, first: int) -> Any:
+        """Return the tokens moved a place to the right, `first` at their beginning."""
+        ...
+
+    def attended(self, lengths_b: Any, tokens_bt: Any) -> Any:
+        """Return which positions of `tokens_bt` lie within their example, as a mask for `attention`: boolean, True = attend."""
+        ...
+
+    def layer_norm(self, x_btd: Any, name: str) -> Any:
+        """Normalise each position to mean 0 and variance 1 (1e-6 added to it), then scale and shift."""
+        ...
+
+    def linear(self, x_btd: Any, name: str, *, low: bool = False) -> Any:
+        """Multiply by ``<name>.weight`` [out, in]: float32, or with `low` left in the number format of products, for another one."""
+        ...
+
+    def dense(self, x_btd: Any, name: str) -> Any:
+        """Multiply by ``<name>.weight`` [out, in] and add ``<name>.bias``, float32."""
+        ...
+
+    def dense_relu(self, x_btd: Any, name: str) -> Any:
+        """Return max(0, `dense`); it may be in the number format of products."""
+        ...
+
+    def heads(self, x_btd: Any, parts: int, count: int) -> tuple[Any, ...]:
+        """Cut the width into `parts` of the same size, and each of these into `count` heads: so many x_bhte."""
+        ...
+
+    def attention(
+        self, query_bhqe: Any, key_bhke: Any, value_bhke: Any, mask: Any, rate: float, layer: int, *, causal: bool = False
+    ) -> Any:
+        """Return softmax(query · key / √e) · value with the heads side by side, [batch, query, width]; dropout on the softmax.
+
+        `mask` is what `attended` gave, None where every key is attended to. `causal`: query i attends to the keys up to i alone, and there
+        is no mask.
+        """
+        ...
+
+    def appended(self, before: Any, new: Any) -> Any:
+        """Return two x_bhte with one time after the other."""
+        ...
+
+    def dropout(self, x_btd: Any, rate: float, layer: int) -> Any:
+        """Drop at random while training."""
+        ...
+
+    def logits(self, x_btd: Any, name: str) -> Any:
+        """Multiply by ``<name>.weight`` [pieces, width]: logits_btv, float32."""
+        ...

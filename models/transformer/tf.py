@@ -1,0 +1,64 @@
+"""The Transformer on TensorFlow. Shapes: logits_btv [batch, target time, pieces]; targets_bt [batch, time]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from ...data.columns import LENGTHS
+from ..base import ForwardContext
+from ..layers.tf.sequence import SequenceLayers
+from .network import Cache, Memory, empty_cache, network
+from .network import decode_step as network_step
+from .network import encode as network_memory
+from .spec import SOURCE, TARGET
+
+__all__ = ["decode_step", "empty_cache", "encode", "example_sums", "forward", "translation_loss"]
+
+Tensors = Mapping[str, tf.Tensor]
+Context = ForwardContext[tf.Tensor]
+
+
+def forward(parameters: Tensors, inputs: Tensors, context: Context) -> tf.Tensor:
+    """Return logits_btv."""
+    return network(SequenceLayers(parameters, context), inputs, context.settings)
+
+
+def encode(parameters: Tensors, inputs: Tensors, context: Context) -> Memory:
+    """Return what `decode_step` needs of padded sources."""
+    return network_memory(SequenceLayers(parameters, context), inputs[SOURCE], inputs[SOURCE + LENGTHS], context.settings)
+
+
+def decode_step(
+    parameters: Tensors, tokens_b: tf.Tensor, position: tf.Tensor | int, memory: Memory, cache: Cache, context: Context
+) -> tuple[tf.Tensor, Cache]:
+    """Return the logits of what follows each token, which stands at `position` of the targets, and the cache with that position added."""
+    return network_step(SequenceLayers(parameters, context), tokens_b, position, memory, cache, context.settings)
+
+
+def translation_loss(logits_btv: tf.Tensor, targets: Tensors, context: Context) -> tf.Tensor:
+    """Return Σ over the target's tokens of −log softmax, with smoothed labels: [batch].
+
+    The labels as a matrix take one pass over memory; the kernel that follows gives loss and gradient at once.
+    """
+    pieces, smoothing = logits_btv.shape[2], context.settings.smoothing
+    labels_btv = tf.one_hot(targets[TARGET], pieces, on_value=1.0 - smoothing + smoothing / pieces, off_value=smoothing / pieces)
+    losses_bt = tf.nn.softmax_cross_entropy_with_logits(labels_btv, logits_btv)
+    return tf.reduce_sum(tf.where(_inside(targets), losses_bt, 0.0), axis=1)
+
+
+def example_sums(logits_btv: tf.Tensor, targets: Tensors, context: Context) -> dict[str, tf.Tensor]:
+    """Return what each example adds to the sums beside its loss: [batch] each."""
+    inside_bt, tokens_bt = _inside(targets), targets[TARGET]
+    losses_bt = tf.nn.sparse_softmax_cross_entropy_with_logits(tokens_bt, logits_btv)
+    right_bt = (tf.argmax(logits_btv, axis=2, output_type=tf.int32) == tokens_bt) & inside_bt
+    return {
+        "nll_sum": tf.reduce_sum(tf.where(inside_bt, losses_bt, 0.0), axis=1),
+        "correct_tokens": tf.reduce_sum(tf.cast(right_bt, tf.int32), axis=1),
+    }
+
+
+def _inside(targets: Tensors) -> tf.Tensor:
+    """Return which positions are the targets' own, boolean [batch, time]."""
+    return tf.sequence_mask(targets[TARGET + LENGTHS], tf.shape(targets[TARGET])[1])

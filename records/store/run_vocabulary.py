@@ -1,0 +1,34 @@
+"""``vocabulary.model`` of a run on text: by it sentences become what the run's model was trained on, also where the data is not at hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...core.errors import writing
+from ...core.untrusted.bounded_json import UnreadableError, open_regular
+
+__all__ = ["VOCABULARY", "read_vocabulary", "write_vocabulary"]
+
+VOCABULARY = "vocabulary.model"
+MOST_BYTES = 64 << 20
+
+
+def write_vocabulary(run: Path, model: bytes) -> None:
+    """Keep the vocabulary in a run's directory; it is there whole or not at all. Raises DiskError."""
+    draft = run / f".{VOCABULARY}.draft"
+    with writing(run):
+        draft.write_bytes(model)
+        os.replace(draft, run / VOCABULARY)
+
+
+def read_vocabulary(run: Path) -> bytes | None:
+    """Return the vocabulary of a run, None where it has none. Raises UnreadableError for what is no such file, or too large for one."""
+    try:
+        with open_regular(run / VOCABULARY) as file:
+            content = file.read(MOST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if len(content) > MOST_BYTES:
+        raise UnreadableError(f"{VOCABULARY} has more than {MOST_BYTES:,} bytes")
+    return content

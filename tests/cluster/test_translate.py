@@ -1,0 +1,191 @@
+"""A model that translates: a run on two nodes, translations of its checkpoint by both backends, its scores, and its exports.
+
+The text is small: numbers of four digits, digit by digit, which a tiny model learns in a few dozen updates well enough.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from crosstrain.conformance.runs import run_job
+
+pytestmark = pytest.mark.cluster
+
+DIGITS = {
+    "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
+    "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
+}
+NUMBERS = np.random.default_rng(0).permutation(9000)[:1200] + 1000
+TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
+
+
+def lines(language, numbers=NUMBERS):
+    return [" ".join(DIGITS[language][int(digit)] for digit in str(number)) for number in numbers]
+
+
+def text(of):
+    return "".join(f"{line}\n" for line in of)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("translate")
+    for language in DIGITS:
+        (folder / f"digits.{language}").write_text(text(lines(language)))
+    return run_job(
+        folder, backend="torch", model="transformer:tiny?dropout=0", nodes=2, network="host", batch_size=32, optimizer="adam", lr=0.002,
+        data=f"parallel-text:{folder}/digits:en-de?vocabulary=320,held-out=101", warmup_steps=20, steps=90, eval_every="45steps",
+        eval_sentences=40,
+    )  # fmt: skip
+
+
+def command(*arguments, given="", code=0):
+    done = subprocess.run([*TRAINER, *map(str, arguments)], input=given, capture_output=True, text=True, timeout=500)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def translations(run, numbers, *options):
+    done = command("translate", run.path, "--json", "--trust-run", *options, given=text(lines("en", numbers)))
+    return [json.loads(line)["translations"] for line in done.stdout.splitlines()]
+
+
+def alike(ours, theirs):
+    """The share of sentences that both translate alike; where they differ the scores are close all the same."""
+    pairs = list(zip(ours, theirs, strict=True))
+    assert all(abs(one[0]["score"] - other[0]["score"]) <= 1e-4 for one, other in pairs)
+    return np.mean([one[0]["text"] == other[0]["text"] for one, other in pairs])
+
+
+def test_a_run_on_two_nodes_scores_each_sentence_once(run):
+    *_, last = run.evals
+    assert list(last.metrics)[:3] == ["bleu", "chrf", "exact"]
+    exact = last.metrics["exact"] * 40
+    assert exact == pytest.approx(round(exact), abs=1e-9)
+    assert exact > 10
+    end, signatures = run.summary["translated"], json.loads((run.path / "job.json").read_text())["translation_signatures"]
+    assert (end["sentences"], end["step"], end["signature"]) == (101, 90, signatures["end"])
+    assert signatures["training"].endswith("|greedy,+50|sentences:40")
+    assert signatures["end"].endswith("|beam4,penalty0.6,+50|sentences:101")
+
+
+def test_both_backends_translate_alike(run):
+    assert alike(*(translations(run, NUMBERS[:150], "--backend", backend) for backend in ("torch", "tf"))) >= 0.995
+
+
+@pytest.mark.slow
+def test_the_other_backend_scores_as_the_run_did(run):
+    evaluated = json.loads(command("evaluate", run.path, "--backend", "tf", "--json", "--trust-run").stdout)
+    end = run.summary["translated"]
+    assert [evaluated[name] for name in ("bleu", "chrf", "exact")] == pytest.approx(
+        [end[name] for name in ("bleu", "chrf", "exact")], abs=1.5
+    )
+    assert evaluated["translation_signature"] == end["signature"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_two_thousand_sentences_alike_on_both_backends_and_alone(run):
+    numbers = np.random.default_rng(1).permutation(9000)[:2000] + 1000
+    found = {backend: translations(run, numbers, "--backend", backend) for backend in ("torch", "tf")}
+    assert alike(found["torch"], found["tf"]) >= 0.995
+    with subprocess.Popen(
+        [*TRAINER, "translate", str(run.path), "--json", "--trust-run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        alone = []
+        for line in lines("en", numbers[:500]):  # the next line is written when the last is translated, so that each is a batch of its own
+            process.stdin.write(f"{line}\n")
+            alone.append(json.loads(process.stdout.readline())["translations"])
+        process.stdin.close()
+    assert alike(found["torch"][:500], alone) >= 0.995
+
+
+def test_lines_that_cannot_be_translated_keep_their_place(run):
+    given = b"one two\n\n\xff\n" + b"seven " * 40_000 + b"\nthree four five six\r\nnine"
+    done = subprocess.run([*TRAINER, "translate", str(run.path), "--trust-run"], input=given, capture_output=True, timeout=200)
+    assert done.returncode == 1
+    found = done.stdout.decode().split("\n")
+    assert [bool(line) for line in found] == [True, False, False, False, True, True, False]
+    told = done.stderr.decode()
+    assert "line 3: not UTF-8 (byte 0xff at 0)" in told
+    assert "line 4: longer than 65,536 bytes" in told
+    assert "2 of 6 lines could not be translated" in told
+
+
+def test_a_line_is_answered_before_the_next_and_endings_are_quiet(run):
+    process = subprocess.Popen(
+        [*TRAINER, "translate", str(run.path), "--trust-run", "--n-best", "2"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+    )  # fmt: skip
+    process.stdin.write("one two three four\n")
+    best = [process.stdout.readline().split("\t") for _ in range(2)]
+    assert [row[0] for row in best] == ["1", "1"]
+    assert float(best[0][1]) >= float(best[1][1])
+    process.stdout.close()  # as `head` does
+    process.stdin.write("five six seven eight\n")
+    assert process.wait(60) == 1
+    assert process.stderr.read() == ""
+    process.stdin.close()
+    process.stderr.close()
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_translation_that_waits_for_a_line(run):
+    process = subprocess.Popen(
+        [*TRAINER, "translate", str(run.path), "--trust-run"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+    )  # fmt: skip
+    process.stdin.write("one two three four\n")
+    process.stdout.readline()
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130  # nothing has arrived, and the input has not ended
+    assert time.monotonic() - began < 15
+    assert process.communicate() == ("", "error: interrupted by the user\n")
+
+
+PLAIN = {
+    "savedmodel": """
+import tensorflow as tf
+model = tf.saved_model.load(".")
+translate = lambda rows: model.signatures["serving_default"](pieces=tf.constant(rows, tf.int32))["pieces"].numpy().tolist()
+""",
+    "torch": """
+import torch
+program = torch.export.load("program.pt2").module()
+translate = lambda rows: program(torch.tensor(rows)).tolist()
+""",
+}
+
+
+@pytest.mark.parametrize("name", ["savedmodel", pytest.param("torch", marks=pytest.mark.slow)])
+def test_an_export_translates_without_trainer(run, name):
+    folder = run.path.parent / f"export-{name}"
+    command("export", run.path, "--format", name, "--output", folder, "--trust-run")
+    numbers = [*NUMBERS[:8].tolist(), 12345, 7]
+    script = (
+        PLAIN[name]
+        + f"""
+import json, sys
+import sentencepiece
+vocabulary = sentencepiece.SentencePieceProcessor(model_file="vocabulary.model")
+rows = [vocabulary.encode(line, add_eos=True) for line in {lines("en", numbers)!r}]
+longest = max(map(len, rows))
+found = translate([row + [0] * (longest - len(row)) for row in rows])
+assert not any(name.partition(".")[0] == "crosstrain" for name in sys.modules)
+assert {{len(row) for row in found}} == {{longest + 50}}
+print(json.dumps([vocabulary.decode([piece for piece in row if piece > 3]) for row in found]))
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    ours = [found[0]["text"] for found in translations(run, numbers, "--beam", "1")]
+    assert json.loads(done.stdout.splitlines()[-1]) == ours

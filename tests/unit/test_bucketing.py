@@ -1,0 +1,177 @@
+"""Batches by tokens: every example once, in batches of like length, on whatever workers, however often a run goes on in other batches."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.backends.base import Plan
+from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, cut_plan, decode, encode
+from crosstrain.core.job import Job
+from crosstrain.data.batching import BucketedTokens, FixedCount, batch_rule
+from crosstrain.data.bucketing import Buckets, bucket_edges, padded_positions
+from crosstrain.data.sampler import Sampler, permutation
+from crosstrain.engine.epochs import START, DataCursor, EpochIndex
+from crosstrain.engine.protocol.codec import plan_from_message, plan_to_message
+
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=60)
+MODES = st.sampled_from(["sync", "async"])
+RULES = st.one_of(
+    st.builds(BucketedTokens, st.integers(1, 200), st.integers(1, 4), MODES),
+    st.builds(FixedCount, st.integers(4, 20), st.integers(1, 4), MODES),
+)
+
+
+def made(lengths, rule, workers=None):
+    counted = {"source": np.array(lengths), "target": np.array(lengths[::-1])}
+    return Sampler(len(lengths), 7, rule, workers or rule.workers, lengths=counted)
+
+
+def longest(lengths):
+    return np.maximum(lengths, lengths[::-1])
+
+
+def consumed(sampler, calendar, first, count):
+    """The updates first … first + count − 1 as the engine plans and the tasks take them, as (epoch, example)."""
+    found, step = [], first
+    while step < first + count:
+        place = calendar.place(step)
+        size = min(place.left, first + count - step)
+        plan = Plan(step, size, place.epoch, place.first_in_epoch, np.full(size, 0.1), place.skip, place.arranged)
+        plan = plan_from_message(plan_to_message(plan))
+        if sampler.rule.mode == "sync":
+            parts = [
+                sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, rank, plan.skip, plan.arranged)
+                for rank in range(sampler.workers)
+            ]
+            for batch in range(size):
+                found += [(place.epoch, int(index)) for part in parts for index in part.batch(batch)]
+        else:
+            for ticket in map(decode, map(encode, cut_plan(plan, sampler.workers))):
+                whole = sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip, ticket.arranged)
+                found += [(place.epoch, int(index)) for index in whole.indices]
+        step += size
+    return found
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=150)
+@given(LENGTHS, st.lists(st.tuples(RULES, st.integers(0, 12)), min_size=1, max_size=5))
+def test_however_a_run_goes_on_every_example_comes_once_an_epoch(lengths, parts):
+    """Random lengths; random budgets, numbers of workers, modes and cut points, also back to batches of a number of examples."""
+    cursor, seen = START, []
+    for rule, count in parts:
+        sampler = made(lengths, rule)
+        calendar = EpochIndex(sampler, cursor)
+        seen += consumed(sampler, calendar, cursor.step, count)
+        cursor = calendar.cursor(cursor.step + count)
+        assert len(seen) == cursor.epoch * len(lengths) + cursor.examples
+    sampler = made(lengths, parts[-1][0])
+    calendar = EpochIndex(sampler, cursor)
+    seen += consumed(sampler, calendar, cursor.step, calendar.first_step_of(cursor.epoch + 1) - cursor.step)
+    for _, epoch in itertools.groupby(seen, key=lambda one: one[0]):
+        assert sorted(index for _, index in epoch) == list(range(len(lengths)))
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=80)
+@given(LENGTHS, RULES, st.data())
+def test_what_is_interrupted_and_goes_on_unchanged_makes_the_same_batches(lengths, rule, data):
+    sampler = made(lengths, rule)
+    steps = sampler.steps_per_epoch
+    at = data.draw(st.integers(0, 2 * steps))
+    whole = EpochIndex(sampler)
+    rest = EpochIndex(made(lengths, rule), whole.cursor(at))
+    expected, found = (consumed(sampler, calendar, at, 2 * steps) for calendar in (whole, rest))
+    assert found == expected
+    assert rest.epochs_at(at, steps).tolist() == pytest.approx(whole.epochs_at(at, steps).tolist())
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=80)
+@given(LENGTHS, st.integers(1, 200), st.integers(1, 4), MODES, st.integers(0, 5))
+def test_a_step_is_of_one_bucket_and_within_its_budget(lengths, tokens, workers, mode, epoch):
+    sampler = made(lengths, BucketedTokens(tokens, workers, mode))
+    buckets, own = Buckets.of(longest(np.array(lengths))), longest(np.array(lengths))
+    batches = sampler.whole(epoch, 0, sampler.steps_per_epoch)
+    assert len(batches) == buckets.steps(tokens, workers if mode == "sync" else 1)
+    for step in range(len(batches)):
+        chosen = batches.batch(step)
+        assert len(set(buckets.bucket_of[chosen].tolist())) == 1
+        share = -(-len(chosen) // workers) if mode == "sync" else len(chosen)
+        assert share == 1 or share * own[chosen].max() <= tokens
+    assert sampler.steps_in_epoch(0, epoch + 1) == len(batches)
+
+
+def test_batches_are_made_anew_each_epoch_and_do_not_come_by_length():
+    lengths = np.random.default_rng(0).integers(1, 60, 500)
+    sampler = made(lengths, BucketedTokens(120, 1, "sync"))
+    first, second = (sampler.whole(epoch, 0, sampler.steps_per_epoch) for epoch in (0, 1))
+    together = [{frozenset(batches.batch(step).tolist()) for step in range(len(batches))} for batches in (first, second)]
+    assert len(together[0] & together[1]) < len(first) // 10
+    means = [lengths[first.batch(step)].mean() for step in range(len(first))]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.3
+    bucket = [sampler._by_length().bucket_of[first.batch(step)[0]] for step in range(len(first))]
+    in_order = permutation(7, 0, 500)
+    for number in set(bucket):
+        of_bucket = [first.batch(step) for step in range(len(first)) if bucket[step] == number]
+        expected = in_order[sampler._by_length().bucket_of[in_order] == number]
+        assert sorted(np.concatenate(of_bucket)) == sorted(expected)
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=80)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 4))
+def test_the_edges_waste_least(lengths, most):
+    values = sorted(set(lengths))
+
+    def waste(edges):
+        return sum(min(edge for edge in edges if edge >= length) - length for length in lengths)
+
+    found = bucket_edges(np.array(lengths), most).tolist()
+    assert found == sorted(set(found))
+    assert found[-1] == values[-1]
+    assert len(found) <= most
+    subsets = (itertools.combinations(values[:-1], size) for size in range(min(most, len(values))))
+    assert waste(found) == min(waste([*subset, values[-1]]) for each in subsets for subset in each)
+
+
+def test_padding_is_counted():
+    lengths = np.array([3, 1, 4, 4, 2])
+    indices, offsets = np.array([0, 1, 2, 4], np.int32), np.array([0, 2, 2, 4])
+    assert padded_positions(indices, offsets, lengths) == (2 * 3 + 2 * 4, 2 + 2)
+    assert padded_positions(indices[:0], np.array([0, 0]), lengths) == (0, 0)
+
+
+def test_buckets_of_a_realistic_corpus_leave_a_quarter_of_padding_at_most():
+    draw = np.random.default_rng(3)
+    source = np.clip(draw.lognormal(3.0, 0.6, 20_000), 1, 200).astype(int) + 1
+    target = np.clip(source * draw.normal(1.05, 0.2, 20_000), 2, 200).astype(int)
+    sampler = Sampler(20_000, 1, BucketedTokens(4000, 1, "sync"), 1, lengths={"source": source, "target": target})
+    batches = sampler.whole(0, 0, sampler.steps_per_epoch)
+    found = [padded_positions(batches.indices, batches.offsets, lengths) for lengths in (source, target)]
+    assert sum(padding for _, padding in found) / sum(positions for positions, _ in found) < 0.25
+
+
+def test_a_job_says_which_rule():
+    assert batch_rule(Job(batch_tokens=100, nodes=3)) == BucketedTokens(100, 3, "sync")
+    assert batch_rule(Job(batch_size=10, nodes=3)) == FixedCount(30, 3, "sync")
+    for other in ({"batch_size": 3}, {"global_batch_size": 3}, {"scale_lr": "linear"}):
+        with pytest.raises(ValueError, match="batch_tokens"):
+            Job(batch_tokens=100, **other)
+
+
+def test_orders_that_cannot_be_are_refused():
+    sampler = made([3, 4, 5], BucketedTokens(8, 1, "sync"))
+    for skip, arranged in ((1, ((2, 8, 1),)), (4, ()), (2, ((1, 8, 1), (0, 9, 1)))):
+        with pytest.raises(ValueError, match="the order"):
+            EpochIndex(sampler, DataCursor(0, 0, skip, arranged))
+    with pytest.raises(ValueError, match="need the lengths"):
+        Sampler(3, 0, BucketedTokens(8, 1, "sync"), 1)
+    with pytest.raises(ValueError, match="has no tokens"):
+        made([3, 0, 0], BucketedTokens(8, 1, "sync"))
+
+
+def test_a_ticket_keeps_how_the_order_came_about():
+    plan = Plan(5, 4, 1, 0, np.linspace(0.1, 0.2, 4), 17, ((0, 512, 3), (12, 256, 1)))
+    ticket = decode(encode(cut_plan(plan, 1)[0].after(0)))
+    assert isinstance(ticket, TrainTicket)
+    assert (ticket.skip, ticket.arranged) == (17, plan.arranged)

@@ -1,0 +1,71 @@
+"""Lines of standard input as they arrive, through real pipes."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.cli.input_lines import LONGEST_LINE_BYTES, MOST_LINES, arriving_lines
+from crosstrain.core.errors import InterruptedRunError
+
+
+def read(*chunks):
+    """The batches that a reader gets of what is written in these pieces."""
+    source, sink = os.pipe()
+
+    def write():
+        with os.fdopen(sink, "wb", buffering=0) as pipe:
+            for chunk in chunks:
+                view = memoryview(chunk)
+                while view:
+                    view = view[pipe.write(view) :]
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = list(arriving_lines(source, lambda: False))
+    writer.join()
+    os.close(source)
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(alphabet="ab\n\u2028\x85\x0c", max_size=9).map(str.encode), max_size=9))
+def test_lines_end_at_line_feeds_alone_however_they_arrive(chunks):
+    whole = b"".join(chunks)
+    expected = whole.removesuffix(b"\n").split(b"\n") if whole else []
+    assert [line for batch in read(*chunks) for line in batch] == expected
+
+
+def test_a_line_that_is_too_long_is_passed_over_and_not_held():
+    long = b"x" * (LONGEST_LINE_BYTES + 1)
+    found = [line for batch in read(b"one\r\n", long, long, b"\ntwo\n", b"y" * LONGEST_LINE_BYTES, b"\n", long) for line in batch]
+    assert found == [b"one", None, b"two", b"y" * LONGEST_LINE_BYTES, None]
+
+
+def test_no_more_lines_at_once_than_there_should_be():
+    found = read(b"line\n" * (3 * MOST_LINES + 1))
+    assert sum(map(len, found)) == 3 * MOST_LINES + 1
+    assert max(map(len, found)) <= MOST_LINES
+
+
+def test_a_line_is_there_before_the_next_is_written():
+    source, sink = os.pipe()
+    lines = arriving_lines(source, lambda: False)
+    for text in (b"first", b"second"):
+        os.write(sink, text + b"\n")
+        assert next(lines) == [text]
+    os.close(sink)
+    assert list(lines) == []
+    os.close(source)
+
+
+def test_a_wait_ends_where_it_is_to_be_interrupted():
+    source, sink = os.pipe()
+    with pytest.raises(InterruptedRunError):
+        next(arriving_lines(source, lambda: True))
+    os.close(source)
+    os.close(sink)

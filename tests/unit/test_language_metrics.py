@@ -1,0 +1,72 @@
+"""BLEU and chrF from sums: what sacrebleu computes of the whole corpus, however the sentences were shared out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.core.errors import UsageError
+from crosstrain.metrics.language import SENTENCES, SUMS, TOKENIZERS, metrics, sentence_sums, signature
+
+WORDS = ["the", "cat", "sat,", "on", "a", "mat.", "Mat", "42", "käse", "", "  ", "。", "<&amp;>", "e\u0301"]
+LINES = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(LINES, LINES, st.booleans()), min_size=1, max_size=12), st.sampled_from(TOKENIZERS), st.integers(0, 12))
+def test_sums_of_parts_give_the_score_of_the_corpus(pairs, tokenizer, cut):
+    references = [reference for _, reference, _ in pairs]
+    hypotheses = [reference if same else hypothesis for hypothesis, reference, same in pairs]
+    parts = [sentence_sums(hypotheses[part], references[part], tokenizer) for part in (slice(cut), slice(cut, None))]
+    sums = dict(zip(SUMS, sum(parts).tolist(), strict=True))
+    bleu, chrf, exact = (metric.value(sums) for metric in metrics(tokenizer))
+    assert bleu == min(100.0, sacrebleu.corpus_bleu(hypotheses, [references], tokenize=tokenizer, force=True).score)
+    assert chrf == min(100.0, sacrebleu.corpus_chrf(hypotheses, [references]).score)
+    assert exact == np.mean([hypothesis == reference for hypothesis, reference in zip(hypotheses, references, strict=True)])
+    assert sums[SENTENCES] == len(pairs)
+
+
+def test_a_perfect_corpus_has_100_and_one_of_words_needs_the_characters():
+    lines = ["zweitausend", "siebenundzwanzig"]
+
+    def bleu(tokenizer):
+        return metrics(tokenizer)[0].value(dict(zip(SUMS, sentence_sums(lines, lines, tokenizer).tolist(), strict=True)))
+
+    assert (bleu("char"), bleu("13a")) == (100.0, 0.0)  # there are no four words in a row
+
+
+@pytest.mark.parametrize("name", ["flores101", "flores200", "spm"])
+def test_tokenizers_that_download_are_refused(name):
+    with pytest.raises(UsageError, match="downloads"):
+        metrics(name)
+
+
+def test_an_unknown_tokenizer_is_refused_with_the_nearest():
+    with pytest.raises(UsageError, match=r"'13b'; allowed: 13a, intl, char, zh, none\. Did you mean '13a'"):
+        metrics("13b")
+
+
+def test_the_signature_is_sacrebleus():
+    assert signature("char") == f"nrefs:1|case:mixed|eff:no|tok:char|smooth:exp|version:{sacrebleu.__version__}"
+
+
+def test_without_sacrebleu_the_error_says_what_to_install():
+    code = """
+import sys
+sys.modules["sacrebleu"] = None
+from crosstrain.core.errors import MissingPackageError
+from crosstrain.metrics.language import metrics, sentence_sums
+metrics("13a")
+try:
+    sentence_sums(["a"], ["a"], "13a")
+except MissingPackageError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'crosstrain[text]'" in done.stdout

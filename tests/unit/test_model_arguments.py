@@ -1,0 +1,156 @@
+"""Arguments of a model: ``--model NAME[:SIZE][?key=value&key=value]``, one text for one meaning, and wrong ones are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
+from crosstrain.core.plugins import find, forward_plugin, model_base
+from crosstrain.data.base import DataInfo
+from crosstrain.launch.resume.trust import foreign_settings
+from crosstrain.models.build import build_model, canonical_model, written_out
+from crosstrain.records.store.run_directory import name_part
+
+DIGITS = DataInfo.of_images("digits", (1, 8, 8), 10, {"train": 10, "test": 5}, (0.5,), (0.25,))
+
+MODEL = '''
+"""A dense layer of a chosen kind."""
+
+import math
+from typing import Literal
+
+from crosstrain.models.base import ModelSpec, ParameterSpec
+
+
+def build(
+    data, *, size: Literal["small", "large"] = "small",
+    width: int = 2, rate: float = 0.5, biased: bool = True, note: str = "", top: float | None = None
+):
+    shape = (data.classes, math.prod(data.input_shape))
+    return ModelSpec("dense", (ParameterSpec("w", shape, bound=0.1),), data.input_shape, data.classes,
+                     settings=(size, width, rate, biased, note, top))
+'''
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """The name of a model of one's own that takes arguments of every kind."""
+    package = tmp_path / "argued_models"
+    (package / "dense").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "dense" / "__init__.py").write_text(MODEL)
+    (package / "dense" / "torch.py").write_text("def forward(parameters, x, context): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "argued_models.dense"
+    for name in [name for name in sys.modules if name.startswith("argued_models")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical", "settings"),
+    [
+        ("", "", ("small", 2, 0.5, True, "", None)),
+        (":small", "", ("small", 2, 0.5, True, "", None)),
+        (":large", ":large", ("large", 2, 0.5, True, "", None)),
+        ("?size=large", ":large", ("large", 2, 0.5, True, "", None)),
+        ("?rate=0.10&width=03", "?width=3&rate=0.1", ("small", 3, 0.1, True, "", None)),
+        ("?biased=false&rate=1", "?rate=1&biased=false", ("small", 2, 1.0, False, "", None)),
+        (":large?top=.25", ":large?top=0.25", ("large", 2, 0.5, True, "", 0.25)),
+        ("?width=2&rate=5e-1", "", ("small", 2, 0.5, True, "", None)),
+        ("?note=a=b?c:d/e", "?note=a=b?c:d/e", ("small", 2, 0.5, True, "a=b?c:d/e", None)),
+    ],
+)
+def test_one_text_for_one_meaning(model, given, canonical, settings):
+    assert canonical_model(model + given) == model + canonical
+    assert canonical_model(model + canonical) == model + canonical
+    assert build_model(model + given, DIGITS).settings == build_model(model + canonical, DIGITS).settings == settings
+    assert written_out(Job(model=model + given)).model == model + canonical
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (":huge", ["size of", "'huge'", "small, large"]),
+        (":larg", ["Did you mean 'large'"]),
+        ("?widht=3", ["argument of", "'widht'", "width=…", "Did you mean 'width'"]),
+        ("?width=three", ["width of", "'three'", "a whole number"]),
+        ("?width=1.5", ["a whole number"]),
+        ("?rate=nan", ["rate of", "a number"]),
+        ("?rate=much", ["a number"]),
+        ("?biased=yes", ["true or false"]),
+        ("?width=3&width=4", ["'width' twice"]),
+        (":large?size=large", ["'size' twice"]),
+        ("?width", ["key=value"]),
+        ("?width=", ["key=value"]),
+        ("?width=3&", ["key=value"]),
+        ("?", ["nothing follows '?'"]),
+        (":", ["nothing follows ':'"]),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_what_is_allowed(model, given, words):
+    for refuse in (canonical_model, lambda text: build_model(text, DIGITS)):
+        with pytest.raises(UsageError) as found:
+            refuse(model + given)
+        for word in words:
+            assert word in str(found.value)
+
+
+@pytest.mark.parametrize("given", [":18", "?width=3"])
+def test_a_model_without_arguments_says_so(given):
+    with pytest.raises(UsageError, match="'logreg' takes no arguments"):
+        canonical_model("logreg" + given)
+    with pytest.raises(UsageError, match="'logreg' takes no arguments"):
+        build_model("logreg" + given, DIGITS)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "word"),
+    [("width: int", "default"), ("width=3", "annotation"), ("width: list = ()", "list"), ("width: 'Missing' = 3", "Missing")],
+)
+def test_an_argument_declared_otherwise_names_what_is_needed(tmp_path, monkeypatch, parameter, word):
+    (tmp_path / "odd_models").mkdir()
+    (tmp_path / "odd_models" / "__init__.py").touch()
+    (tmp_path / "odd_models" / "odd.py").write_text(f"def build(data, *, {parameter}): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match=word):
+        build_model("odd_models.odd", DIGITS)
+    for name in ("odd_models", "odd_models.odd"):
+        sys.modules.pop(name, None)
+
+
+def test_a_name_with_arguments_is_found_as_without(model):
+    assert model_base(f"{model}:large?rate=0.1") == model
+    assert find("model", f"{model}?rate=0.1") == find("model", model)
+    assert forward_plugin(f"{model}:large?rate=0.1", "torch") == forward_plugin(model, "torch")
+    assert find("model", "cnn:wide").name == "cnn"
+
+
+def test_dots_in_arguments_name_no_module(model):
+    assert not foreign_settings({"model": "logreg?rate=0.1"})
+    assert foreign_settings({"model": f"{model}?width=3"}) == {"model": f"{model}?width=3"}
+
+
+def test_names_of_folders_have_no_letters_that_shells_take():
+    assert name_part("transformer:tiny?norm=post&dropout=0.1") == "transformer_tiny_norm_post_dropout_0.1"
+    assert len(name_part("m?note=" + 300 * "x")) == 80
+
+
+def test_the_command_shows_and_refuses_them(model, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def trainer(*arguments):
+        return subprocess.run([sys.executable, "-m", "crosstrain.cli.main", *arguments], capture_output=True, text=True, env=environment)
+
+    done = trainer("run", "--model", f"{model}:larg", "--backend", "torch", "--out", str(tmp_path / "out"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Did you mean 'large'" in done.stderr
+    assert not (tmp_path / "out").exists()
+    shown = trainer("run", "--model", f"{model}?width=02", "--backend", "torch", "--print-config", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["model"]["value"] == model

@@ -1,0 +1,286 @@
+"""Text of the user's own: what is read is what is stored, what is left out is counted, and what is wrong is said in bounded memory."""
+
+import gzip
+import itertools
+import json
+import os
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from crosstrain.cli.commands.data import data
+from crosstrain.core.errors import MissingPackageError, UsageError
+from crosstrain.data.sources.translation import encoding
+from crosstrain.data.sources.translation.alignment import aligned_count
+from crosstrain.data.sources.translation.line_files import LONGEST_LINE_BYTES, count_lines, read_lines
+from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
+from crosstrain.data.store.stored_dataset import open_dataset, prepare
+from crosstrain.data.text import END
+
+SENTENCES = [f"sentence {number} of {number * 7 % 13} with words" for number in range(400)]
+SÄTZE = [f"Satz {number} von {number * 7 % 13} mit Wörtern" for number in range(400)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return Vocabulary(train_vocabulary(SENTENCES + SÄTZE, 400, bytes_too=True))
+
+
+def write(folder, name, lines, end="\n"):
+    path = folder / name
+    content = b"".join((line.encode() if isinstance(line, str) else line) + end.encode() for line in lines)
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return path
+
+
+def corpus(folder, source=SENTENCES, target=SÄTZE, test=2):
+    write(folder, "text.en", source)
+    write(folder, "text.de", target)
+    if test:
+        write(folder, "text.test.en", SENTENCES[:test])
+        write(folder, "text.test.de", SÄTZE[:test])
+    return f"parallel-text:{folder / 'text'}:en-de?vocabulary=400"
+
+
+def texts(dataset, split, name):
+    known, column = Vocabulary(dataset.attachment("vocabulary.model")), dataset.column(split, name)
+    return [known.decode(column.example(number)) for number in range(len(column))]
+
+
+def test_what_is_read_is_what_is_stored(tmp_path):
+    dataset = open_dataset(corpus(tmp_path))
+    assert texts(dataset, "train", "source") == SENTENCES
+    assert texts(dataset, "train", "target") == SÄTZE
+    assert texts(dataset, "test", "target") == SÄTZE[:2]
+    assert dataset.attachment("test.source.txt").decode() == "".join(f"{line}\n" for line in SENTENCES[:2])
+    assert dataset.info.text.vocabulary_sizes == {"source": 400, "target": 400}
+    assert (dataset.info.text.languages, dataset.info.text.bleu_tokenizer) == (("en", "de"), "13a")
+    assert dataset.column("train", "source").values.dtype == np.uint16
+    facts = json.loads(dataset.attachment("vocabulary.json"))
+    assert facts["pieces_sha256"] == Vocabulary(dataset.attachment("vocabulary.model")).pieces_sha256
+    assert facts["sampled_lines"] == 800
+    assert dataset.left_out == ()
+    assert not list((tmp_path / "cache").glob(".*.work"))
+
+
+def test_packed_files_make_the_same_data(tmp_path):
+    plain = open_dataset(corpus(tmp_path))
+    (tmp_path / "packed").mkdir()
+    for name in ("text.en", "text.de", "text.test.en", "text.test.de"):
+        (tmp_path / "packed" / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    packed = open_dataset(f"parallel-text:{tmp_path}/packed/text:en-de?vocabulary=400")
+    for split, name in itertools.product(("train", "test"), ("source", "target")):
+        assert np.array_equal(plain.column(split, name).values, packed.column(split, name).values)
+
+
+def test_what_is_left_out_is_counted_by_its_reason_with_the_first_line(tmp_path):
+    source, target = list(SENTENCES), list(SÄTZE)
+    source[4] = target[7] = " "
+    source[9] = b"caf\xe9"
+    target[11] = "x" * (LONGEST_LINE_BYTES + 1)
+    source[20] = "word " * 300
+    dataset = open_dataset(corpus(tmp_path, source, target))
+    assert dataset.info.sizes == {"train": 395, "test": 2}
+    assert dataset.left_out == (
+        "train: 2 pairs with an empty line (the first in line 5)",
+        "train: 1 pair with a line that is not UTF-8 (in line 10)",
+        f"train: 1 pair with a line of more than {LONGEST_LINE_BYTES:,} bytes (in line 12)",
+        "train: 1 pair with more than 200 pieces (in line 21)",
+    )
+
+
+def test_a_held_out_split_shares_no_text_with_the_training_pairs(tmp_path):
+    source, target = [*SENTENCES, *SENTENCES[:50]], [*SÄTZE, *SÄTZE[50:100]]
+    dataset = open_dataset(corpus(tmp_path, source, target, test=0) + ",held-out=40")
+    for name in ("source", "target"):
+        assert not set(texts(dataset, "train", name)) & set(texts(dataset, "test", name))
+    assert dataset.info.sizes["test"] == 40
+    left = int(dataset.left_out[0].split()[1])
+    assert "of which a text is in the test split" in dataset.left_out[0]
+    assert dataset.info.sizes["train"] == 450 - 40 - left
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_end_at_line_feeds_alone(tmp_path, end):
+    lines = ["one\u2028line", "form\x0cfeed", "next\x85line", "", "last"]
+    path = write(tmp_path, "lines", lines, end)
+    assert [line.decode() for line in read_lines(path)] == lines
+    assert count_lines(path) == 5
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.binary(max_size=12), max_size=12), st.booleans())
+def test_reading_in_blocks_is_splitting(tmp_path, monkeypatch, lines, ended):
+    monkeypatch.setattr("crosstrain.data.sources.translation.line_files._BLOCK_BYTES", 5)
+    content = b"\n".join(lines) + (b"\n" if ended else b"")
+    (tmp_path / "lines").write_bytes(content)
+    expected = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    expected = expected[:-1] if not expected[-1] else expected
+    if not content.startswith(b"\xef\xbb\xbf"):
+        assert list(read_lines(tmp_path / "lines")) == [line.removesuffix(b"\r") for line in expected]
+        assert count_lines(tmp_path / "lines") == len(expected)
+
+
+def test_a_line_without_an_end_takes_no_memory(tmp_path):
+    with (tmp_path / "endless").open("wb") as file:
+        file.truncate(200 << 20)
+    tracemalloc.start()
+    assert list(read_lines(tmp_path / "endless")) == [None]
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_a_bomb_is_refused(tmp_path):
+    with gzip.open(tmp_path / "bomb.gz", "wb", compresslevel=1) as file:
+        for _ in range(260):
+            file.write(bytes(1 << 20))
+    with pytest.raises(UsageError, match="unpacks to more than 200 times its size"):
+        count_lines(tmp_path / "bomb.gz")
+
+
+def test_a_damaged_archive_and_what_is_no_file_are_named(tmp_path):
+    (tmp_path / "torn.gz").write_bytes(gzip.compress(os.urandom(4000))[:-40])
+    with pytest.raises(UsageError, match=r"torn\.gz' cannot be read"):
+        count_lines(tmp_path / "torn.gz")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe' cannot be read"):
+        count_lines(tmp_path / "pipe")
+
+
+def test_misaligned_files_are_named_with_both_counts_and_the_first_suspicious_line(tmp_path):
+    draw = np.random.default_rng(1)
+    sizes = draw.integers(2, 40, 300)
+    source = [" ".join(["word"] * size) for size in sizes]
+    target = [" ".join(["Wort"] * size) for size in sizes]
+    del target[120]
+    files = write(tmp_path, "a", source), write(tmp_path, "b", target)
+    with pytest.raises(UsageError, match=r"a' has 300 lines and '.*b' has 299") as caught:
+        aligned_count(*files)
+    line = int(str(caught.value).partition("suspicious line is ")[2].partition(":")[0])
+    assert 121 <= line <= 130
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "text.de").unlink(), "there is no .*text.de"),
+        (lambda folder: (folder / "text.en.gz").write_bytes(b""), "there are both"),
+        (lambda folder: [(folder / f"text.test.{one}").unlink() for one in ("en", "de")], "has no test split"),
+        (lambda folder: [(folder / f"text.{one}").unlink() for one in ("en", "de")], "there are no files"),
+        (lambda folder: [(folder / f"text.{one}").write_bytes(b"") for one in ("en", "de")], "are empty"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path, change, message):
+    name = corpus(tmp_path)
+    change(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        open_dataset(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["parallel-text:en-de", "parallel-text:text", "parallel-text:text:en-en", "parallel-text:text:en-de?words=3", "parallel-text"]
+)
+def test_a_name_that_says_too_little_is_refused(name):
+    with pytest.raises(UsageError):
+        open_dataset(name)
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"no vocabulary of 30000 pieces .*Choose another size"):
+        open_dataset(corpus(tmp_path).replace("400", "30000"))
+
+
+class InterruptedOnPurposeError(Exception):
+    pass
+
+
+def test_what_was_encoded_before_an_interruption_is_not_encoded_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "PART_PAIRS", 50)
+    name, encoded = corpus(tmp_path), []
+    real = encoding.PairEncoder._encode
+
+    def counted(self, pairs):
+        if len(encoded) == 5:
+            raise InterruptedOnPurposeError
+        encoded.append(pairs)
+        return real(self, pairs)
+
+    monkeypatch.setattr(encoding.PairEncoder, "_encode", counted)
+    with pytest.raises(InterruptedOnPurposeError):
+        prepare(name)
+    (work,) = (tmp_path / "cache").glob(".*.work")
+    assert len(list(work.glob("train-*.npz"))) == 5
+    sorted(work.glob("train-*.npz"))[1].write_bytes(b"torn")
+    encoded[:] = [None] * 10  # never five again
+    dataset = open_dataset(name)
+    assert len(encoded) == 10 + 1 + 3 + 1  # the torn part, three more, and the test split
+    assert texts(dataset, "train", "source") == SENTENCES
+    assert not work.exists()
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=40))
+def test_text_comes_back_as_it_was(vocabulary, text):
+    (pieces,) = vocabulary.encode([text])
+    assert pieces[-1] == END
+    assert vocabulary.decode(pieces) == text
+    assert vocabulary.decode([1, *pieces, 0, 0]) == text
+
+
+def test_the_same_lines_make_the_same_pieces(vocabulary):
+    again = Vocabulary(train_vocabulary(SENTENCES + SÄTZE, 400, bytes_too=True))
+    assert again.pieces_sha256 == vocabulary.pieces_sha256
+    other = Vocabulary(train_vocabulary(SENTENCES, 400, bytes_too=True))
+    assert other.pieces_sha256 != vocabulary.pieces_sha256
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\x0a\x05\x0a\x01a\x15\x00"])
+def test_bytes_that_are_no_vocabulary_are_refused(content):
+    with pytest.raises(ValueError, match=r"vocabulary|model"):
+        Vocabulary(content)
+
+
+def test_a_number_that_is_no_piece_is_refused(vocabulary):
+    with pytest.raises(ValueError, match="piece 400 of a vocabulary of 400"):
+        vocabulary.decode([5, 400])
+
+
+def test_the_command_speaks_of_pairs_languages_and_the_vocabulary(tmp_path, monkeypatch):
+    source = list(SENTENCES)
+    source[4] = ""
+    name = corpus(tmp_path, source)
+    run = CliRunner()
+    made = run.invoke(data, ["prepare", name], catch_exceptions=False)
+    assert "399 + 2 pairs (en-de, 400 pieces)" in made.output
+    assert "left out: train: 1 pair with an empty line (in line 5)" in made.output
+    listed = run.invoke(data, ["list"], catch_exceptions=False).output
+    assert "[en-de, 400 pieces]" in listed
+    assert "[left out: train: 1 pair with an empty line (in line 5)]" in listed
+    facts = json.loads(run.invoke(data, ["info", name, "--json"], catch_exceptions=False).output)
+    assert facts["languages"] == ["en", "de"]
+    assert facts["examples"] == {"train": 399, "test": 2}
+    assert facts["vocabulary"]["pieces"] == 400
+    assert facts["train_target"]["longest"] == int(open_dataset(name).column("train", "target").lengths.max())
+    assert "train target longest" in run.invoke(data, ["info", name], catch_exceptions=False).output
+    assert "files as they should be" in run.invoke(data, ["verify", "parallel-text"], catch_exceptions=False).output
+    work = tmp_path / "cache" / f".{open_dataset(name).path.name}.work"
+    work.mkdir()
+    assert "removed" in run.invoke(data, ["remove", "parallel-text"], catch_exceptions=False).output
+    assert not work.exists()
+
+
+def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatch):
+    name = corpus(tmp_path)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(MissingPackageError, match=r"needs the package 'sentencepiece'.*pip install 'crosstrain\[text\]'"):
+        open_dataset(name)

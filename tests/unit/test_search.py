@@ -1,0 +1,203 @@
+"""Greedy and beam search against an enumeration of every sentence that a small random language model can say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.core.errors import UsageError
+from crosstrain.data.text import BEGIN, END, PADDING
+from crosstrain.models.decoding.batches import batches, decode
+from crosstrain.models.decoding.search import Hypothesis, search
+from crosstrain.models.decoding.settings import BEAM, GREEDY, Decoding
+
+SMALL_VOCABULARY = 6
+
+
+class RandomModel:
+    """A language model whose next piece depends on the sentence and on every piece so far, in no way that could be guessed."""
+
+    def __init__(self, seed: int, vocabulary: int = SMALL_VOCABULARY, *, steps: int | None = None, ends: float = 0.0) -> None:
+        """`steps`: log-probabilities are rounded to so few values that ties are common. `ends` is added to the logit of END."""
+        self._seed, self._vocabulary, self._steps, self._ends = seed, vocabulary, steps, ends
+        self._prefixes: list[tuple[int, ...]] = []
+        self.rows: list[int] = []
+
+    def begin(self, sources: Sequence[np.ndarray]) -> None:
+        self._prefixes = [tuple(np.asarray(source).tolist()) for source in sources]
+
+    def next(self, prefix: tuple[int, ...]) -> np.ndarray:
+        logits = np.random.default_rng([self._seed, *prefix]).normal(size=self._vocabulary) * 2
+        logits[END] += self._ends
+        found = logits - np.log(np.exp(logits).sum())
+        if self._steps is not None:
+            found = np.minimum(np.round(found * self._steps) / self._steps, 0.0)
+        return found.astype(np.float32)
+
+    def advance(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        self._prefixes = [(*self._prefixes[row], token) for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)]
+        self.rows.append(len(rows))
+        return np.stack([self.next(prefix) for prefix in self._prefixes])
+
+
+def every_sentence(model: RandomModel, source: tuple[int, ...], decoding: Decoding) -> list[Hypothesis]:
+    """Return every hypothesis that ends within the longest allowed length, the best first."""
+    found = []
+    open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    for length in range(1, len(source) + decoding.extra_length + 1):
+        following = []
+        for pieces, total in open_prefixes:
+            for piece, value in enumerate(model.next((*source, BEGIN, *pieces)).tolist()):
+                if piece == END:
+                    found.append(Hypothesis(pieces, (total + value) / decoding.penalty(length), total + value, ended=True))
+                elif piece not in (PADDING, BEGIN):
+                    following.append(((*pieces, piece), total + value))
+        open_prefixes = following
+    return sorted(found, key=lambda one: -one.score)
+
+
+def source_of(*pieces: int) -> np.ndarray:
+    return np.array([*pieces, END], np.int32)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.floats(0, 2), st.integers(0, 2))
+def test_a_beam_wider_than_all_sentences_finds_the_best_of_all(seed: int, penalty: float, extra: int) -> None:
+    decoding = Decoding(beam=64, length_penalty=penalty, extra_length=extra)  # 3 pieces go on: at most 27 hypotheses do
+    source = source_of(4)
+    expected = every_sentence(RandomModel(seed), tuple(source.tolist()), decoding)
+    (found,) = search(RandomModel(seed), [source], decoding, n_best=5)
+    assert [one.pieces for one in found] == [one.pieces for one in expected[:5]]
+    assert [one.score for one in found] == pytest.approx([one.score for one in expected[:5]], rel=1e-12)
+
+
+def plain_beam(model: RandomModel, source: tuple[int, ...], decoding: Decoding, n_best: int) -> list[Hypothesis]:
+    """Search without any early end, one hypothesis at a time: the rule of the module's docstring, written down a second time."""
+    found, beam = [], [((), 0.0)]
+    limit = len(source) + decoding.extra_length
+    for length in range(1, limit + 1):
+        every = [
+            (total + value, pieces, piece)
+            for pieces, total in beam
+            for piece, value in enumerate(model.next((*source, BEGIN, *pieces)).tolist())
+            if piece not in (PADDING, BEGIN)
+        ]
+        every = sorted(every, key=lambda one: -one[0])[: decoding.beam]  # sorted() keeps the order of equals
+        found += [Hypothesis(pieces, total / decoding.penalty(length), total, ended=True) for total, pieces, piece in every if piece == END]
+        beam = [((*pieces, piece), total) for total, pieces, piece in every if piece != END]
+        if not beam:
+            break
+    if not found:
+        pieces, total = beam[0]
+        return [Hypothesis(pieces, total / decoding.penalty(limit), total, ended=False)]
+    return sorted(found, key=lambda one: -one.score)[:n_best]
+
+
+MODELS = st.tuples(st.integers(0, 2**31), st.sampled_from([None, 1, 2]), st.sampled_from([-3.0, 0.0, 2.0]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(MODELS, st.integers(1, 4), st.sampled_from([0.0, 0.6, 3.0]), st.data())
+def test_the_early_end_changes_nothing_and_a_batch_changes_nothing(
+    model: tuple[int, int | None, float], beam: int, penalty: float, data: st.DataObject
+) -> None:
+    seed, steps, ends = model
+    decoding = Decoding(beam=beam, length_penalty=penalty, extra_length=data.draw(st.integers(0, 5)))
+    n_best = data.draw(st.integers(1, beam))
+    sources = [source_of(*pieces) for pieces in data.draw(st.lists(st.lists(st.integers(4, 9), max_size=4), min_size=1, max_size=4))]
+    made = lambda: RandomModel(seed, steps=steps, ends=ends)  # noqa: E731
+    expected = [plain_beam(made(), tuple(source.tolist()), decoding, n_best) for source in sources]
+    assert search(made(), sources, decoding, n_best) == expected
+    assert [search(made(), [source], decoding, n_best)[0] for source in sources] == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(MODELS)
+def test_greedy_takes_the_most_probable_piece_each_time(model: tuple[int, int | None, float]) -> None:
+    seed, steps, ends = model
+    language, source = RandomModel(seed, steps=steps, ends=ends), source_of(4, 5)
+    pieces: list[int] = []
+    while len(pieces) < len(source) + GREEDY.extra_length:
+        values = language.next((*source.tolist(), BEGIN, *pieces))
+        values[[PADDING, BEGIN]] = -np.inf
+        pieces.append(int(values.argmax()))
+        if pieces[-1] == END:
+            break
+    (found,) = search(language, [source], GREEDY)[0]
+    assert list(found.pieces) == [piece for piece in pieces if piece != END]
+    assert found.ended == (pieces[-1] == END)
+
+
+def test_the_early_end_spares_steps() -> None:
+    sure = RandomModel(1, ends=9.0)
+    search(sure, [source_of(4)] * 3, BEAM)
+    assert len(sure.rows) < 10  # of 52
+
+
+def test_equal_pieces_the_lower_number_first() -> None:
+    class Even:
+        def begin(self, sources: Sequence[np.ndarray]) -> None:
+            pass
+
+        def advance(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            return np.full((len(rows), 9), np.log(1 / 9), np.float32)
+
+    found = search(Even(), [source_of(4)], Decoding(beam=4, length_penalty=0.0, extra_length=1), n_best=4)[0]
+    # END is 2, and pieces of text begin with 3: of step 1 end, 3, 4 and 5 are taken; of step 2 only what continues 3
+    assert [one.pieces for one in found] == [(), (3,), (3, 3)]
+    assert [one.score for one in found] == pytest.approx([-np.log(9), -2 * np.log(9), -3 * np.log(9)])
+
+
+def test_a_model_that_has_diverged_ends_at_once() -> None:
+    class Diverged:
+        def begin(self, sources: Sequence[np.ndarray]) -> None:
+            pass
+
+        def advance(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            return np.full((len(rows), 9), np.nan, np.float32)
+
+    assert [one[0].pieces for one in search(Diverged(), [source_of(4), source_of(5, 6)], BEAM)] == [(), ()]
+
+    class HalfDiverged(Diverged):
+        def advance(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            values = super().advance(tokens, rows)
+            values[:, 7] = -1.0
+            return values
+
+    (found,) = search(HalfDiverged(), [source_of(4)], Decoding(extra_length=1))[0]
+    assert (found.pieces, found.ended) == ((7, 7, 7), False)
+
+
+def test_batches_have_every_sentence_once_and_neighbours_of_one_length() -> None:
+    lengths = np.random.default_rng(0).integers(1, 90, 1000).tolist()
+    found = list(batches(lengths, BEAM))
+    assert sorted(np.concatenate(found).tolist()) == list(range(1000))
+    assert all(len(one) * BEAM.beam * (max(lengths[i] for i in one) + 50) <= 1 << 14 for one in found)
+    assert next(iter(batches([10**6], BEAM))).tolist() == [0]
+    sources = [source_of(*[4] * (length % 7)) for length in lengths[:50]]
+    decoding = Decoding(beam=2, extra_length=3)
+    assert decode(RandomModel(3), sources, decoding) == [search(RandomModel(3), [source], decoding)[0] for source in sources]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"beam": 0}, {"beam": 65}, {"length_penalty": -0.1}, {"length_penalty": float("nan")}, {"extra_length": -1}]
+)
+def test_settings_that_are_none_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="allowed"):
+        Decoding(**wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_asked_wrongly_is_refused() -> None:
+    with pytest.raises(ValueError, match="beam"):
+        search(RandomModel(0), [source_of(4)], GREEDY, n_best=2)
+    with pytest.raises(ValueError, match="without pieces"):
+        search(RandomModel(0), [np.zeros(0, np.int32)], GREEDY)
+    assert search(RandomModel(0), [], GREEDY) == []
+
+
+def test_signatures() -> None:
+    assert (GREEDY.signature, BEAM.signature) == ("greedy,+50", "beam4,penalty0.6,+50")

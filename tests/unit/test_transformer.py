@@ -1,0 +1,213 @@
+"""The Transformer computes the same on both frameworks, and decoding piece by piece what its forward pass does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformer_cases import CASES, EMPTY, LONGEST, PLAIN, VOCABULARY, Case
+
+from crosstrain.conformance.runs import norm_wise_difference
+from crosstrain.core.errors import UsageError
+from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.data.columns import ColumnSpec
+from crosstrain.models.build import build_model, canonical_model
+
+FOLDER = Path(__file__).parent
+LOGITS_TOLERANCE, GRADIENT_TOLERANCE, PADDING_TOLERANCE = 1e-4, 1e-3, 1e-6
+FRAMEWORKS = "tf", "torch"
+
+
+@pytest.fixture(scope="module")
+def seed():
+    """Another one each time; shown where a test fails."""
+    drawn = int.from_bytes(np.random.default_rng().bytes(3))
+    print(f"seed {drawn}")
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, seed):
+    """What each framework computed in a process of its own; both at once."""
+    folder = tmp_path_factory.mktemp("passes")
+    commands = {
+        name: [sys.executable, str(FOLDER / f"transformer_passes_{name}.py"), str(seed), str(folder / f"{name}.npz")] for name in FRAMEWORKS
+    }
+    started = {name: subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for name, command in commands.items()}
+    for process in started.values():
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    return {name: dict(np.load(folder / f"{name}.npz")) for name in FRAMEWORKS}
+
+
+def part(found, case, prefix):
+    start = f"{case}/{prefix}"
+    return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}
+
+
+def inside(case, seed, values):
+    """What stands at the targets' own positions, of [batch, time, …]."""
+    inputs = case.inputs(seed)
+    return values[:, : inputs["target"].shape[1]][inputs["target"] != 0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_both_frameworks_compute_the_same(results, seed, case):
+    tf, torch = results["tf"], results["torch"]
+    for name in ("trained", "evaluated"):
+        ours, theirs = (inside(case, seed, found[f"{case}/{name}"]) for found in (tf, torch))
+        assert ours.dtype == theirs.dtype == np.float32
+        assert norm_wise_difference({"": ours}, {"": theirs}) <= LOGITS_TOLERANCE
+        assert np.abs(ours - theirs).max() <= LOGITS_TOLERANCE
+        assert theirs.std() > 0.1
+    assert norm_wise_difference(part(tf, case, "losses"), part(torch, case, "losses")) <= LOGITS_TOLERANCE
+    ours, theirs = part(tf, case, "gradient/"), part(torch, case, "gradient/")
+    assert set(ours) == {parameter.name for parameter in case.spec.parameters}
+    assert norm_wise_difference(ours, theirs) <= GRADIENT_TOLERANCE
+    for name, gradient in theirs.items():
+        assert norm_wise_difference({name: ours[name]}, {name: gradient}) <= GRADIENT_TOLERANCE, name
+        assert gradient.any(), name
+    sums = part(torch, case, "sum/")
+    assert part(tf, case, "sum/")["nll_sum"] == pytest.approx(sums["nll_sum"], rel=1e-5)
+    assert np.array_equal(part(tf, case, "sum/")["correct_tokens"], sums["correct_tokens"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_more_padding_changes_nothing(results, seed, case, framework):
+    found = results[framework]
+    for name in ("trained", "evaluated"):
+        ours, theirs = (inside(case, seed, found[f"{case}/{more}{name}"]) for more in ("", "padded/"))
+        assert norm_wise_difference({"": theirs}, {"": ours}) <= PADDING_TOLERANCE
+    for name in ("losses", "sum/nll_sum"):
+        assert norm_wise_difference({"": found[f"{case}/padded/{name}"]}, {"": found[f"{case}/{name}"]}) <= PADDING_TOLERANCE
+    assert norm_wise_difference(part(found, case, "padded/gradient/"), part(found, case, "gradient/")) <= 5 * PADDING_TOLERANCE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_decoding_piece_by_piece_is_the_forward_pass(results, seed, case, framework):
+    found = results[framework]
+    whole, stepwise = (inside(case, seed, found[f"{case}/{name}"]) for name in ("evaluated", "decoded"))
+    assert np.abs(whole - stepwise).max() <= LOGITS_TOLERANCE
+    assert norm_wise_difference({"": stepwise}, {"": whole}) <= 1e-5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_empty_slice_gives_nothing(results, framework):
+    found = results[framework]
+    assert found[f"{EMPTY}/trained"].shape == (0, 0, VOCABULARY)
+    assert found[f"{EMPTY}/losses"].shape == (0,)
+    gradients = part(found, EMPTY, "gradient/")
+    assert set(gradients) == {parameter.name for parameter in EMPTY.spec.parameters}
+    assert not any(value.any() for value in gradients.values())
+
+
+@pytest.mark.long
+def test_low_precision_is_low_and_alike(results, seed):
+    """bf16 keeps eight bits: results are off by about 2⁻⁸, which also shows that it was used."""
+    full = inside(PLAIN, seed, results["torch"][f"{PLAIN}/evaluated"])
+    for framework in FRAMEWORKS:
+        low = inside(PLAIN, seed, results[framework][f"{PLAIN}/low"])
+        assert low.dtype == np.float32
+        assert 1e-4 < norm_wise_difference({"": low}, {"": full}) < 0.03
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_loss_is_that_of_smoothed_labels(results, seed, case):
+    """In float64 from the logits: (1 − ε) of the label and ε / V of each piece, over the target's own positions alone."""
+    inputs, smoothing = case.inputs(seed), case.spec.settings.smoothing
+    logits = results["torch"][f"{case}/trained"].astype(np.float64)
+    log_shares = logits - np.log(np.exp(logits).sum(2, keepdims=True))
+    own = np.take_along_axis(log_shares, inputs["target"][:, :, None], 2)[:, :, 0]
+    losses = -(1 - smoothing) * own - smoothing * log_shares.mean(2)
+    expected = np.where(inputs["target"] != 0, losses, 0).sum(1)
+    for framework in FRAMEWORKS:
+        assert results[framework][f"{case}/losses"] == pytest.approx(expected, rel=1e-5)
+
+
+# What is built ---------------------------------------------------------------------------------------------------------
+
+
+def info(**sizes):
+    columns = tuple(ColumnSpec(name, "uint16", (None,)) for name in sizes)
+    return DataInfo("made", {"train": 10, "test": 10}, columns, TextFeatures(sizes))
+
+
+@pytest.mark.parametrize(("size", "width", "layers", "inner"), [("tiny", 128, 3, 512), ("base", 512, 6, 2048), ("big", 1024, 6, 4096)])
+def test_the_sizes(size, width, layers, inner):
+    spec = build_model(f"transformer:{size}", info(source=1000, target=1000))
+    attention, norm = 4 * width**2, 2 * width
+    feed_forward = 2 * width * inner + inner + width
+    encoder, decoder = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
+    assert spec.size == 1000 * width + layers * (encoder + decoder) + 2 * norm
+    assert not [parameter.name for parameter in spec.parameters if "attention." in parameter.name and parameter.name.endswith("bias")]
+    assert spec.dropout
+
+
+def test_vaswanis_base_has_its_number_of_parameters():
+    """With 37,000 pieces the paper gives 65 million for base and 213 million for big."""
+    sizes = {size: build_model(f"transformer:{size}", info(source=37_000, target=37_000)).size / 1e6 for size in ("base", "big")}
+    assert sizes["base"] == pytest.approx(63, abs=2)
+    assert sizes["big"] == pytest.approx(214, abs=3)
+
+
+def test_initial_values_are_the_same_for_every_norm_and_spread_as_told():
+    values = Case("transformer:tiny").spec.initial(3)
+    assert values["embedding.weight"].std() == pytest.approx(128**-0.5, rel=0.05)
+    assert np.abs(values["encoder.0.self_attention.query_key_value.weight"]).max() == pytest.approx(np.sqrt(3 / 128), rel=1e-3)
+    assert np.abs(values["decoder.2.feed_forward.inner.weight"]).max() == pytest.approx(np.sqrt(6 / 640), rel=1e-3)
+    assert not values["encoder.0.feed_forward.inner.bias"].any()
+    assert (values["decoder.norm.weight"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "rates"),
+    [
+        ("transformer:base", (0.1, 0.1, 0.1, 0.1)),
+        ("transformer:big", (0.3, 0.3, 0.3, 0.1)),
+        ("transformer:big?dropout=0.2", (0.2, 0.2, 0.2, 0.2)),
+        ("transformer:big?dropout=0.2&dropout_attention=0", (0.2, 0.2, 0.2, 0.0)),
+        ("transformer:tiny?dropout_relu=0.5", (0.1, 0.1, 0.5, 0.1)),
+    ],
+)
+def test_dropout_by_place(model, rates):
+    settings = build_model(model, info(source=50, target=50)).settings
+    assert (settings.dropout_embedding, settings.dropout_residual, settings.dropout_relu, settings.dropout_attention) == rates
+
+
+def test_no_dropout_is_said():
+    assert not build_model("transformer:tiny?dropout=0", info(source=50, target=50)).dropout
+
+
+def test_the_base_is_what_there_is_without_a_size():
+    assert canonical_model("transformer:base?norm=pre&smoothing=0.10") == "transformer"
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "words"),
+    [
+        ("transformer:huge", info(source=50, target=50), "tiny, base, big"),
+        ("transformer?dropout=1", info(source=50, target=50), "up to, but not including, 1"),
+        ("transformer?smoothing=-0.1", info(source=50, target=50), "smoothing"),
+        ("transformer?norm=rms", info(source=50, target=50), "pre, post"),
+        ("transformer", info(source=50, target=60), "one vocabulary"),
+        ("transformer", info(source=50), "no target"),
+        ("transformer", DataInfo.of_images("digits", (1, 8, 8), 10, {"train": 1, "test": 1}, (0.5,), (0.5,)), "is no text"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(model, data, words):
+    with pytest.raises(UsageError, match=words):
+        build_model(model, data)
+
+
+def test_the_cases_are_no_longer_than_they_say():
+    assert PLAIN.inputs(0)["source"].shape[1] <= LONGEST

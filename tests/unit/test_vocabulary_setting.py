@@ -1,0 +1,45 @@
+"""--vocabulary: a setting like others that becomes part of the dataset's name, and --batch-tokens beside --batch-size."""
+
+import pytest
+
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
+from crosstrain.core.settings.sources import resolve
+from crosstrain.data.store.resolve import written_out
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("numbers", "numbers:vocabulary=300"),
+        ("numbers:vocabulary=900", "numbers:vocabulary=300"),
+        ("debian-text:en-de", "debian-text:en-de?vocabulary=400"),
+        ("parallel-text:/tmp/x:en-de?longest=90", "parallel-text:/tmp/x:en-de?vocabulary=400,longest=90"),
+    ],
+)
+def test_it_becomes_a_part_of_the_name(data, name):
+    job = written_out(Job(data=data, vocabulary=int(name.partition("vocabulary=")[2][:3])))
+    assert (job.data, job.vocabulary) == (name, None)
+    assert written_out(job) == job
+
+
+@pytest.mark.parametrize(
+    ("data", "size"), [("digits", 500), ("synthetic-images:32", 500), ("numbers", 3), ("parallel-text:/tmp/x:en-de", 200)]
+)
+def test_what_has_no_such_vocabulary_is_refused(data, size):
+    with pytest.raises(UsageError, match="vocabulary"):
+        written_out(Job(data=data, vocabulary=size))
+
+
+def test_it_comes_from_flags_variables_and_files(tmp_path):
+    (tmp_path / "mine.toml").write_text('data = "numbers"\nvocabulary = 700\nbatch_tokens = 512\nbackend = "torch"\n')
+    from_file = resolve({}, {}, tmp_path / "mine.toml").job
+    assert (from_file.vocabulary, from_file.batch_tokens) == (700, 512)
+    over = resolve({"batch_size": "8"}, {"TRAINER_VOCABULARY": "600"}, tmp_path / "mine.toml").job
+    assert (over.vocabulary, over.batch_tokens, over.batch_size) == (600, None, 8)
+
+
+def test_tokens_and_numbers_of_examples_exclude_each_other():
+    for other in ("batch_size", "global_batch_size"):
+        with pytest.raises(UsageError, match=r"batch.tokens: .*instead of batch_size"):
+            resolve({"batch_tokens": "100", other: "8", "backend": "torch"}, {})

@@ -1,0 +1,71 @@
+"""Passes through the Transformer that both frameworks are asked for, with inputs drawn from one seed; imports no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from crosstrain.core.job import Job
+from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.data.columns import ColumnSpec
+from crosstrain.data.text import END
+from crosstrain.models.build import build_model
+
+VOCABULARY = 37
+STEP = 7
+MORE_PADDING = 8
+LONGEST = 11
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and how many pairs it is given. With dropout, masks are those of ``--deterministic``."""
+
+    model: str
+    batch: int = 5
+
+    def __str__(self):
+        return f"{self.model}-{self.batch}"
+
+    @property
+    def spec(self):
+        columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
+        features = TextFeatures({"source": VOCABULARY, "target": VOCABULARY})
+        return build_model(self.model, DataInfo("made", {"train": 10, "test": 10}, columns, features))
+
+    def job(self, precision="fp32"):
+        return Job(model=self.model, deterministic=True, seed=3, precision=precision)
+
+    def parameters(self, seed):
+        """Initial values, of which the constant ones are moved, so that each takes part."""
+        draw = np.random.default_rng([seed, 1])
+        values = self.spec.initial(seed)
+        moved = {name: value + 0.1 * draw.standard_normal(value.shape) if value.ndim == 1 else value for name, value in values.items()}
+        return {name: value.astype(np.float32) for name, value in moved.items()}
+
+    @property
+    def indices(self):
+        """Places of the pairs in the training split."""
+        return np.arange(self.batch, dtype=np.int32) * 3 + 11
+
+    def inputs(self, seed, padding=0):
+        """Pairs padded to the longest, and by so much more."""
+        draw = np.random.default_rng([seed, 2])
+        found = {}
+        for column in ("source", "target"):
+            lengths = draw.integers(1, LONGEST + 1, self.batch)
+            tokens = np.zeros((self.batch, lengths.max(initial=0) + padding), np.int32)
+            for row, length in enumerate(lengths):
+                tokens[row, :length] = [*draw.integers(4, VOCABULARY, length - 1), END]
+            found |= {column: tokens, f"{column}_lengths": lengths.astype(np.int32)}
+        return found
+
+
+PLAIN = Case("transformer:tiny?dropout=0")
+CASES = (
+    PLAIN,
+    Case("transformer:tiny?norm=post&dropout=0.2"),
+    Case("transformer:tiny?dropout=0.1&dropout_attention=0.3&smoothing=0", 1),
+)
+EMPTY = Case("transformer:tiny", 0)

@@ -1,0 +1,95 @@
+"""``python transformer_passes_tf.py SEED FILE``: carries out the cases with TensorFlow and writes what they gave to FILE (npz)."""
+
+import os
+import sys
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+
+import numpy as np
+import tensorflow as tf
+from transformer_cases import CASES, EMPTY, MORE_PADDING, PLAIN, STEP
+
+from crosstrain.backends.tf.forward_context import ForwardContexts
+from crosstrain.data.text import BEGIN
+from crosstrain.models.base import ForwardContext
+from crosstrain.models.layers.tf.sequence import SequenceLayers
+from crosstrain.models.transformer.network import decode_step, empty_cache, encode
+from crosstrain.models.transformer.tf import example_sums, forward, translation_loss
+
+TOKENS = tf.TensorSpec([None, None], tf.int32)
+LENGTHS = tf.TensorSpec([None], tf.int32)
+INPUTS = {"source": TOKENS, "source_lengths": LENGTHS, "target": TOKENS, "target_lengths": LENGTHS}
+
+
+def given(case, seed, padding=0):
+    inputs = {name: tf.constant(value) for name, value in case.inputs(seed, padding).items()}
+    return {name: tf.constant(value) for name, value in case.parameters(seed).items()}, inputs
+
+
+def functions(case):
+    """A training pass and an evaluation, traced once for all lengths."""
+    contexts = ForwardContexts(case.job(), case.spec, 0)
+    weights = {parameter.name: tf.TensorSpec(parameter.shape) for parameter in case.spec.parameters}
+
+    @tf.function(autograph=False)
+    def train(parameters, inputs, indices):
+        context = contexts.training({}, tf.constant(STEP, tf.int64), indices)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(list(parameters.values()))
+            logits = forward(parameters, inputs, context)
+            losses = translation_loss(logits, inputs, context)
+            total = tf.reduce_sum(losses)
+        gradients = tape.gradient(total, parameters)
+        return logits, losses, {name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()}
+
+    @tf.function(autograph=False)
+    def evaluate(parameters, inputs):
+        context = contexts.evaluation({})
+        logits = forward(parameters, inputs, context)
+        return logits, example_sums(logits, inputs, context)
+
+    return train.get_concrete_function(weights, INPUTS, LENGTHS), evaluate.get_concrete_function(weights, INPUTS)
+
+
+def passes(case, seed, train, evaluate, padding=0):
+    parameters, inputs = given(case, seed, padding)
+    logits, losses, gradients = train(parameters, inputs, tf.constant(case.indices))
+    yield "trained", logits
+    yield "losses", losses
+    yield from ((f"gradient/{name}", gradient) for name, gradient in gradients.items())
+    logits, sums = evaluate(parameters, inputs)
+    yield "evaluated", logits
+    yield from ((f"sum/{name}", value) for name, value in sums.items())
+
+
+def decoded(case, seed):
+    """Logits of each position of the targets, piece by piece, by one function for all positions."""
+    parameters, inputs = given(case, seed)
+    settings = case.spec.settings
+    layers = SequenceLayers(parameters, ForwardContext(False, settings=settings))
+    memory = encode(layers, inputs["source"], inputs["source_lengths"], settings)
+    step = tf.function(lambda *state: decode_step(layers, *state, settings), autograph=False, reduce_retracing=True)
+    tokens, cache, found = tf.fill([case.batch], BEGIN), empty_cache(memory), []
+    for position in range(inputs["target"].shape[1]):
+        logits, cache = step(tokens, tf.constant(position), memory, cache)
+        found.append(logits)
+        tokens = inputs["target"][:, position]
+    return tf.stack(found, 1)
+
+
+def low(case, seed):
+    parameters, inputs = given(case, seed)
+    return forward(parameters, inputs, ForwardContexts(case.job("bf16"), case.spec, 0).evaluation({}))
+
+
+if __name__ == "__main__":
+    seed, results = int(sys.argv[1]), {}
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    for case in (*CASES, EMPTY):
+        train, evaluate = functions(case)
+        results |= {f"{case}/{key}": value for key, value in passes(case, seed, train, evaluate)}
+        if case.batch:
+            results |= {f"{case}/padded/{key}": value for key, value in passes(case, seed, train, evaluate, MORE_PADDING)}
+            results |= {f"{case}/decoded": decoded(case, seed)}
+    results |= {f"{PLAIN}/low": low(PLAIN, seed)}
+    np.savez(sys.argv[2], **{key: value.numpy() for key, value in results.items()})

@@ -1,0 +1,71 @@
+"""``python transformer_passes_torch.py SEED FILE``: carries out the cases with torch and writes what they gave to FILE (npz)."""
+
+import sys
+
+import numpy as np
+import torch
+from transformer_cases import CASES, EMPTY, MORE_PADDING, PLAIN, STEP
+
+from crosstrain.backends.torch.forward_context import Dropout
+from crosstrain.data.text import BEGIN
+from crosstrain.models.base import ForwardContext
+from crosstrain.models.layers.torch.sequence import SequenceLayers
+from crosstrain.models.transformer.network import decode_step, empty_cache, encode
+from crosstrain.models.transformer.torch import example_sums, forward, translation_loss
+
+
+def given(case, seed, padding=0):
+    inputs = {name: torch.from_numpy(value.astype(np.int64)) for name, value in case.inputs(seed, padding).items()}
+    return {name: torch.from_numpy(value).requires_grad_() for name, value in case.parameters(seed).items()}, inputs
+
+
+def training(case):
+    dropout = Dropout(case.job(), 0)
+    dropout.at(STEP, case.indices)
+    return ForwardContext(True, dropout=dropout, settings=case.spec.settings)
+
+
+def passes(case, seed, padding=0):
+    parameters, inputs = given(case, seed, padding)
+    context = training(case)
+    logits = forward(parameters, inputs, context)
+    losses = translation_loss(logits, inputs, context)
+    gradients = torch.autograd.grad(losses.sum(), list(parameters.values()))
+    yield "trained", logits
+    yield "losses", losses
+    yield from ((f"gradient/{name}", gradient) for name, gradient in zip(parameters, gradients, strict=True))
+    with torch.inference_mode():
+        context = ForwardContext(False, settings=case.spec.settings)
+        logits = forward(parameters, inputs, context)
+        yield "evaluated", logits
+        yield from ((f"sum/{name}", value) for name, value in example_sums(logits, inputs, context).items())
+
+
+@torch.inference_mode()
+def decoded(case, seed):
+    """Logits of each position of the targets, piece by piece."""
+    parameters, inputs = given(case, seed)
+    settings = case.spec.settings
+    layers = SequenceLayers(parameters, ForwardContext(False, settings=settings))
+    memory = encode(layers, inputs["source"], inputs["source_lengths"], settings)
+    tokens, cache, found = torch.full((case.batch,), BEGIN), empty_cache(memory), []
+    for position in range(inputs["target"].shape[1]):
+        logits, cache = decode_step(layers, tokens, position, memory, cache, settings)
+        found.append(logits)
+        tokens = inputs["target"][:, position]
+    return torch.stack(found, 1)
+
+
+def low(case, seed):
+    parameters, inputs = given(case, seed)
+    with torch.autocast("cpu", torch.bfloat16):
+        return forward(parameters, inputs, ForwardContext(False, compute=torch.bfloat16, settings=case.spec.settings))
+
+
+if __name__ == "__main__":
+    seed = int(sys.argv[1])
+    results = {f"{case}/{key}": value for case in (*CASES, EMPTY) for key, value in passes(case, seed)}
+    results |= {f"{case}/padded/{key}": value for case in CASES for key, value in passes(case, seed, MORE_PADDING)}
+    results |= {f"{case}/decoded": decoded(case, seed) for case in CASES}
+    results |= {f"{PLAIN}/low": low(PLAIN, seed)}
+    np.savez(sys.argv[2], **{key: value.detach().numpy() for key, value in results.items()})
