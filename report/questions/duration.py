@@ -14,13 +14,17 @@ from ...records.summary.segments import last_segment
 from ...records.text.numbers import count_text
 from ..catalog.run import Run
 from ..series.arrays import StepSeries
-from ..series.throughput import pauses, training_clock
+from ..series.throughput import checkpoint_pauses, pauses, training_clock
 from .answer import Answer, percent, time_text
-from .time_left import Estimate, Measured, blocks_of, estimate, plan_of
+from .time_left import Estimate, Measured, blocks_of, estimate, plan_of, steps_per_epoch
 
 __all__ = ["AS_PLANNED", "Wanted", "duration"]
 
 KEY, QUESTION = "duration", "how long"
+
+
+START_UP_SPREAD = 0.5
+"""Start-up and end of one job differ by so much from run to run (docs/explain.md): a fraction within which they are expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,11 @@ def duration(run: Run, series: StepSeries, wanted: Wanted) -> Answer | None:
     Raises UsageError for a plan that the run has behind it already, or that cannot be counted.
     """
     part = _measured_part(run, series)
-    per_epoch = _steps_per_epoch(run, part)
+    per_epoch = steps_per_epoch(run.job, part.examples_per_step)
     total = _total_steps(run, wanted, part, per_epoch)
     if total is None:
         return None
-    if total <= part.steps:
+    if total <= part.steps or (wanted == AS_PLANNED and run.summary["state"] == "succeeded"):  # which its target may have ended early
         return _as_it_was(run, part)
     plan = plan_of(run.job, total, per_epoch)
     left = estimate(plan, part.measured)
@@ -73,7 +77,7 @@ def _measured_part(run: Run, series: StepSeries) -> _Part:
     ends, counts = series.group_time_seconds[kept] - began, series.count[kept]
     stops = [(start - began, end - began) for start, end in pauses(run.evals, run.events) if end > began]
     evaluations = [record.seconds for record in run.evals if record.time_seconds > began]
-    saved = [event.detail["stall_seconds"] for event in run.events if event.event == "checkpoint_saved" and event.time_seconds > began]
+    saved = [end - start for start, end in checkpoint_pauses(run.events) if end > began]
     steps = first + int(counts.sum())
     examples = float(series.group_examples[kept].sum() / counts.sum()) if len(counts) else None
     measured = Measured(steps, blocks_of(ends, counts, stops), evaluations, saved)
@@ -84,17 +88,6 @@ def _measured_part(run: Run, series: StepSeries) -> _Part:
 def _anew(part: _Part) -> Measured:
     """The same pace, of a part that begins at its first update: what all of the plan's evaluations and checkpoints take."""
     return Measured(part.began_step, part.measured.blocks, part.measured.evaluation_seconds, part.measured.stall_seconds)
-
-
-def _steps_per_epoch(run: Run, part: _Part) -> float | None:
-    """Return the updates of an epoch: exactly where the plan was given in epochs, else from the examples of an update."""
-    job = run.job
-    if len(job.get("segments") or ()) <= 1 and job.get("epochs") and job.get("total_steps") and not job.get("steps"):
-        return float(job["total_steps"] / job["epochs"])
-    size = ((job.get("dataset") or {}).get("sizes") or {}).get("train")
-    if not size or not part.examples_per_step:
-        return None
-    return float(max(1, math.ceil(size / part.examples_per_step - 1e-6)))
 
 
 def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None) -> int | None:
@@ -117,10 +110,9 @@ def _as_it_was(run: Run, part: _Part) -> Answer:
     summary = run.summary
     figures = {name: summary[name] for name in ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds")}
     parts = _parts(figures["train_seconds"], len(part.measured.evaluation_seconds), figures["eval_seconds"], figures["checkpoint_seconds"])
-    text = (
-        f"it took {time_text(summary['total_seconds'])} as planned for {count_text(part.steps)} updates: start-up and end "
-        f"{time_text(summary['total_seconds'] - summary['run_seconds'])}, {parts}; --planned-epochs or --planned-steps asks for a longer one"
-    )
+    how = f"until {run.job['until']} was reached" if summary["target_reached"] else "as planned"
+    around = time_text(summary["total_seconds"] - summary["run_seconds"])
+    text = f"{time_text(summary['total_seconds'])} {how}, {count_text(part.steps)} updates: start-up and end {around}, {parts}"
     return Answer(KEY, QUESTION, text, {"predicted": False, "steps": part.steps, "total_seconds": summary["total_seconds"], **figures})
 
 
@@ -131,8 +123,8 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict
     beside = max(0.0, summary["run_seconds"] - part.began_seconds - part.trained_seconds - part.paused_seconds)
     evaluate, save = (0.0, 0.0) if anew is None else (anew.evaluate_seconds or 0.0, anew.save_seconds or 0.0)
     run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + evaluate + save + beside
-    half = left.half_width
-    band = (None, None) if half is None else (fixed + run_seconds - half, fixed + run_seconds + half)
+    half = None if left.half_width is None else math.hypot(left.half_width, START_UP_SPREAD * fixed)
+    band = (None, None) if half is None else (max(0.0, fixed + run_seconds - half), fixed + run_seconds + half)
     return {
         "predicted": True,
         "planned_steps": left.steps + part.steps,
@@ -160,13 +152,15 @@ def _parts(train: float, evaluations: int, evaluate: float | None, save: float |
 
 
 def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[str, Any]) -> str:
+    high, total = whole["total_seconds_high"], whole["total_seconds"]
+    band = " (no band: too little was measured)" if high is None else f" ± {percent((high - total) / total)}"
     planned = "as planned" if wanted == AS_PLANNED else "as asked"
-    half = left.half_width
-    band = " (no band: too little was measured)" if half is None else f" ± {percent(half / whole['total_seconds'])}"
-    parts = _parts(whole["train_seconds"], whole["evaluations"], whole["eval_seconds"], whole["checkpoint_seconds"])
     until = f", or less where {run.job['until']} is reached before" if run.job.get("until") else ""
-    measured = f"{count_text(part.steps)} updates in {time_text(whole['measured_seconds'])}"
+    around = time_text(total - whole["run_seconds"])
+    parts = _parts(whole["train_seconds"], whole["evaluations"], whole["eval_seconds"], whole["checkpoint_seconds"])
+    judged = f"{count_text(part.steps)} updates in {time_text(whole['measured_seconds'])}"
     return (
-        f"about {time_text(whole['total_seconds'])}{band} for {count_text(whole['planned_steps'])} updates {planned}{until}: start-up and end "
-        f"{time_text(whole['total_seconds'] - whole['run_seconds'])}, {parts}; judged by {measured}, from where {time_text(left.seconds)} are left"
+        f"about {time_text(total)}{band} {planned}, {count_text(whole['planned_steps'])} updates{until}: "
+        f"start-up and end {around}, {parts}; "
+        f"judged by {judged}; left from there {time_text(left.seconds)}"
     )

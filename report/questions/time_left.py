@@ -18,7 +18,7 @@ from ...core.units import Cadence
 from ..series.arrays import Floats, Integers
 from ..series.throughput import training_clock
 
-__all__ = ["MOST_BLOCKS", "Block", "Estimate", "Measured", "Plan", "blocks_of", "estimate", "plan_of"]
+__all__ = ["MOST_BLOCKS", "Block", "Estimate", "Measured", "Plan", "blocks_of", "estimate", "plan_of", "steps_per_epoch"]
 
 MOST_BLOCKS = 10
 """Blocks of equal training time whose paces are compared: enough for a deviation, long enough to hold several groups of updates."""
@@ -95,6 +95,19 @@ def plan_of(job: Mapping[str, Any], total_steps: int, steps_per_epoch: float | N
     save = job.get("checkpoint_every")
     evaluate = Cadence.parse(job.get("eval_every") or "1epoch")
     return Plan(total_steps, evaluate, None if save is None else Cadence.parse(save), bool(job.get("save_final", True)), steps_per_epoch)
+
+
+def steps_per_epoch(job: Mapping[str, Any], examples_per_step: float | None) -> float | None:
+    """Return the updates of an epoch from ``job.json``: exact where the plan was given in epochs, else from the examples of an update.
+
+    None where neither is known; what is due by epochs is then counted at the end alone.
+    """
+    if len(job.get("segments") or ()) <= 1 and job.get("epochs") and job.get("total_steps") and not job.get("steps"):
+        return float(job["total_steps"] / job["epochs"])
+    size = ((job.get("dataset") or {}).get("sizes") or {}).get("train")
+    if not size or not examples_per_step:
+        return None
+    return float(max(1, math.ceil(size / examples_per_step - 1e-6)))
 
 
 def blocks_of(ends: Floats, counts: Integers, stops: Sequence[tuple[float, float]], most: int = MOST_BLOCKS) -> list[Block]:
