@@ -34,7 +34,7 @@ def explained_schedule(job: Job, total_steps: int | None) -> str:
     rest = _COURSES[job.schedule](job, base, total_steps)
     if not job.warmup_steps:
         return rest
-    return f"warm-up multiplies it by (update + 1)/{job.warmup_steps:,} for {job.warmup_steps:,} updates; {rest}"
+    return f"warm-up (--warmup-steps) raises it evenly over the first {job.warmup_steps:,} updates; {rest}"
 
 
 def _constant_course(_job: Job, base: str, _total_steps: int | None) -> str:
@@ -43,12 +43,12 @@ def _constant_course(_job: Job, base: str, _total_steps: int | None) -> str:
 
 def _step_course(job: Job, base: str, _total_steps: int | None) -> str:
     every = "epoch" if job.schedule_step_epochs == 1 else f"{job.schedule_step_epochs:g} epochs"
-    return f"steps down from {base}, times {job.schedule_gamma:g} every {every}"
+    return f"steps down (--schedule step) from {base}, times {job.schedule_gamma:g} every {every}"
 
 
 def _cosine_course(_job: Job, base: str, total_steps: int | None) -> str:
     until = "the planned last update" if total_steps is None else f"the planned last update, {total_steps:,}"
-    return f"half a cosine from {base} down to 0 at {until}"
+    return f"half a cosine (--schedule cosine) from {base} down to 0 at {until}"
 
 
 _COURSES: Mapping[str, Callable[[Job, str, int | None], str]] = {

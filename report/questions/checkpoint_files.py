@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint import list_checkpoints
 from ...core.untrusted.console import one_line
 from ...records.text.numbers import bytes_text
 from ..catalog.run import Run
@@ -16,15 +16,17 @@ from .answer import Answer
 __all__ = ["checkpoint_files"]
 
 MOST_FILES = 1000
-"""Of a checkpoint that are looked at: ours have a few, and a folder from elsewhere may have any number."""
+"""Of a checkpoint, and checkpoints of a run, that are looked at: ours have a few, and a folder from elsewhere may have any number."""
+
+_NAME = re.compile(r"step-(\d{9,30})")
+"""As checkpoints are called in a run directory; the number is that of their updates."""
 
 MOST_NAMED = 4
 
 
 def checkpoint_files(run: Run) -> Answer | None:
     """Return the newest checkpoint's files with their bytes, how many checkpoints there are, and their bytes in all; None without any."""
-    paths = list_checkpoints(run.path)
-    sizes = [(path, found) for path in paths if (found := _files(path)) is not None]
+    sizes = [(path, found) for path in _newest_first(run.path / "checkpoints") if (found := _files(path))]
     if not sizes:
         return None
     newest, files = sizes[0]
@@ -43,15 +45,22 @@ def checkpoint_files(run: Run) -> Answer | None:
     return Answer("checkpoint_files", "checkpoint files", one_line(text), figures)
 
 
-def _files(folder: Path) -> dict[str, int] | None:
-    """Return the sizes of a folder's files, links not followed; None where it is gone, as a run at work removes old ones."""
+def _newest_first(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, that of most updates first; none where there is no such folder."""
     try:
         with os.scandir(folder) as entries:
-            found = [(entry.name, entry.stat(follow_symlinks=False).st_size) for entry in islice(entries, MOST_FILES) if _is_file(entry)]
+            names = [entry.name for entry in islice(entries, MOST_FILES) if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    numbered = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
+    return [folder / name for _, name in sorted(numbered, reverse=True)]
+
+
+def _files(folder: Path) -> dict[str, int]:
+    """Return the sizes of a folder's files by name, links not followed; none where it is gone, as a run at work removes old ones."""
+    try:
+        with os.scandir(folder) as entries:
+            kept = [entry for entry in islice(entries, MOST_FILES) if entry.is_file(follow_symlinks=False)]
+            return dict(sorted((entry.name, entry.stat(follow_symlinks=False).st_size) for entry in kept))
     except FileNotFoundError:
-        return None
-    return dict(sorted(found))
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False)
+        return {}

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from ...core.learning_rate import explained_schedule
 from ...core.untrusted.console import one_line
-from ...engine.learning_rate import explained_schedule
 from ...records.schema import Count, Seconds
 from ...records.summary.summary import read_job
 from ..catalog.run import Run
