@@ -57,12 +57,12 @@ def _in_order(tests: list[EvalRecord]) -> list[EvalRecord]:
 
 
 def _train_losses(series: StepSeries, steps: list[int]) -> Floats:
-    """Return the mean training loss of the updates since the evaluation before, for each evaluation; NaN where there is none."""
+    """Return the mean training loss of the updates since the evaluation before, for each evaluation; NaN where not known or not finite."""
     found, before = [], 0
     bounds = np.searchsorted(series.step, steps)
     for bound in bounds:
         losses = series.loss[before:bound].astype(np.float64)
-        found.append(float(losses.mean()) if len(losses) else np.nan)
+        found.append(float(losses.mean()) if len(losses) and np.all(np.isfinite(losses)) else np.nan)
         before = int(bound)
     return np.array(found, np.float64)
 

@@ -34,6 +34,9 @@ NOTABLE = 0.01
 CERTAIN = 4.0
 """A change is one if it is so many standard errors: the errors themselves come from few evaluations, and their tails are long."""
 
+LARGEST = 1e40
+"""Of a loss that is computed with: what float32 holds, and some more."""
+
 RISEN = 0.05
 """Overfitting: the loss is above its best by this part of the gain."""
 
@@ -81,7 +84,7 @@ def judge_curves(losses: Floats, train_losses: Floats) -> Learning:
     n = len(losses)
     if n < LEAST_EVALUATIONS:
         return Learning("unclear", f"{n} evaluations are too few: {LEAST_EVALUATIONS} are needed", n)
-    if not np.all(np.isfinite(losses)):
+    if not np.all(np.abs(losses) <= LARGEST):  # which a NaN is not either
         return Learning("unclear", "some evaluations have a loss that is not finite", n)
     smooth = _smoothed(losses)
     best = int(np.argmin(smooth))
@@ -137,5 +140,5 @@ def _rounding(values: Floats) -> float:
 def _difference(train_losses: Floats, since: int) -> float | None:
     """Return the training loss now less that of around evaluation `since`, both medians of up to three; None where not finite."""
     then, now = train_losses[max(0, since - 1) : since + 2], train_losses[-3:]
-    change = float(np.median(now) - np.median(then)) if len(now) else np.nan
+    change = float(np.median(now)) - float(np.median(then))
     return change if np.isfinite(change) else None

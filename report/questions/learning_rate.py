@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, Literal
 
 import msgspec
@@ -62,16 +63,17 @@ def learning_rate(run: Run) -> Answer | None:
 
 
 def _recorded(run: Run) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.float64]]]:
-    """Return the first update of each stretch of one rate and its rate, in the order of the updates, and the very last update."""
-    numbers: list[int] = []
-    values: list[float] = []
+    """Return updates and the rates that they had, in their order: of a group with one rate its first and last update."""
+    numbers, values = array("q"), array("d")
     for lines in read_pieces(run.path / "steps.jsonl", _RateLine, "StepRecord", _sizes_agree):
         for line in lines:
-            same = len(line.learning_rates) == 1
-            for offset in (0, line.count - 1) if same else range(line.count):
-                rate = float(line.learning_rates[0 if same else offset])
-                numbers.append(line.step + offset)
-                values.append(rate)
+            rates_of = [float(rate) for rate in line.learning_rates]
+            if len(rates_of) == 1:
+                numbers.extend((line.step, line.step + line.count - 1))
+                values.extend(rates_of * 2)
+            else:
+                numbers.extend(range(line.step, line.step + line.count))
+                values.extend(rates_of)
     steps, rates = np.array(numbers, np.int64), np.array(values, np.float64)
     finite = np.isfinite(rates)
     order = np.argsort(steps[finite], kind="stable")
