@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def checkpoint_pauses(events: Iterable[EventRecord]) -> list[tuple[float, float]
     return found
 
 
-def _is_duration(value: Any) -> bool:
+def _is_duration(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_SECONDS
 
 
