@@ -25,14 +25,14 @@ __all__ = ["answers", "answers_json", "answers_page"]
 
 def answers(run: Run, explanation: Explanation, wanted: Wanted = AS_PLANNED) -> list[Answer]:
     """Return what is to be said of a run that has a summary. Raises UsageError for a plan that cannot be, DamagedRunError."""
-    series, nodes = run.step_series(), run.node_series()
+    series, nodes = run.step_series(learning_rates=True), run.node_series()
     found = [
         duration(run, series, wanted),
         learning(run, series),
         hardware_use(explanation),
         network_use(run, explanation, nodes),
         step_time_and_network(run, explanation, series, nodes),
-        learning_rate(run),
+        learning_rate(run, series),
         training_set(run),
         checkpoint_files(run),
     ]

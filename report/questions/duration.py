@@ -78,7 +78,7 @@ def _measured_part(run: Run, series: StepSeries) -> _Part:
     stops = [(start - began, end - began) for start, end in pauses(run.evals, run.events) if end > began]
     evaluations = [record.seconds for record in run.evals if record.time_seconds > began]
     saved = [end - start for start, end in checkpoint_pauses(run.events) if end > began]
-    steps = first + int(counts.sum())
+    steps = int(run.summary["steps"])  # as they were made, also where records were lost since
     examples = float(series.group_examples[kept].sum() / counts.sum()) if len(counts) else None
     measured = Measured(steps, blocks_of(ends, counts, stops), evaluations, saved)
     trained = float(training_clock(np.array([ends.max()]), stops)[0]) if len(ends) else 0.0

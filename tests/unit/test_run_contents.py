@@ -46,7 +46,8 @@ def test_the_course_of_the_learning_rate_is_what_was_recorded(tmp_path):
     writer.step(StepRecord(0, 10, 0, 0.1, 0.1, 100, (1.0,) * 10, tuple(0.01 * (n + 1) for n in range(10))))
     writer.step(StepRecord(20, 10, 0, 0.3, 0.1, 100, (1.0,) * 10, (0.02,)))
     writer.close()
-    found = learning_rate(Run(writer.path))
+    run = Run(writer.path)
+    found = learning_rate(run, run.step_series(learning_rates=True))
     figures = found.figures
     assert (figures["first"], figures["peak"], figures["last"], figures["last_step"]) == (0.01, 0.1, 0.02, 29)
     assert figures["peak_step"] == 9
