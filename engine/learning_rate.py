@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.job import Job
+from ..core.learning_rate import base_learning_rate
 
 __all__ = ["base_learning_rate", "learning_rates"]
-
-
-def base_learning_rate(job: Job) -> float:
-    """Return the learning rate after ``--scale-lr``: lr · (global batch / base batch), its square root, or lr itself.
-
-    The linear rule is that of Goyal et al. 2017 ("Accurate, Large Minibatch SGD"), the square-root rule that of Krizhevsky 2014
-    ("One weird trick for parallelizing convolutional neural networks"). In async mode an update sees one worker's batch, so that the
-    batch of an update is what the rate is scaled with.
-    """
-    batch = job.global_batch if job.mode == "sync" else job.per_worker_batch
-    ratio = batch / job.base_batch_size
-    return job.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[job.scale_lr]
 
 
 def learning_rates(

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import click
 
+from ...core.errors import UsageError
+from ...core.units import MOST_AMOUNT
 from ...records.store.jsonl import finite_json
 from ...report.catalog.locate import find_run
 from ...report.catalog.run import Run
 from ...report.diagnosis.advice import advise
 from ...report.diagnosis.text import headline, notes, page
 from ...report.diagnosis.verdict import explain as explain_run
+from ...report.questions.answers import answers, answers_json, answers_page
+from ...report.questions.duration import Wanted
 from ...report.tables.run_tables import to_text
 from ..options import GivenPath
 from ..run_arguments import warn_of_lost_updates
@@ -31,18 +35,28 @@ __all__ = ["explain"]
     show_default=True,
     help="Folder in which run directories are made.",
 )
+@click.option("--planned-steps", type=click.IntRange(1, MOST_AMOUNT), help="Say how long the run would take with so many updates in all.")
+@click.option("--planned-epochs", type=click.IntRange(1, MOST_AMOUNT), help="The same in epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def explain(run: str, out: Path, as_json: bool) -> None:
+def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int | None, as_json: bool) -> None:
     """Say what holds a run back: computing, the network, data, a slow node, evaluating or saving; for each node too, and what would help.
 
-    RUN is a run directory, or the name of one below --out. The run has to have ended.
+    Then the questions that people ask of a run: how long the plan takes, whether it still learns, how busy processors and network are, why
+    the learning rate has its shape, how large training set and checkpoints are.
+
+    RUN is a run directory, or the name of one below --out. The run has to have ended; trainer watch has the time left of one at work.
     """
+    if planned_steps is not None and planned_epochs is not None:
+        raise UsageError("planned-steps and planned-epochs: give one of the two.")
     found = Run(find_run(run, out))
     explanation = explain_run(found)
     warn_of_lost_updates([found])
     advice = advise(explanation)
+    answered = answers(found, explanation, Wanted(planned_steps, planned_epochs))
     if as_json:
         words = {"text": headline(explanation), "notes": notes(explanation), "advice": [asdict(entry) for entry in advice]}
-        click.echo(json.dumps(finite_json({**explanation.to_json(), **words}), indent=1))
+        document = {**explanation.to_json(), **words, "questions": answers_json(answered)}
+        click.echo(json.dumps(finite_json(document), indent=1))
     else:
         click.echo(to_text(page(explanation, advice)), nl=False)
+        click.echo(to_text(answers_page(answered)), nl=False)

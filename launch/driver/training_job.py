@@ -19,6 +19,7 @@ from ...core.errors import RunFailedError, TrainerError
 from ...core.job import Job
 from ...core.plugins import forward_plugin
 from ...core.units import Target
+from ...data.amounts import split_amounts
 from ...data.augment import augmentation
 from ...data.sampler import Sampler, padding_share, run_sampler
 from ...data.store.stored_dataset import StoredDataset, open_dataset
@@ -117,7 +118,10 @@ class TrainingJob:
         return {
             **self.asked.recorded(),
             "global_batch_size_resolved": self.asked.global_batch if self.asked.batch_tokens is None else None,
-            "dataset": described_data(self.data.info, self.data.digest, self.asked.data_dir),
+            "dataset": {
+                **described_data(self.data.info, self.data.digest, self.asked.data_dir),
+                "stored": {split: split_amounts(self.data, split) for split in self.data.info.sizes},
+            },
             "framework_packages": list(self.packages),
             "metrics": described_metrics(self.model.objective.infos),
             "translation_signatures": described(self.asked, self.model.objective, self.data.info.sizes["test"]),

@@ -36,6 +36,11 @@ class _Segment(JsonObject):
     changed: dict[str, Any] = _LACKING
 
 
+class _Stored(JsonObject):
+    bytes: Count = _LACKING
+    elements: Annotated[dict[Name, Count], Field(max_length=100)] = _LACKING
+
+
 class _Dataset(JsonObject):
     name: Name = _LACKING
     digest: Name = _LACKING
@@ -44,6 +49,7 @@ class _Dataset(JsonObject):
     classes: Count = _LACKING
     columns: Annotated[list[dict[str, Any]], Field(max_length=100)] = _LACKING
     vocabulary_sizes: Annotated[dict[Name, Count], Field(max_length=100)] = _LACKING
+    stored: Annotated[dict[Name, _Stored], Field(max_length=100)] = _LACKING
 
 
 class _Cluster(JsonObject):

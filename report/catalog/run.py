@@ -156,11 +156,11 @@ class Run:
         """Yield the resource samples of all nodes in the order of their arrival."""
         return self._reader.system()
 
-    def step_series(self) -> StepSeries:
-        """Return the updates as arrays."""
+    def step_series(self, learning_rates: bool = False) -> StepSeries:
+        """Return the updates as arrays, with their learning rates where these are asked for."""
         from ..series.arrays import read_steps  # with numpy, which a list of runs does without
 
-        return read_steps(self.path)
+        return read_steps(self.path, learning_rates)
 
     def node_series(self) -> list[NodeSeries]:
         """Return the resource samples of each node as arrays, in node order; empty where there are none."""

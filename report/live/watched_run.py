@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ...records.schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from ...records.store.run_directory import RunReader
 from ...records.summary.node_usage import rate_between
 from ...records.text.progress import NodeSamples
+from ..questions.time_left import Block, Estimate, Measured, blocks_of, estimate, plan_of, steps_per_epoch
+from ..series.throughput import checkpoint_pauses, pauses
 from .tail import Tail
 
 __all__ = ["ENDED", "News", "Speed", "WatchedRun"]
@@ -25,6 +29,9 @@ SPEED_SECONDS = 10.0
 
 LOSSES = 20
 """The loss shown is the mean over so many updates, as ``final_train_loss`` is."""
+
+PAUSES = 100
+"""Of evaluations and of checkpoints so many are kept, the last ones: what those to come take is judged by them."""
 
 UNWRITTEN_SECONDS = 5.0
 """So long a run may be without a status: it is written when the folder has just been made."""
@@ -69,6 +76,24 @@ class _Training:
     def loss(self) -> float | None:
         return sum(self._losses) / len(self._losses) if self._losses else None
 
+    def blocks(self, stops: Sequence[tuple[float, float]]) -> list[Block]:
+        """What `time_left.blocks_of` makes of the groups of late: without `stops`, and a single group by its own time."""
+        if not self._recent:
+            return []
+        first, *others = self._recent
+        if not others or others[-1].time_seconds <= first.time_seconds:
+            last = self._recent[-1]
+            return [Block(last.count, last.seconds)] if last.seconds > 0 else []
+        ends = np.array([record.time_seconds - first.time_seconds for record in others])
+        since = [(start - first.time_seconds, end - first.time_seconds) for start, end in stops if end > first.time_seconds]
+        return blocks_of(ends, np.array([record.count for record in others]), since)
+
+    @property
+    def examples_per_step(self) -> float | None:
+        """Of the groups of late."""
+        steps = sum(record.count for record in self._recent)
+        return sum(record.examples for record in self._recent) / steps if steps else None
+
     def speed(self) -> Speed | None:
         """Over the time between the reports of the oldest and the newest group of late; of a single group over its own time."""
         if not self._recent:
@@ -101,6 +126,8 @@ class WatchedRun:
         path = self.reader.path
         self.training = _Training()
         self.evaluation: EvalRecord | None = None
+        self._evaluated: deque[EvalRecord] = deque(maxlen=PAUSES)
+        self._saved: deque[EventRecord] = deque(maxlen=PAUSES)
         self.nodes = NodeSamples()
         self._samples: dict[int, tuple[SystemRecord | None, SystemRecord]] = {}
         self._steps = Tail(path / "steps.jsonl", StepRecord, FIRST_BYTES)
@@ -168,6 +195,9 @@ class WatchedRun:
                 self.training.add(record)
             case EvalRecord():
                 self.evaluation = record
+                self._evaluated.append(record)
+            case EventRecord(event="checkpoint_saved"):
+                self._saved.append(record)
             case SystemRecord():
                 self.nodes.add(record)
                 before = self._samples.get(record.node)
@@ -186,16 +216,27 @@ class WatchedRun:
         return min(1.0, self.training.step / self.total_steps) if self.total_steps else None
 
     @property
-    def time_left_seconds(self) -> float | None:
-        """Until the last update, at the present speed; a run with a target may end before."""
-        speed = self.training.speed()
-        if self.ended or self.total_steps is None or speed is None or speed.steps_per_second <= 0:
+    def time_left(self) -> Estimate | None:
+        """The rest of the training at the pace of late, evaluations and checkpoints included; a run with a target may end before.
+
+        It is the estimate of ``trainer explain``, which has the whole measured part for it.
+        """
+        if self.ended or self.job is None or self.total_steps is None:
             return None
-        return max(0, self.total_steps - self.training.step) / speed.steps_per_second
+        plan = plan_of(self.job, self.total_steps, steps_per_epoch(self.job, self.training.examples_per_step))
+        blocks = self.training.blocks(pauses(self._evaluated, self._saved))
+        stalls = [end - start for start, end in checkpoint_pauses(self._saved)]
+        return estimate(plan, Measured(self.training.step, blocks, [record.seconds for record in self._evaluated], stalls))
+
+    @property
+    def time_left_seconds(self) -> float | None:
+        """`time_left` in seconds."""
+        left = self.time_left
+        return None if left is None else left.seconds
 
     def snapshot(self, news: list[News]) -> dict[str, Any]:
         """Return all of it as JSON: null is what is not known, `news` goes in under ``events`` and ``evaluations``."""
-        training, speed = self.training, self.training.speed()
+        training, speed, left = self.training, self.training.speed(), self.time_left
         return {
             "run": self.reader.name,
             "state": self.state,
@@ -208,7 +249,9 @@ class WatchedRun:
             "loss": training.loss,
             "steps_per_second": speed.steps_per_second if speed else None,
             "examples_per_second": speed.examples_per_second if speed else None,
-            "time_left_seconds": self.time_left_seconds,
+            "time_left_seconds": left.seconds if left else None,
+            "time_left_low_seconds": left.low_seconds if left else None,
+            "time_left_high_seconds": left.high_seconds if left else None,
             "silent_seconds": self.silent_seconds,
             "evaluation": _plain(self.evaluation) if self.evaluation else None,
             "nodes": [_node(*self._samples[node]) for node in sorted(self._samples) if node < self.node_count],

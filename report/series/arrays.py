@@ -45,6 +45,12 @@ class _StepLine(msgspec.Struct, gc=False):
     worker: Index | None = None
 
 
+class _RatedStepLine(_StepLine, gc=False, kw_only=True):
+    """The same with the learning rates: one an update, or a single one of all."""
+
+    learning_rates: list[_Number]
+
+
 class _Gpu(msgspec.Struct, gc=False):
     utilization: float | None = None
 
@@ -75,6 +81,8 @@ class StepSeries:
     - ``examples``: consumed by the updates up to and with this one
     - ``loss``: mean over the examples of its batch, before the update; may be NaN or infinite
 
+    ``learning_rate`` [n], in the order of the numbers too, is None where it was not asked for.
+
     The others have an entry a group [groups] and are in the order in which the groups ended: ``first`` (number of its first update),
     ``count``, ``group_time_seconds`` (its end), ``seconds`` (its duration), ``group_examples``, ``worker`` (−1 in sync mode), ``epoch``.
     """
@@ -90,6 +98,7 @@ class StepSeries:
     group_examples: Integers
     worker: Integers
     epoch: Integers
+    learning_rate: Floats | None = None
 
     def __len__(self) -> int:
         """Return the number of updates."""
@@ -132,6 +141,7 @@ class _Columns:
     examples: array[int] = field(default_factory=lambda: array("q"))
     worker: array[int] = field(default_factory=lambda: array("q"))
     losses: array[float] = field(default_factory=lambda: array("f"))
+    learning_rates: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, lines: Sequence[_StepLine]) -> None:
         self.first.extend([line.step for line in lines])
@@ -143,6 +153,9 @@ class _Columns:
         self.worker.extend([-1 if line.worker is None else line.worker for line in lines])
         for line in lines:
             self._losses(line.losses)
+            if isinstance(line, _RatedStepLine):
+                rates = [float(rate) for rate in line.learning_rates]
+                self.learning_rates.extend(rates if len(rates) == line.count else rates * line.count)
 
     def _losses(self, losses: list[_Number]) -> None:
         try:
@@ -152,23 +165,28 @@ class _Columns:
         self.losses.extend(values)
 
 
-def read_steps(run: Path) -> StepSeries:
+def read_steps(run: Path, learning_rates: bool = False) -> StepSeries:
     """Return the updates of the run directory `run`; none where it has no ``steps.jsonl``. A torn last line is skipped.
+
+    Their `learning_rates` take as much time and memory again, and are read where they are asked for.
 
     Raises DamagedRunError, naming the file and the line, where anything else is not a step record.
     """
     columns = _Columns()
-    for lines in read_pieces(run / "steps.jsonl", _StepLine, "StepRecord", _sizes_agree):
+    kind = _RatedStepLine if learning_rates else _StepLine
+    for lines in read_pieces(run / "steps.jsonl", kind, "StepRecord", _sizes_agree):
         columns.add(lines)
-    return _series(columns)
+    return _series(columns, learning_rates)
 
 
 def _sizes_agree(line: _StepLine) -> None:
     if line.count < 1 or len(line.losses) != line.count:
         raise ValueError(f"{line.count} updates with {len(line.losses)} losses")
+    if isinstance(line, _RatedStepLine) and len(line.learning_rates) not in (1, line.count):
+        raise ValueError(f"{line.count} updates with {len(line.learning_rates)} learning rates")
 
 
-def _series(columns: _Columns) -> StepSeries:
+def _series(columns: _Columns, learning_rates: bool) -> StepSeries:
     """Spread the groups over their updates and put both in order."""
     first, count = np.array(columns.first, np.int64), np.array(columns.count, np.int64)
     ends, seconds = np.array(columns.time_seconds, np.float64), np.array(columns.seconds, np.float64)
@@ -194,6 +212,7 @@ def _series(columns: _Columns) -> StepSeries:
         group_examples[by_end],
         np.array(columns.worker, np.int64)[by_end],
         np.array(columns.epoch, np.int64)[by_end],
+        np.array(columns.learning_rates, np.float64)[by_number] if learning_rates else None,
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from ...records.schema import EvalRecord, EventRecord
 from .arrays import Floats, Integers, StepSeries
 
-__all__ = ["WINDOWS", "Pace", "pace", "pauses", "training_clock"]
+__all__ = ["WINDOWS", "Pace", "checkpoint_pauses", "pace", "pauses", "training_clock"]
 
 WINDOWS = 200
 """Most windows that a run is cut into: enough to see a dip at the end of each of a hundred epochs."""
@@ -32,11 +33,28 @@ class Pace:
 def pauses(evals: Iterable[EvalRecord], events: Iterable[EventRecord]) -> list[tuple[float, float]]:
     """Return when (from, to, on the run clock) training stood still for an evaluation or for the copy that a checkpoint is written from."""
     found = [(record.time_seconds - record.seconds, record.time_seconds) for record in evals]
+    return sorted([*found, *checkpoint_pauses(events)])
+
+
+def checkpoint_pauses(events: Iterable[EventRecord]) -> list[tuple[float, float]]:
+    """Return when training stood still for a checkpoint's copy, one for each that was saved, in their order.
+
+    Passes over an event that does not say how long: what is in its detail is checked by no schema.
+    """
+    found = []
     for event in events:
-        if event.event == "checkpoint_saved":
-            copied = event.time_seconds - event.detail["seconds"]
-            found.append((copied - event.detail["stall_seconds"], copied))
-    return sorted(found)
+        seconds, stall = event.detail.get("seconds"), event.detail.get("stall_seconds")
+        if event.event == "checkpoint_saved" and _is_duration(seconds) and _is_duration(stall):
+            copied = event.time_seconds - seconds
+            found.append((copied - stall, copied))
+    return found
+
+
+def _is_duration(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_SECONDS
+
+
+_MOST_SECONDS = 1e12  # as `records.schema.Seconds` has it
 
 
 def training_clock(seconds: Floats, stops: Sequence[tuple[float, float]]) -> Floats:

@@ -44,7 +44,7 @@ def files_opened(tmp_path, *command):
     ("command", "twice"),
     [
         ("compare {runs}", ()),
-        ("explain {runs}/one", ()),
+        ("explain {runs}/one", ("steps.jsonl",)),  # counted before anything is said from it
         ("runs show one --out {runs}", ()),
         ("report {runs} -o {page}", ("steps.jsonl",)),  # checked to its end before it is drawn
     ],

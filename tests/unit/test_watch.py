@@ -176,7 +176,7 @@ def test_json_lines(tmp_path, started):
     assert (first["step"], first["loss"], first["evaluations"]) == (5, 1.0, [])
     assert first["evaluation"]["accuracy"] == EVALUATION.metrics["accuracy"]
     assert (first["steps_per_second"], first["examples_per_second"]) == (10, 100)
-    assert (first["total_steps"], first["progress"], first["time_left_seconds"]) == (40, 0.125, 3.5)
+    assert (first["total_steps"], first["progress"], first["time_left_seconds"]) == (40, 0.125, 4.0)
     writer.event(EventRecord("epoch_ended", 0.5, {"epoch": 1}))
     writer.event(EventRecord("target_reached", 0.6, {"target": "accuracy>=0.8", "step": 5}))
     output.wait("target_reached")
@@ -300,7 +300,7 @@ def test_what_was_there_before_is_no_news_but_counts(watched):
     writer.step(group(0))
     assert run.poll() == []
     assert run.evaluation == EVALUATION
-    assert figures_line(run) == "step 5/40 (12%)  epoch 1  loss 1.0000  10 steps/s  100 examples/s  3.50 s left"
+    assert figures_line(run) == "step 5/40 (12%)  epoch 1  loss 1.0000  10 steps/s  100 examples/s  4.00 s left"
 
 
 def test_the_speed_is_that_of_late(watched):

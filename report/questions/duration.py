@@ -1,0 +1,166 @@
+"""How long does the planned run take, judged by the part of it that was measured?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import UsageError
+from ...records.summary.segments import last_segment
+from ...records.text.numbers import count_text
+from ..catalog.run import Run
+from ..series.arrays import StepSeries
+from ..series.throughput import checkpoint_pauses, pauses, training_clock
+from .answer import Answer, percent, time_text
+from .time_left import Estimate, Measured, blocks_of, estimate, plan_of, steps_per_epoch
+
+__all__ = ["AS_PLANNED", "Wanted", "duration"]
+
+KEY, QUESTION = "duration", "how long"
+
+
+START_UP_SPREAD = 0.5
+"""Start-up and end of one job differ by so much from run to run (docs/explain.md): a fraction within which they are expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which plan is asked about: that of the run where both are None, else so many updates or epochs in all."""
+
+    steps: int | None = None
+    epochs: int | None = None
+
+
+AS_PLANNED = Wanted()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The measured part: the run, or its last segment where it was resumed (with other settings, perhaps). Times are seconds."""
+
+    steps: int
+    began_seconds: float
+    began_step: int
+    examples_per_step: float | None
+    measured: Measured
+    trained_seconds: float
+    paused_seconds: float
+
+
+def duration(run: Run, series: StepSeries, wanted: Wanted) -> Answer | None:
+    """Return how long the run takes as planned, or as `wanted`; None where it trained too little to have a pace.
+
+    Raises UsageError for a plan that the run has behind it already, or that cannot be counted.
+    """
+    part = _measured_part(run, series)
+    per_epoch = steps_per_epoch(run.job, part.examples_per_step)
+    total = _total_steps(run, wanted, part, per_epoch)
+    if total is None:
+        return None
+    if total <= part.steps or (wanted == AS_PLANNED and run.summary["state"] == "succeeded"):  # which its target may have ended early
+        return _as_it_was(run, part)
+    plan = plan_of(run.job, total, per_epoch)
+    left = estimate(plan, part.measured)
+    if left is None:
+        return None
+    whole = _whole(run, part, left, estimate(plan, _anew(part)))
+    return Answer(KEY, QUESTION, _text(run, wanted, part, left, whole), whole)
+
+
+def _measured_part(run: Run, series: StepSeries) -> _Part:
+    began, first = last_segment(run.job)
+    kept = series.group_time_seconds > began
+    ends, counts = series.group_time_seconds[kept] - began, series.count[kept]
+    stops = [(start - began, end - began) for start, end in pauses(run.evals, run.events) if end > began]
+    evaluations = [record.seconds for record in run.evals if record.time_seconds > began]
+    saved = [end - start for start, end in checkpoint_pauses(run.events) if end > began]
+    steps = int(run.summary["steps"])  # as they were made, also where records were lost since
+    examples = float(series.group_examples[kept].sum() / counts.sum()) if len(counts) else None
+    measured = Measured(steps, blocks_of(ends, counts, stops), evaluations, saved)
+    trained = float(training_clock(np.array([ends.max()]), stops)[0]) if len(ends) else 0.0
+    return _Part(steps, began, first, examples, measured, trained, math.fsum(evaluations) + math.fsum(saved))
+
+
+def _anew(part: _Part) -> Measured:
+    """The same pace, of a part that begins at its first update: what all of the plan's evaluations and checkpoints take."""
+    return Measured(part.began_step, part.measured.blocks, part.measured.evaluation_seconds, part.measured.stall_seconds)
+
+
+def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None) -> int | None:
+    if wanted.steps is None and wanted.epochs is None:
+        total: int | None = run.job.get("total_steps")
+        return total
+    if wanted.steps is not None:
+        total, asked = wanted.steps, f"--planned-steps {wanted.steps}"
+    elif per_epoch is None:
+        raise UsageError("planned-epochs: this run does not tell how many updates an epoch has; give --planned-steps instead.")
+    else:
+        total, asked = round((wanted.epochs or 0) * per_epoch), f"--planned-epochs {wanted.epochs}"
+    if total <= part.steps:
+        option = asked.split()[0].removeprefix("--")
+        raise UsageError(f"{option}: {asked} is {total:,} updates, and the run has made {part.steps:,} already; give more than that.")
+    return total
+
+
+def _as_it_was(run: Run, part: _Part) -> Answer:
+    summary = run.summary
+    figures = {name: summary[name] for name in ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds")}
+    parts = _parts(figures["train_seconds"], len(part.measured.evaluation_seconds), figures["eval_seconds"], figures["checkpoint_seconds"])
+    how = f"until {run.job['until']} was reached" if summary["target_reached"] else "as planned"
+    around = time_text(summary["total_seconds"] - summary["run_seconds"])
+    text = f"{time_text(summary['total_seconds'])} {how}, {count_text(part.steps)} updates: start-up and end {around}, {parts}"
+    return Answer(KEY, QUESTION, text, {"predicted": False, "steps": part.steps, "total_seconds": summary["total_seconds"], **figures})
+
+
+def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict[str, Any]:
+    """The whole of the plan: what earlier segments took, start-up and end as measured, and of this segment all that the plan has in it."""
+    summary = run.summary
+    fixed = summary["total_seconds"] - summary["run_seconds"]
+    beside = max(0.0, summary["run_seconds"] - part.began_seconds - part.trained_seconds - part.paused_seconds)
+    evaluate, save = (0.0, 0.0) if anew is None else (anew.evaluate_seconds or 0.0, anew.save_seconds or 0.0)
+    run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + evaluate + save + beside
+    half = None if left.half_width is None else math.hypot(left.half_width, START_UP_SPREAD * fixed)
+    band = (None, None) if half is None else (max(0.0, fixed + run_seconds - half), fixed + run_seconds + half)
+    return {
+        "predicted": True,
+        "planned_steps": left.steps + part.steps,
+        "measured_steps": part.steps,
+        "measured_seconds": summary["run_seconds"],
+        "total_seconds": fixed + run_seconds,
+        "total_seconds_low": band[0],
+        "total_seconds_high": band[1],
+        "run_seconds": run_seconds,
+        "init_seconds": summary["init_seconds"],
+        "train_seconds": part.trained_seconds + left.train_seconds,
+        "evaluations": 0 if anew is None else anew.evaluations,
+        "eval_seconds": None if anew is None else anew.evaluate_seconds,
+        "checkpoints": 0 if anew is None else anew.saves,
+        "checkpoint_seconds": None if anew is None else anew.save_seconds,
+        "left": asdict(left),
+    }
+
+
+def _parts(train: float, evaluations: int, evaluate: float | None, save: float | None) -> str:
+    counted = f"{evaluations:,} evaluation{'s' if evaluations != 1 else ''}"
+    evaluated = f"{counted} not counted, as none was measured" if evaluate is None else f"{counted} {time_text(evaluate)}"
+    saved = "checkpoints not counted, as none was measured" if save is None else f"checkpoints {time_text(save)}"
+    return f"training {time_text(train)}, {evaluated}, {saved}"
+
+
+def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[str, Any]) -> str:
+    high, total = whole["total_seconds_high"], whole["total_seconds"]
+    band = " (no band: too little was measured)" if high is None else f" ± {percent((high - total) / total)}"
+    planned = "as planned" if wanted == AS_PLANNED else "as asked"
+    until = f", or less where {run.job['until']} is reached before" if run.job.get("until") else ""
+    around = time_text(total - whole["run_seconds"])
+    parts = _parts(whole["train_seconds"], whole["evaluations"], whole["eval_seconds"], whole["checkpoint_seconds"])
+    judged = f"{count_text(part.steps)} updates in {time_text(whole['measured_seconds'])}"
+    return (
+        f"about {time_text(total)}{band} {planned}, {count_text(whole['planned_steps'])} updates{until}: "
+        f"start-up and end {around}, {parts}; "
+        f"judged by {judged}; left from there {time_text(left.seconds)}"
+    )

@@ -1,0 +1,89 @@
+"""Is the run still improving, flat, or overfitting? What `learning_progress` says of the records of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...metrics import LOSS
+from ...records.schema import EvalRecord
+from ..catalog.divergence import diverged
+from ..catalog.run import Run
+from ..series.arrays import Floats, StepSeries
+from .answer import Answer, digits3
+from .learning_progress import LEAST_EVALUATIONS, Learning, judge_curves
+
+__all__ = ["learning"]
+
+_WORDS = {
+    "improving": "still improving",
+    "flat": "flat",
+    "overfitting": "overfitting",
+    "worsening": "getting worse",
+    "unclear": "cannot be told",
+}
+
+
+def learning(run: Run, series: StepSeries) -> Answer | None:
+    """Return the verdict on the curves; None where nothing was ever evaluated on the test split."""
+    tests = _in_order(run.tests)
+    if not tests:
+        return None
+    losses = np.array([record.loss for record in tests], np.float64)
+    trained = _train_losses(series, [record.step for record in tests])
+    found = judge_curves(losses, trained)
+    headline = run.metrics[0]
+    best = tests[found.best_index] if found.best_index is not None else None
+    figures: dict[str, Any] = {
+        **found.to_json(),
+        "best_step": None if best is None else best.step,
+        "first_loss": tests[0].loss,
+        "best_loss": None if best is None else float(np.min(losses)),
+        "last_loss": tests[-1].loss,
+        "last_train_loss": None if np.isnan(trained[-1]) else float(trained[-1]),
+        "headline": headline.name,
+        "last_headline": tests[-1].figure(headline.name),
+    }
+    text = _text(run, found, tests, losses, trained)
+    if headline.name != LOSS.name:
+        text += f"; {headline.label} {digits3(tests[-1].figure(headline.name))}"
+    return Answer("learning", "learning", text, figures)
+
+
+def _in_order(tests: list[EvalRecord]) -> list[EvalRecord]:
+    """Return the evaluations in the order of their steps, of one step the last; a run that goes on may evaluate its beginning again."""
+    return [record for _, record in sorted({record.step: record for record in tests}.items())]
+
+
+def _train_losses(series: StepSeries, steps: list[int]) -> Floats:
+    """Return the mean training loss of the updates since the evaluation before, for each evaluation; NaN where not known or not finite."""
+    found, before = [], 0
+    bounds = np.searchsorted(series.step, steps)
+    for bound in bounds:
+        losses = series.loss[before:bound].astype(np.float64)
+        found.append(float(losses.mean()) if len(losses) and np.all(np.isfinite(losses)) else np.nan)
+        before = int(bound)
+    return np.array(found, np.float64)
+
+
+def _text(run: Run, found: Learning, tests: list[EvalRecord], losses: Floats, trained: Floats) -> str:
+    word = _WORDS[found.state]
+    if found.state == "unclear" or found.best_index is None or found.recent is None:
+        fallen = diverged(run.summary)
+        why = found.reason if fallen is None else "the loss is not finite"
+        return f"{word}: {why}; test loss {digits3(tests[-1].loss)}" + (
+            " (--eval-every evaluates more often)" if found.evaluations < LEAST_EVALUATIONS else ""
+        )
+    if found.state in ("overfitting", "worsening"):
+        best = found.best_index
+        train = f"the training loss went from {digits3(trained[best])} to {digits3(trained[-1])} meanwhile"
+        return (
+            f"{word}: test loss {digits3(tests[-1].loss)}, {digits3(found.rise)} above its best around update {tests[best].step:,} "
+            f"(noise {digits3(found.noise)}), {found.evaluations - 1 - best} evaluations ago; {train}"
+        )
+    since = len(tests) - found.recent
+    train = f"training loss {digits3(trained[since])} → {digits3(trained[-1])}"
+    verb = "fell" if (found.change or 0.0) < 0 else "rose"
+    certain = f"{verb} by {digits3(abs(found.change or 0.0))} ± {digits3(found.change_error)}"
+    return f"{word}: test loss {digits3(tests[-1].loss)}, which {certain} over the last {found.recent} of {len(tests)} evaluations; {train}"

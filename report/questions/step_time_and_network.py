@@ -1,0 +1,107 @@
+"""How does the time of a step relate to the use of the network, over the course of the run?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...records.text.numbers import bytes_text, seconds_text
+from ..catalog.run import Run
+from ..diagnosis.verdict import Explanation
+from ..series.arrays import Floats, NodeSeries, StepSeries
+from ..series.throughput import pauses, training_clock
+from .answer import Answer, digits3, percent
+from .common_grid import LEAST_POINTS, correlation, grid_of, on_grid
+
+__all__ = ["step_time_and_network"]
+
+FLAT = 0.05
+"""A step time whose standard deviation is less than this part of its mean has no course to speak of."""
+
+ALIKE = 0.1
+"""Two rates or amounts that differ by less than this are the same."""
+
+MOST_NODES = 64
+"""Nodes whose traffic is added up, the first ones; of more the sum is of these."""
+
+
+def step_time_and_network(run: Run, explanation: Explanation, series: StepSeries, nodes: Sequence[NodeSeries]) -> Answer | None:
+    """Return how step time and traffic (sent by all nodes) go together; None where nothing is exchanged or nothing was sampled."""
+    if explanation.evidence.summary["workers"] == 1 and explanation.evidence.summary["mode"] == "sync":
+        return None
+    found = _course(run, explanation, series, nodes[:MOST_NODES])
+    if found is None:
+        return None
+    step_seconds, sent = found
+    figures = _figures(step_seconds, sent)
+    return Answer("step_time_and_network", "step time", _text(figures), figures)
+
+
+def _course(run: Run, explanation: Explanation, series: StepSeries, nodes: Sequence[NodeSeries]) -> tuple[Floats, Floats] | None:
+    """Return (seconds of an update, bytes per second sent by all nodes) in intervals of training time, where both are known [k]."""
+    began = explanation.evidence.part_began_seconds or 0.0
+    if not len(series.count) or not nodes:
+        return None
+    groups = float(np.median(series.seconds)) if len(series.seconds) else 0.0
+    grid = grid_of(nodes, began, float(run.summary["run_seconds"]), groups)
+    if grid is None:
+        return None
+    ends = np.concatenate([[0.0], np.maximum.accumulate(series.group_time_seconds)])
+    done = np.interp(grid.edges, ends, np.concatenate([[0], np.cumsum(series.count)]).astype(np.float64))
+    steps, trained = np.diff(done), np.diff(training_clock(grid.edges, pauses(run.evals, run.events)))
+    rates = np.sum([on_grid(grid, node.time_seconds, node.sent_bytes_per_second) for node in nodes], axis=0)
+    known = (steps > 0) & (trained > 0.5 * grid.seconds) & np.isfinite(rates)
+    if not known.any():
+        return None
+    return trained[known] / steps[known], rates[known] * grid.seconds / trained[known]
+
+
+def _figures(step_seconds: Floats, sent: Floats) -> dict[str, Any]:
+    count = len(step_seconds)
+    spread = float(np.std(step_seconds) / np.mean(step_seconds))
+    figures: dict[str, Any] = {
+        "intervals": count,
+        "step_seconds": float(np.mean(step_seconds)),
+        "step_seconds_spread": spread,
+        "sent_bytes_per_second": float(np.mean(sent)),
+        "correlation": None,
+        "fastest_tenth": None,
+        "slowest_tenth": None,
+    }
+    if count >= LEAST_POINTS and spread >= FLAT:
+        order, tenth = np.argsort(step_seconds, kind="stable"), max(1, count // 10)
+        figures["correlation"] = correlation(step_seconds, sent)[0]
+        for name, chosen in (("fastest_tenth", order[:tenth]), ("slowest_tenth", order[-tenth:])):
+            step, rate = float(np.mean(step_seconds[chosen])), float(np.mean(sent[chosen]))
+            figures[name] = {"step_seconds": step, "sent_bytes_per_second": rate, "bytes_per_step": step * rate}
+    return figures
+
+
+def _text(figures: dict[str, Any]) -> str:
+    sent = bytes_text(figures["sent_bytes_per_second"], per_second=True)
+    mean, count = f"{seconds_text(figures['step_seconds'])} on average at {sent} sent by all nodes", figures["intervals"]
+    if count < LEAST_POINTS:
+        return f"{mean}; how they go together cannot be told from {count} intervals ({LEAST_POINTS} are needed)"
+    fast, slow = figures["fastest_tenth"], figures["slowest_tenth"]
+    if fast is None:
+        spread = percent(figures["step_seconds_spread"])
+        return f"{mean}; the step time is flat ({spread} scatter over {count} intervals), so that nothing can be told"
+    r = "" if figures["correlation"] is None else f"correlation {digits3(figures['correlation'])}, "
+    rates = " against ".join(
+        f"{seconds_text(part['step_seconds'])} at {bytes_text(part['sent_bytes_per_second'], per_second=True)}" for part in (fast, slow)
+    )
+    return f"fastest against slowest tenth {rates} sent by all nodes ({r}{count} intervals); {_meaning(fast, slow)}"
+
+
+def _meaning(fast: dict[str, float], slow: dict[str, float]) -> str:
+    """What the two tenths say: the traffic of a step is mostly the same, so that its rate falls with the pace by itself."""
+    if not fast["sent_bytes_per_second"]:
+        return "nothing was sent"
+    per_step = slow["bytes_per_step"] / fast["bytes_per_step"]
+    if abs(slow["sent_bytes_per_second"] / fast["sent_bytes_per_second"] - 1) < ALIKE:
+        return "the network is as busy when steps are slow, which then move more bytes"
+    if abs(per_step - 1) < ALIKE:
+        return f"a step moves {bytes_text(fast['bytes_per_step'])} in both, so that the traffic follows the pace"
+    return f"a slow step moves {digits3(per_step)} times the bytes of a fast one"

@@ -1,0 +1,62 @@
+"""What `trainer explain` answers of real runs: one that learns a handful of digits by heart, and one whose longer fellow is timed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from crosstrain.conformance.runs import run_job, trainer
+
+pytestmark = pytest.mark.cluster
+
+
+def answered(path, *options):
+    done = trainer("explain", str(path), *options, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["questions"]
+
+
+def few_digits(folder):
+    """Sixty handwritten digits to train with and 300 others to test with, as pictures."""
+    digits = load_digits()
+    for number, index in enumerate(np.random.default_rng(0).permutation(len(digits.images))[:360]):
+        place = folder / ("train" if number < 60 else "test") / str(digits.target[index])
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((digits.images[index] * 15.9).astype(np.uint8)).save(place / f"{index}.png")
+    return folder
+
+
+def test_a_cnn_on_sixty_digits_overfits(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
+    data = f"image-folder:{few_digits(tmp_path / 'few')}?size=8"
+    learnt = {"model": "cnn", "data": data, "optimizer": "adam", "lr": 0.003, "epochs": 150, "eval_every": "10epochs"}
+    run = run_job(tmp_path / "runs", backend="torch", **learnt)
+    found = answered(run.path)
+    learning = found["learning"]
+    assert learning["state"] == "overfitting", learning
+    assert learning["text"].startswith("overfitting: test loss ")
+    assert learning["train_change"] < 0 < learning["rise"]
+    assert learning["last_train_loss"] < 0.1 * learning["last_loss"]
+    assert found["training_set"]["examples"] == 60
+    assert found["training_set"]["bytes"] == 60 * (3 * 8 * 8 + 8)  # pixels in three colours, and a label of eight bytes
+    names = {file["name"]: file["bytes"] for file in found["checkpoint_files"]["files"]}
+    newest = run.path / "checkpoints" / found["checkpoint_files"]["newest"]
+    assert names["parameters.safetensors"] == (newest / "parameters.safetensors").stat().st_size
+    assert {"optimizer.safetensors", "checkpoint.json", "manifest.json"} <= set(names)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_short_run_tells_how_long_a_longer_one_takes(tmp_path):
+    """Ten times the updates; within twice the band, as the machine of the tests is shared."""
+    job = {"backend": "torch", "model": "cnn", "data": "digits", "nodes": 2, "eval_every": "1epoch"}
+    short, long = (run_job(tmp_path, **job, epochs=epochs, name=name) for name, epochs in (("short", 20), ("long", 200)))
+    found = answered(short.path, "--planned-epochs", "200")["duration"]
+    assert found["planned_steps"] == long.summary["steps"]
+    assert found["evaluations"] == 200
+    half = found["total_seconds_high"] - found["total_seconds"]
+    assert abs(found["total_seconds"] - long.summary["total_seconds"]) <= 2 * half, (found, long.summary)

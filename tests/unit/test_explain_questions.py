@@ -1,0 +1,172 @@
+"""The questions that `trainer explain` answers, on runs whose truth is written by hand: how long, still learning, processors; and all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from explained_runs import explained_run, using
+from questioned_runs import asked, trained
+from run_samples import EVALUATION, sample, summary_of
+
+from crosstrain.cli.commands.explain import explain as command
+from crosstrain.records.schema import EvalRecord
+from crosstrain.records.store.jsonl import write_document
+from crosstrain.report.catalog.run import Run
+from crosstrain.report.diagnosis.verdict import explain
+from crosstrain.report.questions.answers import answers
+from crosstrain.report.questions.hardware_use import hardware_use
+
+MS = 1e-3
+
+
+# How long -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_says_what_its_plan_takes(tmp_path):
+    found = asked(trained(tmp_path, save_final=False, eval_every="end"))["duration"]
+    assert found["predicted"]
+    assert (found["measured_steps"], found["planned_steps"]) == (200, 400)
+    assert found["run_seconds"] == pytest.approx(4.0)  # the rest as long as what was measured; its evaluation was never measured
+    assert found["total_seconds"] == pytest.approx(6.5)
+    assert found["left"]["seconds"] == pytest.approx(2.0)
+    assert found["total_seconds_low"] < 5.5 < 7.5 < found["total_seconds_high"]
+    assert found["evaluations"] == 1
+    assert found["eval_seconds"] is None
+    assert "not counted, as none was measured" in found["text"]
+
+
+@pytest.mark.parametrize("option", [["--planned-steps", "2000"], ["--planned-epochs", "20"]])
+def test_another_plan_than_that_of_the_run(tmp_path, option):
+    described = {"dataset": {"name": "x", "sizes": {"train": 1000, "test": 10}}}
+    path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end", described=described)
+    found = asked(path, *option)["duration"]
+    assert found["planned_steps"] == 2000  # an epoch has 100 updates
+    assert found["run_seconds"] == pytest.approx(20.0)
+
+
+def test_a_run_that_did_what_was_planned_says_what_it_took(tmp_path):
+    found = asked(trained(tmp_path, state="succeeded", total=200))["duration"]
+    assert not found["predicted"]
+    assert found["text"].startswith("4.5 s as planned, 200 updates: start-up and end 2.5 s, training 2 s")
+
+
+def test_a_run_that_its_target_ended_has_no_plan_left(tmp_path):
+    record = replace(EVALUATION, step=200, time_seconds=2.0)
+    path = trained(tmp_path, state="succeeded", until="accuracy>=0.8", evaluations=[record])
+    assert asked(path)["duration"]["text"].startswith("4.5 s until accuracy>=0.8 was reached, 200 updates")
+    assert asked(path, "--planned-steps", "400")["duration"]["predicted"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--planned-steps", "200"], "--planned-steps 200 is 200 updates, and the run has made 200 already"),
+        (["--planned-steps", "400", "--planned-epochs", "4"], "give one of the two"),
+        (["--planned-epochs", "4"], "does not tell how many updates an epoch has"),
+    ],
+)
+def test_a_plan_that_cannot_be(tmp_path, options, said):
+    with pytest.raises(Exception, match=said):
+        asked(trained(tmp_path), *options)
+
+
+# Still learning -------------------------------------------------------------------------------------------------------
+
+
+def curve(losses):
+    return [EvalRecord(10 * (n + 1), n + 1, 0.1 * n, 0.01, "test", 360, loss, {"accuracy": 0.9}, 0) for n, loss in enumerate(losses)]
+
+
+def test_the_loss_of_training_is_that_since_the_evaluation_before(tmp_path):
+    rising = [1.0 / (n + 1) if n < 8 else 0.125 + 0.05 * (n - 8) for n in range(20)]
+    found = asked(trained(tmp_path, evaluations=curve(rising)))["learning"]
+    assert found["state"] == "overfitting"
+    assert found["best_step"] in (80, 90, 100)
+    assert found["last_train_loss"] == pytest.approx(0.05)
+    assert found["train_change"] == pytest.approx(np.median([1 / 18, 1 / 19, 1 / 20]) - 1 / (found["best_step"] / 10))
+    assert "; accuracy 0.9" in found["text"]
+
+
+def test_too_few_evaluations_say_so(tmp_path):
+    found = asked(trained(tmp_path, evaluations=curve([1.0, 0.5])))["learning"]
+    assert found["state"] == "unclear"
+    assert found["text"].startswith("cannot be told: 2 evaluations are too few: 8 are needed")
+
+
+def test_an_evaluation_that_was_made_again_counts_once(tmp_path):
+    again = curve([1.0, 0.9, 0.8])
+    assert asked(trained(tmp_path, evaluations=[*again, replace(again[-1], loss=0.7)]))["learning"]["evaluations"] == 3
+
+
+# Processors -----------------------------------------------------------------------------------------------------------
+
+
+def used(out, pairs, *, compute=9, **options):
+    workers = [{"compute": compute * MS, "communicate": (10 - compute) * MS} for _ in pairs]
+    return hardware_use(explain(Run(explained_run(out, workers, node_figures=using(*pairs), **options))))
+
+
+def test_nodes_with_cores_of_their_own(tmp_path):
+    found = used(tmp_path, [(1.9, 2.0), (1.0, 2.0)], compute=6)
+    assert (found.figures["cpus_fully_used"], found.figures["cpu_fraction_most"]) == (False, 0.95)
+    assert found.text.startswith("not all cores fully used: node 0 1.9 of 2 cores (95%), node 1 1 of 2 cores (50%)")
+    assert "the exchange between tasks 40%" in found.text
+
+
+def test_full_cores_wait_for_nothing(tmp_path):
+    assert used(tmp_path, [(1.9, 2.0), (1.8, 2.0)]).text == "cores fully used: node 0 1.9 of 2 cores (95%), node 1 1.8 of 2 cores (90%)"
+
+
+def test_nodes_that_share_their_cores_are_added_up(tmp_path):
+    found = used(tmp_path, [(1.0, 2.0), (0.9, 2.0)], figures={"nodes_sharing_cores": 2})
+    assert found.text == "cores fully used: all 2 nodes together 1.9 of the 2 cores they share, 95% (node 0 1)"
+
+
+def test_of_many_nodes_the_least_and_the_most_busy(tmp_path):
+    found = used(tmp_path, [(0.1 * (n + 1), 2.0) for n in range(6)])
+    assert "of 6 nodes the least and the most busy, node 0 0.1 of 2 cores (5%), node 5 0.6 of 2 cores (30%)" in found.text
+
+
+def test_gpus_come_first(tmp_path):
+    figures = [{**using((1.0, 2.0))[0], "gpus": [{"name": "X", "utilization": {"mean": 0.6, "max": 1.0}}]}]
+    run = explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures)
+    found = hardware_use(explain(Run(run)))
+    assert found.question == "GPUs and CPUs"
+    assert found.text.startswith("GPUs not fully used: node 0 60% of the time; cores not fully used")
+    assert found.figures["gpus_fully_used"] is False
+
+
+# All of them ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_question_without_an_answer_is_left_out(tmp_path):
+    path = trained(tmp_path, groups=0, total=400)
+    assert [answer.key for answer in answers(Run(path), explain(Run(path)))] == []
+
+
+def test_the_page_has_a_line_a_question(tmp_path):
+    samples = [sample(0, 0.1 * tick) for tick in range(20)]
+    path = trained(tmp_path, evaluations=curve([1.0] * 9), samples=samples, described={"dataset": {"name": "x", "sizes": {"train": 10}}})
+    done = CliRunner().invoke(command, [str(path)])
+    assert done.exit_code == 0, done.output
+    lines = done.output[done.output.index("Questions") :].splitlines()[1:]
+    assert [line.split("  ")[1] for line in lines] == ["how long", "learning", "CPUs", "learning rate", "training set"]
+
+
+def test_a_checkpoint_event_without_its_durations_is_passed_over(tmp_path):
+    path = trained(tmp_path)
+    with (path / "events.jsonl").open("a") as file:
+        for detail in ({}, {"seconds": "1", "stall_seconds": None}, {"seconds": -1, "stall_seconds": True}):
+            file.write(json.dumps({"schema": 1, "event": "checkpoint_saved", "time_seconds": 1.0, "detail": detail}) + "\n")
+    assert asked(path)["duration"]["checkpoint_seconds"] is None
+
+
+def test_counts_beyond_all_sense_take_neither_time_nor_memory(tmp_path):
+    described = {"dataset": {"name": "x", "sizes": {"train": 2**53}}, "total_steps": 2**53}
+    path = trained(tmp_path, described=described, samples=[sample(0, -1e12), sample(0, 0.5), sample(0, 1e12)])
+    write_document(path / "summary.json", {**summary_of(path), "run_seconds": 1e12, "total_seconds": 1e12})
+    assert asked(path)["duration"]["planned_steps"] == 2**53

@@ -1,0 +1,84 @@
+"""The rule that says whether a run improves, is flat or overfits: on curves whose truth is known by construction."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.report.questions.learning_progress import LEAST_EVALUATIONS, judge_curves
+
+COURSES = {
+    "improving": lambda x: 2 * np.exp(-3 * x),
+    "flat": lambda x: 2 * np.exp(-15 * x) + 0.5,
+    "overfitting": lambda x: 2 * np.exp(-8 * x) + 0.6 * np.maximum(0, x - 0.4),
+}
+"""Evaluation losses over the run, 0 to 1: falling to its end, falling in its first quarter, rising over its last half."""
+
+
+def course(name, n):
+    return COURSES[name](np.linspace(0, 1, n))
+
+
+def training(n):
+    return 2 * np.exp(-5 * np.linspace(0, 1, n))
+
+
+@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("n", [LEAST_EVALUATIONS, 12, 30, 100, 1000])
+def test_a_smooth_curve_is_called_what_it_is(name, n):
+    assert judge_curves(course(name, n), training(n)).state == name
+
+
+@given(
+    name=st.sampled_from(list(COURSES)),
+    n=st.integers(12, 200),
+    scale=st.floats(1e-3, 1e3),
+    shift=st.floats(-10, 10),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_scale_and_shift_and_noise_change_no_verdict(name, n, scale, shift, seed):
+    """Noise of half a percent of the first loss, and the same curve in other units and from another zero."""
+    noise = 0.01 * np.random.default_rng(seed).uniform(-1, 1, n)
+    plain = judge_curves(course(name, n) + noise, training(n))
+    moved = judge_curves(scale * (course(name, n) + noise + shift), scale * training(n))
+    assert plain.state == moved.state == name
+    assert moved.gain == pytest.approx(scale * plain.gain, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_alone_is_flat(seed):
+    """Nine in ten at least, of runs of any length, with noise as large as the loss."""
+    rng = np.random.default_rng(seed)
+    states = [judge_curves(1 + rng.normal(size=n), training(n)).state for n in rng.integers(LEAST_EVALUATIONS, 100, 100)]
+    assert states.count("flat") >= 90
+
+
+def test_one_bad_evaluation_decides_nothing():
+    losses = course("flat", 20)
+    for place in range(20):
+        spiked = losses.copy()
+        spiked[place] += 1.0
+        assert judge_curves(spiked, training(20)).state == "flat", place
+
+
+def test_too_few_evaluations_are_not_judged():
+    found = judge_curves(course("overfitting", LEAST_EVALUATIONS - 1), training(LEAST_EVALUATIONS - 1))
+    assert (found.state, found.reason) == ("unclear", f"7 evaluations are too few: {LEAST_EVALUATIONS} are needed")
+
+
+def test_a_loss_that_is_not_finite_is_not_judged():
+    losses = course("improving", 20)
+    losses[7] = np.nan
+    assert judge_curves(losses, training(20)).state == "unclear"
+
+
+@pytest.mark.parametrize("train", [np.full(20, np.nan), training(20)[::-1]])
+def test_a_loss_that_rises_with_that_of_training_is_no_overfitting(train):
+    assert judge_curves(course("overfitting", 20), train).state == "worsening"
+
+
+@pytest.mark.parametrize("value", [0.0, 2.3, 1e-30, 1e30])
+def test_a_constant_loss_is_flat(value):
+    assert judge_curves(np.full(20, value), np.full(20, value)).state == "flat"

@@ -1,0 +1,123 @@
+"""Whether one node receives what another sends, and how step time and traffic go together, on traffic that is made up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from questioned_runs import asked, trained
+from run_samples import a_job, open_run, sample
+
+from crosstrain.records.schema import Clock, StepRecord
+from crosstrain.records.summary.summary import summarise
+from crosstrain.report.questions.common_grid import correlation, grid_of, on_grid
+from crosstrain.report.questions.network_use import pair_correlations
+from crosstrain.report.series.arrays import NodeSeries
+
+
+def node(number, sent, received, phase=0.0):
+    count = len(sent)
+    times = phase + 0.5 * np.arange(1, count + 1)
+    nothing = np.full(count, np.nan)
+    return NodeSeries(number, times, nothing, nothing, np.asarray(sent, float), np.asarray(received, float), nothing, None, "interface")
+
+
+def waves(seed, count=60):
+    return 1e6 * (2 + np.random.default_rng(seed).normal(size=count).cumsum() / 5)
+
+
+def pairs_of(*nodes):
+    return {(pair["sender"], pair["receiver"]): pair for pair in pair_correlations(nodes, 0.0, 100.0)}
+
+
+def test_what_is_received_follows_what_was_sent_and_nothing_else():
+    first, second = waves(1), waves(2)
+    found = pairs_of(node(0, first, second), node(1, second, 0.9 * first))
+    assert found[0, 1]["correlation"] == pytest.approx(1.0)
+    assert found[1, 0]["correlation"] == pytest.approx(1.0)
+    assert found[0, 1]["samples"] in (59, 60)
+    unrelated = pairs_of(node(0, first, first), node(1, first, np.random.default_rng(3).uniform(1, 2, 60)))
+    assert abs(unrelated[0, 1]["correlation"]) < 0.5
+
+
+def test_samples_at_other_moments_are_brought_to_one_time():
+    """Both nodes see the same traffic, the second samples it a quarter of a second later."""
+    fine = waves(1, 120)  # a value each quarter of a second
+    early, late = fine[:118].reshape(-1, 2).mean(axis=1), fine[1:119].reshape(-1, 2).mean(axis=1)
+    assert pairs_of(node(0, early, early), node(1, late, late, phase=0.25))[0, 1]["correlation"] > 0.95
+
+
+def test_constant_rates_have_no_correlation():
+    steady = 1e6 * (1 + 0.001 * np.random.default_rng(0).normal(size=60))
+    found = pairs_of(node(0, steady, steady), node(1, steady, steady))[0, 1]
+    assert (found["correlation"], found["why"]) == (None, "a rate that does not vary")
+
+
+def test_a_few_samples_have_none():
+    found = pairs_of(node(0, waves(1, 8), waves(1, 8)), node(1, waves(1, 8), waves(1, 8)))[0, 1]
+    assert (found["correlation"], found["why"]) == (None, "fewer than 10 samples")
+
+
+def test_many_nodes_are_bounded():
+    assert len(pairs_of(*(node(n, waves(n), waves(n)) for n in range(40)))) == 16 * 15
+
+
+def test_nothing_sampled_nothing_said():
+    assert pair_correlations([], 0.0, 10.0) == []
+    assert grid_of([node(0, [], [])], 0.0, 10.0) is None
+
+
+def test_what_is_not_known_has_no_rate():
+    one = node(0, [1.0, np.nan, np.nan, 1.0, 1.0], [1.0] * 5)
+    rates = on_grid(grid_of([one], 0.0, 2.5), one.time_seconds, one.sent_bytes_per_second)
+    assert rates.tolist() == pytest.approx([np.nan, np.nan, 1.0, 1.0], nan_ok=True)
+
+
+def test_a_correlation_is_that_of_numpy():
+    first, second = waves(1), waves(1) + waves(2)
+    assert correlation(first, second) == (pytest.approx(np.corrcoef(first, second)[0, 1]), 60)
+
+
+def exchanging(out, bytes_of):
+    """Two nodes for 10 s, the second half of it at half the speed; `bytes_of` is what a node sends in a second at this pace."""
+    samples, total = [], 0.0
+    for tick in range(21):
+        pace = 1.0 if tick <= 10 else 0.5
+        total += bytes_of(pace) / 2
+        for number in range(2):
+            samples.append(sample(number, 0.5 * tick, network_sent_bytes=round(total), network_received_bytes=round(total)))
+    job = a_job(out, name="run", nodes=2, batch_size=10, steps=1500)
+    writer = open_run(job)
+    time_seconds, step = 0.0, 0
+    while time_seconds < 9.99:
+        seconds = 0.1 if time_seconds < 4.99 else 0.2
+        time_seconds += seconds
+        writer.step(StepRecord(step, 10, 0, time_seconds, seconds, 200, (1.0,) * 10, (0.1,)))
+        step += 10
+    for record in samples:
+        writer.system(record)
+    clock = Clock(2.0, 10.0, 10.0, 0.0, 0.0, 12.0)
+    writer.write_summary(summarise(writer.path, clock, state="succeeded", updates_scheduled=step, updates_applied=step))
+    writer.write_status("succeeded", exit_code=0)
+    writer.close()
+    return writer.path
+
+
+def test_step_time_and_traffic_of_the_slowest_and_the_fastest_tenth(tmp_path):
+    found = asked(exchanging(tmp_path, lambda pace: 1e6 * pace))["step_time_and_network"]
+    assert found["fastest_tenth"]["step_seconds"] == pytest.approx(0.01)
+    assert found["slowest_tenth"]["step_seconds"] == pytest.approx(0.02)
+    for tenth in ("fastest_tenth", "slowest_tenth"):
+        assert found[tenth]["bytes_per_step"] == pytest.approx(20_000, rel=0.05)
+    assert found["correlation"] < -0.95
+    assert found["text"].endswith("a step moves 20.0 kB in both, so that the traffic follows the pace")
+
+
+def test_a_network_that_is_as_busy_while_steps_are_slow(tmp_path):
+    found = asked(exchanging(tmp_path, lambda _pace: 1e6))["step_time_and_network"]
+    assert found["correlation"] is None
+    assert found["text"].endswith("the network is as busy when steps are slow, which then move more bytes")
+
+
+def test_a_process_alone_has_no_network(tmp_path):
+    samples = [sample(0, 0.1 * tick) for tick in range(20)]
+    assert not {"network", "step_time_and_network"} & set(asked(trained(tmp_path, samples=samples)))

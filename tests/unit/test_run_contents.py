@@ -1,0 +1,118 @@
+"""What `trainer explain` says of what is in a run: its learning rates, its training set, its checkpoints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from questioned_runs import trained
+from run_samples import a_job, open_run
+
+from crosstrain.core.job import Job
+from crosstrain.core.learning_rate import explained_schedule
+from crosstrain.data.amounts import split_amounts
+from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.data.columns import Column, ColumnSpec
+from crosstrain.records.schema import StepRecord
+from crosstrain.report.catalog.run import Run
+from crosstrain.report.questions.checkpoint_files import checkpoint_files
+from crosstrain.report.questions.learning_rate import learning_rate
+from crosstrain.report.questions.training_set import training_set
+
+# Learning rate --------------------------------------------------------------------------------------------------------
+
+
+def test_every_schedule_has_words():
+    for schedule in Job.model_fields["schedule"].annotation.__args__:
+        assert "0.05" in explained_schedule(Job(schedule=schedule), 100), schedule
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({}, "constant at 0.05"),
+        ({"schedule": "cosine"}, "half a cosine (--schedule cosine) from 0.05 down to 0 at the planned last update, 1,000"),
+        ({"schedule": "step", "schedule_step_epochs": 2}, "steps down (--schedule step) from 0.05, times 0.1 every 2 epochs"),
+        ({"warmup_steps": 100}, "warm-up (--warmup-steps) raises it evenly over the first 100 updates; constant at 0.05"),
+        ({"scale_lr": "linear", "batch_size": 64}, "constant at 0.1 (--lr 0.05 scaled linear from batch 32 to 64)"),
+    ],
+)
+def test_why_the_learning_rate_has_its_shape(job, words):
+    assert explained_schedule(Job(**job), 1000) == words
+
+
+def test_the_course_of_the_learning_rate_is_what_was_recorded(tmp_path):
+    writer = open_run(a_job(tmp_path, name="run", steps=30, warmup_steps=10, lr=0.1))
+    writer.step(StepRecord(10, 10, 0, 0.2, 0.1, 100, (1.0,) * 10, (0.1,)))
+    writer.step(StepRecord(0, 10, 0, 0.1, 0.1, 100, (1.0,) * 10, tuple(0.01 * (n + 1) for n in range(10))))
+    writer.step(StepRecord(20, 10, 0, 0.3, 0.1, 100, (1.0,) * 10, (0.02,)))
+    writer.close()
+    run = Run(writer.path)
+    found = learning_rate(run, run.step_series(learning_rates=True))
+    figures = found.figures
+    assert (figures["first"], figures["peak"], figures["last"], figures["last_step"]) == (0.01, 0.1, 0.02, 29)
+    assert figures["peak_step"] == 9
+    assert figures["course"][0] == [0, 0.01]
+    assert found.text.startswith("0.01 at first, peak 0.1 at update 9, 0.02 at update 29: warm-up")
+
+
+# What is in it --------------------------------------------------------------------------------------------------------
+
+
+class _Text:
+    """A dataset of two columns whose lengths vary."""
+
+    info = DataInfo(
+        "pairs",
+        {"train": 2, "test": 1},
+        (ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))),
+        TextFeatures({"source": 100, "target": 100}),
+    )
+
+    def column(self, split, name):
+        lengths = {"source": [0, 3, 5], "target": [0, 4, 10]}[name]
+        return Column(np.zeros(lengths[-1], np.uint16), np.array(lengths, np.int64))
+
+
+def test_the_amounts_of_a_text_are_its_tokens():
+    assert split_amounts(_Text(), "train") == {"bytes": 2 * 15 + 8 * 6, "elements": {"source": 5, "target": 10}}
+
+
+def described(tmp_path, **dataset):
+    return training_set(Run(trained(tmp_path, described={"dataset": {"name": "pairs", "sizes": {"train": 2000, "test": 7}, **dataset}})))
+
+
+def test_a_training_set_of_text_has_lines_and_tokens(tmp_path):
+    stored = {"train": {"bytes": 78_000, "elements": {"source": 50_000, "target": 100_000}}}
+    found = described(tmp_path, vocabulary_sizes={"source": 100, "target": 100}, stored=stored)
+    assert found.text == (
+        "2,000 examples (4,000 lines) of pairs, 78.0 kB, 50,000 tokens of source, 100,000 tokens of target, seen 2 times, 7 to test with"
+    )
+    assert found.figures["lines"] == 4000
+
+
+def test_a_run_of_an_earlier_release_did_not_record_the_bytes(tmp_path):
+    assert "bytes not recorded by the release that wrote it" in described(tmp_path).text
+
+
+def test_a_run_that_says_nothing_of_its_data(tmp_path):
+    assert training_set(Run(trained(tmp_path))) is None
+
+
+def test_the_files_of_the_newest_checkpoint(tmp_path):
+    path = trained(tmp_path)
+    for step in (100, 200):
+        folder = path / "checkpoints" / f"step-{step:09d}"
+        folder.mkdir(parents=True)
+        for name, size in (("parameters.safetensors", 2000), ("optimizer.safetensors", 4000), ("manifest.json", step)):
+            (folder / name).write_bytes(bytes(size))
+        (folder / "link").symlink_to("/dev/zero")
+    (path / "checkpoints" / ".step-000000300.old-1").mkdir()
+    found = checkpoint_files(Run(path))
+    files = "optimizer.safetensors 4.0 kB, parameters.safetensors 2.0 kB, manifest.json 200 B"
+    assert found.text == f"step-000000200 has 6.2 kB: {files}; 2 kept, 12.3 kB in all"
+    assert (found.figures["bytes"], found.figures["kept"], found.figures["kept_bytes"]) == (6200, 2, 12_300)
+    assert found.figures["files"][0] == {"name": "manifest.json", "bytes": 200}
+
+
+def test_a_run_without_checkpoints(tmp_path):
+    assert checkpoint_files(Run(trained(tmp_path))) is None

@@ -1,0 +1,115 @@
+"""How long the rest of a training takes: by hand, and for measured parts drawn at random."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.core.units import Cadence
+from crosstrain.report.questions.time_left import Block, Measured, Plan, blocks_of, estimate, steps_per_epoch
+
+
+def plan(total, evaluate="end", save=None, *, save_final=False, per_epoch=None):
+    return Plan(total, Cadence.parse(evaluate), None if save is None else Cadence.parse(save), save_final, per_epoch)
+
+
+def measured(steps, *paces, evaluations=(), stalls=()):
+    """Blocks of a second each, at these updates a second."""
+    return Measured(steps, [Block(pace, 1.0) for pace in paces], evaluations, stalls)
+
+
+def test_what_is_left_is_training_evaluations_and_checkpoints():
+    found = estimate(
+        plan(1000, "100steps", "250steps", save_final=True), measured(250, *[50.0] * 5, evaluations=[3.0, 0.4, 0.6], stalls=[0.25])
+    )
+    assert (found.steps, found.train_seconds) == (750, 15.0)
+    assert (found.evaluations, found.evaluate_seconds) == (8, 4.0)  # 300, 400 … 1000; half a second each, the first one apart
+    assert (found.saves, found.save_seconds) == (3, 0.75)
+    assert found.seconds == 19.75
+    assert found.low_seconds < 0.9 * found.seconds
+    assert found.high_seconds == pytest.approx(2 * found.seconds - found.low_seconds)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "per_epoch", "times"),
+    [
+        ("end", None, 1),
+        ("1epoch", 100.0, 10),
+        ("3epochs", 100.0, 4),
+        ("1epoch", 99.99, 10),
+        ("1epoch", None, 1),
+        ("300steps", None, 4),
+        ("1000steps", None, 1),
+        ("5000steps", None, 1),
+        ("4s", None, 6),
+    ],
+)
+def test_how_many_evaluations_a_plan_has(evaluate, per_epoch, times):
+    found = estimate(plan(1000, evaluate, per_epoch=per_epoch), measured(0, 50.0, evaluations=[1.0]))
+    assert (found.evaluations, found.evaluate_seconds) == (times, times)
+
+
+def test_evaluations_that_nobody_measured_are_not_counted_and_said_to_be_unknown():
+    found = estimate(plan(100, "10steps"), measured(0, 50.0))
+    assert (found.evaluations, found.evaluate_seconds, found.seconds) == (10, None, 2.0)
+
+
+def test_the_warm_up_is_no_pace():
+    assert estimate(plan(1000), measured(0, 1.0, *[100.0] * 9)).step_seconds == 0.01
+
+
+def test_without_blocks_enough_there_is_no_band():
+    found = estimate(plan(1000), measured(0, 100.0, 110.0, 90.0))
+    assert (found.low_seconds, found.high_seconds) == (None, None)
+
+
+def test_no_pace_no_estimate():
+    assert estimate(plan(1000), Measured(0, [], (), ())) is None
+
+
+def test_a_plan_that_is_done_leaves_nothing():
+    assert estimate(plan(100, "10steps", "10steps", save_final=True), measured(100, *[50.0] * 4)).seconds == 0.0
+
+
+@given(
+    pace=st.floats(0.1, 1e4),
+    scatter=st.floats(0.0, 0.3),
+    groups=st.integers(40, 200),
+    times=st.integers(2, 50),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_band_holds_what_goes_on_as_it_was(pace, scatter, groups, times, seed):
+    """Groups whose pace scatters at random; the rest is `times` as long. Within twice the band, which nine in ten are within once."""
+    rng = np.random.default_rng(seed)
+    seconds = 10 / pace * (1 + scatter * rng.uniform(-1, 1, groups * (times + 1)))
+    blocks = blocks_of(np.cumsum(seconds)[:groups], np.full(groups, 10), [])
+    found = estimate(plan(10 * groups * (times + 1)), Measured(10 * groups, blocks, (), ()))
+    assert abs(found.seconds - seconds[groups:].sum()) <= 2 * found.half_width
+    assert found.half_width <= (0.11 + scatter) * found.seconds
+
+
+def test_pauses_are_no_part_of_the_blocks():
+    ends = np.array([1.0, 2.0, 8.0, 9.0])
+    blocks = blocks_of(ends, np.full(4, 5), [(2.0, 7.0)])
+    assert [block.steps for block in blocks] == pytest.approx([5.0] * 4)
+    assert [block.seconds for block in blocks] == pytest.approx([1.0] * 4)
+
+
+def test_no_groups_no_blocks():
+    assert blocks_of(np.zeros(0), np.zeros(0, np.int64), []) == []
+    assert blocks_of(np.zeros(3), np.full(3, 5), []) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "examples", "updates"),
+    [
+        ({"epochs": 4, "total_steps": 180}, None, 45.0),
+        ({"steps": 180, "total_steps": 180, "dataset": {"sizes": {"train": 1437}}}, 32.0, 45.0),
+        ({"epochs": 4, "total_steps": 180, "segments": [{}, {}], "dataset": {"sizes": {"train": 1440}}}, 32.0, 45.0),
+        ({"steps": 180, "total_steps": 180}, 32.0, None),
+    ],
+)
+def test_the_updates_of_an_epoch(job, examples, updates):
+    assert steps_per_epoch(job, examples) == updates
