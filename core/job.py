@@ -87,11 +87,16 @@ class Job(BaseModel):
     beta1: Fraction = Field(0.9, description="Adam, AdamW: decay of the first moment.")
     beta2: Fraction = Field(0.999, description="Adam, AdamW: decay of the second moment.")
     epsilon: AboveZero = Field(1e-8, description="Adam, AdamW: added to the root of the second moment.")
-    schedule: Literal["constant", "step", "cosine"] = Field("constant", description="Course of the learning rate over epochs.")
+    schedule: Literal["constant", "step", "cosine", "noam"] = Field(
+        "constant",
+        description="Course of the learning rate: step and cosine over epochs; noam over updates, "
+        "coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
+    )
     schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST)] = Field(1.0, description="Schedule step: epochs between two decays.")
     schedule_gamma: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="Schedule step: factor of each decay.")
+    schedule_coefficient: AboveZero = Field(1.0, description="Schedule noam: factor of the learning rate.")
     warmup_steps: Annotated[int, Field(ge=0, le=MOST)] = Field(
-        0, description="Linear warm-up from 0 over this many updates, before any schedule."
+        0, description="Linear warm-up from 0 over this many updates, before any schedule; noam has it in its formula."
     )
     scale_lr: Literal["none", "linear", "sqrt"] = Field(
         "none", description="Scale the learning rate with global batch / --base-batch-size."
@@ -243,6 +248,8 @@ class Job(BaseModel):
             raise ValueError("nesterov: needs momentum greater than 0")
         if self.optimizer != "sgd" and self.momentum:
             raise ValueError(f"momentum: belongs to optimizer sgd, not {self.optimizer} (which has beta1)")
+        if self.schedule == "noam" and not self.warmup_steps:
+            raise ValueError("schedule: noam rises over --warmup-steps updates and falls after them; give at least 1, such as 4000")
         if self.mode == "sync" and self.ps != 1:
             raise ValueError("ps: parameter servers exist in mode async only")
         if self.deterministic and self.mode == "async":

@@ -60,7 +60,7 @@ class _Command:
 
 
 class TrainingLoop:
-    """Trains one job to its end. `clock` returns seconds on the run clock."""
+    """Trains one job to its end. `clock` returns seconds on the run clock; `width` is that of the model, where it has one."""
 
     def __init__(
         self,
@@ -74,12 +74,14 @@ class TrainingLoop:
         clock: Callable[[], float],
         saver: CheckpointSink,
         start: ResumePoint | None = None,
+        width: int | None = None,
     ) -> None:
         start = start or ResumePoint()
         sampler = run_sampler(job, data.sizes["train"])
         self.job = job
         self.data = data
         self.objective = objective
+        self.width = width
         self.sampler = sampler
         self.tasks = tasks
         self.recorder = recorder
@@ -201,7 +203,7 @@ class TrainingLoop:
         self._next_plan_steps *= 2
         count = min(wanted, place.left, self.triggers.next_stop(step) - step)
         positions = self.calendar.epochs_at(step, count)
-        rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions)
+        rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions, self.width)
         plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip)
         self._plans.add(plan)
         self._next_step += count

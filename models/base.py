@@ -57,7 +57,8 @@ class ModelSpec:
     (a convolution) says so, else each counts once.
     `inputs` are the columns of the data that the forward function is given, `target` the one that the loss compares its result with.
     `buffers` are numbers that training changes without a gradient (running statistics of batch normalisation). `dropout` says whether
-    the forward function draws at random while training.
+    the forward function draws at random while training. `width` is the size of the vectors that a model of one such size computes with
+    throughout (a Transformer's d_model), which the schedule ``noam`` needs; None where there is none.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ModelSpec:
     objective: Objective = CLASSIFICATION
     inputs: tuple[str, ...] = (IMAGE,)
     target: str = LABEL
+    width: int | None = None
 
     @property
     def size(self) -> int:

@@ -79,6 +79,7 @@ class Attempt:
             clock=recording.clock,
             saver=self.saver,
             start=origin.start,
+            width=training.model.width,
         )
 
     @property

@@ -18,6 +18,7 @@ from ...core.plugins import forward_plugin
 from ...core.units import Target
 from ...data.augment import augmentation
 from ...data.store.stored_dataset import StoredDataset, open_dataset
+from ...engine.learning_rate import refuse_without_width
 from ...engine.loop_interfaces import TrainingTotals
 from ...metrics.recorded import described_metrics
 from ...models.base import ModelSpec
@@ -56,6 +57,7 @@ class TrainingJob:
         model = build_model(job.model, data.info)
         refuse_unweighted(job, data, model.objective.weight)
         model.objective.check(Target.parse(job.until) if job.until else None, job.keep_best)
+        refuse_without_width(job, model.width)
         forward_plugin(job.model, job.backend)
         refuse_empty_servers(job, model)
         backend = load_backend(job.backend)

@@ -142,6 +142,7 @@ _LEARNING = (
     _learning("schedule", "schedule"),
     _learning("schedule_step_epochs", "epochs between decays", _by_step),
     _learning("schedule_gamma", "decay", _by_step),
+    _learning("schedule_coefficient", "factor of the schedule", lambda run: run.job.get("schedule") == "noam"),
     _learning("warmup_steps", "warm-up"),
     _learning("scale_lr", "scaling of the learning rate"),
     _learning("base_batch_size", "batch of the learning rate", lambda run: run.job.get("scale_lr") != "none"),

@@ -17,6 +17,7 @@ LEARNT = {LOSS, METRICS, TARGET}
 
 PACKAGES = NODE["packages"]
 STEP = {"schedule": "step", "epochs": 10}
+NOAM = {"schedule": "noam", "warmup_steps": 10}
 
 DIFFERENCES = [
     ("model", {}, {"model": "cnn"}, set(GROUPS)),
@@ -37,6 +38,7 @@ DIFFERENCES = [
     ("schedule", {}, {"schedule": "cosine"}, LEARNT),
     ("schedule_step_epochs", STEP, {**STEP, "schedule_step_epochs": 2.0}, LEARNT),
     ("schedule_gamma", STEP, {**STEP, "schedule_gamma": 0.5}, LEARNT),
+    ("schedule_coefficient", NOAM, {**NOAM, "schedule_coefficient": 2.0}, LEARNT),
     ("warmup_steps", {}, {"warmup_steps": 10}, LEARNT),
     ("scale_lr", {}, {"scale_lr": "linear"}, LEARNT),
     ("base_batch_size", {"scale_lr": "sqrt"}, {"scale_lr": "sqrt", "base_batch_size": 16}, LEARNT),

@@ -25,6 +25,10 @@ WITHOUT = {"sample_interval": {"monitor": "false"}}
 """What makes a setting idle that is not by default."""
 
 
+WITH = {"schedule_coefficient": {"warmup_steps": "4"}}
+"""What the other setting needs in its turn."""
+
+
 def value_of(field):
     return VALUES.get(field, "0.5")
 
@@ -37,7 +41,8 @@ def a_framework(monkeypatch):
 def enabling(field):
     """Every value of the other setting with which this one does something."""
     needed = TAKES_EFFECT[field]
-    return [{needed.field: str(value).lower() if isinstance(value, bool) else value} for value in needed.values or ("sqlite:///x.db",)]
+    values = needed.values or ("sqlite:///x.db",)
+    return [{needed.field: str(value).lower() if isinstance(value, bool) else value, **WITH.get(field, {})} for value in values]
 
 
 @pytest.mark.parametrize("field", TAKES_EFFECT)
