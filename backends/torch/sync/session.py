@@ -26,7 +26,7 @@ from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
 from ..calibration import Calibrator
 from ..data import ColumnTensors, resident_splits
-from ..model import Context, DistributedLoss, Model
+from ..model import DistributedLoss, Model
 from ..optimizers import make_rule
 from ..precision import LossScale, precision_used
 from ..profiler import make_tracer
@@ -35,6 +35,7 @@ from ..state import StateMemory, each_value
 from .calibration import AllReduce, reducer_figures
 from .collectives import join_group, leave_group
 from .deferred_compiler import data_parallel
+from .update import Updater
 
 __all__ = ["SyncSession"]
 
@@ -65,6 +66,7 @@ class SyncSession:
         if job.wrapped:
             join_group(task, job, device)
             self._distributed = self._wrap()
+        self._updater = Updater(self._model, self._rule, self._loss_scale, self._distributed)
         keep_steps_memory()
         startup_phase("warming up")
         self._warm_up()
@@ -83,7 +85,7 @@ class SyncSession:
         x, y = self._splits["train"].span(0, count)
         for _ in range(2):
             began = time.perf_counter()
-            float(self._update(x, y, 1.0, 0.0, self._model.passes.training(0, Batches.single(count), 0)))
+            float(self._updater.update(x, y, 1.0, 0.0, self._model.passes.training(0, Batches.single(count), 0)))
             seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(64, int(GROUP_SECONDS / seconds)))
         self._model.sums(self._splits["test"], 0, min(count, self._sizes["test"]))
@@ -102,37 +104,6 @@ class SyncSession:
         self._rule.updates, self._averaged = 0, True
         if self._loss_scale is not None:
             self._loss_scale.restore({})
-
-    def _update(
-        self, x: ColumnTensors, y: ColumnTensors, scale: float, lr: float, context: Context, *, alone: bool = False
-    ) -> torch.Tensor:
-        """Apply one update and return the loss: the batch's mean, or the slice's sum times `scale` among several ranks.
-
-        `scale` is ranks / (weight of the global batch). `alone`: with this rank's gradients as they are, to calibrate.
-        """
-        leaves = self._model.leaves
-        loss: torch.Tensor
-        gradients: Sequence[torch.Tensor]
-        if self._distributed is None or alone:
-            single, model = self._distributed is None, self._model
-            loss = model.mean_loss(x, y, context, scale) if single else model.summed_loss(x, y, context) * scale
-            gradients = torch.autograd.grad(self._scaled(loss), leaves)
-        else:
-            for leaf in leaves:
-                leaf.grad = None
-            loss = self._distributed(x, y, scale, context)
-            self._scaled(loss).backward()
-            gradients = [leaf.grad for leaf in leaves]
-        if context.updated:
-            self._model.keep_updated(context)
-        if self._loss_scale is None or self._loss_scale.unscale(gradients):
-            self._rule.step(gradients, lr)
-        else:
-            self._rule.updates += 1  # an update that changes nothing: the cursor of the run counts it
-        return loss.detach()
-
-    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Apply the plan; see `Session.train`. A peer that dies raises RuntimeError here."""
@@ -170,7 +141,7 @@ class SyncSession:
         scales = (self._world / own.weights).tolist()
         rates = plan.learning_rates[first : first + count].tolist()
         losses: list[torch.Tensor] = []
-        update, context, step = self._update, self._model.passes.training, plan.first_step + first
+        update, context, step = self._updater.update, self._model.passes.training, plan.first_step + first
         for block in data.blocks(own):
             for x, y in block:
                 position = len(losses)
@@ -298,7 +269,7 @@ class SyncSession:
 
     def _local_update(self, x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
         scale = self._world / float(batch.weights[0])
-        self._update(x, y, scale, 0.0, self._model.passes.training(0, batch, 0), alone=True)
+        self._updater.update(x, y, scale, 0.0, self._model.passes.training(0, batch, 0), alone=True)
 
     def close(self) -> None:
         """Leave together with the other ranks (at once where this one failed); a second call does nothing."""
