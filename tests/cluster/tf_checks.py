@@ -17,9 +17,9 @@ from crosstrain.backends.tf import data as data_module
 from crosstrain.backends.tf import preprocessing as pixels_module
 from crosstrain.backends.tf.forward_context import ForwardContexts
 from crosstrain.backends.tf.model import build_model, micro_batches_on
-from crosstrain.backends.tf.precision import LossScale
+from crosstrain.backends.tf.precision import ChiefLossScale, LossScale
 from crosstrain.backends.tf.preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
-from crosstrain.core.errors import UsageError
+from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, load
 from crosstrain.data.augment import Augmentation, apply_changes
@@ -143,7 +143,7 @@ def test_loss_scale():
     scale = LossScale()
     applied = []
     first = scale.scalars["loss_scale"]
-    assert first == 2.0**16
+    assert first == 2.0**14
     scale.guarded([tf.fill([3], first), tf.zeros([0])], lambda gradients: applied.append([g.numpy() for g in gradients]))
     assert applied.pop()[0].tolist() == [1.0] * 3
     assert scale.scalars == {"loss_scale": first, "clean_steps": 1.0}
@@ -155,6 +155,26 @@ def test_loss_scale():
     scale.restore({"loss_scale": 8.0, "clean_steps": 1999.0})
     scale.guarded([tf.ones([1])], applied.append)
     assert scale.scalars == {"loss_scale": 16.0, "clean_steps": 0.0}
+    scale.restore({"loss_scale": first, "clean_steps": 1999.0})
+    scale.guarded([tf.ones([1])], applied.append)
+    assert scale.scalars == {"loss_scale": first, "clean_steps": 0.0}
+    scale.restore({"loss_scale": 1.0})
+    scale.check()
+    scale.guarded([tf.constant([float("inf")])], applied.append)
+    with pytest.raises(RunFailedError, match="precision fp16: gradients are not finite even at the loss scale 1"):
+        scale.check()
+
+
+def test_the_loss_scale_of_async_workers():
+    scale = ChiefLossScale()
+    scale.learn(2.0**14, 2.0**12, 10)
+    scale.learn(2.0**14, 2.0**13, 10)  # of a worker that had the older one
+    assert scale.scalars == {"loss_scale": 2.0**12, "clean_steps": 0.0}
+    for _ in range(4):
+        scale.learn(scale.scale, scale.scale, 2000)
+    assert scale.scalars == {"loss_scale": 2.0**14, "clean_steps": 0.0}
+    with pytest.raises(RunFailedError, match="precision fp16"):
+        scale.learn(1.0, 0.5, 1)
 
 
 def test_half_precision_needs_a_gpu():

@@ -17,7 +17,7 @@ from crosstrain.backends.torch import preprocessing as pixels_module
 from crosstrain.backends.torch.forward_context import Dropout
 from crosstrain.backends.torch.optimizers import make_rule
 from crosstrain.backends.torch.preprocessing import Normaliser, change, gather_changed
-from crosstrain.core.errors import UsageError
+from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.augment import Augmentation, apply_changes
 from crosstrain.data.normalisation import normal_line
@@ -108,7 +108,7 @@ def test_gradients_may_lie_in_memory_as_they_like(options):
 def test_loss_scale():
     scale = precision.LossScale()
     first = scale.scale
-    assert first == 2.0**16
+    assert first == 2.0**14
     gradients = [torch.full((3,), first), torch.zeros(0)]
     assert scale.unscale(gradients)
     assert gradients[0].tolist() == [1.0] * 3
@@ -119,6 +119,12 @@ def test_loss_scale():
     scale.restore({"loss_scale": 8.0, "clean_steps": 1999.0})
     assert scale.unscale([torch.ones(1)])
     assert scale.scalars == {"loss_scale": 16.0, "clean_steps": 0.0}
+    scale.restore({"loss_scale": first, "clean_steps": 1999.0})
+    assert scale.unscale([torch.ones(1)])
+    assert scale.scalars == {"loss_scale": first, "clean_steps": 0.0}
+    scale.restore({"loss_scale": 1.0})
+    with pytest.raises(RunFailedError, match="precision fp16: gradients are not finite even at the loss scale 1"):
+        scale.unscale([torch.tensor([float("inf")])])
 
 
 def test_half_precision_needs_a_gpu():

@@ -206,6 +206,8 @@ class SyncSession:
         losses: Array = self._train(*inputs).numpy()
         self._updates += len(batches)
         self._averaged = False
+        if self._replica.loss_scale is not None:
+            self._replica.loss_scale.check()
         return losses
 
     def _steps(
