@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.errors import RunFailedError
 
-__all__ = ["CLEAN_STEPS", "FIRST_SCALE", "LEAST_SCALE", "MOST_SCALE", "next_scale", "refuse_exhausted", "restored_scale"]
+__all__ = ["CLEAN_STEPS", "FIRST_SCALE", "LEAST_SCALE", "MOST_SCALE", "next_scale", "refuse_exhausted"]
 
 FIRST_SCALE = MOST_SCALE = 2.0**14
 LEAST_SCALE = 1.0
@@ -47,8 +47,3 @@ def refuse_exhausted(scale: float) -> None:
             f"precision fp16: gradients are not finite even at the loss scale {LEAST_SCALE:g}, so that no update could be made any more; "
             "train with --precision bf16 or fp32, with a smaller --lr or a longer warm-up"
         )
-
-
-def restored_scale(recorded: float) -> float:
-    """Return the scale to go on with from a checkpoint; an earlier release may have let it grow further."""
-    return min(recorded, MOST_SCALE)

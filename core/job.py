@@ -31,6 +31,8 @@ LONGEST_RUN_NAME_BYTES = 200
 
 # Every number has an upper bound, far beyond what is of use: a slip of the finger ends here, and not in an array, a thread pool or a timer.
 MOST = MOST_AMOUNT
+MOST_ACCUMULATED = 65_536
+MOST_EXAMPLES = 2**53
 LARGEST = 1e30  # a float32 holds it, and some factors besides
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 UpToMostNodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
@@ -71,9 +73,16 @@ class Job(BaseModel):
     procs_per_node: UpToMostNodes = Field(1, description="Workers on each node.")
     ps: UpToMostNodes = Field(1, description="Async: number of parameter servers; the first is on node 0.")
 
-    batch_size: Positive | None = Field(None, description=f"Examples per worker and step (default {DEFAULT_BATCH_SIZE}).")
+    batch_size: Positive | None = Field(
+        None,
+        description=f"Examples that a worker computes at once; an update is of batch size * accumulate * workers (default {DEFAULT_BATCH_SIZE}).",
+    )
     global_batch_size: Positive | None = Field(
-        None, description="Examples of all workers per step, instead of --batch-size; need not divide evenly."
+        None, description="Examples of all workers per update, instead of --batch-size; need not divide evenly."
+    )
+    accumulate: Annotated[int, Field(ge=1, le=MOST_ACCUMULATED)] = Field(
+        1,
+        description="Micro-batches per worker and update, computed one after another: as one large batch, with the memory of a small one.",
     )
     epochs: Positive | None = Field(None, description=f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
     steps: Positive | None = Field(None, description="Stop after this many updates, instead of --epochs.")
@@ -102,6 +111,13 @@ class Job(BaseModel):
         "none", description="Scale the learning rate with global batch / --base-batch-size."
     )
     base_batch_size: Positive = Field(DEFAULT_BATCH_SIZE, description="The global batch for which --lr was chosen; used by --scale-lr.")
+
+    clip_norm: Finite = Field(
+        0.0, description="Scale the gradient of an update down to this norm where it is larger (over all parameters); 0 does not."
+    )
+    ema_decay: Fraction = Field(
+        0.0, description="Evaluate with an exponential moving average of the weights that decays by this factor an update; 0 does not."
+    )
 
     augment: Literal["none", "crop", "flip", "crop+flip"] = Field(
         "none", description="Change training images at random, alike on every backend: shifted by up to an eighth, mirrored, or both."
@@ -258,6 +274,12 @@ class Job(BaseModel):
             raise ValueError(f"cores_per_node: give one number or one for each of the {self.nodes} nodes, not {len(self.cores_per_node)}")
         if self.network == "host" and (self.bandwidth is not None or self.cores_per_node is not None):
             raise ValueError("network: 'host' cannot limit nodes; bandwidth and cores_per_node need 'isolated'")
+        if self.per_worker_batch < self.accumulate:
+            raise ValueError(
+                f"accumulate: a worker's {self.per_worker_batch} examples of an update cannot be computed in {self.accumulate} micro-batches"
+            )
+        if self.global_batch > MOST_EXAMPLES:
+            raise ValueError(f"accumulate: an update of {self.global_batch:.3g} examples is more than any data has; give less of each")
         if self.mode == "async" and self.global_batch_size is not None and self.global_batch_size < self.workers:
             raise ValueError(f"global_batch_size: must be at least the number of workers ({self.workers}) in mode async")
         return self
@@ -269,15 +291,20 @@ class Job(BaseModel):
 
     @property
     def global_batch(self) -> int:
-        """Examples of all workers per step: `global_batch_size`, or batch size times workers."""
+        """Examples of all workers per update: `global_batch_size`, or batch size times micro-batches times workers."""
         if self.global_batch_size is not None:
             return self.global_batch_size
-        return (self.batch_size or DEFAULT_BATCH_SIZE) * self.workers
+        return (self.batch_size or DEFAULT_BATCH_SIZE) * self.accumulate * self.workers
 
     @property
     def per_worker_batch(self) -> int:
         """Examples of the largest slice that a worker takes of a full global batch."""
         return math.ceil(self.global_batch / self.workers)
+
+    @property
+    def micro_batch(self) -> int:
+        """Examples that a worker computes at once, at most: its slice, or the largest of the micro-batches that it is computed in."""
+        return math.ceil(self.per_worker_batch / self.accumulate)
 
     @property
     def wrapped(self) -> bool:

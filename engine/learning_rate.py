@@ -70,7 +70,9 @@ def learning_rates(
         if width is None:
             raise ValueError("schedule noam: the width of the model is needed")
         updates = steps + 1.0
-        return rates * job.schedule_coefficient * width**-0.5 * np.minimum(updates**-0.5, updates * job.warmup_steps**-1.5)
+        rates *= job.schedule_coefficient * width**-0.5
+        rates *= np.minimum(updates**-0.5, updates * job.warmup_steps**-1.5)
+        return rates
     if job.warmup_steps:
         rates *= np.minimum((steps + 1.0) / job.warmup_steps, 1.0)
     return rates

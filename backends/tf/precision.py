@@ -15,7 +15,7 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...models.base import ForwardContext
 from ..capabilities import unused_precision
-from ..loss_scaling import CLEAN_STEPS, FIRST_SCALE, MOST_SCALE, next_scale, refuse_exhausted, restored_scale
+from ..loss_scaling import CLEAN_STEPS, FIRST_SCALE, MOST_SCALE, next_scale, refuse_exhausted
 
 __all__ = [
     "ChiefLossScale",
@@ -112,7 +112,7 @@ class LossScale:
     def restore(self, scalars: Mapping[str, float]) -> None:
         """Take over what a checkpoint kept; begin anew where it kept nothing."""
         values = {**self.initial(), **scalars}
-        self.scale.assign(restored_scale(values["loss_scale"]))
+        self.scale.assign(values["loss_scale"])
         self._clean.assign(values["clean_steps"])
 
     def check(self) -> None:
@@ -150,7 +150,7 @@ class ChiefLossScale:
     def restore(self, scalars: Mapping[str, float]) -> None:
         """Take over what a checkpoint kept; begin anew where it kept nothing."""
         values = {**LossScale.initial(), **scalars}
-        self.scale, self._clean = restored_scale(values["loss_scale"]), int(values["clean_steps"])
+        self.scale, self._clean = values["loss_scale"], int(values["clean_steps"])
 
     def learn(self, given: float, ended: float, updates: int) -> None:
         """Take over what a ticket of some updates found, which was `given` a scale and `ended` with another or the same.

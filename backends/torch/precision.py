@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.errors import UsageError
 from ..capabilities import unused_precision
-from ..loss_scaling import FIRST_SCALE, next_scale, refuse_exhausted, restored_scale
+from ..loss_scaling import FIRST_SCALE, next_scale, refuse_exhausted
 
 __all__ = ["LossScale", "low_format", "precision_used", "watched"]
 
@@ -85,7 +85,7 @@ class LossScale:
 
     def restore(self, scalars: Mapping[str, float]) -> None:
         """Take over what a checkpoint kept; begin anew where it kept nothing."""
-        self.scale, self.clean_steps = restored_scale(scalars.get("loss_scale", FIRST_SCALE)), int(scalars.get("clean_steps", 0))
+        self.scale, self.clean_steps = scalars.get("loss_scale", FIRST_SCALE), int(scalars.get("clean_steps", 0))
 
     def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
         """Divide the gradients by the scale, in place, and adapt it. False: they are not all finite, and the update must be left out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,16 +70,22 @@ class TrainingJob:
         """Return what trains the same on those of all nodes alone that have these numbers. Raises RunFailedError where nothing can.
 
         An update is of as many examples, so that learning rates and the number of updates stay what they were: of the global batch in sync
-        mode, of a worker's batch in async mode, of the larger one where workers had batches of two sizes.
+        mode, of a worker's batch in async mode, of the larger one where workers had batches of two sizes. Micro-batches stay as small, so
+        that there are more of them where a worker has a larger share.
         """
         asked, limits = self.asked, self.asked.cores_per_node
         if len(places) == asked.nodes:
             return self
+        workers = len(places) * asked.procs_per_node
         batch = (None, asked.global_batch) if asked.mode == "sync" else (asked.per_worker_batch, None)
+        if asked.mode == "async" and asked.accumulate > 1:
+            batch = (None, asked.per_worker_batch * workers)
+        share = asked.per_worker_batch if asked.mode == "async" else math.ceil(asked.global_batch / workers)
         changed = {
             "nodes": len(places),
             "batch_size": batch[0],
             "global_batch_size": batch[1],
+            "accumulate": math.ceil(share / asked.micro_batch) if asked.accumulate > 1 else 1,
             "cores_per_node": limits if limits is None or len(limits) == 1 else tuple(limits[node] for node in places),
         }
         job = asked.model_copy(update=changed)

@@ -136,6 +136,7 @@ _LEARNING = (
     _learning("momentum", "momentum", read.by_sgd),
     _learning("nesterov", "Nesterov momentum", read.by_sgd),
     _learning("weight_decay", "weight decay"),
+    _learning("clip_norm", "limit of the gradient's norm"),
     _learning("beta1", "beta1", read.by_adam),
     _learning("beta2", "beta2", read.by_adam),
     _learning("epsilon", "epsilon", read.by_adam),
@@ -146,6 +147,13 @@ _LEARNING = (
     _learning("warmup_steps", "warm-up"),
     _learning("scale_lr", "scaling of the learning rate"),
     _learning("base_batch_size", "batch of the learning rate", lambda run: run.job.get("scale_lr") != "none"),
+    Factor(
+        "ema_decay",
+        "moving average of the weights",
+        read.job_field("ema_decay"),
+        ALL,
+        "evaluations are of the average, and it takes time and memory",
+    ),
     Factor("augment", "augmentation", read.job_field("augment"), ALL, "changing images takes time, and other images are learnt"),
     Factor("precision", "precision", read.precision, ALL, "other arithmetic is faster or slower, and rounds in another way"),
     Factor(
@@ -206,6 +214,7 @@ _MACHINE = (
         "the framework's wrapper costs time",
     ),
     Factor("steps_per_call", "steps per call", read.job_field_or("steps_per_call", "the backend's choice"), WORK, "fused steps cost less"),
+    Factor("accumulate", "micro-batches", read.job_field("accumulate"), WORK, "a worker computes its batch in more parts or fewer"),
     Factor("deterministic", "deterministic kernels", read.job_field("deterministic"), WORK, "kernels that repeat to the bit are slower"),
     Factor("profile", "profiled steps", read.job_field("profile"), WORK, "tracing takes time and memory"),
     Factor(

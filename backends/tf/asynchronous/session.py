@@ -95,9 +95,9 @@ class AsyncSession:
         layout = self._layout = layout_for(job, spec, data.info)
         make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
-        self._train = self._traced(training(self._model, self._passes, self._shards, layout), tf.TensorSpec([None], tf.int32))
+        self._train = self._traced(training(job, self._model, self._passes, self._shards, layout), tf.TensorSpec([None], tf.int32))
         self._evaluations: dict[Split, tf.types.experimental.ConcreteFunction] = {}
-        self._worker_components = WorkerComponents(self._model, self._passes, self._shards, layout)
+        self._worker_components = WorkerComponents(job, self._model, self._passes, self._shards, layout)
         self._component_functions: dict[StepComponent, tf.types.experimental.ConcreteFunction] = {}
         self._memory: StateMemory | None = None
         self._window = OUTSTANDING_PER_WORKER * job.workers

@@ -28,7 +28,7 @@ from .server import Listener, initial_shard, shard_bounds, warm_rule
 from .shards import bytes_of
 from .ticket_progress import TicketProgress
 from .ticket_queue import EvalSums, TicketQueue
-from .tickets import TrainTicket, cut_evaluation, cut_plan, encode
+from .tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, encode
 from .wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
 
 __all__ = ["AsyncSession"]
@@ -90,7 +90,7 @@ class AsyncSession:
         """Answer one worker's requests until there are no more tickets."""
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
-        calibrating = False
+        calibrating = averaged = False
         while True:
             frame = link.receive(incoming)
             if frame.kind == Kind.ECHO:
@@ -121,8 +121,10 @@ class AsyncSession:
             calibrating = isinstance(ticket, CalibrationOrder)
             if isinstance(ticket, TrainTicket):
                 progress.begin(ticket)
-            flags = REFRESH_SHARDS if waited or not isinstance(ticket, TrainTicket) else 0
-            link.send(Kind.PARAMETERS, outgoing, flags=flags, version=self._shard.read(values), trailer=encode(ticket))
+            flags = REFRESH_SHARDS if waited or averaged or not isinstance(ticket, TrainTicket) else 0
+            averaged = isinstance(ticket, EvalTicket)
+            version = self._shard.read(values, averaged=averaged)
+            link.send(Kind.PARAMETERS, outgoing, flags=flags, version=version, trailer=encode(ticket))
             if ticket is None:
                 return
 
