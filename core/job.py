@@ -139,7 +139,12 @@ class Job(BaseModel):
     checkpoint_every: str | None = Field(None, description="How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end).")
     keep: Positive = Field(5, description="How many of the newest checkpoints to keep.")
     keep_best: MetricName | None = Field(
-        None, description="Keep the checkpoint of the best evaluation by this figure as well: loss or a metric, such as accuracy."
+        None, description="Keep the checkpoints of the best evaluations by this figure as well: loss or a metric, such as accuracy."
+    )
+    keep_best_count: Positive = Field(1, description="With --keep-best: how many of the best to keep, beside the newest.")
+    patience: Annotated[int, Field(ge=0, le=MOST)] = Field(
+        0,
+        description="Stop after so many evaluations in a row without a better value of --keep-best's figure, or of the first metric; 0 does not.",
     )
     profile: Annotated[int, Field(ge=0, le=MOST)] = Field(
         0, description="Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer."

@@ -27,6 +27,7 @@ from .learning_rate import learning_rates
 from .loop_interfaces import CheckpointSink, ImpossibleAnswerError, Recorder, ResumePoint, TaskGroup, TrainingTotals
 from .non_finite_loss import LossGuard
 from .outstanding_plans import OutstandingPlans
+from .patience import Patience
 from .progress.base import Progress
 from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
 from .protocol.heartbeat import TICK_SECONDS, SilenceCounter
@@ -91,6 +92,7 @@ class TrainingLoop:
         self.triggers = Triggers(job, self.calendar)
         self.checkpoints = CheckpointPolicy(job, objective, self.triggers, start, saver, clock)
         self.target = Target.parse(job.until) if job.until else None
+        self.patience = Patience(job, objective, start, recorder, progress)
         self.outcome = TrainingTotals.at(start, len(tasks))
         self._queued: deque[_Command] = deque()
         self._plans = OutstandingPlans(job)
@@ -180,7 +182,7 @@ class TrainingLoop:
 
     def _awaiting_decision(self) -> bool:
         """Whether an evaluation is on its way whose outcome may end the run, or be worth a checkpoint."""
-        decides = self.target is not None or self.checkpoints.waits_for_evaluation
+        decides = self.target is not None or self.patience.limited or self.checkpoints.waits_for_evaluation
         return decides and any(command.message.kind == "evaluate" for command in self._queued)
 
     def _evaluation_due(self) -> bool:
@@ -320,6 +322,7 @@ class TrainingLoop:
         self.progress.evaluation(record)
         self._losses.evaluated(step, result.split, record.loss)
         self.checkpoints.evaluated(record)
+        self._stopping = self.patience.evaluated(record) or self._stopping
         if self.target is not None and self.target.reached(record.figure(self.target.metric)) and not self.outcome.target_reached:
             self.outcome.target_reached = True
             self.outcome.time_to_target_seconds = now

@@ -41,6 +41,7 @@ TAKES_EFFECT: Mapping[str, Requirement] = {
     "beta2": Requirement("optimizer", ("adam", "adamw")),
     "epsilon": Requirement("optimizer", ("adam", "adamw")),
     "sample_interval": Requirement("monitor", (True,)),
+    "keep_best_count": Requirement("keep_best"),
     "mlflow_experiment": Requirement("mlflow"),
 }
 

@@ -30,7 +30,7 @@ from ...models.build import build_model
 from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
-from .origin import Origin, evaluations_until, later_checkpoints, resume_point
+from .origin import Origin, evaluations_until, later_checkpoints, resume_point, saved_figures
 from .trust import LINK, links_outside, refuse_foreign
 
 __all__ = ["Resumption", "load_resumption"]
@@ -121,7 +121,7 @@ def load_resumption(
     notes += [f"going on although {problem} (--force)" for problem in problems] + dropped
     if job.schedule == "cosine" and any(before.get(field) != getattr(job, field) for field in ("steps", "epochs")):
         notes.append("the cosine of the learning rate now reaches to the new end of training, so the rate goes on from a higher value")
-    start = resume_point(cursor, evals, spec.objective.infos, meta.spent, None if reached is None else reached.time_seconds)
+    start = resume_point(cursor, evals, saved_figures(path, meta.step), meta.spent, None if reached is None else reached.time_seconds)
     return Resumption(
         path,
         resolved,

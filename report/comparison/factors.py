@@ -165,6 +165,7 @@ _LEARNING = (
         show=read.shown_budget,
     ),
     Factor("until", "target", read.job_field_or("until", "none"), LEARNING | {TIME}, "a run stops at its target", order=BY_FIELD["until"]),
+    Factor("patience", "patience", read.job_field("patience"), LEARNING | {TIME}, "a run stops when it has not improved for so long"),
     Factor(
         "eval_every",
         "evaluations",
@@ -230,6 +231,7 @@ _BESIDE = (
     _beside("calibrate", "calibration"),
     _beside("keep", "checkpoints kept"),
     _beside("keep_best", "best checkpoint kept by", "none"),
+    _beside("keep_best_count", "best checkpoints kept"),
     _beside("launcher", "launcher"),
     _beside("mllog", "MLPerf's log"),
     _beside("monitor", "samples of resources"),
