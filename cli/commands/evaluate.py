@@ -14,8 +14,9 @@ import numpy as np
 
 from ...backends.base import State
 from ...backends.loading import load_backend
-from ...checkpoint import Checkpoint, Meta, data_info, find_checkpoint
+from ...checkpoint import Meta, data_info
 from ...checkpoint.compatibility import rebuilt_model
+from ...checkpoint.selection import ChosenWeights, choose
 from ...core.errors import MissingPackageError, UsageError, writing
 from ...core.job import Job
 from ...core.plugins import available, forward_backends, forward_plugin
@@ -29,6 +30,7 @@ from ...launch.resume.trust import refuse_foreign
 from ...metrics import MetricInfo
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
+from ..checkpoint_options import checkpoint_options, selection_of
 from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
 from ..run_arguments import find_run_or_checkpoint
 
@@ -37,6 +39,7 @@ __all__ = ["evaluate"]
 
 @click.command(short_help="Evaluate a trained model on a dataset, on any backend.")
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
+@checkpoint_options
 @model_option
 @click.option("--data", metavar="NAME", help="A name from `trainer data list` [default: what it was trained on].")
 @click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
@@ -49,6 +52,10 @@ __all__ = ["evaluate"]
 @trust_option("Take")
 def evaluate(
     source: Path,
+    best: bool,
+    checkpoint: str | None,
+    average_checkpoints: int,
+    weights: str | None,
     model: str | None,
     data: str | None,
     data_dir: Path | None,
@@ -62,29 +69,31 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on every example of a dataset's split.
 
-    RUN is a run directory, whose newest sound checkpoint is taken; CHECKPOINT is one of those.
+    RUN is a run directory, whose newest sound checkpoint is taken unless another is asked for; CHECKPOINT is one of those.
     """
+    selection = selection_of(best=best, checkpoint=checkpoint, average_checkpoints=average_checkpoints, weights=weights)
     if split not in ("test", "train"):
         raise UsageError.of("--split", split, "test, train", ["test", "train"])
     if predictions is not None:
         _check_new(predictions)
-    checkpoint, damaged = find_checkpoint(find_run_or_checkpoint(source))
-    for error in damaged:
-        note(f"{error} An older one is taken.")
+    chosen = choose(find_run_or_checkpoint(source), selection)
+    for error in chosen.damaged:
+        note(f"{error} Another one is taken.")
+    meta = chosen.meta
     options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
-    name_settings({field: "flag" if typed is not None else f"checkpoint {checkpoint.path.name}" for field, typed in options.items()})
-    check_typed_model(model, checkpoint.meta.job["model"])
-    taken = _taken(checkpoint.meta, model, data, data_dir)
-    refuse_foreign(taken, checkpoint.path, ("model", "data", "data_dir"), trusted=trust_run)
-    job = _job(checkpoint.meta, data, data_dir, backend, precision, device)
-    dataset = _fitting_data(checkpoint.meta, job)
-    state = State(checkpoint.parameters, {}, checkpoint.meta.step, checkpoint.buffers)
-    spec = rebuilt_model(checkpoint.meta)
+    name_settings({field: "flag" if typed is not None else f"checkpoint {chosen.path.name}" for field, typed in options.items()})
+    check_typed_model(model, meta.job["model"])
+    taken = _taken(meta, model, data, data_dir)
+    refuse_foreign(taken, chosen.path, ("model", "data", "data_dir"), trusted=trust_run)
+    job = _job(meta, data, data_dir, backend, precision, device)
+    dataset = _fitting_data(meta, job)
+    spec = rebuilt_model(meta)
+    state = State(chosen.parameters(), {}, meta.step, chosen.buffers())
     if predictions is not None and not spec.classes:
         raise UsageError(f"--predictions: {job.model!r} has no classes, so that there are no logits of examples to write.")
     evaluator = Evaluator(job, spec, dataset, note)
     evaluated = evaluator.evaluate(state, cast(Split, split), logits=predictions is not None)
-    _print(_figures(checkpoint, job, dataset, evaluated, predictions), spec.objective.infos, as_json=as_json)
+    _print(_figures(chosen, job, dataset, evaluated, predictions), spec.objective.infos, as_json=as_json)
     if predictions is not None and evaluated.logits is not None:
         _write_predictions(predictions, evaluated.logits, dataset.labels(cast(Split, split)))
 
@@ -220,10 +229,12 @@ def _write_predictions(path: Path, logits_nk: Any, labels_n: Any) -> None:
             raise
 
 
-def _figures(checkpoint: Checkpoint, job: Job, dataset: StoredDataset, evaluated: Evaluated, predictions: Path | None) -> Mapping[str, Any]:
-    result, meta = evaluated.result, checkpoint.meta
+def _figures(chosen: ChosenWeights, job: Job, dataset: StoredDataset, evaluated: Evaluated, predictions: Path | None) -> Mapping[str, Any]:
+    result, meta = evaluated.result, chosen.meta
     return {
-        "checkpoint": str(checkpoint.path),
+        "checkpoint": str(chosen.path),
+        "averaged_checkpoints": [checkpoint.path.name for checkpoint in chosen.checkpoints] if len(chosen.checkpoints) > 1 else None,
+        "weights": chosen.weights,
         "step": meta.step,
         "model": job.model,
         "trained_by": meta.backend,
@@ -255,6 +266,11 @@ def _print(figures: Mapping[str, Any], infos: Sequence[MetricInfo], *, as_json: 
         )
     )
     width = max(len(label) for label, _ in lines)
-    click.echo(f"{figures['model']} after {figures['step']:,} updates, trained by {figures['trained_by']} on {figures['trained_on']}")
+    averaged = figures["averaged_checkpoints"]
+    mean = f", mean of {len(averaged)} checkpoints" if averaged else ""
+    ema = ", moving average of the weights" if figures["weights"] == "ema" else ""
+    click.echo(
+        f"{figures['model']} after {figures['step']:,} updates{mean}{ema}, trained by {figures['trained_by']} on {figures['trained_on']}"
+    )
     for label, text in lines:
         click.echo(f"{label:<{width}}  {text}")
