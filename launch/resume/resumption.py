@@ -152,7 +152,7 @@ def _require_remaining_steps(reader: RunReader, job: Job, calendar: EpochIndex, 
     total, step = Triggers(job, calendar).total, calendar.start.step
     summary = reader.summary()
     done = step if summary is None else max(step, summary["steps"])
-    extended = any(not resolved.sources[field].startswith(("run ", "default")) for field in ("steps", "epochs", "until"))
+    extended = any(not resolved.sources[field].startswith(("run ", "default")) for field in ("steps", "epochs", "until", "patience"))
     finished = reader.status()["state"] == "succeeded"
     if total < step or (finished and (total == step or (step == done and not extended))):
         what = f"{job.steps:,} steps" if job.steps is not None else f"{job.epochs or 'the default'} epochs"
