@@ -62,7 +62,9 @@ def clipped(gradients: Tensors, limit: float) -> list[torch.Tensor]:
     """
     found = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
-    torch._foreach_mul_(found, torch.clamp(limit / (norm + 1e-6), max=1.0))
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    if factor.device.type != "cpu" or float(factor) != 1.0:  # to ask a GPU would be to wait for it
+        torch._foreach_mul_(found, factor)
     return found
 
 
