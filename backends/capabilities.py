@@ -40,6 +40,9 @@ class Capabilities:
     - `augmentation`: it applies the changes of its batches (``--augment``).
     - `deterministic`: two runs of one sync job are equal to the bit where ``--deterministic`` asks for it, also one that was resumed.
     - `profiling`: it writes traces (``--profile``).
+    - `accumulation`: it computes an update in micro-batches (``--accumulate``).
+    - `clipping`: it limits the norm of an update's gradient (``--clip-norm``).
+    - `weight_averaging`: it keeps a moving average of the weights and evaluates with it (``--ema-decay``).
     - `packages`: the top-level modules that it imports, each with the distributions that it may come in. Where one is lacking the backend
       counts as not installed; the releases of all are recorded with each run.
     - `install`: the command that installs them; `gpu_install`: what to do where a GPU is there and the framework does not see it.
@@ -55,6 +58,9 @@ class Capabilities:
     augmentation: bool = False
     deterministic: bool = False
     profiling: bool = False
+    accumulation: bool = False
+    clipping: bool = False
+    weight_averaging: bool = False
     packages: Mapping[str, Sequence[str]] = field(default_factory=dict)
     install: str = ""
     gpu_install: str = ""
@@ -87,6 +93,13 @@ def _asked(job: Job, capabilities: Capabilities) -> Iterator[tuple[str, str, Seq
     yield "augment", job.augment, ["none", *([job.augment] if capabilities.augmentation else [])]
     yield "deterministic", _switch(job.deterministic), ["false", *(["true"] if capabilities.deterministic else [])]
     yield "profile", str(job.profile), ["0", *([str(job.profile)] if capabilities.profiling else [])]
+    for name, without, supported in (
+        ("accumulate", 1, capabilities.accumulation),
+        ("clip_norm", 0, capabilities.clipping),
+        ("ema_decay", 0, capabilities.weight_averaging),
+    ):
+        asked = getattr(job, name)
+        yield name, f"{asked:g}", [f"{without}", *([f"{asked:g}"] if supported else [])]
 
 
 def _switch(value: bool) -> str:

@@ -1,7 +1,8 @@
 """A trained model in the format of others: what a backend that can export adds to `Backend`, and the process that does it.
 
-Started as ``python -m crosstrain.backends.export BACKEND FORMAT CHECKPOINT FOLDER ERROR PARENT``, so that no framework enters the command
-itself, and never two one process. Without a backend (``-``) the formats are those that need no framework.
+Started as ``python -m crosstrain.backends.export BACKEND FORMAT WEIGHTS FOLDER ERROR PARENT``, so that no framework enters the command
+itself, and never two one process. WEIGHTS is a JSON object: the paths of ``checkpoints``, whose mean is exported, and which ``weights`` of
+theirs (`checkpoint.selection`). Without a backend (``-``) the formats are those that need no framework.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
-from ..checkpoint import Checkpoint, Meta, read_checkpoint
+from ..checkpoint import Meta, read_checkpoint
 from ..checkpoint.compatibility import rebuilt_model
 from ..checkpoint.safetensors_file import header
+from ..checkpoint.selection import ChosenWeights
 from ..core.errors import TrainerError, UsageError
 from ..core.process import die_with_parent
 from ..models.base import Array, ModelSpec
@@ -79,9 +81,10 @@ def export_plain(request: Export) -> None:
             file.write(array.data)
 
 
-def export_checkpoint(backend: str, export_format: str, checkpoint: Checkpoint, folder: Path) -> None:
-    """Export a checkpoint into an empty folder, with a description for programs and one for people."""
-    meta, spec = checkpoint.meta, rebuilt_model(checkpoint.meta)
+def export_weights(backend: str, export_format: str, chosen: ChosenWeights, folder: Path) -> None:
+    """Export weights into an empty folder, with a description for programs and one for people."""
+    meta = chosen.meta
+    spec = rebuilt_model(meta)
     translates = spec.objective.translation is not None
     if "columns" in meta.data and not translates:
         read = ", ".join(column["name"] for column in meta.data["columns"])
@@ -91,30 +94,31 @@ def export_checkpoint(backend: str, export_format: str, checkpoint: Checkpoint, 
         folder=folder,
         model_name=meta.job["model"],
         model=spec,
-        parameters=checkpoint.parameters,
-        buffers=checkpoint.buffers,
+        parameters=chosen.parameters(),
+        buffers=chosen.buffers(),
         updates=meta.step,
         mean=() if translates else tuple(meta.data["mean"]),
         std=() if translates else tuple(meta.data["std"]),
     )
     if backend == PLAIN:
-        chosen = PLAIN_FORMATS[export_format]
+        written = PLAIN_FORMATS[export_format]
         export_plain(request)
     else:
         exporter = load_backend(backend)
         formats = exporter.capabilities.export_formats
         if export_format not in formats:
             raise UsageError.of("--format", export_format, f"{', '.join(formats) or 'none'} on backend {backend}", formats)
-        chosen = formats[export_format]
+        written = formats[export_format]
         cast(Exporter, exporter).export(request)
-    (folder / DESCRIPTION).write_text(json.dumps(_description(meta, export_format), indent=1) + "\n", encoding="utf-8")
-    readme = text_readme(meta, export_format, chosen) if translates else _readme(meta, export_format, chosen)
+    (folder / DESCRIPTION).write_text(json.dumps(_description(chosen, export_format), indent=1) + "\n", encoding="utf-8")
+    readme = text_readme(meta, export_format, written) if translates else _readme(chosen, export_format, written)
     (folder / README).write_text(readme, encoding="utf-8")
     if translates:
-        write_run_vocabulary(checkpoint.path, folder)
+        write_run_vocabulary(chosen.path, folder)
 
 
-def _description(meta: Meta, export_format: str) -> dict[str, object]:
+def _description(chosen: ChosenWeights, export_format: str) -> dict[str, object]:
+    meta = chosen.meta
     return {
         "schema": 1,
         "format": export_format,
@@ -143,12 +147,17 @@ def _image_description(meta: Meta) -> dict[str, object]:
     }
 
 
-def _readme(meta: Meta, export_format: str, chosen: ExportFormat) -> str:
+def _readme(chosen: ChosenWeights, export_format: str, written: ExportFormat) -> str:
+    meta = chosen.meta
+    count = len(chosen.checkpoints)
+    mean = f" The weights are the mean of {count} checkpoints." if count > 1 else ""
+    ema = " They are a moving average over the updates." if chosen.weights == "ema" else ""
     channels, height, width = meta.data["input_shape"]
-    usage = chosen.usage.replace("IMAGES", f"(1, {channels}, {height}, {width})")
+    usage = written.usage.replace("IMAGES", f"(1, {channels}, {height}, {width})")
     return (
         f"# {meta.model['name']} as {export_format}\n\n"
-        f"This folder holds {chosen.summary}. It was trained on {meta.data['name']} by `trainer` with {meta.step:,} updates.\n\n"
+        f"This folder holds {written.summary}. It was trained on {meta.data['name']} by `trainer` with {meta.step:,} updates."
+        f"{mean}{ema}\n\n"
         f"Input: images, [batch, {channels}, {height}, {width}], channels first, pixels normalised as (pixel / 255 − mean) / std with\n"
         f"mean {meta.data['mean']} and std {meta.data['std']}, a number a channel. Output: logits, [batch, {meta.data['classes']}];\n"
         f"their softmax is the probability of each class. `{DESCRIPTION}` says the same for programs, and has the names and shapes\n"
@@ -158,14 +167,16 @@ def _readme(meta: Meta, export_format: str, chosen: ExportFormat) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export one checkpoint; an error meant for people is written to the file ERROR, and its exit code returned.
+    """Export trained weights; an error meant for people is written to the file ERROR, and its exit code returned.
 
     What frameworks say stands on standard error.
     """
-    backend, export_format, checkpoint, folder, errors, parent = sys.argv[1:] if arguments is None else arguments
+    backend, export_format, weights, folder, errors, parent = sys.argv[1:] if arguments is None else arguments
     die_with_parent(int(parent))
     try:
-        export_checkpoint(backend, export_format, read_checkpoint(Path(checkpoint)), Path(folder))
+        given = json.loads(weights)
+        chosen = ChosenWeights(tuple(read_checkpoint(Path(path)) for path in given["checkpoints"]), given["weights"])
+        export_weights(backend, export_format, chosen, Path(folder))
     except TrainerError as error:
         Path(errors).write_text(str(error), encoding="utf-8")
         return error.exit_code

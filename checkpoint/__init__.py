@@ -5,7 +5,7 @@ of each file (docs/checkpoints.md). Nothing here knows a framework.
 """
 
 from .array_index import ArrayEntry
-from .folder import CHECKPOINTS, find_checkpoint, is_checkpoint, list_checkpoints, newest_sound, prune, read_lock
+from .folder import CHECKPOINTS, best_checkpoints, find_checkpoint, is_checkpoint, list_checkpoints, newest_sound, prune, read_lock
 from .meta import Meta, data_info, described_data, described_model, peek_meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
 from .writer import CheckpointWriter
@@ -17,6 +17,7 @@ __all__ = [
     "CheckpointWriter",
     "DamagedCheckpointError",
     "Meta",
+    "best_checkpoints",
     "data_info",
     "described_data",
     "described_model",

@@ -17,7 +17,7 @@ from .manifest import MANIFEST
 from .meta import META, peek_meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
 
-__all__ = ["CHECKPOINTS", "find_checkpoint", "is_checkpoint", "list_checkpoints", "newest_sound", "prune", "read_lock"]
+__all__ = ["CHECKPOINTS", "best_checkpoints", "find_checkpoint", "is_checkpoint", "list_checkpoints", "newest_sound", "prune", "read_lock"]
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder within the run directory."""
@@ -109,22 +109,21 @@ def read_lock(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def prune(run_path: Path, keep: int, keep_best: MetricInfo | None = None) -> list[Path]:
-    """Remove all checkpoints of a run but the `keep` newest and the one that was best by the metric `keep_best`.
+def best_checkpoints(run_path: Path, metric: MetricInfo) -> list[Path]:
+    """Return a run's checkpoints that were evaluated, sound or not, the best by a metric first; among equals the earliest."""
+    figures = {path: figure for path in reversed(list_checkpoints(run_path)) if (figure := _figure(path, metric.name)) is not None}
+    return sorted(figures, key=lambda path: -figures[path] if metric.better == "higher" else figures[path])
 
-    Return what was removed; one that somebody holds (`read_lock`) stays until the next time. Among equals the earliest is the best. Raises
-    OSError.
+
+def prune(run_path: Path, keep: int, keep_best: MetricInfo | None = None, keep_best_count: int = 1) -> list[Path]:
+    """Remove all checkpoints of a run but the `keep` newest and those that were best by the metric `keep_best`, so many of them.
+
+    Return what was removed; one that somebody holds (`read_lock`) stays until the next time. Raises OSError.
     """
     paths = list_checkpoints(run_path)
     kept = set(paths[:keep])
     if keep_best is not None:
-        figures = {path: figure for path in reversed(paths) if (figure := _figure(path, keep_best.name)) is not None}
-        best: Path | None = None
-        for path, figure in figures.items():
-            if keep_best.improves(figure, None if best is None else figures[best]):
-                best = path
-        if best is not None:
-            kept.add(best)
+        kept.update(best_checkpoints(run_path, keep_best)[:keep_best_count])
     removed: list[Path] = []
     for path in paths:
         if path not in kept and (descriptor := lock(path)) is not None:

@@ -31,6 +31,8 @@ LONGEST_RUN_NAME_BYTES = 200
 
 # Every number has an upper bound, far beyond what is of use: a slip of the finger ends here, and not in an array, a thread pool or a timer.
 MOST = MOST_AMOUNT
+MOST_ACCUMULATED = 65_536
+MOST_EXAMPLES = 2**53
 LARGEST = 1e30  # a float32 holds it, and some factors besides
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 UpToMostNodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
@@ -78,9 +80,16 @@ class Job(BaseModel):
     procs_per_node: UpToMostNodes = Field(1, description="Workers on each node.")
     ps: UpToMostNodes = Field(1, description="Async: number of parameter servers; the first is on node 0.")
 
-    batch_size: Positive | None = Field(None, description=f"Examples per worker and step (default {DEFAULT_BATCH_SIZE}).")
+    batch_size: Positive | None = Field(
+        None,
+        description=f"Examples that a worker computes at once; an update is of batch size * accumulate * workers (default {DEFAULT_BATCH_SIZE}).",
+    )
     global_batch_size: Positive | None = Field(
-        None, description="Examples of all workers per step, instead of --batch-size; need not divide evenly."
+        None, description="Examples of all workers per update, instead of --batch-size; need not divide evenly."
+    )
+    accumulate: Annotated[int, Field(ge=1, le=MOST_ACCUMULATED)] = Field(
+        1,
+        description="Micro-batches per worker and update, computed one after another: as one large batch, with the memory of a small one.",
     )
     batch_tokens: Positive | None = Field(
         None, description="Text: at most so many target tokens per worker and step, of sentences of like length, instead of --batch-size."
@@ -97,16 +106,28 @@ class Job(BaseModel):
     beta1: Fraction = Field(0.9, description="Adam, AdamW: decay of the first moment.")
     beta2: Fraction = Field(0.999, description="Adam, AdamW: decay of the second moment.")
     epsilon: AboveZero = Field(1e-8, description="Adam, AdamW: added to the root of the second moment.")
-    schedule: Literal["constant", "step", "cosine"] = Field("constant", description="Course of the learning rate over epochs.")
+    schedule: Literal["constant", "step", "cosine", "noam"] = Field(
+        "constant",
+        description="Course of the learning rate: step and cosine over epochs; noam over updates, "
+        "coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
+    )
     schedule_step_epochs: Annotated[float, Field(gt=0, le=MOST)] = Field(1.0, description="Schedule step: epochs between two decays.")
     schedule_gamma: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="Schedule step: factor of each decay.")
+    schedule_coefficient: AboveZero = Field(1.0, description="Schedule noam: factor of the learning rate.")
     warmup_steps: Annotated[int, Field(ge=0, le=MOST)] = Field(
-        0, description="Linear warm-up from 0 over this many updates, before any schedule."
+        0, description="Linear warm-up from 0 over this many updates, before any schedule; noam has it in its formula."
     )
     scale_lr: Literal["none", "linear", "sqrt"] = Field(
         "none", description="Scale the learning rate with global batch / --base-batch-size."
     )
     base_batch_size: Positive = Field(DEFAULT_BATCH_SIZE, description="The global batch for which --lr was chosen; used by --scale-lr.")
+
+    clip_norm: Finite = Field(
+        0.0, description="Scale the gradient of an update down to this norm where it is larger (over all parameters); 0 does not."
+    )
+    ema_decay: Fraction = Field(
+        0.0, description="Evaluate with an exponential moving average of the weights that decays by this factor an update; 0 does not."
+    )
 
     augment: Literal["none", "crop", "flip", "crop+flip"] = Field(
         "none", description="Change training images at random, alike on every backend: shifted by up to an eighth, mirrored, or both."
@@ -135,7 +156,12 @@ class Job(BaseModel):
     checkpoint_every: str | None = Field(None, description="How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end).")
     keep: Positive = Field(5, description="How many of the newest checkpoints to keep.")
     keep_best: MetricName | None = Field(
-        None, description="Keep the checkpoint of the best evaluation by this figure as well: loss or a metric, such as accuracy."
+        None, description="Keep the checkpoints of the best evaluations by this figure as well: loss or a metric, such as accuracy."
+    )
+    keep_best_count: Positive = Field(1, description="With --keep-best: how many of the best to keep, beside the newest.")
+    patience: Annotated[int, Field(ge=0, le=MOST)] = Field(
+        0,
+        description="Stop after so many evaluations in a row without a better value of --keep-best's figure, or of the first metric; 0 does not.",
     )
     profile: Annotated[int, Field(ge=0, le=MOST)] = Field(
         0, description="Trace this many steps after warm-up into the run directory, for TensorBoard's or Chrome's trace viewer."
@@ -256,6 +282,8 @@ class Job(BaseModel):
             raise ValueError("batch_size and global_batch_size: give one of the two")
         if self.batch_tokens is not None and (self.batch_size is not None or self.global_batch_size is not None):
             raise ValueError("batch_tokens: instead of batch_size and global_batch_size, which count examples; give one of them")
+        if self.batch_tokens is not None and self.accumulate > 1:
+            raise ValueError("accumulate: micro-batches are counted in examples, and batch_tokens counts tokens; give fewer --batch-tokens")
         if self.batch_tokens is not None and self.scale_lr != "none":
             raise ValueError("scale_lr: needs batches of a number of examples (batch_size), and batch_tokens counts tokens")
         if self.epochs is not None and self.steps is not None:
@@ -264,6 +292,8 @@ class Job(BaseModel):
             raise ValueError("nesterov: needs momentum greater than 0")
         if self.optimizer != "sgd" and self.momentum:
             raise ValueError(f"momentum: belongs to optimizer sgd, not {self.optimizer} (which has beta1)")
+        if self.schedule == "noam" and not self.warmup_steps:
+            raise ValueError("schedule: noam rises over --warmup-steps updates and falls after them; give at least 1, such as 4000")
         if self.mode == "sync" and self.ps != 1:
             raise ValueError("ps: parameter servers exist in mode async only")
         if self.deterministic and self.mode == "async":
@@ -272,6 +302,12 @@ class Job(BaseModel):
             raise ValueError(f"cores_per_node: give one number or one for each of the {self.nodes} nodes, not {len(self.cores_per_node)}")
         if self.network == "host" and (self.bandwidth is not None or self.cores_per_node is not None):
             raise ValueError("network: 'host' cannot limit nodes; bandwidth and cores_per_node need 'isolated'")
+        if self.per_worker_batch < self.accumulate:
+            raise ValueError(
+                f"accumulate: a worker's {self.per_worker_batch} examples of an update cannot be computed in {self.accumulate} micro-batches"
+            )
+        if self.global_batch > MOST_EXAMPLES:
+            raise ValueError(f"accumulate: an update of {self.global_batch:.3g} examples is more than any data has; give less of each")
         if self.mode == "async" and self.global_batch_size is not None and self.global_batch_size < self.workers:
             raise ValueError(f"global_batch_size: must be at least the number of workers ({self.workers}) in mode async")
         return self
@@ -283,7 +319,7 @@ class Job(BaseModel):
 
     @property
     def global_batch(self) -> int:
-        """Examples of all workers per step: `global_batch_size`, or batch size times workers.
+        """Examples of all workers per update: `global_batch_size`, or batch size times micro-batches times workers.
 
         With `batch_tokens` it is how many they can be at most.
         """
@@ -291,12 +327,17 @@ class Job(BaseModel):
             return self.batch_tokens * self.workers
         if self.global_batch_size is not None:
             return self.global_batch_size
-        return (self.batch_size or DEFAULT_BATCH_SIZE) * self.workers
+        return (self.batch_size or DEFAULT_BATCH_SIZE) * self.accumulate * self.workers
 
     @property
     def per_worker_batch(self) -> int:
         """Examples of the largest slice that a worker takes of a full global batch."""
         return math.ceil(self.global_batch / self.workers)
+
+    @property
+    def micro_batch(self) -> int:
+        """Examples that a worker computes at once, at most: its slice, or the largest of the micro-batches that it is computed in."""
+        return math.ceil(self.per_worker_batch / self.accumulate)
 
     @property
     def wrapped(self) -> bool:

@@ -32,7 +32,7 @@ def explained_schedule(job: Job, total_steps: int | None) -> str:
         batch = job.global_batch if job.mode == "sync" else job.per_worker_batch
         base += f" (--lr {job.lr:.3g} scaled {job.scale_lr} from batch {job.base_batch_size} to {batch})"
     rest = _COURSES[job.schedule](job, base, total_steps)
-    if not job.warmup_steps:
+    if not job.warmup_steps or job.schedule == "noam":
         return rest
     return f"warm-up (--warmup-steps) raises it evenly over the first {job.warmup_steps:,} updates; {rest}"
 
@@ -51,9 +51,17 @@ def _cosine_course(_job: Job, base: str, total_steps: int | None) -> str:
     return f"half a cosine (--schedule cosine) from {base} down to 0 at {until}"
 
 
+def _noam_course(job: Job, base: str, _total_steps: int | None) -> str:
+    return (
+        f"rises evenly over the first {job.warmup_steps:,} updates (--schedule noam, --warmup-steps), then falls with the root of their "
+        f"number; {base} is multiplied by {job.schedule_coefficient:g} and divided by the root of the model's width"
+    )
+
+
 _COURSES: Mapping[str, Callable[[Job, str, int | None], str]] = {
     "constant": _constant_course,
     "step": _step_course,
     "cosine": _cosine_course,
+    "noam": _noam_course,
 }
 """Each schedule in words: from the job, the rate that it starts from, and the planned number of updates."""

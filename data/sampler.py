@@ -74,6 +74,20 @@ class Batches:
         stop = first + count
         return Batches(self.indices, self.offsets[first : stop + 1], self.examples[first:stop], self.weights[first:stop], self.changes)
 
+    def in_micro_batches(self, most: int) -> tuple[Batches, NDArray[np.int64]]:
+        """Return every batch cut into at most `most` micro-batches of nearly equal size, and into how many each was, int64 [batches].
+
+        Batch i of n examples becomes k = min(most, n), at least 1, which begin at ⌊n·j / k⌋, so that none but that of an empty batch is
+        empty. `examples` and `weights` of each stay those of its whole update.
+        """
+        sizes = np.diff(self.offsets).astype(np.int64)
+        counts = np.minimum(most, np.maximum(sizes, 1))
+        batch = np.repeat(np.arange(len(self)), counts)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        begins = self.offsets[batch] + sizes[batch] * within // counts[batch]
+        offsets = np.append(begins, self.offsets[-1:]).astype(np.int32)
+        return Batches(self.indices, offsets, self.examples[batch], self.weights[batch], self.changes), counts
+
     @classmethod
     def single(cls, count: int) -> Batches:
         """Return the first `count` examples of a split as one batch, each of weight 1, for a warm-up."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..core.job import Job
+from ..metrics.ranking import BestFew
 from ..models.objectives import Objective
 from ..records.schema import EvalRecord
 from .epochs import DataCursor
@@ -25,8 +26,11 @@ class CheckpointPolicy:
         self._budget = budget
         self._saver = saver
         self._clock = clock
-        self._figure = objective.info(job.keep_best) if job.keep_best else None
-        self._best = start.best.get(job.keep_best) if job.keep_best else None
+        self._figure = job.keep_best
+        self._best: BestFew | None = None
+        if job.keep_best is not None:
+            earlier = (figures[job.keep_best] for figures in start.saved if job.keep_best in figures)
+            self._best = BestFew(objective.info(job.keep_best), job.keep_best_count, earlier)
         self._improved = False
         self._last_step = start.cursor.step if start.resumed else 0
         self._last_seconds = 0.0
@@ -58,12 +62,9 @@ class CheckpointPolicy:
         return step != self._last_step
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Take note of an evaluation; one better than all before makes a checkpoint due, with ``--keep-best``."""
-        if self._figure is None:
-            return
-        value = record.figure(self._figure.name)
-        if self._figure.improves(value, self._best):
-            self._best, self._improved = value, True
+        """Take note of an evaluation; with ``--keep-best`` one that is among the best so far makes a checkpoint due."""
+        if self._best is not None and self._figure is not None and self._best.add(record.figure(self._figure)):
+            self._improved = True
 
     def on_requested(self, sequence: int, cursor: DataCursor) -> None:
         """A command ``state`` has been sent."""

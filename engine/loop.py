@@ -30,6 +30,7 @@ from .learning_rate import learning_rates
 from .loop_interfaces import CheckpointSink, ImpossibleAnswerError, Recorder, ResumePoint, TaskGroup, TrainingTotals
 from .non_finite_loss import LossGuard
 from .outstanding_plans import OutstandingPlans
+from .patience import Patience
 from .progress.base import Progress
 from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
 from .protocol.heartbeat import TICK_SECONDS, SilenceCounter
@@ -64,7 +65,10 @@ class _Command:
 
 
 class TrainingLoop:
-    """Trains one job to its end. `clock` returns seconds on the run clock; `lengths` are those of training examples of text."""
+    """Trains one job to its end. `clock` returns seconds on the run clock; `lengths` are those of training examples of text.
+
+    `width` is that of the model, where it has one.
+    """
 
     def __init__(
         self,
@@ -79,12 +83,14 @@ class TrainingLoop:
         saver: CheckpointSink,
         start: ResumePoint | None = None,
         lengths: Mapping[str, NDArray[np.int64]] | None = None,
+        width: int | None = None,
     ) -> None:
         start = start or ResumePoint()
         sampler = run_sampler(job, data.sizes["train"], lengths)
         self.job = job
         self.data = data
         self.objective = objective
+        self.width = width
         self.sampler = sampler
         self.tasks = tasks
         self.recorder = recorder
@@ -95,6 +101,7 @@ class TrainingLoop:
         self.checkpoints = CheckpointPolicy(job, objective, self.triggers, start, saver, clock)
         self._evaluation = EvaluationInProgress(job, objective, data.sizes, len(tasks))
         self.target = Target.parse(job.until) if job.until else None
+        self.patience = Patience(job, objective, start, recorder, progress)
         self.outcome = TrainingTotals.at(start, len(tasks))
         self._queued: deque[_Command] = deque()
         self._plans = OutstandingPlans(job)
@@ -189,7 +196,7 @@ class TrainingLoop:
         """Whether an evaluation is on its way whose outcome may end the run, or be worth a checkpoint, or whose parts come one by one."""
         if self._evaluation.translating:
             return True
-        decides = self.target is not None or self.checkpoints.waits_for_evaluation
+        decides = self.target is not None or self.patience.limited or self.checkpoints.waits_for_evaluation
         return decides and any(command.message.kind == "evaluate" for command in self._queued)
 
     def _evaluation_due(self) -> bool:
@@ -212,7 +219,7 @@ class TrainingLoop:
         self._next_plan_steps *= 2
         count = min(wanted, place.left, self.triggers.next_stop(step) - step)
         positions = self.calendar.epochs_at(step, count)
-        rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions)
+        rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions, self.width)
         plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip, place.arranged)
         self._plans.add(plan)
         self._next_step += count
@@ -356,6 +363,7 @@ class TrainingLoop:
         self.progress.evaluation(record)
         self._losses.evaluated(step, result.split, record.loss)
         self.checkpoints.evaluated(record)
+        self._stopping = self.patience.evaluated(record) or self._stopping
         if self.target is not None and self.target.reached(record.figure(self.target.metric)) and not self.outcome.target_reached:
             self.outcome.target_reached = True
             self.outcome.time_to_target_seconds = now

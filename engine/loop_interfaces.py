@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -90,15 +90,23 @@ class CheckpointSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where a run begins, or goes on: the seconds spent so far, the evaluations' last, and when its target was reached."""
+    """Where a run begins, or goes on: the seconds spent so far, its evaluations on test examples, and when its target was reached.
+
+    `saved` are the figures, by name, of the checkpoints that there are, oldest first.
+    """
 
     cursor: DataCursor = START
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
-    last_evaluation: EvalRecord | None = None
-    best: Mapping[str, float] = field(default_factory=dict)
+    evaluations: Sequence[EvalRecord] = ()
+    saved: Sequence[Mapping[str, float]] = ()
     time_to_target_seconds: float | None = None
+
+    @property
+    def last_evaluation(self) -> EvalRecord | None:
+        """The last evaluation so far."""
+        return self.evaluations[-1] if self.evaluations else None
 
     @property
     def resumed(self) -> bool:

@@ -25,6 +25,7 @@ from ..backends.loading import install_hint, load_backend
 from ..core.cluster import Cluster, Task, TaskSpec
 from ..core.errors import MissingPackageError, RunFailedError, TrainerError
 from ..core.job import Job
+from ..core.memory_exhaustion import told_of
 from ..core.process import die_with_parent, ignore_interrupts
 from ..core.startup_watchdog import add_phase_listener, startup_deadline, startup_phase
 from ..data.store.stored_dataset import open_dataset
@@ -297,6 +298,7 @@ def _report_error(stream: Stream, error: BaseException) -> None:
         "errno": error.errno if isinstance(error, OSError) else None,
         "exit_code": error.exit_code if isinstance(error, TrainerError) else None,
         "peer_lost": caused_by_peer_loss(error),
+        "out_of_memory": None if (told := told_of(error)) is None else told.encode(errors="backslashreplace").decode(),
     }
     try:
         stream.send(Message("error", fields))

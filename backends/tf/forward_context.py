@@ -22,6 +22,10 @@ Buffers = Mapping[str, tf.Tensor]
 Context = ForwardContext[tf.Tensor]
 
 
+FIRST_STEP_OF_NO_RUN = 1 << 40
+"""Sets the draws of an update's micro-batches apart from each other, and from those of any update."""
+
+
 class ForwardContexts:
     """Makes the contexts of one worker. `rank` sets its draws apart from those of others at the same step."""
 
@@ -35,15 +39,20 @@ class ForwardContexts:
         """Return the context of a pass that does not train."""
         return ForwardContext(training=False, buffers=buffers, compute=self._low, settings=self._settings)
 
-    def training(self, buffers: Buffers, step: tf.Tensor | None, indices: tf.Tensor) -> Context:
-        """Return the context of update `step` (int64 scalar; None is enough for a model without dropout) on the examples at `indices`."""
+    def training(self, buffers: Buffers, step: tf.Tensor | None, indices: tf.Tensor, micro_batch: tf.Tensor | None = None) -> Context:
+        """Return the context of update `step` (int64 scalar; None is enough for a model without dropout) on the examples at `indices`.
+
+        `micro_batch` int32 is their number among the micro-batches of the update, which each draw for themselves; None where it has one.
+        """
         context: Context = ForwardContext(training=True, buffers=buffers, compute=self._low, settings=self._settings)
         if self.dropout:
-            context.dropout = self._dropout(step, indices)
+            context.dropout = self._dropout(step, indices, micro_batch)
         return context
 
-    def _dropout(self, step: tf.Tensor, indices: tf.Tensor) -> Callable[[tf.Tensor, float, int], tf.Tensor]:
+    def _dropout(self, step: tf.Tensor, indices: tf.Tensor, micro_batch: tf.Tensor | None) -> Callable[[tf.Tensor, float, int], tf.Tensor]:
         """Return the function of a context, in ops."""
+        if micro_batch is not None and not self._shared_masks:
+            step = step + tf.cast(micro_batch, tf.int64) * FIRST_STEP_OF_NO_RUN
 
         def drop(x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
             kept = self._shared_mask if self._shared_masks else self._drawn_mask

@@ -190,7 +190,7 @@ def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> in
         and not spec.dropout
         and spec.size <= MOST_IN_MICRO_BATCHES
     )
-    return threads if suitable and job.per_worker_batch >= LEAST_MICRO_BATCH * threads else 1
+    return threads if suitable and job.micro_batch >= LEAST_MICRO_BATCH * threads else 1
 
 
 def build_model(name: str, spec: ModelSpec) -> TfModel:

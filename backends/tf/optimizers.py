@@ -19,16 +19,16 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ...core.job import Job
-from ...core.update_rules import FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, slot_names
+from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
 
-__all__ = ["Adam", "Optimizer", "Sgd", "build_optimizer"]
+__all__ = ["Adam", "Averaging", "Optimizer", "Sgd", "build_optimizer", "clipped"]
 
 Scalars = Sequence[tf.Tensor]
 Slots = Mapping[str, tf.Variable]
 
 
 class Optimizer(Protocol):
-    """An update rule. `slots` names the vectors it keeps beside each parameter, which start at zero.
+    """An update rule. `slots` names the vectors it keeps beside each parameter, which start at zero (`EMA` as the parameter).
 
     What differs from update to update are a few scalars: `host_scalars` computes them before the loop, `scalars` where the number of
     the update is known only when it is applied. `needs_count` says whether they depend on that number at all.
@@ -151,11 +151,59 @@ class Adam:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """A rule that also keeps a moving average of its parameters (`core.update_rules`). Scalars: those of `rule`, then 1 − dₜ."""
+
+    rule: Optimizer
+    decay: float
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Those of the rule, which has been told of the average."""
+        return self.rule.slots
+
+    @property
+    def needs_count(self) -> bool:
+        """The decay depends on the number of the update."""
+        return True
+
+    def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
+        """Return the scalars, float32 [count, scalars]."""
+        update = np.arange(first_update, first_update + len(learning_rates), dtype=np.float64)
+        rates = averaging_rates(self.decay, update).astype(np.float32)
+        return np.concatenate([self.rule.host_scalars(learning_rates, first_update), rates[:, None]], axis=1)
+
+    def scalars(self, learning_rate: tf.Tensor, update: tf.Tensor | None) -> Scalars:
+        """Return the scalars of one update."""
+        number = tf.cast(update, tf.float64)
+        rate = 1.0 - tf.minimum(tf.constant(self.decay, tf.float64), (1.0 + number) / (10.0 + number))
+        return (*self.rule.scalars(learning_rate, update), tf.cast(rate, tf.float32))
+
+    def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
+        """Apply one update, then move the average towards the new values."""
+        *own, rate = scalars
+        with tf.control_dependencies([self.rule.apply(variable, slots, gradient, own)]):
+            distance = slots[EMA].read_value() - variable.read_value()
+            return tf.raw_ops.AssignSubVariableOp(resource=slots[EMA].handle, value=rate * distance)
+
+
 def build_optimizer(job: Job) -> Optimizer:
     """Return the job's update rule."""
     if job.optimizer == "sgd":
-        return Sgd(slot_names(job), job.momentum, job.nesterov, job.weight_decay)
-    return Adam(slot_names(job), job.beta1, job.beta2, job.epsilon, job.weight_decay, decoupled=job.optimizer == "adamw")
+        rule: Optimizer = Sgd(slot_names(job), job.momentum, job.nesterov, job.weight_decay)
+    else:
+        rule = Adam(slot_names(job), job.beta1, job.beta2, job.epsilon, job.weight_decay, decoupled=job.optimizer == "adamw")
+    return Averaging(rule, job.ema_decay) if job.ema_decay else rule
+
+
+def clipped(gradients: Sequence[tf.Tensor], limit: float) -> list[tf.Tensor]:
+    """In ops: return gradients scaled down to a norm of all together of about `limit` where it is larger.
+
+    g · min(1, limit / (‖g‖ + 1e-6)): the formula of torch.nn.utils.clip_grad_norm_.
+    """
+    factor = tf.minimum(1.0, limit / (tf.linalg.global_norm(gradients) + 1e-6))
+    return [gradient * factor for gradient in gradients]
 
 
 def _float32(value: float) -> float:

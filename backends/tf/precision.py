@@ -15,10 +15,9 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...models.base import ForwardContext
 from ..capabilities import unused_precision
+from ..loss_scaling import CLEAN_STEPS, FIRST_SCALE, MOST_SCALE, next_scale, refuse_exhausted
 
 __all__ = [
-    "CLEAN_STEPS",
-    "FIRST_SCALE",
     "ChiefLossScale",
     "LossScale",
     "all_finite",
@@ -28,9 +27,6 @@ __all__ = [
     "unscaled",
     "watched",
 ]
-
-FIRST_SCALE, CLEAN_STEPS = 2.0**16, 2000
-"""Loss scale at the start, and steps without overflow after which it doubles."""
 
 TENSOR_FLOAT_CAPABILITY = (8, 0)
 """The first GPUs that know TF32."""
@@ -97,10 +93,7 @@ def unscaled(gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tuple[list[tf.
 
 
 class LossScale:
-    """Dynamic scaling of the loss (Micikevicius et al. 2018): halved at an overflow, doubled after `CLEAN_STEPS` steps without one.
-
-    The scale is a power of two, so that scaling changes no bit of a gradient that stays in range.
-    """
+    """Dynamic scaling of the loss, in ops; see `backends.loss_scaling`."""
 
     @staticmethod
     def initial() -> dict[str, float]:
@@ -122,6 +115,10 @@ class LossScale:
         self.scale.assign(values["loss_scale"])
         self._clean.assign(values["clean_steps"])
 
+    def check(self) -> None:
+        """Raise RunFailedError where the scale is exhausted."""
+        refuse_exhausted(float(self.scale.numpy()))
+
     def guarded(self, gradients: Sequence[tf.Tensor], apply: Callable[[Sequence[tf.Tensor]], object]) -> None:
         """In ops: call `apply` with the gradients divided by the scale where all are finite, else leave the update out; adapt the scale.
 
@@ -131,18 +128,12 @@ class LossScale:
 
         def take() -> tf.Tensor:
             apply(divided)
-            clean = self._clean + 1.0
-            grown = clean >= CLEAN_STEPS
-            self.scale.assign(tf.where(grown, self.scale * 2.0, self.scale))
-            self._clean.assign(tf.where(grown, 0.0, clean))
             return tf.constant(True)
 
-        def leave_out() -> tf.Tensor:
-            self.scale.assign(self.scale / 2.0)
-            self._clean.assign(0.0)
-            return tf.constant(False)
-
-        tf.cond(finite, take, leave_out)
+        tf.cond(finite, take, lambda: tf.constant(False))
+        scale, clean = next_scale(self.scale.read_value(), self._clean.read_value(), finite, where=tf.where, smaller=tf.minimum)
+        self.scale.assign(scale)
+        self._clean.assign(clean)
 
 
 class ChiefLossScale:
@@ -164,11 +155,13 @@ class ChiefLossScale:
     def learn(self, given: float, ended: float, updates: int) -> None:
         """Take over what a ticket of some updates found, which was `given` a scale and `ended` with another or the same.
 
-        A lower one holds for all, whichever scale other workers still have; steps without overflow are counted over all workers.
+        A lower one holds for all, whichever scale other workers still have; steps without overflow are counted over all workers. Raises
+        RunFailedError where the scale is exhausted.
         """
         if ended < given:
             self.scale, self._clean = min(self.scale, ended), 0
+            refuse_exhausted(self.scale)
             return
         self._clean += updates
         if self._clean >= CLEAN_STEPS:
-            self.scale, self._clean = self.scale * 2.0, 0
+            self.scale, self._clean = min(self.scale * 2.0, MOST_SCALE), 0

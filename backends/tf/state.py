@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.update_rules import EMA
 from ...models.base import Array, ModelSpec, ParameterSpec
 from ..base import State
 
-__all__ = ["StateMemory", "check_fits", "copy_all", "cut"]
+__all__ = ["StateMemory", "check_fits", "copy_all", "cut", "slot_values"]
 
 COPY_THREADS = 2
 """Threads that copy a state: one does not use all that memory can give."""
@@ -69,6 +70,13 @@ def _pieces(target: NDArray[np.float32], source: NDArray[np.float32]) -> Iterato
         step = max(1, PERMUTED_ELEMENTS * len(source) // source.size)
     for first in range(0, len(source), step):
         yield target[first : first + step], source[first : first + step]
+
+
+def slot_values(state: State, slot: str, parameter: ParameterSpec) -> Array:
+    """Return what a state has of a parameter's slot; where it has none, what the slot is before the first update."""
+    if slot in state.slots:
+        return state.slots[slot][parameter.name]
+    return state.parameters[parameter.name] if slot == EMA else np.zeros(parameter.shape, np.float32)
 
 
 def check_fits(spec: ModelSpec, slots: Sequence[str], state: State) -> None:

@@ -25,7 +25,7 @@ from ...data.sampler import Batches
 from ...models.base import ModelSpec
 from .preprocessing import Normaliser, change
 
-__all__ = ["Batch", "ColumnTensors", "ResidentSplit", "resident_splits", "share"]
+__all__ = ["Batch", "ColumnTensors", "ResidentSplit", "part_of", "resident_splits", "share"]
 
 FLOAT_LIMIT_BYTES = 2**30
 """A split is kept normalised, as float32, up to this size; beyond it as uint8 (a quarter) and normalised batch by batch."""
@@ -250,6 +250,11 @@ def resident_splits(job: Job, model: ModelSpec, data: Dataset, device: torch.dev
         return ResidentSplit(data, name, device, inputs=model.inputs, target=model.target, channels_last=channels_last, changing=changing)
 
     return {"train": split("train", changing=changing), "test": split("test", changing=False)}
+
+
+def part_of(given: ColumnTensors, begin: int, end: int) -> ColumnTensors:
+    """Return the examples begin … end − 1 of a batch's inputs or target."""
+    return {name: tensor[begin:end] for name, tensor in given.items()} if isinstance(given, dict) else given[begin:end]
 
 
 def share(array: NDArray[Any]) -> torch.Tensor:

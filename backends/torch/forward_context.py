@@ -28,11 +28,11 @@ class Dropout:
     def __init__(self, job: Job, rank: int) -> None:
         self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._step, self._indices = 0, np.zeros(0, dtype=np.int32)
+        self._step, self._micro_batch, self._indices = 0, 0, np.zeros(0, dtype=np.int32)
 
-    def at(self, step: int, indices_b: NDArray[np.int32]) -> None:
-        """Say which update follows, and on which examples."""
-        self._step, self._indices = step, indices_b
+    def at(self, step: int, indices_b: NDArray[np.int32], micro_batch: int = 0) -> None:
+        """Say which update follows, on which examples, and which of its micro-batches these are."""
+        self._step, self._micro_batch, self._indices = step, micro_batch, indices_b
 
     def __call__(self, x: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
         """Return x with elements zeroed with probability `rate` and the others divided by 1 − rate; see `ForwardContext`."""
@@ -40,7 +40,8 @@ class Dropout:
             kept = keep_mask_of_shape(self._seed, self._step, layer, self._indices, x.shape, rate)
             factors = torch.from_numpy(kept).to(x.device).to(x.dtype)
         else:
-            mixed = np.random.SeedSequence([self._seed, self._step, self._rank, layer]).generate_state(1, np.uint64)
+            further = [self._micro_batch] if self._micro_batch else []
+            mixed = np.random.SeedSequence([self._seed, self._step, self._rank, layer, *further]).generate_state(1, np.uint64)
             if x.ndim > 2 and x.device.type == "cpu":
                 return x * _half_words(int(mixed[0]), x.shape, rate).to(x.dtype).mul_(1.0 / (1.0 - rate))
             generator = self._generators.setdefault(x.device, torch.Generator(x.device)).manual_seed(int(mixed[0]))
@@ -66,10 +67,13 @@ class ForwardContexts:
         if self._dropout is not None:
             self._training.dropout = self._dropout
 
-    def training(self, step: int, batches: Batches, position: int) -> Context:
-        """Return the context of update `step`, on one of the batches; the same object each time, with nothing updated."""
+    def training(self, step: int, batches: Batches, position: int, micro_batch: int = 0) -> Context:
+        """Return the context of update `step`, on one of the batches; the same object each time, with nothing updated.
+
+        `micro_batch` is the batch's number among those of the update, which each draw for themselves.
+        """
         if self._dropout is not None:
-            self._dropout.at(step, batches.batch(position))
+            self._dropout.at(step, batches.batch(position), micro_batch)
         if self.buffers:
             self._training.updated = {}
         return self._training

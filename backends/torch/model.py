@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,17 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.plugins import forward_plugin, load
 from ...data.columns import LENGTHS, TOKENS
+from ...data.sampler import Batches
 from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.objectives import COUNTED, CROSS_ENTROPY, LOSS_SUM
 from ..decoding_functions import DecodingFunctions
-from .data import ColumnTensors, ResidentSplit
+from .data import ColumnTensors, ResidentSplit, part_of
 from .decoding import TorchStepper
 from .forward_context import ForwardContexts
 from .precision import low_format, watched
 from .state import cut
 
-__all__ = ["DistributedLoss", "Model", "evaluation_batch"]
+__all__ = ["DistributedLoss", "MicroBatch", "Model", "evaluation_batch", "micro_batches_of"]
 
 EVALUATION_BATCH = 1024
 """Examples per forward pass of an evaluation, at most."""
@@ -36,6 +38,9 @@ for AlexNet with images of 224 × 224 (55 at once) less than training on 64 need
 
 Forward = Callable[..., torch.Tensor]
 Context = ForwardContext[torch.Tensor]
+MicroBatch = tuple[ColumnTensors, ColumnTensors, Context]
+"""Inputs, target and the context of the pass over them."""
+
 Losses = Callable[[torch.Tensor, ColumnTensors, Context], torch.Tensor]
 """From a forward function's result, the target and the context to what each example adds, [batch]."""
 
@@ -59,6 +64,7 @@ class Model:
 
     def __init__(self, job: Job, spec: ModelSpec, rank: int, leaves: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
         self.spec = spec
+        self._job, self._rank = job, rank
         self.leaves, self.buffers = list(leaves), list(buffers)
         self.values = [leaf.detach() for leaf in self.leaves]
         self._device = self.leaves[0].device
@@ -85,6 +91,10 @@ class Model:
         """Make a model on a given flat float32 vector: parameters, then buffers, one after another in the order of the spec."""
         leaves = [piece.requires_grad_() for piece in cut(flat[: spec.size], spec.parameters)]
         return cls(job, spec, rank, leaves, cut(flat[spec.size :], spec.buffers))
+
+    def on_values(self, values: Sequence[torch.Tensor]) -> Model:
+        """Return the same model, with the same buffers, on other values of its parameters, to be evaluated."""
+        return Model(self._job, self.spec, self._rank, values, self.buffers)
 
     def forward(self, x: ColumnTensors, context: Context) -> torch.Tensor:
         """Return what the forward function does, float32: of images logits_bk."""
@@ -171,6 +181,13 @@ class Model:
                 outputs = self.forward(x, self.passes.evaluation)
             yield outputs, x, y
             first = end
+
+
+def micro_batches_of(model: Model, x: ColumnTensors, y: ColumnTensors, batch: Batches, most: int) -> Iterator[MicroBatch]:
+    """Cut examples that were gathered together into micro-batches; `batch` has them as the only ones."""
+    cut, _ = batch.in_micro_batches(most)
+    for number, (begin, end) in enumerate(pairwise((cut.offsets - cut.offsets[0]).tolist())):
+        yield part_of(x, begin, end), part_of(y, begin, end), model.passes.training(0, cut, number, number)
 
 
 def _own_losses(spec: ModelSpec, module: Any) -> Losses | None:

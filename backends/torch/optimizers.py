@@ -11,12 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from ...core.job import Job
-from ...core.update_rules import FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, slot_names
+from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
 
-__all__ = ["Rule", "make_rule"]
+__all__ = ["Rule", "clipped", "make_rule", "reset_slots"]
 
 Tensors = Sequence[torch.Tensor]
 
@@ -36,11 +37,35 @@ class Rule(Protocol):
 
 
 def make_rule(job: Job, parameters: Tensors) -> Rule:
-    """Return the job's rule for these parameters (detached, updated in place), with zero slots."""
+    """Return the job's rule for these parameters (detached, updated in place), with slots as before the first update."""
     slots = {name: [torch.zeros_like(parameter) for parameter in parameters] for name in slot_names(job)}
-    if job.optimizer == "sgd":
-        return Sgd(job, parameters, slots)
-    return Adam(job, parameters, slots)
+    rule: Rule = Sgd(job, parameters, slots) if job.optimizer == "sgd" else Adam(job, parameters, slots)
+    if not job.ema_decay:
+        return rule
+    reset_slots(slots, parameters)
+    return Averaging(rule, parameters, job.ema_decay)
+
+
+def reset_slots(slots: Mapping[str, list[torch.Tensor]], parameters: Tensors) -> None:
+    """Give the slots the values that they have before the first update."""
+    for name, tensors in slots.items():
+        if name == EMA:
+            torch._foreach_copy_(tensors, list(parameters))
+        else:
+            torch._foreach_zero_(tensors)
+
+
+def clipped(gradients: Tensors, limit: float) -> list[torch.Tensor]:
+    """Return gradients scaled down to a norm of all together of about `limit` where it is larger: g · min(1, limit / (‖g‖ + 1e-6)).
+
+    That is the formula of torch.nn.utils.clip_grad_norm_. They are scaled in place, but for those that are not contiguous.
+    """
+    found = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    if factor.device.type != "cpu" or float(factor) != 1.0:  # to ask a GPU would be to wait for it
+        torch._foreach_mul_(found, factor)
+    return found
 
 
 class Sgd:
@@ -110,3 +135,26 @@ class Adam:
         torch._foreach_add_(denominator, self._epsilon)
         torch._foreach_addcdiv_(self._parameters, first, denominator, -lr / (1.0 - self._beta1**t))
         self.updates = t
+
+
+class Averaging:
+    """A rule that also keeps a moving average of its parameters; `core.update_rules` has the formula."""
+
+    def __init__(self, rule: Rule, parameters: Tensors, decay: float) -> None:
+        self._rule, self._parameters, self._decay = rule, list(parameters), decay
+        self.slots = rule.slots
+
+    @property
+    def updates(self) -> int:
+        """The updates applied."""
+        return self._rule.updates
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        self._rule.updates = count
+
+    def step(self, gradients: Tensors, lr: float) -> None:
+        """Apply one update."""
+        self._rule.step(gradients, lr)
+        rate = float(averaging_rates(self._decay, np.array([self._rule.updates]))[0])
+        torch._foreach_lerp_(self.slots[EMA], self._parameters, rate)

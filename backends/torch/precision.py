@@ -14,11 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.errors import UsageError
 from ..capabilities import unused_precision
+from ..loss_scaling import FIRST_SCALE, next_scale, refuse_exhausted
 
 __all__ = ["LossScale", "low_format", "precision_used", "watched"]
-
-FIRST_SCALE, CLEAN_STEPS = 2.0**16, 2000
-"""Loss scale at the start, and steps without overflow after which it doubles: those of torch.amp.GradScaler."""
 
 TENSOR_FLOAT_CAPABILITY = (8, 0)
 """The first GPUs that know TF32."""
@@ -75,7 +73,7 @@ class _LowOperations(TorchDispatchMode):  # type: ignore[misc]
 
 
 class LossScale:
-    """Dynamic scaling of the loss (Micikevicius et al. 2018): halved at an overflow, doubled after `CLEAN_STEPS` steps without one."""
+    """Dynamic scaling of the loss; see `backends.loss_scaling`."""
 
     def __init__(self) -> None:
         self.scale, self.clean_steps = FIRST_SCALE, 0
@@ -92,14 +90,11 @@ class LossScale:
     def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
         """Divide the gradients by the scale, in place, and adapt it. False: they are not all finite, and the update must be left out.
 
-        Ranks whose gradients are reduced together come to the same answer.
+        Ranks whose gradients are reduced together come to the same answer. Raises RunFailedError where the scale is exhausted.
         """
         torch._foreach_mul_(gradients, 1.0 / self.scale)
         largest = torch._foreach_norm([gradient for gradient in gradients if gradient.numel()], float("inf"))
-        if not bool(torch.stack(largest).isfinite().all()):
-            self.scale, self.clean_steps = self.scale / 2.0, 0
-            return False
-        self.clean_steps += 1
-        if self.clean_steps == CLEAN_STEPS:
-            self.scale, self.clean_steps = self.scale * 2.0, 0
-        return True
+        finite = bool(torch.stack(largest).isfinite().all())
+        self.scale, self.clean_steps = next_scale(self.scale, self.clean_steps, finite)
+        refuse_exhausted(self.scale)
+        return finite

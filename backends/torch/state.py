@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from ...core.update_rules import EMA
 from ...models.base import Array, ModelSpec, ParameterSpec
 from ..base import State
 from .data import share
@@ -28,12 +29,16 @@ def cut(flat: torch.Tensor, specs: Sequence[ParameterSpec]) -> list[torch.Tensor
 def each_value(spec: ModelSpec, slots: Sequence[str], state: State) -> Iterator[torch.Tensor | None]:
     """Yield the state's values: of parameters, then of each slot, then of buffers, in the order of the spec; None where a slot is absent.
 
+    A moving average of the weights that is absent begins as the weights.
+
     Raises ValueError, naming it, where a value is missing or has another shape than the model's.
     """
     yield from _values(spec, spec.parameters, state.parameters, "parameter")
     for slot in slots:
         if slot in state.slots:
             yield from _values(spec, spec.parameters, state.slots[slot], slot)
+        elif slot == EMA:
+            yield from _values(spec, spec.parameters, state.parameters, "parameter")
         else:
             yield from (None for _ in spec.parameters)
     yield from _values(spec, spec.buffers, state.buffers, "buffer")

@@ -13,8 +13,8 @@ import click
 import numpy as np
 
 from ...backends.base import State
-from ...checkpoint import Checkpoint, find_checkpoint
 from ...checkpoint.compatibility import rebuilt_model
+from ...checkpoint.selection import ChosenWeights, choose
 from ...core.errors import UsageError, writing
 from ...core.job import Job
 from ...core.untrusted.console import note
@@ -25,6 +25,7 @@ from ...launch.standalone.evaluation import Evaluated, Evaluator
 from ...metrics import MetricInfo
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
+from ..checkpoint_options import checkpoint_options, selection_of
 from ..options import GivenPath, check_typed_model, decoding_options, model_option, name_settings, trust_option
 from ..run_arguments import find_run_or_checkpoint
 from ..trained_job import fitting_data, taken_settings, trained_job
@@ -34,6 +35,7 @@ __all__ = ["evaluate"]
 
 @click.command(short_help="Evaluate a trained model on a dataset, on any backend.")
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
+@checkpoint_options
 @model_option
 @click.option("--data", metavar="NAME", help="A name from `trainer data list` [default: what it was trained on].")
 @click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
@@ -47,6 +49,10 @@ __all__ = ["evaluate"]
 @trust_option("Take")
 def evaluate(
     source: Path,
+    best: bool,
+    checkpoint: str | None,
+    average_checkpoints: int,
+    weights: str | None,
     model: str | None,
     data: str | None,
     data_dir: Path | None,
@@ -62,31 +68,33 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on every example of a dataset's split.
 
-    RUN is a run directory, whose newest sound checkpoint is taken; CHECKPOINT is one of those.
+    RUN is a run directory, whose newest sound checkpoint is taken unless another is asked for; CHECKPOINT is one of those.
     """
+    selection = selection_of(best=best, checkpoint=checkpoint, average_checkpoints=average_checkpoints, weights=weights)
     if split not in ("test", "train"):
         raise UsageError.of("--split", split, "test, train", ["test", "train"])
     if predictions is not None:
         _check_new(predictions)
-    checkpoint, damaged = find_checkpoint(find_run_or_checkpoint(source))
-    for error in damaged:
-        note(f"{error} An older one is taken.")
+    chosen = choose(find_run_or_checkpoint(source), selection)
+    for error in chosen.damaged:
+        note(f"{error} Another one is taken.")
+    meta = chosen.meta
     options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
-    name_settings({field: "flag" if typed is not None else f"checkpoint {checkpoint.path.name}" for field, typed in options.items()})
-    check_typed_model(model, checkpoint.meta.job["model"])
-    taken = taken_settings(checkpoint.meta, model, data, data_dir)
-    refuse_foreign(taken, checkpoint.path, ("model", "data", "data_dir"), trusted=trust_run)
-    job = trained_job(checkpoint.meta, data, data_dir, backend, precision, device, beam, length_penalty)
-    dataset = fitting_data(checkpoint.meta, job)
-    state = State(checkpoint.parameters, {}, checkpoint.meta.step, checkpoint.buffers)
-    spec = rebuilt_model(checkpoint.meta)
+    name_settings({field: "flag" if typed is not None else f"checkpoint {chosen.path.name}" for field, typed in options.items()})
+    check_typed_model(model, meta.job["model"])
+    taken = taken_settings(meta, model, data, data_dir)
+    refuse_foreign(taken, chosen.path, ("model", "data", "data_dir"), trusted=trust_run)
+    job = trained_job(meta, data, data_dir, backend, precision, device, beam, length_penalty)
+    dataset = fitting_data(meta, job)
+    spec = rebuilt_model(meta)
+    state = State(chosen.parameters(), {}, meta.step, chosen.buffers())
     if spec.objective.translation is None and (beam, length_penalty) != (None, None):
         raise UsageError(f"--{'beam' if beam is not None else 'length-penalty'}: does nothing here, as {job.model!r} translates nothing.")
     if predictions is not None and not spec.classes:
         raise UsageError(f"--predictions: {job.model!r} has no classes, so that there are no logits of examples to write.")
     evaluator = Evaluator(job, spec, dataset, note)
     evaluated = evaluator.evaluate(state, cast(Split, split), logits=predictions is not None)
-    _print(_figures(checkpoint, job, dataset, evaluated, predictions), spec.objective.infos, as_json=as_json)
+    _print(_figures(chosen, job, dataset, evaluated, predictions), spec.objective.infos, as_json=as_json)
     if predictions is not None and evaluated.logits is not None:
         _write_predictions(predictions, evaluated.logits, dataset.labels(cast(Split, split)))
 
@@ -114,10 +122,12 @@ def _write_predictions(path: Path, logits_nk: Any, labels_n: Any) -> None:
             raise
 
 
-def _figures(checkpoint: Checkpoint, job: Job, dataset: StoredDataset, evaluated: Evaluated, predictions: Path | None) -> Mapping[str, Any]:
-    result, meta = evaluated.result, checkpoint.meta
+def _figures(chosen: ChosenWeights, job: Job, dataset: StoredDataset, evaluated: Evaluated, predictions: Path | None) -> Mapping[str, Any]:
+    result, meta = evaluated.result, chosen.meta
     return {
-        "checkpoint": str(checkpoint.path),
+        "checkpoint": str(chosen.path),
+        "averaged_checkpoints": [checkpoint.path.name for checkpoint in chosen.checkpoints] if len(chosen.checkpoints) > 1 else None,
+        "weights": chosen.weights,
         "step": meta.step,
         "model": job.model,
         "trained_by": meta.backend,
@@ -152,6 +162,11 @@ def _print(figures: Mapping[str, Any], infos: Sequence[MetricInfo], *, as_json: 
     if figures["translation_signature"] is not None:
         lines.append(("signature", figures["translation_signature"]))
     width = max(len(label) for label, _ in lines)
-    click.echo(f"{figures['model']} after {figures['step']:,} updates, trained by {figures['trained_by']} on {figures['trained_on']}")
+    averaged = figures["averaged_checkpoints"]
+    mean = f", mean of {len(averaged)} checkpoints" if averaged else ""
+    ema = ", moving average of the weights" if figures["weights"] == "ema" else ""
+    click.echo(
+        f"{figures['model']} after {figures['step']:,} updates{mean}{ema}, trained by {figures['trained_by']} on {figures['trained_on']}"
+    )
     for label, text in lines:
         click.echo(f"{label:<{width}}  {text}")

@@ -8,8 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +17,8 @@ import click
 from ...backends.capabilities import ExportFormat
 from ...backends.export import PLAIN, PLAIN_FORMATS
 from ...backends.loading import declared_capabilities, load_backend
-from ...checkpoint import (
-    CHECKPOINTS,
-    Checkpoint,
-    DamagedCheckpointError,
-    find_checkpoint,
-    is_checkpoint,
-    list_checkpoints,
-    read_checkpoint,
-    read_lock,
-)
+from ...checkpoint import CHECKPOINTS, DamagedCheckpointError, is_checkpoint, list_checkpoints, read_checkpoint
+from ...checkpoint.selection import ChosenWeights, held
 from ...core.errors import TrainerError, UsageError
 from ...core.plugins import Plugin, available
 from ...core.process import python
@@ -35,6 +26,7 @@ from ...core.untrusted.console import note
 from ...launch.node.scratch import make_scratch, remove_scratch
 from ...launch.resume.trust import LINK, refuse_foreign
 from ...records.store.file_index import UNKNOWN, describe_folder
+from ..checkpoint_options import checkpoint_options, selection_of
 from ..interrupts import TerminationAsInterrupt
 from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
 from ..run_arguments import find_run_or_checkpoint
@@ -55,6 +47,7 @@ class Choice:
 
 @click.command(short_help="Write a trained model for other programs, or list a run's files.")
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
+@checkpoint_options
 @model_option
 @click.option("--format", "format_name", metavar="NAME", help="safetensors, or a format of a framework; without one, all are listed.")
 @click.option("--output", "-o", type=GivenPath(), help="Folder to make [default: RUN/exports/STEP-FORMAT].")
@@ -62,45 +55,46 @@ class Choice:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @trust_option("Take")
 def export(
-    source: Path, model: str | None, format_name: str | None, output: Path | None, describe: bool, as_json: bool, trust_run: bool
+    source: Path,
+    best: bool,
+    checkpoint: str | None,
+    average_checkpoints: int,
+    weights: str | None,
+    model: str | None,
+    format_name: str | None,
+    output: Path | None,
+    describe: bool,
+    as_json: bool,
+    trust_run: bool,
 ) -> None:
     """Write a trained model in a format that others load without trainer.
 
-    RUN is a run directory, whose newest sound checkpoint is taken; CHECKPOINT is one of those. The folder that is made holds a README that
-    says how to load it.
+    RUN is a run directory, whose newest sound checkpoint is taken unless another is asked for; CHECKPOINT is one of those. The folder
+    that is made holds a README that says how to load it.
     """
     if describe == (format_name is not None):
         raise UsageError(f"--format: give one of {', '.join(_choices())}; or --describe to list the files.")
     if describe:
-        if model is not None:
-            raise UsageError("--model: belongs to --format; --describe loads no model")
+        given = {"--model": model, "--best": best, "--checkpoint": checkpoint, "--weights": weights}
+        for option in [option for option, value in given.items() if value] + ["--average-checkpoints"] * (average_checkpoints > 1):
+            raise UsageError(f"{option}: belongs to --format; --describe loads no model")
         _describe(source, as_json=as_json)
         return
     choice = _choice(format_name or "")
-    with _held_checkpoint(find_run_or_checkpoint(source)) as checkpoint:
-        target = output or _beside(checkpoint.path, format_name or "")
+    selection = selection_of(best=best, checkpoint=checkpoint, average_checkpoints=average_checkpoints, weights=weights)
+    with held(find_run_or_checkpoint(source), selection) as chosen:
+        for error in chosen.damaged:
+            note(f"{error} Another one is taken.")
+        target = output or _beside(chosen, format_name or "")
         link = EXPORTS if output is None and target.parent.name == EXPORTS and target.parent.is_symlink() else None
-        recorded = checkpoint.meta.job["model"]
-        name_settings({"model": "flag" if model is not None else f"checkpoint {checkpoint.path.name}"})
+        recorded = chosen.meta.job["model"]
+        name_settings({"model": "flag" if model is not None else f"checkpoint {chosen.path.name}"})
         check_typed_model(model, recorded)
         taken = {"model": recorded if model is None else None, LINK: link}
-        refuse_foreign(taken, checkpoint.path, ("model",), trusted=trust_run)
+        refuse_foreign(taken, chosen.path, ("model",), trusted=trust_run)
         with TerminationAsInterrupt():
-            _export(checkpoint, format_name or "", choice, target)
-    _print_result(checkpoint, format_name or "", target, as_json=as_json)
-
-
-@contextmanager
-def _held_checkpoint(found: Path) -> Iterator[Checkpoint]:
-    """Find the checkpoint to export, and keep a run that is at work from removing it."""
-    while True:
-        checkpoint, damaged = find_checkpoint(found)
-        with read_lock(checkpoint.path) as there:
-            if there:
-                for error in damaged:
-                    note(f"{error} An older one is taken.")
-                yield checkpoint
-                return
+            _export(chosen, format_name or "", choice, target)
+    _print_result(chosen, format_name or "", target, as_json=as_json)
 
 
 # Formats --------------------------------------------------------------------------------------------------------------
@@ -132,14 +126,13 @@ def _choice(name: str) -> Choice:
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
-def _beside(checkpoint: Path, format_name: str) -> Path:
+def _beside(chosen: ChosenWeights, format_name: str) -> Path:
     """Return where an export goes by default: with the run's exports, or beside a checkpoint that lies elsewhere."""
-    if checkpoint.parent.name == CHECKPOINTS:
-        return checkpoint.parent.parent / EXPORTS / f"{checkpoint.name}-{format_name}"
-    return checkpoint.with_name(f"{checkpoint.name}-{format_name}")
+    name, checkpoint = f"{chosen.label}-{format_name}", chosen.path
+    return checkpoint.parent.parent / EXPORTS / name if checkpoint.parent.name == CHECKPOINTS else checkpoint.with_name(name)
 
 
-def _export(checkpoint: Checkpoint, format_name: str, choice: Choice, target: Path) -> None:
+def _export(chosen: ChosenWeights, format_name: str, choice: Choice, target: Path) -> None:
     """Write into a folder beside, which gets its name when it is whole. What exists is never overwritten."""
     if target.exists() or target.is_symlink():
         raise UsageError(f"--output: {str(target)!r} exists, and nothing is overwritten. Remove it or give another folder.")
@@ -150,12 +143,12 @@ def _export(checkpoint: Checkpoint, format_name: str, choice: Choice, target: Pa
     except OSError as error:
         raise UsageError(f"--output: {str(target.parent)!r} cannot be written ({error.strerror}). Give another folder.") from error
     try:
-        _run_exporter(choice.backend.name if choice.backend else PLAIN, format_name, checkpoint.path, draft)
+        _run_exporter(choice.backend.name if choice.backend else PLAIN, format_name, chosen, draft)
         draft.chmod(0o777 & ~_umask())
         draft.rename(target)
     except BaseException as error:
         free = shutil.disk_usage(target.parent).free + sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
-        wanted = sum(array.nbytes for array in checkpoint.parameters.values())
+        wanted = sum(array.nbytes for array in chosen.checkpoints[0].parameters.values())
         shutil.rmtree(draft, ignore_errors=True)
         for folder in missing:
             if not any(folder.iterdir()):
@@ -172,14 +165,15 @@ def _umask() -> int:
     return mask
 
 
-def _run_exporter(backend: str, format_name: str, checkpoint: Path, folder: Path) -> None:
+def _run_exporter(backend: str, format_name: str, chosen: ChosenWeights, folder: Path) -> None:
     """Have a process of its own write the files; what it says is shown only where it fails.
 
     Its temporary files end with it: frameworks leave some behind.
     """
     scratch = make_scratch()
     error = scratch / "error"
-    command = python("crosstrain.backends.export", backend, format_name, str(checkpoint), str(folder), str(error), str(os.getpid()))
+    weights = json.dumps({"checkpoints": [str(checkpoint.path) for checkpoint in chosen.checkpoints], "weights": chosen.weights})
+    command = python("crosstrain.backends.export", backend, format_name, weights, str(folder), str(error), str(os.getpid()))
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(scratch)})
         message = error.read_text(encoding="utf-8") if error.exists() else ""
@@ -193,14 +187,16 @@ def _run_exporter(backend: str, format_name: str, checkpoint: Path, folder: Path
     raise TrainerError(f"the export failed (exit code {done.returncode}); it said last:\n{tail}")
 
 
-def _print_result(checkpoint: Checkpoint, format_name: str, target: Path, *, as_json: bool) -> None:
+def _print_result(chosen: ChosenWeights, format_name: str, target: Path, *, as_json: bool) -> None:
     sizes = {path.relative_to(target).as_posix(): path.stat().st_size for path in sorted(target.rglob("*")) if path.is_file()}
     if as_json:
         files = [{"path": name, "bytes": size} for name, size in sizes.items()]
-        fields = {"path": str(target), "format": format_name, "checkpoint": str(checkpoint.path), "step": checkpoint.meta.step}
+        averaged = [checkpoint.path.name for checkpoint in chosen.checkpoints] if len(chosen.checkpoints) > 1 else None
+        fields = {"path": str(target), "format": format_name, "checkpoint": str(chosen.path), "step": chosen.meta.step}
+        fields |= {"averaged_checkpoints": averaged, "weights": chosen.weights}
         click.echo(json.dumps({**fields, "files": files}, indent=1))
         return
-    click.echo(f"{target}  ({format_name}, {checkpoint.meta.step:,} updates, {_size(sum(sizes.values()))} in {len(sizes)} files)")
+    click.echo(f"{target}  ({format_name}, {chosen.meta.step:,} updates, {_size(sum(sizes.values()))} in {len(sizes)} files)")
 
 
 # Describing -----------------------------------------------------------------------------------------------------------

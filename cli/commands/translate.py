@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from ...backends.base import State
-from ...checkpoint import find_checkpoint
 from ...checkpoint.compatibility import rebuilt_model
+from ...checkpoint.selection import choose
 from ...core.errors import TrainerError, UsageError
 from ...core.untrusted.console import note
 from ...data.sources.translation.tokenizer import Vocabulary
@@ -23,6 +23,7 @@ from ...models.decoding.search import Hypothesis
 from ...models.decoding.settings import Decoding
 from ...models.decoding.translation import VOCABULARY
 from ...records.store.jsonl import finite_json
+from ..checkpoint_options import checkpoint_options, selection_of
 from ..input_lines import LONGEST_LINE_BYTES, arriving_lines
 from ..options import GivenPath, check_typed_model, decoding_options, model_option, name_settings, trust_option
 from ..run_arguments import find_run_or_checkpoint
@@ -46,6 +47,7 @@ class _Line:
 
 @click.command(short_help="Translate lines of text with a trained model, on any backend.")
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
+@checkpoint_options
 @model_option
 @click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files, where you have them.")
 @click.option("--backend", metavar="NAME", help="A name from `trainer backends` [default: the one that trained it].")
@@ -59,6 +61,10 @@ class _Line:
 @trust_option("Take")
 def translate(
     source: Path,
+    best: bool,
+    checkpoint: str | None,
+    average_checkpoints: int,
+    weights: str | None,
     model: str | None,
     data_dir: Path | None,
     backend: str | None,
@@ -72,18 +78,19 @@ def translate(
 ) -> None:
     """Translate standard input line by line to standard output, as lines arrive.
 
-    RUN is a run directory, whose newest sound checkpoint is taken; CHECKPOINT is one of those. Every line has its translation in the same
-    place: of an empty line it is empty, and of one that cannot be translated (no UTF-8, or too long) too, which standard error tells
-    and the exit code 1 at the end.
+    RUN is a run directory, whose newest sound checkpoint is taken unless another is asked for; CHECKPOINT is one of those. Every line has
+    its translation in the same place: of an empty line it is empty, and of one that cannot be translated (no UTF-8, or too long) too,
+    which standard error tells and the exit code 1 at the end.
     """
-    checkpoint, damaged = find_checkpoint(find_run_or_checkpoint(source))
-    for error in damaged:
-        note(f"{error} An older one is taken.")
-    meta = checkpoint.meta
+    selection = selection_of(best=best, checkpoint=checkpoint, average_checkpoints=average_checkpoints, weights=weights)
+    chosen = choose(find_run_or_checkpoint(source), selection)
+    for error in chosen.damaged:
+        note(f"{error} Another one is taken.")
+    meta = chosen.meta
     options = {"model": model, "data": None, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
-    name_settings({field: "flag" if typed is not None else f"checkpoint {checkpoint.path.name}" for field, typed in options.items()})
+    name_settings({field: "flag" if typed is not None else f"checkpoint {chosen.path.name}" for field, typed in options.items()})
     check_typed_model(model, meta.job["model"])
-    refuse_foreign(taken_settings(meta, model, None, data_dir), checkpoint.path, ("model", "data", "data_dir"), trusted=trust_run)
+    refuse_foreign(taken_settings(meta, model, None, data_dir), chosen.path, ("model", "data", "data_dir"), trusted=trust_run)
     spec = rebuilt_model(meta)
     if spec.objective.translation is None:
         raise UsageError(f"translate: {meta.job['model']!r}, trained on {meta.data['name']!r}, translates nothing.")
@@ -97,7 +104,7 @@ def translate(
     vocabulary = Vocabulary(dataset.attachment(VOCABULARY))
     writer = _Writer(vocabulary, n_best, as_json=as_json)
     with StandaloneTask(job, spec, dataset, note) as task:
-        task.start(State(checkpoint.parameters, {}, meta.step, checkpoint.buffers))
+        task.start(State(chosen.parameters(), {}, meta.step, chosen.buffers()))
         if sys.stdin.isatty():
             note("Type a sentence a line; Ctrl-D ends.")
         for lines in _numbered(arriving_lines(sys.stdin.fileno(), lambda: task.interrupted), vocabulary):

@@ -35,11 +35,13 @@ class Requirement:
 TAKES_EFFECT: Mapping[str, Requirement] = {
     "schedule_step_epochs": Requirement("schedule", ("step",)),
     "schedule_gamma": Requirement("schedule", ("step",)),
+    "schedule_coefficient": Requirement("schedule", ("noam",)),
     "base_batch_size": Requirement("scale_lr", ("linear", "sqrt")),
     "beta1": Requirement("optimizer", ("adam", "adamw")),
     "beta2": Requirement("optimizer", ("adam", "adamw")),
     "epsilon": Requirement("optimizer", ("adam", "adamw")),
     "sample_interval": Requirement("monitor", (True,)),
+    "keep_best_count": Requirement("keep_best"),
     "mlflow_experiment": Requirement("mlflow"),
 }
 

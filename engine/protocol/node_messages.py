@@ -120,6 +120,7 @@ class _Death(_Said):
     cpu_seconds: Duration
     max_rss_bytes: Count
     tail: Annotated[list[Text], msgspec.Meta(max_length=1000)]
+    oom_kills: Count | None = None
 
 
 class _OfTask(_Said):
@@ -140,6 +141,7 @@ class _Error(_OfTask):
     errno: Code | None
     exit_code: Code | None
     peer_lost: bool
+    out_of_memory: Text | None = None
 
 
 class _Done(_OfTask):

@@ -80,6 +80,7 @@ class Attempt:
             saver=self.saver,
             start=origin.start,
             lengths=training.lengths,
+            width=training.model.width,
         )
 
     @property

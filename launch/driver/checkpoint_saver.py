@@ -281,7 +281,8 @@ class CheckpointSaver:
             stall_seconds=begin.stall_seconds,
             taken_from="memory" if read else "messages",
         )
-        prune(self._recording.path, job.keep, self._training.model.objective.info(job.keep_best) if job.keep_best else None)
+        best_by = self._training.model.objective.info(job.keep_best) if job.keep_best else None
+        prune(self._recording.path, job.keep, best_by, job.keep_best_count)
 
     def _failed(self, step: int, error: OSError) -> None:
         cause = error.strerror or str(error)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import RunFailedError, TrainerError, UsageError
+from ...core.memory_exhaustion import REMEDY, worker_in
 from ...engine.peer_loss import indicates_peer_loss
 from ...engine.protocol.messages import Message
 
@@ -139,6 +140,13 @@ class Failures:
         doing = f" while {self._phases[task]}" if task in self._phases else ""
         error = self._errors.get(task)
         why = f" ({error['type']}: {error['message'].splitlines()[0] if error['message'] else ''})" if error else ""
+        told: str | None = None if error is None else error.get("out_of_memory")
+        if told is not None:
+            told = "".join(told.splitlines()[:1])
+            starved = worker_in(told) or task
+            how, why = f"{how}, as {'it' if starved == task else starved} ran out of memory", f" ({told}): {REMEDY}"
+        elif death["signal"] == "SIGKILL" and death.get("oom_kills"):
+            why = f"; the kernel has killed for want of memory meanwhile, so that it ran out of memory, most likely: {REMEDY}"
         log = "\n".join(f"  {line}" for line in death["tail"])
         text = f"task {task} on {name} {how}{doing}{why}"
         return TaskDiedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task, node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from ...data.amounts import split_amounts
 from ...data.augment import augmentation
 from ...data.sampler import Sampler, padding_share, run_sampler
 from ...data.store.stored_dataset import StoredDataset, open_dataset
+from ...engine.learning_rate import refuse_without_width
 from ...engine.loop_interfaces import TrainingTotals
 from ...engine.translation.decodings import described, refuse_idle
 from ...metrics.recorded import described_metrics
@@ -64,6 +66,7 @@ class TrainingJob:
         model.objective.check(Target.parse(job.until) if job.until else None, job.keep_best)
         refuse_idle(job, model.objective)
         described(job, model.objective, data.info.sizes["test"])  # raises where translations cannot be scored here
+        refuse_without_width(job, model.width)
         forward_plugin(job.model, job.backend)
         refuse_empty_servers(job, model)
         backend = load_backend(job.backend)
@@ -76,13 +79,16 @@ class TrainingJob:
 
         An update is of as many examples, so that learning rates and the number of updates stay what they were: of the global batch in sync
         mode, of a worker's batch in async mode, of the larger one where workers had batches of two sizes. Where batches are filled by
-        tokens, an update has as many tokens.
+        tokens, an update has as many tokens. Micro-batches stay as small, so that there are more of them where a worker has a larger share.
         """
         asked, limits = self.asked, self.asked.cores_per_node
         if len(places) == asked.nodes:
             return self
-        tokens = asked.batch_tokens
+        workers, tokens = len(places) * asked.procs_per_node, asked.batch_tokens
         batch: tuple[int | None, int | None] = (None, asked.global_batch) if asked.mode == "sync" else (asked.per_worker_batch, None)
+        if asked.mode == "async" and asked.accumulate > 1:
+            batch = (None, asked.per_worker_batch * workers)
+        share = asked.per_worker_batch if asked.mode == "async" else math.ceil(asked.global_batch / workers)
         if tokens is not None:
             batch, tokens = (None, None), tokens if asked.mode == "async" else tokens * asked.nodes // len(places)
         changed = {
@@ -90,6 +96,7 @@ class TrainingJob:
             "batch_size": batch[0],
             "global_batch_size": batch[1],
             "batch_tokens": tokens,
+            "accumulate": math.ceil(share / asked.micro_batch) if asked.accumulate > 1 else 1,
             "cores_per_node": limits if limits is None or len(limits) == 1 else tuple(limits[node] for node in places),
         }
         job = asked.model_copy(update=changed)

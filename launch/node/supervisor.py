@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...core.memory_exhaustion import kernel_oom_kills
 from ...core.process import python
 from ...engine.protocol.messages import Message, ReusableBuffer, Stream
 
@@ -32,7 +33,8 @@ LOG_TAIL_LINES = 25
 class Death:
     """How a task ended. `order` counts the deaths on the node; `signal` is None where the task exited by itself.
 
-    CPU seconds are the kernel's, from wait4(2), with all the task's own children.
+    CPU seconds are the kernel's, from wait4(2), with all the task's own children. `oom_kills` is how many processes of the machine the
+    kernel has killed for want of memory while the task lived; None where it does not say, or the task ended by itself.
     """
 
     task: str
@@ -42,6 +44,7 @@ class Death:
     order: int
     cpu_seconds: float
     max_rss_bytes: int
+    oom_kills: int | None = None
 
 
 @dataclass
@@ -58,6 +61,7 @@ class _Child:
     early_log: Path | None = None
     usable: bool = False
     spare: bool = False
+    oom_kills_before: int | None = field(default_factory=kernel_oom_kills)
     ended: queue.SimpleQueue[tuple[Death, resource.struct_rusage]] = field(default_factory=queue.SimpleQueue)
 
 
@@ -228,6 +232,7 @@ class Supervisor:
                 order=order,
                 cpu_seconds=usage.ru_utime + usage.ru_stime,
                 max_rss_bytes=usage.ru_maxrss * 1024,
+                oom_kills=_oom_kills_since(child.oom_kills_before) if killed else None,
             )
             child.ended.put((death, usage))
             child.stream.cut()  # what has arrived can still be read; a process of the task's that outlives it is not waited for
@@ -239,6 +244,11 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def _oom_kills_since(before: int | None) -> int | None:
+    now = kernel_oom_kills()
+    return None if now is None or before is None else max(0, now - before)
 
 
 def _rescue(early_log: Path, log: Path) -> None:

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ...backends.base import State
-from ...checkpoint import Checkpoint, DamagedCheckpointError, Meta, list_checkpoints, newest_sound
+from ...checkpoint import Checkpoint, DamagedCheckpointError, Meta, list_checkpoints, newest_sound, peek_meta
 from ...checkpoint.draft_folders import remove
 from ...core.job import Job
 from ...engine.epochs import DataCursor
 from ...engine.loop_interfaces import ResumePoint
 from ...engine.protocol.codec import state_from_arrays
-from ...metrics import MetricInfo
 from ...models.base import ModelSpec
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
 
-__all__ = ["Origin", "cursor_of", "evaluations_until", "later_checkpoints", "newest_origin", "resume_point"]
+__all__ = ["Origin", "cursor_of", "evaluations_until", "later_checkpoints", "newest_origin", "resume_point", "saved_figures"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def newest_origin(run: Path, job: Job, model: ModelSpec, first: Origin) -> Origi
     if first.checkpoint is not None and first.checkpoint.path.exists() and checkpoint.path.samefile(first.checkpoint.path):
         return first
     meta = checkpoint.meta
-    start = resume_point(cursor_of(meta), evaluations_until(RunReader(run), checkpoint), model.objective.infos, meta.spent)
+    start = resume_point(cursor_of(meta), evaluations_until(RunReader(run), checkpoint), saved_figures(run, meta.step), meta.spent)
     state = state_from_arrays(dict(checkpoint.arrays), int(meta.spent.get("updates", meta.step)), meta.scalars)
     return Origin(start, state, checkpoint, meta.spent, tuple(damaged))
 
@@ -99,10 +98,16 @@ def evaluations_until(reader: RunReader, checkpoint: Checkpoint) -> list[EvalRec
     ]
 
 
+def saved_figures(run: Path, until_step: int) -> list[Mapping[str, float]]:
+    """Return the figures of a run's checkpoints, up to that after so many updates, oldest first; of those that were evaluated."""
+    described = [meta for path in reversed(list_checkpoints(run)) if (meta := peek_meta(path)) is not None]
+    return [meta.metrics for meta in described if meta.step <= until_step and meta.metrics is not None]
+
+
 def resume_point(
     cursor: DataCursor,
     evals: Sequence[EvalRecord],
-    infos: Sequence[MetricInfo],
+    saved: Sequence[Mapping[str, float]],
     spent: Mapping[str, Any],
     time_to_target_seconds: float | None = None,
 ) -> ResumePoint:
@@ -112,7 +117,7 @@ def resume_point(
         spent.get("train_seconds", 0.0),
         spent.get("eval_seconds", 0.0),
         spent.get("checkpoint_seconds", 0.0),
-        evals[-1] if evals else None,
-        {info.name: best for info in infos if (best := info.best(record.figure(info.name) for record in evals)) is not None},
+        tuple(evals),
+        tuple(saved),
         time_to_target_seconds,
     )

@@ -18,7 +18,7 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.sources import Resolved, ResumedRun, resolve
 from ...core.units import Target
-from ...core.update_rules import slot_names
+from ...core.update_rules import EMA, slot_names
 from ...data.sampler import run_sampler
 from ...data.store.stored_dataset import open_dataset
 from ...engine.epochs import DataCursor, EpochIndex
@@ -29,7 +29,7 @@ from ...models.build import build_model, written_out
 from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
-from .origin import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point
+from .origin import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
 from .trust import LINK, links_outside, refuse_foreign
 
 __all__ = ["Resumption", "load_resumption"]
@@ -121,7 +121,7 @@ def load_resumption(
     notes += [f"going on although {problem} (--force)" for problem in problems] + dropped
     if job.schedule == "cosine" and any(before.get(field) != getattr(job, field) for field in ("steps", "epochs")):
         notes.append("the cosine of the learning rate now reaches to the new end of training, so the rate goes on from a higher value")
-    start = resume_point(cursor, evals, spec.objective.infos, meta.spent, None if reached is None else reached.time_seconds)
+    start = resume_point(cursor, evals, saved_figures(path, meta.step), meta.spent, None if reached is None else reached.time_seconds)
     return Resumption(
         path,
         resolved,
@@ -152,7 +152,7 @@ def _require_remaining_steps(reader: RunReader, job: Job, calendar: EpochIndex, 
     total, step = Triggers(job, calendar).total, calendar.start.step
     summary = reader.summary()
     done = step if summary is None else max(step, summary["steps"])
-    extended = any(not resolved.sources[field].startswith(("run ", "default")) for field in ("steps", "epochs", "until"))
+    extended = any(not resolved.sources[field].startswith(("run ", "default")) for field in ("steps", "epochs", "until", "patience"))
     finished = reader.status()["state"] == "succeeded"
     if total < step or (finished and (total == step or (step == done and not extended))):
         what = f"{job.steps:,} steps" if job.steps is not None else f"{job.epochs or 'the default'} epochs"
@@ -166,11 +166,15 @@ def _state(checkpoint: Checkpoint, job: Job, before: Mapping[str, Any], spec: Mo
     """Return the checkpoint's state as far as it fits the job, and what had to be left out, in words."""
     meta, notes = checkpoint.meta, []
     arrays: dict[str, NDArray[Any]] = dict(checkpoint.arrays)
-    if any(before.get(field) != getattr(job, field) for field in ("optimizer", "momentum")):
+    if any(before.get(field) != getattr(job, field) for field in ("optimizer", "momentum", "ema_decay")):
         left_out = {key.split("/")[1] for key in arrays if key.startswith("slots/")} - set(slot_names(job))
         arrays = {key: value for key, value in arrays.items() if not (key.startswith("slots/") and key.split("/")[1] in left_out)}
-        if left_out:
-            notes.append(f"the optimizer changed: {', '.join(sorted(left_out))} of the one before is dropped")
+        if EMA in left_out:
+            notes.append("the moving average of the weights is dropped, as --ema-decay is 0")
+        if left_out - {EMA}:
+            notes.append(f"the optimizer changed: {', '.join(sorted(left_out - {EMA}))} of the one before is dropped")
+    if job.ema_decay and not any(key.startswith(f"slots/{EMA}/") for key in arrays):
+        notes.append("the moving average of the weights begins here, as the weights of the checkpoint")
     updates = int(meta.spent.get("updates", meta.step))  # fewer than the steps where a loss scale made some fall out
     state = state_from_arrays(arrays, updates, meta.scalars if before.get("precision") == job.precision else {})
     shapes = {parameter.name: parameter.shape for parameter in spec.parameters}

@@ -165,7 +165,7 @@ class MLLogWriter(RunLogger):
             "submission_benchmark": BENCHMARK,
             "seed": job.seed,
             "global_batch_size": job.global_batch if job.mode == "sync" else job.per_worker_batch,  # of an update
-            "gradient_accumulation_steps": 1,
+            "gradient_accumulation_steps": job.accumulate,
             "train_samples": self._sizes["train"],
             "eval_samples": self._sizes["test"],
             **_optimizer(job),
@@ -203,6 +203,8 @@ def _optimizer(job: Job) -> dict[str, Any]:
         found |= {f"{prefix}_beta_1": job.beta1, f"{prefix}_beta_2": job.beta2, f"{prefix}_epsilon": job.epsilon}
         found[f"{prefix}_weight_decay" if job.optimizer == "adamw" else "opt_weight_decay"] = job.weight_decay
     found |= {"opt_learning_rate_warmup_steps": job.warmup_steps, "opt_learning_rate_decay_schedule": job.schedule}
+    if job.clip_norm:
+        found["opt_gradient_clip_norm"] = job.clip_norm
     if job.schedule == "step":
         found["opt_learning_rate_decay_factor"] = job.schedule_gamma
     return found

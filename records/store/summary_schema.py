@@ -125,6 +125,15 @@ class _Checkpoints(JsonObject):
     bytes: Count | None = None
 
 
+class _Patience(JsonObject):
+    metric: Name
+    evaluations: Count
+    without_improvement: Count
+    exhausted: bool
+    best: Figure | None = None
+    best_step: Count | None = None
+
+
 class Summary(JsonObject):
     """The whole document."""
 
@@ -174,6 +183,7 @@ class Summary(JsonObject):
     target: Name | None = None
     target_reached: bool | None = None
     time_to_target_seconds: Annotated[Duration, Field(gt=0)] | None = None
+    patience: _Patience | None = None
     staleness: _Staleness | None = None
     updates_by_worker: Annotated[list[Count], Field(max_length=MOST_TASKS)] | None = None
     checkpoints: _Checkpoints | None = None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...core.units import Target
 from ...metrics import LOSS, MetricInfo
+from ...metrics.ranking import Improvements
 from ...metrics.recorded import read_metrics
 from ..schema import Clock, EvalRecord, EventRecord, StepRecord
 from ..store.run_directory import RunReader, RunState
@@ -131,6 +132,22 @@ def _target(until: str | None, evals: Iterable[EvalRecord]) -> dict[str, Any]:
     return {"target": until, "target_reached": first is not None, "time_to_target_seconds": first.time_seconds if first else None}
 
 
+def _patience(job: Job, infos: Sequence[MetricInfo], evals: Iterable[EvalRecord]) -> dict[str, Any] | None:
+    """Return how long a run of limited patience has not improved, and whether that ended it."""
+    if not job.patience:
+        return None
+    info = next((info for info in infos if info.name == job.keep_best), infos[0])
+    found = Improvements(info, ((record.step, record.figure(info.name)) for record in evals))
+    return {
+        "metric": info.name,
+        "evaluations": job.patience,
+        "without_improvement": found.since,
+        "exhausted": found.since >= job.patience,
+        "best": found.best,
+        "best_step": found.best_step,
+    }
+
+
 def _rate(amount: int, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
 
@@ -228,6 +245,7 @@ def summarise(
         "best_eval": _evaluation(_best(evals, read_metrics(described)[0])),
         "translated": next((dict(record.detail) for record in reversed(events) if record.event == "translated"), None),
         **_target(job.until, evals),
+        "patience": _patience(job, read_metrics(described), evals),
         "staleness": steps.staleness(),
         "updates_by_worker": steps.by_worker if job.mode == "async" else None,
         "checkpoints": _checkpoints(events),

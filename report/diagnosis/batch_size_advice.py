@@ -65,7 +65,8 @@ def larger_batch(explanation: Explanation) -> Iterator[Advice]:
     steps = 2 * before / (before + sum(known) / len(known))
     speedup = 1.0 / (idle + (1.0 - idle) / steps)
     option = "--batch-size" if evidence.job.get("global_batch_size") is None else "--global-batch-size"
-    now = evidence.summary["batch_size"] if option == "--batch-size" else evidence.summary["global_batch_size"]
+    at_once = evidence.summary["batch_size"] // int(evidence.job.get("accumulate") or 1)
+    now = at_once if option == "--batch-size" else evidence.summary["global_batch_size"]
     exchanging = evidence.shares.step["network"] > 0
     once = "the exchange is" if exchanging else "what a step costs besides its examples is"
     yield Advice(f"{option} {2 * now}", f"{once} paid once for twice the examples", speedup, "about", _LEARNS_OTHERWISE)

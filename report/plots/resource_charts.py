@@ -39,6 +39,7 @@ _LOOKS: dict[str, tuple[str, tuple[float, ...]]] = {
     "checkpoint": (COLOURS[4], (6, 2, 1, 2)),
     "resumed": (COLOURS[3], (8, 2)),
     "goal reached": (COLOURS[2], ()),
+    "patience at its end": (COLOURS[2], (2, 2)),
     "failure": (COLOURS[1], ()),
 }
 _KINDS = {
@@ -48,6 +49,7 @@ _KINDS = {
     "checkpoint_saved": "checkpoint",
     "run_resumed": "resumed",
     "target_reached": "goal reached",
+    "patience_exhausted": "patience at its end",
     "checkpoint_failed": "failure",
     "run_failed": "failure",
     "run_interrupted": "failure",

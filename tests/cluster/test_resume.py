@@ -226,6 +226,45 @@ def test_the_best_is_kept_beside_the_newest(tmp_path):
     assert 2 <= len(steps) <= 3
 
 
+def test_the_few_best_of_all_evaluations_are_kept(tmp_path):
+    """Not the last that beat the one before; the run that is resumed knows which they are."""
+    options = {"eval_every": "10steps", "checkpoint_every": "1000steps", "keep": 2, "keep_best": "loss", "keep_best_count": 4}
+
+    def kept_and_best(done):
+        ranked = sorted((record.loss, record.step) for record in done.evals)
+        return {int(path.name.removeprefix("step-")) for path in list_checkpoints(done.path)}, {step for _, step in ranked[:4]}
+
+    part = run(tmp_path, "run", backend="toy", lr=3.0, steps=200, **options)
+    kept, best = kept_and_best(part)
+    assert best <= kept
+    assert 4 <= len(kept) <= 6
+    resume(part.path, "--steps", "+200")
+    kept, best = kept_and_best(read_run(part.path))
+    assert best <= kept
+    assert 4 <= len(kept) <= 6
+    assert max(kept) == 400
+
+
+def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
+    """The end is recorded; a run that goes on counts on from its records, and one with more patience trains on."""
+    options = {"eval_every": "10steps", "keep_best": "loss", "patience": 5}
+    part = run(tmp_path, "run", backend="toy", lr=3.0, steps=5000, **options)
+    losses = [record.loss for record in part.evals]
+    best = losses.index(min(losses))
+    assert len(losses) == best + 1 + 5
+    assert part.summary["steps"] == 10 * len(losses) < 5000
+    expected = {"metric": "loss", "evaluations": 5, "without_improvement": 5, "exhausted": True, "best_step": 10 * (best + 1)}
+    assert part.summary["patience"] == {**expected, "best": min(losses)}
+    (event,) = [record for record in RunReader(part.path).events() if record.event == "patience_exhausted"]
+    assert (event.detail["best_step"], event.detail["step"]) == (10 * (best + 1), part.summary["steps"])
+    done, _ = resume(part.path, "--patience", 8)
+    assert len(done.evals) > len(losses)
+    assert done.summary["patience"]["without_improvement"] == 8 or done.summary["steps"] == 5000
+    if done.summary["patience"]["best_step"] == 10 * (best + 1):  # no better one came: three evaluations more were allowed
+        assert len(done.evals) == len(losses) + 3
+    assert sum(record.event == "patience_exhausted" for record in RunReader(part.path).events()) == 2
+
+
 def test_no_final_checkpoint_when_none_is_wanted(tmp_path):
     done = run(tmp_path, "run", backend="toy", steps=20, save_final=False)
     assert list_checkpoints(done.path) == []

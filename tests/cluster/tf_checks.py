@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from processes import free_ports
 from tf_image_tasks import opened
-from torch_image_tasks import Pictures, flat
+from torch_image_tasks import Pictures, flat, steps
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="-1", TF_USE_LEGACY_KERAS="1")
 
@@ -17,9 +17,10 @@ from crosstrain.backends.tf import data as data_module
 from crosstrain.backends.tf import preprocessing as pixels_module
 from crosstrain.backends.tf.forward_context import ForwardContexts
 from crosstrain.backends.tf.model import build_model, micro_batches_on
-from crosstrain.backends.tf.precision import LossScale
+from crosstrain.backends.tf.precision import ChiefLossScale, LossScale
 from crosstrain.backends.tf.preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
-from crosstrain.core.errors import UsageError
+from crosstrain.backends.tf.sync.replica import Replica
+from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, load
 from crosstrain.data.augment import Augmentation, apply_changes
@@ -143,7 +144,7 @@ def test_loss_scale():
     scale = LossScale()
     applied = []
     first = scale.scalars["loss_scale"]
-    assert first == 2.0**16
+    assert first == 2.0**14
     scale.guarded([tf.fill([3], first), tf.zeros([0])], lambda gradients: applied.append([g.numpy() for g in gradients]))
     assert applied.pop()[0].tolist() == [1.0] * 3
     assert scale.scalars == {"loss_scale": first, "clean_steps": 1.0}
@@ -155,6 +156,26 @@ def test_loss_scale():
     scale.restore({"loss_scale": 8.0, "clean_steps": 1999.0})
     scale.guarded([tf.ones([1])], applied.append)
     assert scale.scalars == {"loss_scale": 16.0, "clean_steps": 0.0}
+    scale.restore({"loss_scale": first, "clean_steps": 1999.0})
+    scale.guarded([tf.ones([1])], applied.append)
+    assert scale.scalars == {"loss_scale": first, "clean_steps": 0.0}
+    scale.restore({"loss_scale": 1.0})
+    scale.check()
+    scale.guarded([tf.constant([float("inf")])], applied.append)
+    with pytest.raises(RunFailedError, match="precision fp16: gradients are not finite even at the loss scale 1"):
+        scale.check()
+
+
+def test_the_loss_scale_of_async_workers():
+    scale = ChiefLossScale()
+    scale.learn(2.0**14, 2.0**12, 10)
+    scale.learn(2.0**14, 2.0**13, 10)  # of a worker that had the older one
+    assert scale.scalars == {"loss_scale": 2.0**12, "clean_steps": 0.0}
+    for _ in range(4):
+        scale.learn(scale.scale, scale.scale, 2000)
+    assert scale.scalars == {"loss_scale": 2.0**14, "clean_steps": 0.0}
+    with pytest.raises(RunFailedError, match="precision fp16"):
+        scale.learn(1.0, 0.5, 1)
 
 
 def test_half_precision_needs_a_gpu():
@@ -211,3 +232,80 @@ def test_a_trace_is_written(monkeypatch, tmp_path):
     assert [result.count for result in session.train(Plan(0, 7, 0, 0, np.full(7, 0.01)))] == [2, 5]
     (trace,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
     assert b"Conv2D" in trace.read_bytes()
+
+
+def test_clipping_is_torchs_formula():
+    """Of a step of plain gradient descent: the gradient keeps its direction, and has the formula's length; a high limit changes no bit."""
+    moved = {}
+    for limit in (0.0, 0.01, 1e9):
+        session, _, _ = opened("worker-0", {"model": "logreg", "batch_size": 12, "clip_norm": limit}, 8, free_ports(1))
+        before = {name: value.copy() for name, value in session.state().parameters.items()}
+        list(session.train(Plan(0, 1, 0, 0, np.array([1.0]))))
+        moved[limit] = np.concatenate([(value - before[name]).ravel() for name, value in session.state().parameters.items()]).astype(float)
+        session.close()
+    norm = np.linalg.norm(moved[0.0])
+    assert norm > 0.1
+    assert np.array_equal(moved[1e9], moved[0.0])
+    assert np.allclose(moved[0.01], moved[0.0] * 0.01 / (norm + 1e-6), atol=1e-6 * norm)
+
+
+def test_the_moving_average_follows_its_formula():
+    session, _, _ = opened("worker-0", {"model": "logreg", "batch_size": 12, "ema_decay": 0.5}, 8, free_ports(1))
+    expected = {name: value.astype(float) for name, value in session.state().parameters.items()}
+    assert all(np.array_equal(value, session.state().slots["ema"][name]) for name, value in session.state().parameters.items())
+    for update in range(1, 13):
+        list(session.train(Plan(update - 1, 1, (update - 1) // 5, (update - 1) % 5, np.array([0.1]))))
+        decay = min(0.5, (1 + update) / (10 + update))
+        state = session.state()
+        expected = {name: decay * old + (1 - decay) * state.parameters[name] for name, old in expected.items()}
+        for name, value in state.slots["ema"].items():
+            assert np.linalg.norm(value - expected[name]) <= 1e-6 * np.linalg.norm(expected[name])
+    by_average = session.evaluate("test").sums["loss_sum"]
+    given = State({name: value.copy() for name, value in session.state().slots["ema"].items()}, {}, 12)
+    by_weights = session.evaluate("test").sums["loss_sum"]
+    session.load(given)  # without a moving average, which then begins as the weights
+    assert session.evaluate("test").sums["loss_sum"] == pytest.approx(by_average, rel=1e-6)
+    assert by_weights == by_average
+    assert all(np.array_equal(value, given.parameters[name]) for name, value in session.state().slots["ema"].items())
+    session.close()
+
+
+def accumulated(model, accumulate, count):
+    """Losses and state after updates of 14 examples, which do not divide evenly by 4."""
+    options = {"model": model, "accumulate": accumulate, "global_batch_size": 14, "lr": 0.01}
+    session, job, data = opened("worker-0", options, 32, free_ports(1))
+    losses, state = steps(session, job, data, 0, count), session.state()
+    session.close()
+    return losses, state
+
+
+def test_micro_batches_make_the_update_of_the_whole_batch():
+    (losses, whole), (in_parts, parts) = (accumulated("logreg", count, 6) for count in (1, 4))
+    assert np.allclose(in_parts, losses, rtol=1e-6)
+    for name, value in whole.parameters.items():
+        assert np.linalg.norm(parts.parameters[name] - value) <= 1e-6 * np.linalg.norm(value)
+
+
+def test_buffers_move_with_each_micro_batch():
+    """The first normalisation's mean, of a linear function of the images, moves by a tenth four times: 1 − 0.9⁴ in place of 0.1."""
+    (_, whole), (_, parts) = (accumulated("resnet18", count, 1) for count in (1, 4))
+    length = {count: np.linalg.norm(state.buffers["bn1.running_mean"]) for count, state in ((1, whole), (4, parts))}
+    assert length[4] / length[1] == pytest.approx((1 - 0.9**4) / 0.1, rel=0.05)
+
+
+def test_scaled_gradients_are_clipped_as_they_are_without_the_scale():
+    """And an update whose gradients overflow changes neither weights nor their moving average."""
+    job, data = Job(backend="tf", clip_norm=0.01, ema_decay=0.9), Pictures(8)
+    spec, found = load(find("model", "logreg"), "model")(data.info), []
+    for scaled in (False, True):
+        replica = Replica(job, build_model("logreg", spec))
+        replica.loss_scale = LossScale() if scaled else None
+        scalars = [tf.constant(value) for value in replica.optimizer.host_scalars(np.ones(1), 1)[0]]
+        gradients = [tf.ones(shape) * (2.0**14 if scaled else 1.0) for shape in ((4, 192), (4,))]
+        replica.apply(gradients, scalars)
+        found.append([tensor.numpy() for averaged in (False, True) for tensor in replica.read(to_evaluate=averaged)[0].held.values()])
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    replica.apply([gradients[0] * float("inf"), gradients[1]], scalars)
+    after = [tensor.numpy() for averaged in (False, True) for tensor in replica.read(to_evaluate=averaged)[0].held.values()]
+    assert all(np.array_equal(a, b) for a, b in zip(after, found[1], strict=True))
+    assert replica.scalars == {"loss_scale": 2.0**13, "clean_steps": 0.0}

@@ -19,8 +19,7 @@ import time
 import traceback
 from pathlib import Path
 
-from crosstrain.backends.export import PLAIN, export_checkpoint
-from crosstrain.checkpoint.reader import read_checkpoint
+from crosstrain.backends.export import PLAIN, export_weights
 from crosstrain.cli.commands import evaluate as evaluate_command
 from crosstrain.cli.commands import export as export_command
 from crosstrain.cli.group import COMMANDS, invoke
@@ -38,8 +37,8 @@ def evaluate(*_arguments, **_options):
     raise StartsFrameworkError
 
 
-def export(_backend, format_name, checkpoint, folder):
-    export_checkpoint(PLAIN, format_name, read_checkpoint(Path(checkpoint)), Path(folder))
+def export(_backend, format_name, chosen, folder):
+    export_weights(PLAIN, format_name, chosen, Path(folder))
 
 
 def run(command):

@@ -20,11 +20,12 @@ TOY = Path(__file__).parent.parent / "toy"
 MODES, PRECISIONS, DEVICES = ("sync", "async"), ("fp32", "bf16", "fp16"), ("auto", "cpu", "gpu")
 AUGMENTS, PROFILES = ("none", "crop", "flip", "crop+flip"), (0, 1, 100)
 
-FIELDS = ("mode", "precision", "device", "augment", "deterministic", "profile")
+FIELDS = ("mode", "precision", "device", "augment", "deterministic", "profile", "accumulate", "clip_norm", "ema_decay")
+TRAINING = ((1, 0.0, 0.0), (4, 0.0, 0.0), (1, 0.5, 0.0), (1, 0.0, 0.99), (4, 0.5, 0.99))
 
 EVERY_JOB = [
-    dict(zip(FIELDS, values, strict=True))
-    for values in itertools.product(MODES, PRECISIONS, DEVICES, AUGMENTS, (False, True), PROFILES)
+    dict(zip(FIELDS, (*values, *training), strict=True))
+    for *values, training in itertools.product(MODES, PRECISIONS, DEVICES, AUGMENTS, (False, True), PROFILES, TRAINING)
     if values[0] == "sync" or not values[4]
 ]
 
@@ -36,6 +37,9 @@ declarations = st.builds(
     augmentation=st.booleans(),
     deterministic=st.booleans(),
     profiling=st.booleans(),
+    accumulation=st.booleans(),
+    clipping=st.booleans(),
+    weight_averaging=st.booleans(),
 )
 
 
@@ -54,6 +58,12 @@ def beyond(job, can):
         found.add("deterministic")
     if job["profile"] and not can.profiling:
         found.add("profile")
+    if job["accumulate"] > 1 and not can.accumulation:
+        found.add("accumulate")
+    if job["clip_norm"] and not can.clipping:
+        found.add("clip_norm")
+    if job["ema_decay"] and not can.weight_averaging:
+        found.add("ema_decay")
     return found
 
 
@@ -66,7 +76,8 @@ def check(fields, can):
         refuse_unsupported(job, "some", can)
     field, _, what = str(refusal.value).partition(": ")
     assert field in wanted
-    assert what.startswith(f"got {str(fields[field]).lower()!r}, which backend some does not support; supported there: ")
+    value = f"{fields[field]:g}" if field in FIELDS[-3:] else str(fields[field]).lower()
+    assert what.startswith(f"got {value!r}, which backend some does not support; supported there: ")
 
 
 @given(fields=st.sampled_from(EVERY_JOB), can=declarations)

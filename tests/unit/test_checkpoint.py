@@ -24,6 +24,7 @@ from crosstrain.checkpoint import (
     ArrayEntry,
     CheckpointWriter,
     DamagedCheckpointError,
+    best_checkpoints,
     find_checkpoint,
     list_checkpoints,
     newest_sound,
@@ -269,6 +270,17 @@ class TestKeeping:
         assert [path.name for path in prune(tmp_path, 1, LOSS)] == ["step-000000010"]
         assert [path.name for path in prune(tmp_path, 1)] == ["step-000000002"]
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-1000000000"]
+
+    def test_the_newest_and_the_few_best(self, tmp_path):
+        """Neither removes what the other keeps; the best are those of all, not the last that beat the one before."""
+        figures = {1: 0.1, 2: 0.9, 3: 0.7, 4: 0.8, 5: 0.2, 6: math.nan, 7: 0.3}
+        for step, accuracy in figures.items():
+            save(tmp_path, step, metrics={"accuracy": accuracy, "loss": 1.0})
+        assert [path.name[-1] for path in best_checkpoints(tmp_path, ACCURACY.info)] == list("243751")
+        assert [path.name[-1] for path in prune(tmp_path, 2, ACCURACY.info, 3)] == ["5", "1"]
+        assert [path.name[-1] for path in list_checkpoints(tmp_path)] == list("76432")
+        assert prune(tmp_path, 2, ACCURACY.info, 3) == []
+        assert [path.name[-1] for path in prune(tmp_path, 1, LOSS, 2)] == ["6", "4"]
 
     def test_without_evaluations_none_is_the_best(self, tmp_path):
         for step in (1, 2):

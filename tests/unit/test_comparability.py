@@ -17,6 +17,7 @@ LEARNT = {LOSS, METRICS, TARGET}
 
 PACKAGES = NODE["packages"]
 STEP = {"schedule": "step", "epochs": 10}
+NOAM = {"schedule": "noam", "warmup_steps": 10}
 
 OF_TEN = {"summary": {"batch_size": 10, "global_batch_size": 10}}
 
@@ -40,13 +41,17 @@ DIFFERENCES = [
     ("schedule_step_epochs", STEP, {**STEP, "schedule_step_epochs": 2.0}, LEARNT),
     ("schedule_gamma", STEP, {**STEP, "schedule_gamma": 0.5}, LEARNT),
     ("batch_tokens", {"batch_tokens": 500, **OF_TEN}, {"batch_tokens": 900, **OF_TEN}, LEARNT),
+    ("schedule_coefficient", NOAM, {**NOAM, "schedule_coefficient": 2.0}, LEARNT),
     ("warmup_steps", {}, {"warmup_steps": 10}, LEARNT),
     ("scale_lr", {}, {"scale_lr": "linear"}, LEARNT),
     ("base_batch_size", {"scale_lr": "sqrt"}, {"scale_lr": "sqrt", "base_batch_size": 16}, LEARNT),
+    ("clip_norm", {}, {"clip_norm": 1.0}, LEARNT),
+    ("ema_decay", {}, {"ema_decay": 0.99}, set(GROUPS)),
     ("augment", {}, {"augment": "flip"}, set(GROUPS)),
     ("precision", {}, {"summary": {"precision_used": "bf16 (emulated)"}}, set(GROUPS)),
     ("budget", {}, {"epochs": 2}, {TIME, LOSS, METRICS}),
     ("until", {"until": "accuracy>=0.9"}, {"until": "accuracy>=0.8"}, LEARNT | {TIME}),
+    ("patience", {}, {"patience": 3}, LEARNT | {TIME}),
     ("eval_every", {}, {"eval_every": "10steps"}, {TIME, TARGET}),
     ("checkpoints", {}, {"checkpoint_every": "1epoch"}, {TIME, TARGET, RESOURCES}),
     ("checkpoints", {}, {"save_final": False}, {TIME, TARGET, RESOURCES}),
@@ -70,6 +75,7 @@ DIFFERENCES = [
     ("distributed", {}, {"distributed": "always"}, WORK),
     ("steps_per_call", {}, {"steps_per_call": 1}, WORK),
     ("deterministic", {}, {"deterministic": True}, WORK),
+    ("accumulate", {"batch_size": 8, "accumulate": 4}, {"batch_size": 16, "accumulate": 2}, WORK),
     ("profile", {}, {"profile": 5}, WORK),
     ("sample_interval", {}, {"sample_interval": 2.0}, {RESOURCES}),
     ("start_timeout", {}, {"start_timeout": 60.0}, set()),
@@ -124,6 +130,7 @@ BESIDE = {
     "calibrate": False,
     "keep": 2,
     "keep_best": "loss",
+    "keep_best_count": 3,
     "launcher": "local",
     "mllog": True,
     "monitor": False,

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.engine.learning_rate import base_learning_rate, learning_rates
+from crosstrain.engine.learning_rate import base_learning_rate, learning_rates, refuse_without_width
 
 
-def rates(first=0, count=100, per_epoch=10, total=100, **fields):
-    return learning_rates(Job(**fields), first, count, per_epoch, total)
+def rates(first=0, count=100, per_epoch=10, total=100, width=None, **fields):
+    return learning_rates(Job(**fields), first, count, per_epoch, total, width=width)
 
 
 def test_constant():
@@ -34,6 +35,32 @@ def test_cosine_goes_from_the_rate_to_almost_nothing():
 def test_warm_up_is_linear_and_reaches_the_rate():
     found = rates(lr=1.0, warmup_steps=4)
     assert list(found[:6]) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_noam_rises_over_the_warm_up_and_falls_with_the_root_of_the_update():
+    found = rates(count=200, lr=1.5, schedule="noam", schedule_coefficient=2.0, warmup_steps=50, width=64)
+    peak = 1.5 * 2.0 / 8.0 / math.sqrt(50)
+    assert found[49] == pytest.approx(peak)
+    assert found[0] == pytest.approx(peak / 50)
+    assert found[199] == pytest.approx(peak / 2)
+    assert np.argmax(found) == 49
+
+
+def test_noam_goes_on_by_updates_wherever_the_examples_stand():
+    """A resumed run with another batch size: the places of its updates in the epochs are others, their numbers go on."""
+    job = Job(schedule="noam", warmup_steps=10)
+    whole = learning_rates(job, 0, 30, 10, 100, width=16)
+    np.testing.assert_array_equal(learning_rates(job, 12, 18, 40, 400, np.arange(18) * 3.3, width=16), whole[12:])
+
+
+def test_noam_needs_a_warm_up_and_a_model_with_a_width():
+    with pytest.raises(ValueError, match=r"noam rises over --warmup-steps"):
+        Job(schedule="noam")
+    job = Job(schedule="noam", warmup_steps=4)
+    refuse_without_width(job, 64)
+    refuse_without_width(Job(), None)
+    with pytest.raises(UsageError, match=r"schedule: got 'noam', .* and 'logreg' has none"):
+        refuse_without_width(job, None)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])

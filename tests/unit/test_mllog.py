@@ -120,6 +120,7 @@ def test_a_run_that_never_began_has_no_end(tmp_path):
             {"opt_name": "adam", "opt_adam_beta_1": 0.8, "opt_adam_beta_2": 0.999, "opt_adam_epsilon": 1e-8},
         ),
         ({"optimizer": "adamw", "weight_decay": 0.01}, {"opt_name": "adamw", "opt_adamw_weight_decay": 0.01}),
+        ({"clip_norm": 0.5}, {"opt_gradient_clip_norm": 0.5}),
         ({"schedule": "step", "schedule_gamma": 0.5}, {"opt_learning_rate_decay_schedule": "step", "opt_learning_rate_decay_factor": 0.5}),
         ({"nodes": 3, "batch_size": 16, "seed": 7}, {"global_batch_size": 48, "seed": 7}),
         ({"nodes": 3, "batch_size": 16, "mode": "async"}, {"global_batch_size": 16}),

@@ -103,6 +103,17 @@ def test_updates_are_of_the_same_examples_in_the_same_order(drawn, epoch, data):
         np.testing.assert_array_equal(np.concatenate(slices), theirs.batch(0))
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_micro_batches_stay_as_small(mode):
+    before = training(nodes=3, mode=mode, batch_size=5, accumulate=4)
+    after = before.resized([0, 2]).job
+    assert after.micro_batch <= 5
+    if mode == "sync":
+        assert (after.global_batch, after.per_worker_batch, after.accumulate) == (60, 30, 6)
+    else:
+        assert (after.per_worker_batch, after.accumulate) == (20, 4)
+
+
 def test_where_workers_had_batches_of_two_sizes_each_has_the_larger():
     before = training(nodes=3, mode="async", global_batch_size=100)
     assert before.resized([0, 1]).job.per_worker_batch == 34

@@ -131,6 +131,24 @@ def test_slices_may_be_empty():
     assert sizes == [[2, 2, 1, 1], [1, 0, 0, 0]]
 
 
+@given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 4), st.integers(1, 9))
+def test_micro_batches_are_the_slices_of_a_rank_cut_evenly(size, batch, workers, most):
+    sampler = Sampler(size, 3, FixedCount(batch, workers, "sync"), workers, weights=np.arange(1, size + 1))
+    for rank in range(workers):
+        whole = sampler.for_rank(0, 0, sampler.steps_per_epoch, rank)
+        cut, counts = whole.in_micro_batches(most)
+        assert len(cut) == counts.sum()
+        first = 0
+        for step, count in enumerate(counts.tolist()):
+            parts = [cut.batch(position) for position in range(first, first + count)]
+            np.testing.assert_array_equal(np.concatenate(parts), whole.batch(step))
+            sizes = [len(part) for part in parts]
+            assert count == min(most, max(1, len(whole.batch(step))))
+            assert max(sizes) - min(sizes) <= 1
+            assert (cut.weights[first : first + count] == whole.weights[step]).all()
+            first += count
+
+
 def test_orders_are_evenly_spread():
     # Each of the 24 orders of four examples is expected 100 times in 2,400 epochs; chi-squared with 23 degrees of freedom
     # passes 60 once in 30,000 seeds, and this seed is fixed.

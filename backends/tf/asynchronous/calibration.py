@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ....core.job import Job
 from ...base import StepComponent
 from ..calibration import SMALL_ELEMENTS, State, Step, a_number, after, first_of, repeated
 from ..data import Batch, Layout, Resident
@@ -14,7 +15,7 @@ from ..forward_context import ForwardContexts
 from ..model import TfModel, flattened
 from .shards import Shard
 from .tickets import Work, unpack
-from .worker import pulled
+from .worker import gradients_in_micro_batches, pulled
 
 __all__ = ["WorkerComponents"]
 
@@ -28,7 +29,8 @@ class WorkerComponents:
     They return the worker's index and what `repeated` returns. The ticket has the batches to gather; the first is computed on.
     """
 
-    def __init__(self, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout) -> None:
+    def __init__(self, job: Job, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout) -> None:
+        self._accumulate = job.accumulate
         self._model, self._passes, self._shards, self._layout = model, passes, shards, layout
 
     def function(self, component: StepComponent) -> Callable[[Iterator[Any], tf.Tensor, tf.Tensor], tf.Tensor]:
@@ -86,10 +88,20 @@ class WorkerComponents:
                 received = [tf.identity(message) for message in messages]
             parameters, buffers = pulled(self._model, received)
             number = work.first_step + tf.cast(done, tf.int64) if self._passes.dropout else None
-            context = self._passes.training(buffers, number, indices)
             weight = 1.0 / work.weights[0]
-            loss_sum, gradients = self._model.loss_and_gradients(parameters, data.micro_batches(*batch, 1), weight, context)
-            decrements = [value - context.updated.get(name, value) for name, value in buffers.items()]
+            if self._accumulate == 1:
+                context = self._passes.training(buffers, number, indices)
+                loss_sum, gradients = self._model.loss_and_gradients(parameters, data.micro_batches(*batch, 1), weight, context)
+                decrements = [value - context.updated.get(name, value) for name, value in buffers.items()]
+            else:
+
+                def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
+                    laid, target = tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
+                    return (data.as_read(laid), target), indices[begin:end]
+
+                loss_sum, gradients, decrements = gradients_in_micro_batches(
+                    self._model, self._passes, self._accumulate, take, tf.size(indices), parameters, buffers, weight, number
+                )
             return [flattened([*gradients, *decrements])[:1] + loss_sum]
 
         return after([*tf.nest.flatten(batch), indices, *messages]), compute

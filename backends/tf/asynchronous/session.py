@@ -16,6 +16,7 @@ from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
 from ....core.job import Job
 from ....core.startup_watchdog import startup_phase
+from ....core.update_rules import EMA
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec, ParameterSpec
 from ....models.layers.tf.image import HeldParameters
@@ -97,9 +98,9 @@ class AsyncSession:
         layout = self._layout = layout_for(job, spec, data.info)
         make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
-        self._train = self._traced(training(self._model, self._passes, self._shards, layout), tf.TensorSpec([None], tf.int32))
+        self._train = self._traced(training(job, self._model, self._passes, self._shards, layout), tf.TensorSpec([None], tf.int32))
         self._evaluations: dict[Split, tf.types.experimental.ConcreteFunction] = {}
-        self._worker_components = WorkerComponents(self._model, self._passes, self._shards, layout)
+        self._worker_components = WorkerComponents(job, self._model, self._passes, self._shards, layout)
         self._component_functions: dict[StepComponent, tf.types.experimental.ConcreteFunction] = {}
         self._memory: StateMemory | None = None
         self._data = data
@@ -179,7 +180,8 @@ class AsyncSession:
         A search is no graph, and workers here carry out graphs alone.
         """
         state = self.state()
-        for name, value in {**state.parameters, **state.buffers}.items():
+        evaluated = state.slots.get(EMA, state.parameters)
+        for name, value in {**evaluated, **state.buffers}.items():
             held = self._model.layouts[name].to_storage(value) if name in self._model.layouts else value
             if name in self._decoded:
                 self._decoded[name].assign(held)

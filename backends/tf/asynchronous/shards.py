@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from ....core.update_rules import EMA
 from ....models.base import Array
 from ..optimizers import Optimizer
 
@@ -53,15 +54,16 @@ class Shard:
     optimizer: Optimizer
     skipping: bool
 
-    def pull(self, staleness: tf.Tensor | None = None) -> tf.Tensor:
-        """In ops: return the message float32 [stop − start + PULL_EXTRA].
+    def pull(self, staleness: tf.Tensor | None = None, *, to_evaluate: bool = False) -> tf.Tensor:
+        """In ops: return the message float32 [stop − start + PULL_EXTRA]. `to_evaluate`: with moving averages, where the job keeps them.
 
         The version is read before the values, so that an update that slips in between makes staleness larger, never smaller.
         """
         with tf.device(self.device):
             version = tf.raw_ops.ReadVariableOp(resource=self.version.handle, dtype=tf.int64)
             with tf.control_dependencies([version]):
-                values = [tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32) for variable in self._variables]
+                variables = [self.slots.get(EMA, self.values), *self._variables[1:]] if to_evaluate else self._variables
+                values = [tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32) for variable in variables]
             before = tf.constant(0, tf.int64) if staleness is None else staleness
             return tf.concat([*values, _as_bits(version), _as_bits(before)], axis=0)
 
@@ -97,7 +99,10 @@ class Shard:
         return applied
 
     def load(self, values: Array, slots: Mapping[str, Array], updates: int) -> None:
-        """Replace everything. `values` is the whole flat vector; each of `slots` that of the parameters, absent where it is all zero."""
+        """Replace everything. `values` is the whole flat vector; each of `slots` that of the parameters.
+
+        A slot that is absent becomes what it is before the first update.
+        """
         middle = self.start + int(self.values.shape[0])
         self.values.assign(values[self.start : middle])
         if self.tail is not None:
@@ -105,6 +110,8 @@ class Shard:
         for slot, variable in self.slots.items():
             if slot in slots:
                 variable.assign(slots[slot][self.start : middle])
+            elif slot == EMA:
+                variable.assign(values[self.start : middle])
             else:
                 with tf.device(self.device):
                     variable.assign(tf.zeros(variable.shape))

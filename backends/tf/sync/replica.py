@@ -8,14 +8,15 @@ import numpy as np
 import tensorflow as tf
 
 from ....core.job import Job
+from ....core.update_rules import EMA
 from ....models.base import Array
 from ....models.layers.tf.image import HeldParameters
 from ...base import State
 from ..forward_context import Buffers
 from ..model import TfModel
-from ..optimizers import Optimizer, build_optimizer
+from ..optimizers import Optimizer, build_optimizer, clipped
 from ..precision import LossScale
-from ..state import StateMemory, copy_all, cut
+from ..state import StateMemory, copy_all, cut, slot_values
 
 __all__ = ["Replica"]
 
@@ -36,10 +37,17 @@ class Replica:
         self._slots = [{slot: tf.Variable(tf.zeros_like(variable)) for slot in self.optimizer.slots} for variable in self._parameters]
         self._buffers = {name: tf.Variable(value, name=name) for name, value in spec.initial_buffers().items()}
         self.loss_scale = LossScale() if job.precision == "fp16" else None
+        self._clip_norm = job.clip_norm
+        self._averages = [slots[EMA] for slots in self._slots] if EMA in self.optimizer.slots else None
+        self._reset_averages()
 
-    def read(self) -> tuple[HeldParameters, Buffers]:
-        """Return parameters and buffers by name, in ops. The raw op: `read_value` adds a copy of the reference to it."""
-        named = zip((parameter.name for parameter in self._spec.parameters), self._parameters, strict=True)
+    def read(self, *, to_evaluate: bool = False) -> tuple[HeldParameters, Buffers]:
+        """Return parameters and buffers by name, in ops. The raw op: `read_value` adds a copy of the reference to it.
+
+        `to_evaluate`: of parameters their moving averages, where the job keeps them.
+        """
+        variables = self._averages if to_evaluate and self._averages is not None else self._parameters
+        named = zip((parameter.name for parameter in self._spec.parameters), variables, strict=True)
         parameters = self._model.parameters({name: _read(variable) for name, variable in named})
         return parameters, {name: _read(variable) for name, variable in self._buffers.items()}
 
@@ -47,6 +55,8 @@ class Replica:
         """In ops: update every parameter, unless a scaled gradient overflowed."""
 
         def update(gradients: Sequence[tf.Tensor]) -> None:
+            if self._clip_norm:
+                gradients = clipped(gradients, self._clip_norm)
             for variable, slots, gradient in zip(self._parameters, self._slots, gradients, strict=True):
                 self.optimizer.apply(variable, slots, gradient, scalars)
 
@@ -84,10 +94,16 @@ class Replica:
         """Undo what updates with a learning rate of 0 have changed, which is no parameter: so no copy of those is needed."""
         for variable in (variable for slots in self._slots for variable in slots.values()):
             variable.assign(tf.zeros_like(variable))
+        self._reset_averages()
         for name, value in self._spec.initial_buffers().items():
             self._buffers[name].assign(value)
         if self.loss_scale is not None:
             self.loss_scale.restore({})
+
+    def _reset_averages(self) -> None:
+        """Have the moving averages begin anew as the parameters."""
+        for average, variable in zip(self._averages or (), self._parameters, strict=self._averages is not None):
+            average.assign(variable)
 
     @property
     def scalars(self) -> Mapping[str, float]:
@@ -115,7 +131,7 @@ class Replica:
             values = spread(None if state is None else state.parameters[parameter.name], parameter.shape)
             variable.assign(self._held(parameter.name, values))
             for slot, of in slots.items():
-                given = None if state is None else _slot(state, slot, parameter.name, parameter.shape)
+                given = None if state is None else slot_values(state, slot, parameter)
                 of.assign(self._held(parameter.name, spread(given, parameter.shape)))
         for buffer in self._spec.buffers:
             self._buffers[buffer.name].assign(spread(None if state is None else state.buffers[buffer.name], buffer.shape))
@@ -140,7 +156,3 @@ def _read(variable: tf.Variable) -> tf.Tensor:
 
 def _view(variable: tf.Variable) -> Array:
     return np.asarray(variable.read_value())
-
-
-def _slot(state: State, slot: str, name: str, shape: tuple[int, ...]) -> Array:
-    return state.slots[slot][name] if slot in state.slots else np.zeros(shape, np.float32)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +22,8 @@ from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, calibration_batches, make_sampler
 from ...malloc_tuning import keep_freed_memory
 from ...translating import Translating
-from ..data import ColumnTensors, Resident, layout_for, resident
+from ..accumulation import accumulated
+from ..data import Batch, ColumnTensors, Resident, layout_for, resident
 from ..evaluation import summed
 from ..forward_context import ForwardContexts
 from ..model import TfModel, build_model, evaluation_batch, micro_batches_on
@@ -136,7 +138,7 @@ class SyncSession:
         """Return what translates this rank's share; see `Session.translating`."""
         self._average_buffers()
         if self._translating is None:
-            stepper = self._model.stepper(self._replica.read, self._passes.evaluation, self._device)
+            stepper = self._model.stepper(partial(self._replica.read, to_evaluate=True), self._passes.evaluation, self._device)
             self._translating = Translating(self._dataset, self._spec.objective, stepper, self._task.rank, self._job.workers)
         return self._translating
 
@@ -172,7 +174,7 @@ class SyncSession:
             batches = calibration_batches(self._sampler, self._task.rank)
             scalars = self._replica.optimizer.host_scalars(np.zeros(1), self._updates + 1)[0]
             components = RankComponents(
-                self._data["train"], batches, self._gradients, self._replica, self._ranks, scalars,
+                self._data["train"], batches, self._batch_gradients, self._replica, self._ranks, scalars,
                 workers=self._job.workers, dropout=self._passes.dropout,
             )  # fmt: skip
             self._calibrator = Calibrator(self._ranks.traced, components.make, deterministic=self._job.deterministic)
@@ -219,6 +221,8 @@ class SyncSession:
         losses: Array = self._train(*inputs).numpy()
         self._updates += len(batches)
         self._averaged = False
+        if self._replica.loss_scale is not None:
+            self._replica.loss_scale.check()
         return losses
 
     def _steps(
@@ -257,17 +261,57 @@ class SyncSession:
         self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, share: tf.Tensor, *scalars: tf.Tensor
     ) -> tf.Tensor:
         """Apply one update from this rank's examples and the other ranks' gradients; return the sum of this rank's example losses."""
-        laid, target = self._data["train"].laid_batch(indices, changes)
-        loss_sum, gradients = self._gradients(laid, target, indices, number, share)
+        if self._job.accumulate == 1:
+            laid, target = self._data["train"].laid_batch(indices, changes)
+            loss_sum, gradients = self._gradients(laid, target, indices, number, share)
+        else:
+
+            def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
+                own = indices[begin:end]
+                return self._data["train"].laid_batch(own, None if changes is None else changes[begin:end]), own
+
+            loss_sum, gradients = self._accumulated(take, tf.size(indices), number, share)
         self._replica.apply(self._ranks.add_up(gradients), scalars)
         return loss_sum
 
-    def _gradients(
+    def _accumulated(
+        self, take: Callable[[tf.Tensor, tf.Tensor], tuple[Batch, tf.Tensor]], size: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
+    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        """Do the same as `_gradients` in micro-batches, one after another. `take` gives the examples begin … end − 1 and their indices."""
+
+        def compute(begin: tf.Tensor, end: tf.Tensor, micro_batch: tf.Tensor, *_sums: tf.Tensor) -> list[tf.Tensor]:
+            (laid, target), indices = take(begin, end)
+            loss_sum, gradients = self._gradients(laid, target, indices, number, share, micro_batch)
+            return [loss_sum, *gradients]
+
+        loss_sum, *gradients = accumulated(compute, size, self._job.accumulate, [tf.zeros([]), *self._replica.zeros()])
+        return loss_sum, gradients
+
+    def _batch_gradients(
         self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
+    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        """Return the same of examples that were gathered together, in as many micro-batches as training computes them in."""
+        if self._job.accumulate == 1:
+            return self._gradients(laid, target, indices, number, share)
+
+        def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
+            part: Batch = tf.nest.map_structure(lambda tensor: tensor[begin:end], (laid, target))
+            return part, indices[begin:end]
+
+        return self._accumulated(take, tf.size(indices), number, share)
+
+    def _gradients(
+        self,
+        laid: ColumnTensors,
+        target: ColumnTensors,
+        indices: tf.Tensor,
+        number: tf.Tensor | None,
+        share: tf.Tensor,
+        micro_batch: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """Return the sum of this rank's example losses and its share of the gradients; buffers are kept. Images lie as in memory."""
         parameters, buffers = self._replica.read()
-        context = self._passes.training(buffers, number, indices)
+        context = self._passes.training(buffers, number, indices, micro_batch)
         scale = self._replica.loss_scale
         slope = share if scale is None else share * scale.scale
         micro_batches = self._data["train"].micro_batches(laid, target, self._micro_batches)
@@ -280,7 +324,7 @@ class SyncSession:
         start, stop = split_evenly(self._sizes[split], self._job.workers)[self._task.rank]
 
         def evaluation() -> tf.Tensor:
-            parameters, buffers = self._replica.read()
+            parameters, buffers = self._replica.read(to_evaluate=True)
             sums = summed(self._model, self._data[split], parameters, self._passes.evaluation(buffers), start, stop, self._micro_batches)
             return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], sums)
 
@@ -290,7 +334,7 @@ class SyncSession:
         """Make the function that returns the logits of the examples start … stop − 1 of a split."""
 
         def prediction(start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-            parameters, buffers = self._replica.read()
+            parameters, buffers = self._replica.read(to_evaluate=True)
             data = self._data[split]
             micro_batches = data.micro_batches(*data.laid_batch(tf.range(start, stop)), self._micro_batches)
             return self._model.logits(parameters, micro_batches, self._passes.evaluation(buffers))

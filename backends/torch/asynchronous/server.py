@@ -17,7 +17,7 @@ from ....core.untrusted.listener import AuthenticatingListener, Exchange
 from ....models.base import ModelSpec
 from .authentication import Hello, admit
 from .shards import Shard, bytes_of
-from .wire_protocol import OVERFLOWED, Connection, Frame, Kind, tune
+from .wire_protocol import AVERAGED, OVERFLOWED, Connection, Frame, Kind, tune
 
 __all__ = ["Listener", "ShardServer", "initial_shard", "shard_bounds", "warm_rule"]
 
@@ -137,7 +137,7 @@ class ShardServer:
         if frame.kind == Kind.PUSH:
             return self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & OVERFLOWED))[1]
         if frame.kind == Kind.PULL:
-            return self._shard.read(values)
+            return self._shard.read(values, averaged=bool(frame.flags & AVERAGED))
         raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
 
     def _serve_chief(self, link: Connection) -> None:

@@ -17,7 +17,7 @@ import torch
 from ....core.cluster import Task, TaskSpec
 from ....core.errors import RunFailedError, StalledRunError
 from ....core.job import Job
-from ....core.update_rules import slot_names
+from ....core.update_rules import EMA, slot_names
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
@@ -29,7 +29,7 @@ from .server import Listener, initial_shard, shard_bounds, warm_rule
 from .shards import bytes_of
 from .ticket_progress import TicketProgress
 from .ticket_queue import EvalSums, TicketQueue
-from .tickets import TrainTicket, cut_evaluation, cut_plan, encode
+from .tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, encode
 from .wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
 
 __all__ = ["AsyncSession"]
@@ -95,7 +95,7 @@ class AsyncSession:
         """Answer one worker's requests until there are no more tickets."""
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
-        calibrating = False
+        calibrating = averaged = False
         while True:
             frame = link.receive(incoming)
             if frame.kind == Kind.ECHO:
@@ -126,8 +126,10 @@ class AsyncSession:
             calibrating = isinstance(ticket, CalibrationOrder)
             if isinstance(ticket, TrainTicket):
                 progress.begin(ticket)
-            flags = REFRESH_SHARDS if waited or not isinstance(ticket, TrainTicket) else 0
-            link.send(Kind.PARAMETERS, outgoing, flags=flags, version=self._shard.read(values), trailer=encode(ticket))
+            flags = REFRESH_SHARDS if waited or averaged or not isinstance(ticket, TrainTicket) else 0
+            averaged = isinstance(ticket, EvalTicket)
+            version = self._shard.read(values, averaged=averaged)
+            link.send(Kind.PARAMETERS, outgoing, flags=flags, version=version, trailer=encode(ticket))
             if ticket is None:
                 return
 
@@ -198,6 +200,7 @@ class AsyncSession:
             self._decoded_model = Model.initial(self._job, self._spec, 0, torch.device("cpu"))
             self._translating = Translating(self._data, self._spec.objective, self._decoded_model.stepper(), 0, 1)
         own, state = self._decoded_model, self.state()
+        state = replace(state, parameters=state.slots.get(EMA, state.parameters))
         for tensor, value in zip([*own.values, *own.buffers], each_value(self._spec, (), state), strict=True):
             if value is not None:
                 tensor.copy_(value)

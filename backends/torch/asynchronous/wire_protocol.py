@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["OVERFLOWED", "REFRESH_SHARDS", "Connection", "Frame", "Kind", "tune"]
+__all__ = ["AVERAGED", "OVERFLOWED", "REFRESH_SHARDS", "Connection", "Frame", "Kind", "tune"]
 
 
 class Kind(IntEnum):
@@ -60,6 +60,9 @@ class Frame(NamedTuple):
 
 OVERFLOWED = 2
 """Flag of PUSH: the gradient overflowed; count the update, but let it change nothing."""
+
+AVERAGED = 4
+"""Flag of PULL: send the moving averages of the parameters in their place, for an evaluation."""
 
 REFRESH_SHARDS = 1
 """Flag of PARAMETERS: time has passed since the push, so that other shards' parameters should be fetched again."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -22,7 +24,8 @@ from ....models.base import ModelSpec
 from ...base import CalibrationOrder, calibration_batches, make_sampler
 from ..calibration import Calibrator
 from ..data import ColumnTensors, resident_splits
-from ..model import Context, Model
+from ..model import Context, MicroBatch, Model, micro_batches_of
+from ..optimizers import clipped
 from ..precision import LossScale, precision_used
 from ..profiler import make_tracer
 from ..runtime import keep_steps_memory
@@ -31,7 +34,7 @@ from .authentication import Hello, connect
 from .server import shard_bounds
 from .shards import bytes_of
 from .tickets import EvalTicket, Ticket, TrainTicket, decode
-from .wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Frame, Kind
+from .wire_protocol import AVERAGED, OVERFLOWED, REFRESH_SHARDS, Connection, Frame, Kind
 
 __all__ = ["Worker"]
 
@@ -55,9 +58,9 @@ class Remote:
         self.version = frame.version
         return frame
 
-    def pull(self) -> None:
-        """Fetch the newest parameters."""
-        self.link.send(Kind.PULL)
+    def pull(self, *, averaged: bool = False) -> None:
+        """Fetch the newest parameters. `averaged`: their moving averages, where the job keeps them."""
+        self.link.send(Kind.PULL, flags=AVERAGED if averaged else 0)
         self.receive()
 
 
@@ -106,7 +109,7 @@ class Worker:
     def _warm_up(self) -> None:
         """Run the kernels of training and evaluation once, on parameters that are all zero."""
         data = self._splits["train"]
-        count = min(self._job.per_worker_batch, len(data))
+        count = min(self._job.micro_batch, len(data))
         for _ in range(2):
             self._compute(*data.span(0, count), self._model.passes.training(0, Batches.single(count), 0), 1 / count)
         if self._loss_scale is not None:
@@ -124,10 +127,34 @@ class Worker:
         gradients = torch.autograd.grad(loss if scale is None else loss * scale.scale, self._model.leaves)
         if scale is not None and not scale.unscale(gradients):
             flags = OVERFLOWED
-        torch._foreach_copy_(self._gradient_views, gradients)
+        torch._foreach_copy_(self._gradient_views, clipped(gradients, self._job.clip_norm) if self._job.clip_norm else gradients)
         for name, move in self._moves.items():
             move.copy_(self._model.passes.buffers[name] - context.updated[name].detach() if name in context.updated else 0.0)
         return float(loss.detach()), flags
+
+    def _accumulate(self, micro_batches: Iterable[MicroBatch], share: float) -> tuple[float, int]:
+        """Do the same from micro-batches, computed one after another."""
+        if self._on_device is not self._values:
+            self._on_device.copy_(self._values, non_blocking=True)
+        model, scale, loss_sum, flags = self._model, self._loss_scale, 0.0, 0
+        before = {name: buffer.clone() for name, buffer in model.passes.buffers.items()}
+        total: list[torch.Tensor] = []
+        for x, y, context in micro_batches:
+            loss = model.summed_loss(x, y, context) * share
+            gradients = torch.autograd.grad(loss if scale is None else loss * scale.scale, model.leaves)
+            if total:
+                torch._foreach_add_(total, gradients)
+            else:
+                total = [gradient.clone() for gradient in gradients]  # two of them may share memory
+            if context.updated:
+                model.keep_updated(context)
+            loss_sum += float(loss.detach())
+        if scale is not None and not scale.unscale(total):
+            flags = OVERFLOWED
+        torch._foreach_copy_(self._gradient_views, clipped(total, self._job.clip_norm) if self._job.clip_norm else total)
+        for name, move in self._moves.items():
+            move.copy_(before[name] - model.passes.buffers[name])
+        return loss_sum, flags
 
     def serve(self, stop: threading.Event) -> None:
         """Work until the chief has no more tickets or `stop` is set.
@@ -170,11 +197,13 @@ class Worker:
         ticket = decode(self._chief.link.receive_trailer(frame))
         if ticket is not None and frame.flags & REFRESH_SHARDS:
             for remote in self._others:
-                remote.pull()
+                remote.pull(averaged=isinstance(ticket, EvalTicket))
         return ticket
 
     def _train(self, ticket: TrainTicket) -> Frame:
         """Compute and push every update of a ticket; return the reply to the last."""
+        if self._job.accumulate > 1:
+            return self._train_accumulating(ticket)
         batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip, ticket.arranged)
         rates, shares = ticket.learning_rates.tolist(), (1 / batches.weights).tolist()
         clock, compute, exchange, context = time.perf_counter, self._compute, self._exchange, self._model.passes.training
@@ -190,6 +219,26 @@ class Worker:
                     tracer.done()
                 began = clock()
                 position += 1
+        return frame
+
+    def _train_accumulating(self, ticket: TrainTicket) -> Frame:
+        """Do the same where updates are computed in micro-batches."""
+        batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip)
+        cut, counts = batches.in_micro_batches(self._job.accumulate)
+        examples = enumerate(batch for block in self._splits["train"].blocks(cut) for batch in block)
+
+        def of_update(step: int, count: int) -> Iterator[MicroBatch]:
+            for number, (position, (x, y)) in enumerate(islice(examples, count)):
+                yield x, y, self._model.passes.training(step, cut, position, number)
+
+        for position, (count, lr) in enumerate(zip(counts.tolist(), ticket.learning_rates.tolist(), strict=True)):
+            if self._tracer is not None:
+                self._tracer.begin()
+            began = time.perf_counter()
+            loss, flags = self._accumulate(of_update(ticket.first_step + position, count), 1 / float(batches.weights[position]))
+            frame = self._exchange(lr, loss, time.perf_counter() - began, flags, position == ticket.count - 1)
+            if self._tracer is not None:
+                self._tracer.done()
         return frame
 
     def _exchange(self, lr: float, loss: float, seconds: float, flags: int, last: bool) -> Frame:
@@ -227,7 +276,11 @@ class Worker:
         return self._chief.receive()
 
     def _alone(self, x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
-        self._compute(x, y, self._model.passes.training(0, batch, 0), 1 / float(batch.weights[0]))
+        share = 1 / float(batch.weights[0])
+        if self._job.accumulate == 1:
+            self._compute(x, y, self._model.passes.training(0, batch, 0), share)
+        else:
+            self._accumulate(micro_batches_of(self._model, x, y, batch, self._job.accumulate), share)
 
     def whole(self) -> None:
         """To calibrate: exchange the last gradient for parameters, with a learning rate of 0.

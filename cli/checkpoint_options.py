@@ -1,0 +1,48 @@
+"""Options that choose among a run's checkpoints, the same for every command that uses trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ..checkpoint.selection import WEIGHTS, Selection
+from ..core.errors import UsageError
+
+__all__ = ["checkpoint_options", "selection_of"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--best", is_flag=True, help="The best checkpoint by the run's --keep-best, or by its first metric. [default: the newest]"
+    ),
+    click.option("--checkpoint", metavar="NAME|N", help="One of the run's checkpoints: step-000000500, or 500."),
+    click.option(
+        "--average-checkpoints",
+        type=click.IntRange(1, 10_000),
+        default=1,
+        metavar="N",
+        help="The mean of the weights of the N newest checkpoints, or with --best of the N best. [default: 1]",
+    ),
+    click.option(
+        "--weights",
+        metavar="|".join(WEIGHTS),
+        help="The moving average that --ema-decay keeps, or the trained weights. [default: the average where there is one]",
+    ),
+)
+
+
+def checkpoint_options(function: Function) -> Function:
+    """Add the options to a command; `selection_of` reads them."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def selection_of(*, best: bool, checkpoint: str | None, average_checkpoints: int, weights: str | None) -> Selection:
+    """Return what the options ask for. Raises UsageError for weights of no kind that there is."""
+    if weights not in (None, *WEIGHTS):
+        raise UsageError.of("--weights", weights, ", ".join(WEIGHTS), WEIGHTS)
+    return Selection(best, checkpoint, average_checkpoints, weights)

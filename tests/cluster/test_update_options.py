@@ -1,0 +1,70 @@
+"""--accumulate, --clip-norm and --ema-decay: the same numbers on both backends, in both modes, from any number of micro-batches and shards.
+
+One asynchronous worker makes the updates of a synchronous run one after another, so that the four must agree.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from crosstrain.checkpoint import list_checkpoints
+from crosstrain.conformance.runs import norm_wise_difference, run_job, trainer
+
+pytestmark = pytest.mark.cluster
+
+JOB = {"data": "digits", "global_batch_size": 24, "lr": 0.01, "optimizer": "adam", "steps": 25, "network": "host", "calibrate": False}
+UPDATES = {"accumulate": 3, "clip_norm": 0.5, "ema_decay": 0.9}
+CLUSTERS = {
+    ("torch", "sync"): {"procs_per_node": 2},
+    ("torch", "async"): {"ps": 2},
+    ("tf", "sync"): {"procs_per_node": 2},
+    ("tf", "async"): {"ps": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("updates")
+    made = {
+        (backend, mode): run_job(out, name=f"{backend}-{mode}", backend=backend, mode=mode, **cluster, **JOB, **UPDATES)
+        for (backend, mode), cluster in CLUSTERS.items()
+    }
+    made["whole"] = run_job(out, name="whole", backend="torch", **JOB, **{**UPDATES, "accumulate": 1})
+    made["plain"] = run_job(out, name="plain", backend="torch", **JOB)
+    return made
+
+
+def slots(run):
+    return load_file(list_checkpoints(run.path)[0] / "optimizer.safetensors")
+
+
+@pytest.mark.parametrize("which", CLUSTERS)
+def test_all_agree(runs, which):
+    """Within the 1e-6 of float32's sums; of what is computed by other kernels within their rounding."""
+    run, whole = runs[which], runs["whole"]
+    same_framework = which[0] == "torch"
+    np.testing.assert_allclose(run.losses, whole.losses, rtol=1e-6)
+    assert norm_wise_difference(run.weights, whole.weights) < 1e-6
+    found, expected = slots(run), slots(whole)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.linalg.norm(found[name] - value) <= (1e-6 if same_framework else 2e-5) * np.linalg.norm(value), name
+    assert run.evals[-1].loss == pytest.approx(whole.evals[-1].loss, rel=1e-6)
+    assert run.summary["examples"] == 25 * 24
+
+
+def test_they_do_something(runs):
+    assert norm_wise_difference(runs["plain"].weights, runs["whole"].weights) > 1e-2
+    assert abs(runs["plain"].evals[-1].loss - runs["whole"].evals[-1].loss) > 1e-2
+
+
+def test_the_average_is_what_was_evaluated(runs):
+    """Also by a process that only reads the checkpoint; the trained weights are there too."""
+    path = str(runs["tf", "async"].path)
+    recorded = runs["tf", "async"].evals[-1].loss
+    for options, weights, near in (([], "ema", True), (["--weights", "trained"], "trained", False)):
+        said = json.loads(trainer("evaluate", path, "--backend", "torch", *options, "--json").stdout)
+        assert said["weights"] == weights
+        assert (abs(said["loss"] - recorded) < 1e-6) == near

@@ -1,0 +1,37 @@
+"""How many examples an update is of, and how many a worker computes at once."""
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from crosstrain.core.job import Job
+from crosstrain.core.update_rules import averaging_rates, slot_names
+from crosstrain.engine.learning_rate import base_learning_rate
+
+
+def test_the_batch_is_what_a_worker_computes_at_once():
+    job = Job(batch_size=8, accumulate=4, nodes=3, procs_per_node=2, scale_lr="linear", lr=0.1, base_batch_size=32)
+    assert (job.micro_batch, job.per_worker_batch, job.global_batch) == (8, 32, 192)
+    assert base_learning_rate(job) == pytest.approx(0.6)
+    assert base_learning_rate(job.model_copy(update={"mode": "async"})) == pytest.approx(0.1)
+
+
+def test_a_global_batch_is_the_whole_update():
+    job = Job(global_batch_size=100, accumulate=4, nodes=3)
+    assert (job.micro_batch, job.per_worker_batch, job.global_batch) == (9, 34, 100)
+
+
+def test_more_micro_batches_than_examples_are_refused():
+    Job(global_batch_size=8, nodes=2, accumulate=4)
+    with pytest.raises(ValidationError, match="accumulate: a worker's 4 examples of an update cannot be computed in 5 micro-batches"):
+        Job(global_batch_size=8, nodes=2, accumulate=5)
+    with pytest.raises(ValidationError, match=r"accumulate: an update of .* examples is more than any data has"):
+        Job(batch_size=10**9, accumulate=65_536, nodes=4096)
+
+
+def test_the_average_of_the_weights_is_a_slot_of_its_own():
+    assert slot_names(Job(ema_decay=0.9)) == ("ema",)
+    assert slot_names(Job(ema_decay=0.9, optimizer="adam")) == ("first_moment", "second_moment", "ema")
+    assert slot_names(Job(optimizer="adam")) == ("first_moment", "second_moment")
+    assert averaging_rates(0.5, np.array([1])) == pytest.approx(9 / 11)
+    assert averaging_rates(0.5, np.array([100])) == 0.5

@@ -1,0 +1,134 @@
+"""Which checkpoints `evaluate` and `export` take, and that the mean of several is the mean."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from checkpoint_tools import arrays, save
+
+from crosstrain.checkpoint.selection import Selection, choose, held
+from crosstrain.core.errors import UsageError
+
+ACCURACIES = {100: 0.6, 200: 0.9, 300: 0.7, 400: 0.8, 500: 0.5}
+
+
+def with_average(step):
+    """A state with a moving average of the weights beside the momentum."""
+    values = arrays(step)
+    averaged = {f"slots/ema/{key.removeprefix('parameters/')}": value + 1 for key, value in values.items() if key.startswith("parameters/")}
+    return {**values, **averaged}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    for step, accuracy in ACCURACIES.items():
+        save(folder, step, with_average(step), metrics={"accuracy": accuracy, "loss": accuracy / 10})
+    return describe(folder)
+
+
+def describe(folder, **job):
+    fields = {"schema": 1, "backend": "torch", "metrics": [{"name": "accuracy", "label": "accuracy", "better": "higher"}], **job}
+    (folder / "job.json").write_text(json.dumps(fields))
+    return folder
+
+
+def steps(chosen):
+    return [checkpoint.meta.step for checkpoint in chosen.checkpoints]
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        (Selection(), [500]),
+        (Selection(average=3), [500, 400, 300]),
+        (Selection(best=True), [200]),
+        (Selection(best=True, average=3), [200, 400, 300]),
+        (Selection(checkpoint="300"), [300]),
+        (Selection(checkpoint="step-000000300"), [300]),
+    ],
+)
+def test_what_is_chosen(run, selection, expected):
+    assert steps(choose(run, selection)) == expected
+
+
+def test_the_best_is_by_what_the_run_kept(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    assert steps(choose(describe(tmp_path / "run", keep_best="loss"), Selection(best=True, average=2))) == [500, 100]
+
+
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("weights", ["ema", "trained", None])
+def test_the_mean_is_that_of_float64(run, weights, best):
+    """Parameter by parameter, of the weights that are asked for; buffers too."""
+    chosen = choose(run, Selection(best=best, average=4, weights=weights))
+    assert chosen.weights == (weights or "ema")
+    states = [with_average(step) for step in steps(chosen)]
+    prefix = "parameters/" if weights == "trained" else "slots/ema/"
+    for name, found in chosen.parameters().items():
+        expected = np.mean([state[prefix + name].astype(np.float64) for state in states], axis=0)
+        np.testing.assert_array_equal(found, expected.astype(np.float32))
+    for name, found in chosen.buffers().items():
+        np.testing.assert_array_equal(
+            found, np.mean([state[f"buffers/{name}"].astype(np.float64) for state in states], axis=0).astype("f4")
+        )
+    assert chosen.metrics is None
+    assert chosen.label == f"{chosen.path.name}-mean-of-4{'-trained' if weights == 'trained' else ''}"
+
+
+def test_one_is_as_it_was_saved_with_its_figures(run):
+    chosen = choose(run, Selection(best=True))
+    assert chosen.metrics == {"accuracy": 0.9, "loss": 0.09}
+    np.testing.assert_array_equal(chosen.parameters()["dense.bias"], with_average(200)["slots/ema/dense.bias"])
+    assert choose(run, Selection(best=True, weights="trained")).metrics is None  # the run evaluated the average
+
+
+def test_without_a_moving_average(tmp_path):
+    save(tmp_path, 1)
+    assert choose(tmp_path, Selection()).weights == "trained"
+    with pytest.raises(UsageError, match=r"--weights: got 'ema', but step-000000001 has no moving average"):
+        choose(tmp_path, Selection(weights="ema"))
+    with pytest.raises(UsageError, match=r"--best: none of the checkpoints .* was evaluated"):
+        choose(describe(tmp_path), Selection(best=True))
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (Selection(average=6), r"--average-checkpoints: got 6, but the run .* has 5 checkpoints that are sound"),
+        (Selection(checkpoint="7"), r"--checkpoint: got '7'; allowed: step-000000500, step-000000400"),
+        (Selection(checkpoint="../x"), r"--checkpoint: got '../x'; allowed: "),
+        (Selection(checkpoint="300", best=True), r"--checkpoint: got '300', which is one already"),
+        (Selection(checkpoint="300", average=2), r"--checkpoint: got '300', which is one already"),
+    ],
+)
+def test_what_cannot_be_chosen(run, selection, message):
+    with pytest.raises(UsageError, match=message):
+        choose(run, selection)
+
+
+def test_a_checkpoint_by_its_path_is_the_only_one(run):
+    path = run / "checkpoints" / "step-000000100"
+    assert steps(choose(path, Selection())) == [100]
+    with pytest.raises(UsageError, match=r"--average-checkpoints: chooses among the checkpoints of a run"):
+        choose(path, Selection(average=2))
+
+
+def test_damaged_ones_are_passed_over_and_named(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "step-000000400" / "parameters.safetensors").unlink()
+    with held(tmp_path / "run", Selection(average=3)) as chosen:
+        assert steps(chosen) == [500, 300, 200]
+    assert [error.path.name for error in chosen.damaged] == ["step-000000400"]
+    with pytest.raises(UsageError, match=r"(?s)has 4 checkpoints that are sound.*step-000000400' is damaged"):
+        choose(tmp_path / "run", Selection(average=5))
+
+
+def test_checkpoints_of_different_models_have_no_mean(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2, {**arrays(), "parameters/dense.bias": np.zeros(3, np.float32)})
+    with pytest.raises(UsageError, match="are of different models"):
+        choose(tmp_path, Selection(average=2))

@@ -1,0 +1,40 @@
+"""The loss scale of fp16: the rule that all backends follow, as arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+
+from crosstrain.backends.loss_scaling import CLEAN_STEPS, FIRST_SCALE, LEAST_SCALE, MOST_SCALE, next_scale, refuse_exhausted
+from crosstrain.core.errors import RunFailedError
+
+
+def after(updates, scale=FIRST_SCALE, clean=0):
+    """Scale and clean updates after some updates, whose gradients were finite or not."""
+    for finite in updates:
+        scale, clean = next_scale(scale, clean, finite)
+    return scale, clean
+
+
+def test_an_overflow_halves_and_begins_to_count_anew():
+    assert after([True] * 7) == (FIRST_SCALE, 7)
+    assert after([True, True, False, True]) == (FIRST_SCALE / 2, 1)
+    assert after([False, False, False]) == (FIRST_SCALE / 8, 0)
+
+
+def test_it_doubles_after_so_many_clean_updates_in_a_row():
+    assert after([True] * (CLEAN_STEPS - 1), 8.0) == (8.0, CLEAN_STEPS - 1)
+    assert after([True] * CLEAN_STEPS, 8.0) == (16.0, 0)
+    assert after([*[True] * (CLEAN_STEPS - 1), False, True], 8.0) == (4.0, 1)
+
+
+def test_it_does_not_grow_beyond_the_first():
+    assert after([True] * (3 * CLEAN_STEPS), 2**13) == (MOST_SCALE, 0)
+    assert MOST_SCALE == FIRST_SCALE == 2**14
+    assert after([True] * CLEAN_STEPS, 2.0**16) == (MOST_SCALE, 0)  # of an earlier release
+
+
+def test_gradients_that_always_overflow_end_in_an_error():
+    refuse_exhausted(after([False] * 14)[0])
+    assert after([False] * 14) == (LEAST_SCALE, 0)
+    with pytest.raises(RunFailedError, match=r"precision fp16: .* even at the loss scale 1, .* --precision bf16"):
+        refuse_exhausted(after([False] * 15)[0])

@@ -1,0 +1,80 @@
+"""Memory that ran out: told from any other error, in the words of each framework, and named with what helps."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+
+from crosstrain.core.memory_exhaustion import REMEDY, kernel_oom_kills, told_of, worker_in
+from crosstrain.engine.protocol.messages import Message
+from crosstrain.launch.driver.first_failure import Failures
+
+TORCH = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 281474976710656 bytes."
+)
+TF = "OOM when allocating tensor with shape[70368744177664] and type float on /job:worker/replica:0/task:1/device:CPU:0 by allocator mklcpu"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError(TORCH), TORCH),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."), "CUDA out of memory. Tried to allocate 20.00 GiB."),
+        (RuntimeError(f"Graph execution error:\n\n  at node while/Fill\n{TF}\n\t [[node]]"), TF),
+        (MemoryError(), "MemoryError"),
+        (RuntimeError("std::bad_alloc"), "std::bad_alloc"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "[Errno 12] Cannot allocate memory"),
+        (ValueError("an image is broken"), None),
+        (OSError(errno.ENOSPC, "No space left on device"), None),
+        (RuntimeError("RESOURCE_EXHAUSTED: received a message that is larger than allowed"), None),
+    ],
+)
+def test_which_errors_are_that(error, told):
+    assert told_of(error) == told
+    outer = RuntimeError("the step failed")
+    outer.__cause__ = error
+    assert told_of(outer) == told
+
+
+def test_a_real_refusal_of_numpys():
+    with pytest.raises(MemoryError) as refused:
+        np.zeros(2**60, np.uint8)
+    assert told_of(refused.value).startswith("Unable to allocate 1.00 EiB for an array")
+
+
+def test_the_worker_that_tensorflow_names():
+    assert worker_in(TF) == "worker-1"
+    assert worker_in(TORCH) is None
+
+
+def test_the_kernels_count_is_there_on_linux():
+    assert kernel_oom_kills() >= 0
+
+
+def described(task, error=None, **death):
+    failures = Failures(())
+    if error is not None:
+        known = {"from": task, "type": "SomeError", "message": "Graph execution error:", "errno": None, "exit_code": None}
+        failures.record(0, Message("error", {**known, "peer_lost": False, **error}))
+    fields = {"task": task, "code": 1, "signal": None, "order": 1, "tail": [], **death}
+    return str(failures.death_of(0, "node 0", Message("death", fields)))
+
+
+def test_a_death_of_it_says_what_helps():
+    found = described("worker-1", {"out_of_memory": TORCH})
+    assert found == f"task worker-1 on node 0 ended with exit code 1, as it ran out of memory ({TORCH}): {REMEDY}"
+    assert "--accumulate" in REMEDY
+    found = described("chief-0", {"out_of_memory": TF})
+    assert found.startswith("task chief-0 on node 0 ended with exit code 1, as worker-1 ran out of memory (OOM when")
+    found = described("worker-1", {"out_of_memory": None})
+    assert found == "task worker-1 on node 0 ended with exit code 1 (SomeError: Graph execution error:)"
+
+
+def test_a_kill_is_that_only_where_the_kernel_has_killed_meanwhile():
+    killed = {"code": None, "signal": "SIGKILL"}
+    assert described("worker-1", **killed, oom_kills=1).endswith(f"it ran out of memory, most likely: {REMEDY}")
+    for kills in (0, None):
+        assert described("worker-1", **killed, oom_kills=kills) == "task worker-1 on node 0 was killed by SIGKILL"
+    assert "memory" not in described("worker-1", code=None, signal="SIGSEGV", oom_kills=1)

@@ -1,0 +1,45 @@
+"""The best few of a metric's values as they come, and the evaluations since the best: what is kept, and what ends a run."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from crosstrain.metrics import LOSS
+from crosstrain.metrics.classification import ACCURACY
+from crosstrain.metrics.ranking import BestFew, Improvements
+
+
+@pytest.mark.parametrize("info", [ACCURACY.info, LOSS])
+def test_the_best_few_are_those_of_all_values_and_not_the_last_records(info):
+    """Against sorting everything, after each value, with ties and values that are none."""
+    draw = random.Random(3)
+    for count in (1, 2, 5):
+        best, seen = BestFew(info, count), []
+        for _ in range(60):
+            value = draw.choice([math.nan, *(draw.randint(0, 9) / 10 for _ in range(9))])
+            seen.append(value)
+            order = sorted((i for i, each in enumerate(seen) if not math.isnan(each)), key=lambda i: (seen[i] * sign(info), i))
+            assert best.add(value) == (len(seen) - 1 in order[:count])
+
+
+def sign(info):
+    return -1 if info.better == "higher" else 1
+
+
+def test_values_before_a_run_was_resumed_count():
+    best = BestFew(LOSS, 2, [0.5, 0.3, 0.4])
+    assert [best.add(0.4), best.add(0.35), best.add(0.36)] == [False, True, False]
+
+
+def test_evaluations_since_the_best():
+    found = Improvements(LOSS)
+    assert (found.best, found.best_step, found.since) == (None, None, 0)
+    for step, value in enumerate([math.nan, 0.5, 0.4, 0.4, 0.6, math.nan], 1):
+        found.add(step, value)
+    assert (found.best, found.best_step, found.since) == (0.4, 3, 3)
+    found.add(7, 0.39)
+    assert (found.best, found.best_step, found.since) == (0.39, 7, 0)
+    assert Improvements(ACCURACY.info, [(1, 0.5), (2, 0.6), (3, 0.6)]).since == 1
