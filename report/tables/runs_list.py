@@ -126,7 +126,7 @@ def _evaluated(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
 
     The error is shown as one of the others where it is no function of the accuracy but a metric of a run that has none.
     """
-    own_error = any(row["eval_error"] is not None and row["eval_accuracy"] is None for row in rows)
+    own_error = any(row.get("eval_error") is not None and row.get("eval_accuracy") is None for row in rows)
     further = [*(["eval_error"] if own_error else []), *(figure for figure in metric_figures(rows) if figure.startswith("eval_"))]
     has_accuracy = not further or "eval_accuracy" in asked or any(row["eval_accuracy"] is not None for row in rows)
     return [*(["eval_accuracy"] if has_accuracy else []), *further]

@@ -38,13 +38,21 @@ def test_a_smooth_curve_is_called_what_it_is(name, n):
     shift=st.floats(-10, 10),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_scale_and_shift_and_noise_change_no_verdict(name, n, scale, shift, seed):
-    """Noise of half a percent of the first loss, and the same curve in other units and from another zero."""
+def test_other_units_and_another_zero_change_no_verdict(name, n, scale, shift, seed):
+    """Of curves with noise of half a percent of the first loss."""
     noise = 0.01 * np.random.default_rng(seed).uniform(-1, 1, n)
     plain = judge_curves(course(name, n) + noise, training(n))
     moved = judge_curves(scale * (course(name, n) + noise + shift), scale * training(n))
-    assert plain.state == moved.state == name
+    assert plain.state == moved.state
     assert moved.gain == pytest.approx(scale * plain.gain, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("n", [12, 30, 100])
+def test_a_little_noise_hides_the_truth_once_in_fifty_at_most(name, n):
+    """Noise of half a percent of the first loss: by chance alone a few points may seem to fall."""
+    noises = (0.01 * np.random.default_rng(seed).uniform(-1, 1, n) for seed in range(150))
+    assert sum(judge_curves(course(name, n) + noise, training(n)).state != name for noise in noises) <= 3
 
 
 @pytest.mark.parametrize("seed", range(5))
