@@ -21,10 +21,13 @@ RUNS = {
     "cs744-alexnet",
     "cs744-logreg-async",
     "cs744-logreg-sync",
+    "debian-text-tiny",
     "eecs598-cnn",
     "eecs598-cnn-checkpoint",
     "eecs598-fastest-90",
+    "numbers-tiny",
     "quickstart",
+    "w251-transformer",
 }
 SWEEPS = {
     "cs744-alexnet-2-vs-3": 2,
@@ -103,11 +106,11 @@ def test_the_page_of_experiments_names_it(repository, name):
     assert f"`{name}`" in (repository / "docs/experiments.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", sorted(EXPERIMENTS - {"quickstart"}))
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS - {"quickstart", "numbers-tiny", "debian-text-tiny"}))
 def test_it_says_what_the_reference_measured_and_how_real_data_is_used(name):
     text = comment(name)
     assert re.search(r"reference.*\n?.*\d", text)
-    assert re.search(r"--data (svhn|mnist|cifar10)\S* --data-dir FOLDER", text)
+    assert re.search(r"--data ((svhn|mnist|cifar10)\S* --data-dir FOLDER|parallel-text:PREFIX)", text)
 
 
 def test_the_two_whole_runs_differ_in_their_checkpoints_alone():
