@@ -1,8 +1,8 @@
 """A trained model in the format of others: what a backend that can export adds to `Backend`, and the process that does it.
 
-Started as ``python -m crosstrain.backends.export BACKEND FORMAT WEIGHTS FOLDER ERROR PARENT``, so that no framework enters the command
-itself, and never two one process. WEIGHTS is a JSON object: the paths of ``checkpoints``, whose mean is exported, and which ``weights`` of
-theirs (`checkpoint.selection`). Without a backend (``-``) the formats are those that need no framework.
+Started as ``python -m crosstrain.backends.export BACKEND FORMAT WEIGHTS FOLDER ERROR PARENT CHECKPOINT…``, so that no framework enters the
+command itself, and never two one process. What is exported is the mean of the checkpoints, of these WEIGHTS of theirs (`WeightsKind`).
+Without a backend (``-``) the formats are those that need no framework.
 """
 
 from __future__ import annotations
@@ -160,11 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     What frameworks say stands on standard error.
     """
-    backend, export_format, weights, folder, errors, parent = sys.argv[1:] if arguments is None else arguments
+    backend, export_format, weights, folder, errors, parent, *paths = sys.argv[1:] if arguments is None else arguments
     die_with_parent(int(parent))
     try:
-        given = json.loads(weights)
-        chosen = ChosenWeights(tuple(read_checkpoint(Path(path)) for path in given["checkpoints"]), given["weights"])
+        chosen = ChosenWeights(tuple(read_checkpoint(Path(path)) for path in paths), "ema" if weights == "ema" else "trained")
         export_weights(backend, export_format, chosen, Path(folder))
     except TrainerError as error:
         Path(errors).write_text(str(error), encoding="utf-8")

@@ -172,8 +172,9 @@ def _run_exporter(backend: str, format_name: str, chosen: ChosenWeights, folder:
     """
     scratch = make_scratch()
     error = scratch / "error"
-    weights = json.dumps({"checkpoints": [str(checkpoint.path) for checkpoint in chosen.checkpoints], "weights": chosen.weights})
-    command = python("crosstrain.backends.export", backend, format_name, weights, str(folder), str(error), str(os.getpid()))
+    paths = [str(checkpoint.path) for checkpoint in chosen.checkpoints]
+    written = (chosen.weights, str(folder), str(error), str(os.getpid()), *paths)
+    command = python("crosstrain.backends.export", backend, format_name, *written)
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(scratch)})
         message = error.read_text(encoding="utf-8") if error.exists() else ""
