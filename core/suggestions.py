@@ -18,9 +18,14 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "sync": ("synchronous", "allreduce", "all reduce", "ddp", "mirrored"),
     "async": ("asynchronous", "parameter server"),
     # how long
-    "until": ("target", "target accuracy", "target loss", "target metric", "stop at", "early stopping"),
+    "until": ("target", "target accuracy", "target loss", "target metric", "stop at"),
+    "patience": ("early stopping", "early stopping patience", "early stop"),
     "epochs": ("num epochs", "max epochs", "n epochs", "train epochs", "num train epochs"),
     "steps": ("max steps", "num steps", "n steps", "total steps", "train steps", "iterations", "iters", "max iters", "updates"),
+    # the update
+    "accumulate": ("gradient accumulation", "gradient accumulation steps", "accumulate grad batches", "accum count", "update freq"),
+    "clip_norm": ("gradient clip", "clip grad norm", "max grad norm", "max gradient norm", "gradient clip val", "grad clip", "clipping"),
+    "ema_decay": ("ema", "exponential moving average", "moving average decay"),
     # by whom
     "nodes": ("num nodes", "nnodes", "n nodes", "hosts", "num hosts", "machines", "num machines"),
     "procs_per_node": (
