@@ -27,7 +27,7 @@ LEAST_BLOCKS = 4
 """With fewer the scatter of the pace is not known, and there is no band. From so many on the first block is left out: it warms up."""
 
 UNSEEN = 0.1
-"""What a measured part cannot show is how the machine is later: nine in ten runs were within this fraction (docs/explain.md)."""
+"""What a measured part cannot show is how the machine is later: this fraction is allowed for it, by choice (docs/explain.md)."""
 
 _T = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 9: 1.83}
 """Student's t that 5% lie above, by degrees of freedom: nine in ten lie within plus and minus that."""
@@ -68,7 +68,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The rest of a training, in seconds, with the band that nine in ten are expected in; None for a band that is not known.
+    """The rest of a training, in seconds, with a band around it; None for a band that is not known.
 
     `evaluate_seconds` is None where evaluations are to come and none was measured, so that they are not counted; `save_seconds` likewise.
     """
