@@ -137,7 +137,7 @@ def test_it_is_evaluated_on_either_framework(backend, runs, reference):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["export", "RUN", "--format", "torch", "--trust-run"], "only models of images are exported"),
+        (["export", "RUN", "--format", "torch", "--trust-run"], "only models of images and of translations are exported"),
         (["evaluate", "RUN", "--predictions", "new.npz", "--trust-run"], "has no classes"),
         (
             ["evaluate", "RUN", "--data", "digits", "--trust-run"],

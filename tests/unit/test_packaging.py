@@ -66,7 +66,7 @@ def test_every_package_is_typed_and_says_what_it_answers(repository, project):
 def test_extras_cover_one_another(project):
     extras = project["project"]["optional-dependencies"]
     assert {"tf", "torch", "all", "bench", "dev"} <= set(extras)
-    assert extras["all"] == ["crosstrain[tf,torch,gpu,parquet]"]
+    assert extras["all"] == ["crosstrain[tf,torch,gpu,parquet,text]"]
     frameworks = ("tensorflow", "torch", "torchvision")
     assert not [name for name in project["project"]["dependencies"] if name.startswith(frameworks)]
 

@@ -50,11 +50,15 @@ class Case:
         return np.arange(self.batch, dtype=np.int32) * 3 + 11
 
     def inputs(self, seed, padding=0):
-        """Pairs padded to the longest, and by so much more."""
+        """Pairs padded to the longest, and by so much more.
+
+        The first pair has at least two pieces on both sides: attention to a single one has no choice, and its queries no gradient.
+        """
         draw = np.random.default_rng([seed, 2])
         found = {}
         for column in ("source", "target"):
             lengths = draw.integers(1, LONGEST + 1, self.batch)
+            lengths[:1] = np.maximum(lengths[:1], 2)
             tokens = np.zeros((self.batch, lengths.max(initial=0) + padding), np.int32)
             for row, length in enumerate(lengths):
                 tokens[row, :length] = [*draw.integers(4, VOCABULARY, length - 1), END]
