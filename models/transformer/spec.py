@@ -155,6 +155,7 @@ def build(
         inputs=(SOURCE, TARGET),
         target=TARGET,
         logits_per_position=pieces,
+        width=settings.width,
         settings=settings,
     )
 

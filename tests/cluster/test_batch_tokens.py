@@ -48,6 +48,7 @@ def test_both_frameworks_take_the_same_batches(runs):
     assert one.summary["global_batch_size"] == 2 * one.summary["batch_size"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "options"),
     [

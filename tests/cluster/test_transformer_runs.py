@@ -61,6 +61,7 @@ def test_the_loss_is_the_mean_over_all_target_tokens_whoever_has_the_long_senten
     assert run.losses == pytest.approx([json.loads(done.stdout)["loss"]] * 2, rel=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
 def test_a_run_with_arguments_goes_on_and_is_evaluated(backend, tmp_path):
     """Its name is that of the arguments' one text, and the other framework takes its checkpoint."""

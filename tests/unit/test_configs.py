@@ -15,7 +15,11 @@ from crosstrain.core.plugins import find, forward_plugin, load
 from crosstrain.core.settings.config_files import shipped
 from crosstrain.core.settings.sources import resolve
 from crosstrain.core.settings.sweeps import Grid, plan, read_grid
+from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.data.columns import ColumnSpec
 from crosstrain.data.store.resolve import resolve as find_data
+from crosstrain.engine.learning_rate import refuse_without_width
+from crosstrain.models.build import build_model
 
 RUNS = {
     "cs744-alexnet",
@@ -121,3 +125,12 @@ def test_the_two_whole_runs_differ_in_their_checkpoints_alone():
 def test_the_two_modes_of_one_experiment_differ_in_the_mode_alone():
     sync, asynchronous = (resolve({}, {}, f"cs744-logreg-{mode}").job.model_dump() for mode in ("sync", "async"))
     assert {field for field, value in sync.items() if asynchronous[field] != value} == {"mode"}
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def test_a_schedule_that_needs_the_width_of_the_model_has_it(name):
+    job = resolve({}, {}, name).job
+    if job.schedule == "noam":
+        pieces = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
+        data = DataInfo("made", {"train": 1, "test": 1}, pieces, TextFeatures({"source": 9, "target": 9}))
+        refuse_without_width(job, build_model(job.model, data).width)
