@@ -1,13 +1,14 @@
-"""What a command that uses a trained state works with: the job of its one task, and data that fits the model."""
+"""What a command that uses a trained state works with: its weights, the job of its one task, and data that fits the model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..backends.loading import load_backend
 from ..checkpoint import Meta, data_info
+from ..checkpoint.selection import ChosenWeights, Selection, choose
 from ..core.errors import MissingPackageError, UsageError
 from ..core.job import Job
 from ..core.plugins import available, forward_backends, forward_plugin
@@ -16,9 +17,12 @@ from ..core.untrusted.console import note
 from ..data.base import DataInfo, TextFeatures
 from ..data.store.resolve import written_out
 from ..data.store.stored_dataset import StoredDataset, open_dataset
+from ..launch.resume.trust import refuse_foreign
 from ..models.decoding.settings import BEAM
+from .options import check_typed_model, name_settings
+from .run_arguments import find_run_or_checkpoint
 
-__all__ = ["fitting_data", "taken_settings", "trained_job"]
+__all__ = ["fitting_data", "trained_job", "trained_weights"]
 
 
 def _known_dir(meta: Meta, data: str | None) -> str | None:
@@ -27,7 +31,23 @@ def _known_dir(meta: Meta, data: str | None) -> str | None:
     return known
 
 
-def taken_settings(meta: Meta, model: str | None, data: str | None, data_dir: Path | None) -> dict[str, Any]:
+def trained_weights(source: Path, selection: Selection, typed: Mapping[str, Any], *, trusted: bool) -> ChosenWeights:
+    """Return the weights that are asked for, and tell of damaged checkpoints that others are taken for.
+
+    `typed` has the settings that may be typed, by field, None where they are not: `model`, `data` and `data_dir` among them. Raises
+    UsageError where what is not typed would be taken from a run of somebody else's that is not `trusted`.
+    """
+    chosen = choose(find_run_or_checkpoint(source), selection)
+    for error in chosen.damaged:
+        note(f"{error} Another one is taken.")
+    name_settings({field: "flag" if value is not None else f"checkpoint {chosen.path.name}" for field, value in typed.items()})
+    check_typed_model(typed["model"], chosen.meta.job["model"])
+    taken = _taken_settings(chosen.meta, typed["model"], typed["data"], typed["data_dir"])
+    refuse_foreign(taken, chosen.path, ("model", "data", "data_dir"), trusted=trusted)
+    return chosen
+
+
+def _taken_settings(meta: Meta, model: str | None, data: str | None, data_dir: Path | None) -> dict[str, Any]:
     """Return what is taken from the checkpoint, as nothing else is given."""
     taken = {}
     if model is None:

@@ -14,21 +14,19 @@ import numpy as np
 
 from ...backends.base import State
 from ...checkpoint.compatibility import rebuilt_model
-from ...checkpoint.selection import ChosenWeights, choose
+from ...checkpoint.selection import ChosenWeights
 from ...core.errors import UsageError, writing
 from ...core.job import Job
 from ...core.untrusted.console import note
 from ...data.base import Split
 from ...data.store.stored_dataset import StoredDataset
-from ...launch.resume.trust import refuse_foreign
 from ...launch.standalone.evaluation import Evaluated, Evaluator
 from ...metrics import MetricInfo
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
 from ..checkpoint_options import checkpoint_options, selection_of
-from ..options import GivenPath, check_typed_model, decoding_options, model_option, name_settings, trust_option
-from ..run_arguments import find_run_or_checkpoint
-from ..trained_job import fitting_data, taken_settings, trained_job
+from ..options import GivenPath, decoding_options, model_option, trust_option
+from ..trained_job import fitting_data, trained_job, trained_weights
 
 __all__ = ["evaluate"]
 
@@ -75,15 +73,9 @@ def evaluate(
         raise UsageError.of("--split", split, "test, train", ["test", "train"])
     if predictions is not None:
         _check_new(predictions)
-    chosen = choose(find_run_or_checkpoint(source), selection)
-    for error in chosen.damaged:
-        note(f"{error} Another one is taken.")
-    meta = chosen.meta
     options = {"model": model, "data": data, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
-    name_settings({field: "flag" if typed is not None else f"checkpoint {chosen.path.name}" for field, typed in options.items()})
-    check_typed_model(model, meta.job["model"])
-    taken = taken_settings(meta, model, data, data_dir)
-    refuse_foreign(taken, chosen.path, ("model", "data", "data_dir"), trusted=trust_run)
+    chosen = trained_weights(source, selection, options, trusted=trust_run)
+    meta = chosen.meta
     job = trained_job(meta, data, data_dir, backend, precision, device, beam, length_penalty)
     dataset = fitting_data(meta, job)
     spec = rebuilt_model(meta)

@@ -12,11 +12,9 @@ import click
 
 from ...backends.base import State
 from ...checkpoint.compatibility import rebuilt_model
-from ...checkpoint.selection import choose
 from ...core.errors import TrainerError, UsageError
 from ...core.untrusted.console import note
 from ...data.sources.translation.tokenizer import Vocabulary
-from ...launch.resume.trust import refuse_foreign
 from ...launch.standalone.task import StandaloneTask
 from ...launch.standalone.translation import translated
 from ...models.decoding.search import Hypothesis
@@ -25,9 +23,8 @@ from ...models.decoding.translation import VOCABULARY
 from ...records.store.jsonl import finite_json
 from ..checkpoint_options import checkpoint_options, selection_of
 from ..input_lines import LONGEST_LINE_BYTES, arriving_lines
-from ..options import GivenPath, check_typed_model, decoding_options, model_option, name_settings, trust_option
-from ..run_arguments import find_run_or_checkpoint
-from ..trained_job import fitting_data, taken_settings, trained_job
+from ..options import GivenPath, decoding_options, model_option, trust_option
+from ..trained_job import fitting_data, trained_job, trained_weights
 
 __all__ = ["translate"]
 
@@ -83,14 +80,9 @@ def translate(
     which standard error tells and the exit code 1 at the end.
     """
     selection = selection_of(best=best, checkpoint=checkpoint, average_checkpoints=average_checkpoints, weights=weights)
-    chosen = choose(find_run_or_checkpoint(source), selection)
-    for error in chosen.damaged:
-        note(f"{error} Another one is taken.")
-    meta = chosen.meta
     options = {"model": model, "data": None, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
-    name_settings({field: "flag" if typed is not None else f"checkpoint {chosen.path.name}" for field, typed in options.items()})
-    check_typed_model(model, meta.job["model"])
-    refuse_foreign(taken_settings(meta, model, None, data_dir), chosen.path, ("model", "data", "data_dir"), trusted=trust_run)
+    chosen = trained_weights(source, selection, options, trusted=trust_run)
+    meta = chosen.meta
     spec = rebuilt_model(meta)
     if spec.objective.translation is None:
         raise UsageError(f"translate: {meta.job['model']!r}, trained on {meta.data['name']!r}, translates nothing.")
