@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ..core.cluster import TaskSpec
 from ..core.job import Job
+from ..core.worker_layout import nodes_of_workers
 
 __all__ = ["parameter_server_placement", "ranks_placement"]
 
 
 def ranks_placement(job: Job) -> list[TaskSpec]:
-    """Place sync workers: `procs_per_node` consecutive ranks on each node, all leading."""
-    return [TaskSpec("worker", rank, rank // job.procs_per_node, leading=True) for rank in range(job.workers)]
+    """Place sync workers: consecutive ranks on each node, as many as it has workers, all leading."""
+    return [TaskSpec("worker", rank, node, leading=True) for rank, node in enumerate(nodes_of_workers(job.workers_by_node))]
 
 
 def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[TaskSpec]:
@@ -21,5 +22,5 @@ def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[Tas
     chief = [TaskSpec("chief", 0, 0, leading=True)]
     first = 1 if chief_is_first_ps else 0
     servers = [TaskSpec("ps", index, index % job.nodes, leading=False) for index in range(first, job.ps)]
-    workers = [TaskSpec("worker", index, index // job.procs_per_node, leading=False) for index in range(job.workers)]
+    workers = [TaskSpec("worker", index, node, leading=False) for index, node in enumerate(nodes_of_workers(job.workers_by_node))]
     return chief + servers + workers

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from .units import MOST_AMOUNT, Cadence, Target, parse_bandwidth
 from .untrusted.path_names import is_plain_name
+from .worker_layout import parse_procs_per_node, workers_by_node
 
 __all__ = ["DEFAULT_BATCH_SIZE", "MOST_NODES", "Job", "without_password"]
 
@@ -77,7 +78,9 @@ class Job(BaseModel):
     )
 
     nodes: UpToMostNodes = Field(1, description="Number of nodes (virtual ones on this machine with the local launcher).")
-    procs_per_node: UpToMostNodes = Field(1, description="Workers on each node.")
+    procs_per_node: UpToMostNodes | tuple[UpToMostNodes, ...] = Field(
+        1, description="Workers on each node: one number, or one a node, such as 1,2."
+    )
     ps: UpToMostNodes = Field(1, description="Async: number of parameter servers; the first is on node 0.")
 
     batch_size: Positive | None = Field(
@@ -276,8 +279,17 @@ class Job(BaseModel):
             return (value,)
         return value
 
+    @field_validator("procs_per_node", mode="before")
+    @classmethod
+    def _workers(cls, value: object) -> object:
+        return parse_procs_per_node(value)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        try:
+            self.workers_by_node  # noqa: B018 - raises where there is not one number for each node
+        except ValueError as error:
+            raise ValueError(f"procs_per_node: {error}") from None
         if self.batch_size is not None and self.global_batch_size is not None:
             raise ValueError("batch_size and global_batch_size: give one of the two")
         if self.batch_tokens is not None and (self.batch_size is not None or self.global_batch_size is not None):
@@ -314,8 +326,13 @@ class Job(BaseModel):
 
     @property
     def workers(self) -> int:
-        """Number of workers: nodes times workers on each."""
-        return self.nodes * self.procs_per_node
+        """Number of workers on all nodes together."""
+        return sum(self.workers_by_node)
+
+    @property
+    def workers_by_node(self) -> tuple[int, ...]:
+        """The number of workers of each node, in node order."""
+        return workers_by_node(self.procs_per_node, self.nodes)
 
     @property
     def global_batch(self) -> int:

@@ -21,6 +21,7 @@ from ...core.plugins import model_base
 from ...core.settings.sources import Resolved, given_settings, resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.untrusted.console import note
+from ...core.worker_layout import read_procs_per_node
 from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import refuse_step
@@ -216,7 +217,7 @@ def _request_elsewhere(typed: _Typed, resolved: Resolved, place: Membership) -> 
 def _place(typed: _Typed, settings: Mapping[str, Any]) -> Membership | None:
     """Return where this process stands among those that something else started; None where it is alone. `settings`: as far as known."""
     if settings.get("launcher", "auto") == "auto":
-        nodes, tasks = settings.get("nodes"), settings.get("procs_per_node", 1)
+        nodes, tasks = settings.get("nodes"), read_procs_per_node(settings.get("procs_per_node", 1))
         return detect(os.environ, typed.rendezvous, typed.node_rank, nodes, tasks)
     if typed.rendezvous is not None or typed.node_rank is not None:
         raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")

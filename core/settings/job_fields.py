@@ -29,12 +29,14 @@ def _properties() -> dict[str, dict[str, Any]]:
 
 
 def schema(field: str) -> dict[str, Any]:
-    """Return the JSON schema of a field without the alternative ``null`` that optional fields have."""
+    """Return the JSON schema of a field without the alternative ``null`` that optional fields have; the first one where it has several."""
+    return _alternatives(field)[0]
+
+
+def _alternatives(field: str) -> list[dict[str, Any]]:
+    """Return the schemas of which a value has to meet one; the form that most values have comes first."""
     described = _properties()[field]
-    for alternative in described.get("anyOf", ()):
-        if alternative.get("type") != "null":
-            return dict(alternative)
-    return described
+    return [dict(each) for each in described.get("anyOf", (described,)) if each.get("type") != "null"]
 
 
 def choices(field: str) -> tuple[str, ...]:
@@ -52,7 +54,8 @@ def is_boolean(field: str) -> bool:
 
 def allowed(field: str) -> str:
     """Say in words what a field allows: ``a whole number of at least 1``, ``sync, async``."""
-    return ", ".join(choices(field)) or _in_words(schema(field))
+    several = ", or several with commas between" if len(_alternatives(field)) > 1 else ""
+    return ", ".join(choices(field)) or f"{_in_words(schema(field))}{several}"
 
 
 def _in_words(described: dict[str, Any]) -> str:

@@ -84,15 +84,17 @@ class TrainingJob:
         asked, limits = self.asked, self.asked.cores_per_node
         if len(places) == asked.nodes:
             return self
-        workers, tokens = len(places) * asked.procs_per_node, asked.batch_tokens
+        by_node = tuple(asked.workers_by_node[node] for node in places)
+        workers, tokens = sum(by_node), asked.batch_tokens
         batch: tuple[int | None, int | None] = (None, asked.global_batch) if asked.mode == "sync" else (asked.per_worker_batch, None)
         if asked.mode == "async" and asked.accumulate > 1:
             batch = (None, asked.per_worker_batch * workers)
         share = asked.per_worker_batch if asked.mode == "async" else math.ceil(asked.global_batch / workers)
         if tokens is not None:
-            batch, tokens = (None, None), tokens if asked.mode == "async" else tokens * asked.nodes // len(places)
+            batch, tokens = (None, None), tokens if asked.mode == "async" else tokens * asked.workers // workers
         changed = {
             "nodes": len(places),
+            "procs_per_node": by_node if len(set(by_node)) > 1 else by_node[0],
             "batch_size": batch[0],
             "global_batch_size": batch[1],
             "batch_tokens": tokens,

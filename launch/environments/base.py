@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from ...core.worker_layout import ProcsPerNode
+
 __all__ = ["CONTROL_PORTS", "Environment", "Membership", "Options", "endpoint", "ports_above"]
 
 CONTROL_PORTS = 8
@@ -24,7 +26,7 @@ class Membership:
     node: int
     local_rank: int
     rendezvous: tuple[str, tuple[int, ...]]
-    shape: Mapping[str, int]
+    shape: Mapping[str, int | tuple[int, ...]]
     standbys: int = 0
     addresses: tuple[str, ...] = ()
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -42,7 +44,7 @@ class Options:
     rendezvous: str | None = None
     node_rank: int | None = None
     nodes: int | None = None
-    procs_per_node: int = 1
+    procs_per_node: ProcsPerNode = 1
 
 
 @dataclass(frozen=True, slots=True)

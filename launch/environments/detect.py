@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...core.worker_layout import ProcsPerNode
 from .base import Environment, Membership, Options
 from .manual import manual
 from .tf_config import tf_config
@@ -25,7 +26,7 @@ ENVIRONMENTS: Sequence[Environment] = (
 
 
 def detect(
-    environment: Mapping[str, str], rendezvous: str | None, node_rank: int | None, nodes: int | None, procs_per_node: int = 1
+    environment: Mapping[str, str], rendezvous: str | None, node_rank: int | None, nodes: int | None, procs_per_node: ProcsPerNode = 1
 ) -> Membership | None:
     """Return this process's place, or None where it was started by a person alone, on one machine.
 

@@ -37,10 +37,10 @@ def tf_config(environment: Mapping[str, str], options: Options) -> Membership | 
     hosts = list(dict.fromkeys(host for _, _, host, _ in everyone))
     ranks = [entry for entry in everyone if entry[0] == "worker" or (entry[0] == "chief" and "ps" not in cluster)]
     per_host = {host: [entry for entry in ranks if entry[2] == host] for host in hosts}
-    counts = {len(entries) for entries in per_host.values()}
-    if len(counts) != 1 or 0 in counts:
+    by_node = tuple(len(entries) for entries in per_host.values())
+    if 0 in by_node:
         found = ", ".join(f"{host}: {len(entries)}" for host, entries in per_host.items())
-        raise UsageError(f"TF_CONFIG: every host needs the same number of workers (found {found})")
+        raise UsageError(f"TF_CONFIG: every host needs a worker (found {found})")
     ordered = [entry for host in hosts for entry in per_host[host]]
     ports = {f"worker-{number}": port for number, (_, _, _, port) in enumerate(ordered)}
     ports |= {f"{role}-{index}": port for role, index, _, port in everyone if role == "ps" or (role == "chief" and "ps" in cluster)}
@@ -48,7 +48,7 @@ def tf_config(environment: Mapping[str, str], options: Options) -> Membership | 
     here = [entry for entry in everyone if entry[2] == own[2]]
     used = {port for _, _, _, port in everyone}
     control = max(port for _, _, host, port in everyone if host == hosts[0])
-    shape = {"nodes": len(hosts), "procs_per_node": counts.pop()}
+    shape: dict[str, int | tuple[int, ...]] = {"nodes": len(hosts), "procs_per_node": by_node if len(set(by_node)) > 1 else by_node[0]}
     if "ps" in cluster:
         shape["ps"] = len(cluster["ps"])
     return Membership(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...core.errors import UsageError
+from ...core.worker_layout import ProcsPerNode, nodes_of_workers, workers_by_node
 from .base import Membership, Options, ports_above
 
 __all__ = ["torchrun", "world_size"]
@@ -49,14 +50,25 @@ def world_size(environment: Mapping[str, str], options: Options) -> Membership |
     port = _port(world)
     if size == 1:
         return None
+    nodes, places = _layout(procs_per_node, size)
+    shape: dict[str, int | tuple[int, ...]] = {"nodes": nodes, "procs_per_node": procs_per_node}
+    node = places[rank]
+    return Membership("WORLD_SIZE", node, rank - places.index(node), (world["MASTER_ADDR"], (port,)), shape, size - nodes)
+
+
+def _layout(procs_per_node: ProcsPerNode, size: int) -> tuple[int, tuple[int, ...]]:
+    """Return the number of nodes, and the node of each of the `size` processes."""
+    if isinstance(procs_per_node, tuple):
+        if sum(procs_per_node) != size:
+            given = ",".join(map(str, procs_per_node))
+            raise UsageError(f"--procs-per-node: got {given}, {sum(procs_per_node)} in all, but WORLD_SIZE is {size}; make them agree")
+        return len(procs_per_node), nodes_of_workers(procs_per_node)
     if size % procs_per_node:
         raise UsageError(
             f"--procs-per-node: got {procs_per_node}, but WORLD_SIZE is {size}; every node needs the same number of processes, "
-            f"so that it divides {size}"
+            f"so that it divides {size}, or one number is given for each node, such as 1,{size - 1}"
         )
-    nodes = size // procs_per_node
-    shape = {"nodes": nodes, "procs_per_node": procs_per_node}
-    return Membership("WORLD_SIZE", rank // procs_per_node, rank % procs_per_node, (world["MASTER_ADDR"], (port,)), shape, size - nodes)
+    return size // procs_per_node, nodes_of_workers(workers_by_node(procs_per_node, size // procs_per_node))
 
 
 def _rank_and_size(world: Mapping[str, str]) -> tuple[int, int]:

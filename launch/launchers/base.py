@@ -98,13 +98,13 @@ def agent_command(node: int) -> list[str]:
     return python("crosstrain.launch.node.agent", "--node", str(node))
 
 
-def send_prepare(stream: Stream, job: Job) -> None:
-    """Have an agent start the tasks that are sure to be on its node, its workers; which task each of them is it hears later.
+def send_prepare(stream: Stream, job: Job, node: int) -> None:
+    """Have the agent of node `node` start the tasks that are sure to be there, its workers; which task each of them is it hears later.
 
     It is the first message to an agent, which answers with its greeting.
     """
     try:
-        stream.send(Message("prepare", {"job": job.model_dump(mode="json"), "tasks": job.procs_per_node}))
+        stream.send(Message("prepare", {"job": job.model_dump(mode="json"), "tasks": job.workers_by_node[node]}))
     except OSError:
         return  # the agent has gone; the end of its stream says so
 

@@ -237,7 +237,7 @@ class ExternalLauncher:
         return difference(self.asked, message["asked"])
 
     def _channel(self, node: int, stream: Stream, address: str, process: subprocess.Popen[bytes] | None) -> NodeChannel:
-        send_prepare(stream, self.job)
+        send_prepare(stream, self.job, node)
         return NodeChannel(node, stream, address, None, None, process is not None, process, self.place.ports)
 
     def _own_address(self) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import AfterValidator, Field, create_model, model_validator
 
 from ...core.job import Job
 from ...core.units import Cadence, Target, parse_bandwidth
+from ...core.worker_layout import workers_by_node
 from ...metrics import Better
 from ...metrics.base import MOST_METRICS
 from .bounded_types import MOST_NODES, MOST_TASKS, Count, Duration, JsonObject, Moment, Name, Text
@@ -81,6 +82,15 @@ class _Decided(JsonObject):
     framework_packages: Annotated[list[Name], Field(max_length=MOST_PACKAGES)] = _LACKING
     metrics: Annotated[list[_Metric], Field(max_length=MOST_METRICS)] = _LACKING
     translation_signatures: _Signatures | None = _LACKING
+
+    @model_validator(mode="after")
+    def _workers_of_each_node(self) -> Self:
+        fields = dict(self)
+        try:
+            workers_by_node(fields["procs_per_node"], fields["nodes"])
+        except ValueError as error:
+            raise ValueError(f"procs_per_node: {error}") from None
+        return self
 
 
 def _in_json(declared: Any) -> Any:

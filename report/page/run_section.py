@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ...core.job import Job
+from ...core.worker_layout import workers_by_node
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, number_text
 from ..catalog.lost_updates import lost_updates
 from ..catalog.rerun_command import repeat_command
@@ -59,13 +60,14 @@ def _synthetic(run: Run) -> bool:
 def _settings(run: Run) -> list[str]:
     """Return the settings, in the order of `SETTINGS` without the first two."""
     job = run.job
-    nodes, per_node = int(job["nodes"]), int(job.get("procs_per_node") or 1)
+    nodes = int(job["nodes"])
+    workers = sum(workers_by_node(job["procs_per_node"], nodes))
     data = f"{job['data']} (synthetic)" if _synthetic(run) else str(job["data"])
     precision = (run.has_summary and run.summary.get("precision_used")) or job["precision"]
     servers = count_text(job["ps"]) if job["mode"] == "async" else UNKNOWN
     tokens = job.get("batch_tokens")
     batch = count_text(job.get("global_batch_size_resolved")) if tokens is None else f"{count_text(tokens)} tokens a worker"
-    return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(nodes * per_node), servers, batch]
+    return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(workers), servers, batch]
 
 
 def _verdict(run: Run) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...core.errors import UsageError
 from ...core.units import parse_bandwidth
+from ...core.worker_layout import nodes_of_workers, workers_by_node
 from ...records.store.jsonl import DamagedRunError
 from ..catalog.divergence import diverged
 from ..catalog.run import Run, labelled
@@ -129,6 +130,13 @@ def observe(run: Run) -> Observed:
         )
     if not run.nodes:
         raise UsageError(f"run: {str(path)!r} has no env.json, which says what its nodes are. Take another run.")
+    by_node = workers_by_node(job["procs_per_node"], job["nodes"])
+    if len(set(by_node)) > 1:
+        numbers = ", ".join(map(str, by_node))
+        raise UsageError(
+            f"run: {str(path)!r} has nodes with different numbers of workers ({numbers}), and a prediction is for nodes that are alike. "
+            "Take another run."
+        )
     changed = {field for segment in job.get("segments", ())[1:] for field in segment.get("changed") or {}} - _LENGTH_ALONE
     if summary["resumed"] and changed:
         named = ", ".join(sorted(changed))
@@ -149,14 +157,14 @@ def observe(run: Run) -> Observed:
         mode=job["mode"],
         same={name: job.get(name) for name in SAME} | _processors(job),
         nodes=job["nodes"],
-        procs_per_node=job["procs_per_node"],
+        procs_per_node=by_node[0],
         ps=job["ps"],
         batch_size=calibration["batch_size"],
         half_batch_size=calibration["half_batch_size"] or calibration["batch_size"],
         global_batch_size=summary["global_batch_size"],
         payload_bytes=calibration["payload_bytes"],
         bytes_per_second=None if job["bandwidth"] is None else parse_bandwidth(job["bandwidth"]) / 8,
-        shared_cores=server_cores < job["procs_per_node"] * job["threads_per_task"][0] + 1,
+        shared_cores=server_cores < by_node[0] * job["threads_per_task"][0] + 1,
         server_cores=server_cores,
         nodes_sharing_cores=summary["nodes_sharing_cores"] or 1,
         served_bytes=_served_bytes(job, summary["per_node"]),
@@ -170,13 +178,13 @@ def observe(run: Run) -> Observed:
 
 def _expect_agreement(run: Run, calibration: Mapping[str, Any]) -> None:
     """Raise DamagedRunError where the documents of a run tell of different numbers of nodes or workers."""
-    nodes, workers = run.job["nodes"], run.job["nodes"] * run.job["procs_per_node"]
+    nodes, by_node = run.job["nodes"], workers_by_node(run.job["procs_per_node"], run.job["nodes"])
+    places = nodes_of_workers(by_node)
+    workers = len(places)
     counts = {"summary.json": run.summary["nodes"], "env.json": len(run.nodes), "summary.json's per_node": len(run.summary["per_node"])}
     wrong = {name: f"{count} nodes" for name, count in counts.items() if count != nodes}
     numbers = {one["worker"]: one["node"] for one in calibration["workers"]}
-    if len(numbers) < len(calibration["workers"]) or any(
-        worker >= workers or node != worker // run.job["procs_per_node"] for worker, node in numbers.items()
-    ):
+    if len(numbers) < len(calibration["workers"]) or any(worker >= workers or node != places[worker] for worker, node in numbers.items()):
         wrong["calibration.json"] = "other workers, or other nodes for them"
     if len(run.job.get("threads_per_task", ())) != nodes:
         wrong["its threads_per_task"] = "another number of nodes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...core.worker_layout import workers_by_node
 from ..diagnosis.verdict import NEARLY_ALL, Explanation, NodeView
 from .answer import Answer, digits3, percent
 
@@ -108,10 +109,12 @@ def _gpu_text(gpus: list[NodeView]) -> str:
 def _threads_text(explanation: Explanation) -> str | None:
     """Where tasks compute with fewer threads than their node has cores, that is what keeps the rest idle."""
     threads = explanation.evidence.job.get("threads_per_task") or ()
-    tasks = explanation.evidence.job.get("procs_per_node") or 1
+    tasks = workers_by_node(explanation.evidence.job["procs_per_node"], explanation.evidence.job["nodes"])
     cores = [view.cores_available for view in explanation.nodes]
     spare = [
-        count for count, own in zip(threads, cores, strict=False) if count is not None and own is not None and count * tasks <= own - 1
+        count
+        for count, own, workers in zip(threads, cores, tasks, strict=False)
+        if count is not None and own is not None and count * workers <= own - 1
     ]
     if not spare:
         return None

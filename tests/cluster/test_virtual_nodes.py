@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from crosstrain.conformance.runs import run_job
 from crosstrain.core.errors import UsageError
 from crosstrain.launch.virtual.cpu_quota import Hierarchy
 from crosstrain.launch.virtual.errors import MissingCapabilityError
@@ -379,3 +380,14 @@ def test_impossible_figures_are_refused() -> None:
         VirtualNetwork(1, 1e12, unlimited)
     with pytest.raises(UsageError, match="cores_per_node"):
         VirtualNetwork(1, None, lambda _: 1e-6)
+
+
+@pytest.mark.parametrize(("backend", "mode"), [("torch", "sync"), ("tf", "async")])
+def test_nodes_with_different_numbers_of_workers(tmp_path, backend, mode):
+    done = run_job(tmp_path, backend=backend, mode=mode, nodes=2, procs_per_node="1,2", steps=30, eval_every="end", calibrate=True)
+    assert [worker["node"] for worker in done.summary["time_shares"]["workers"]] == [0, 1, 1]
+    assert done.summary["workers"] == 3
+    assert done.summary["updates_applied"] == 30
+    job = json.loads((done.path / "job.json").read_text())
+    assert job["procs_per_node"] == [1, 2]
+    assert [node["cpu_seconds"] > 0 for node in done.summary["per_node"]] == [True, True]

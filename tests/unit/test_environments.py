@@ -162,7 +162,7 @@ def test_in_tf_config_without_ps_the_chief_is_the_first_rank():
         tf_config("worker", 0, {"worker": ["a:70000"]}),
         tf_config("worker", 0, {"worker": ["no port"]}),
         tf_config("worker", 0, {"worker": ["a:1"], "evaluator": ["a:2"]}),
-        tf_config("worker", 0, {"worker": ["a:1", "a:2", "b:1"]}),
+        tf_config("worker", 0, {"worker": ["a:1"], "ps": ["b:1"]}),
     ],
 )
 def test_tf_config_that_makes_no_sense(environment):

@@ -48,7 +48,7 @@ def resizes(draw):
     nodes = draw(st.integers(2, 8))
     fields = {
         "nodes": nodes,
-        "procs_per_node": draw(st.integers(1, 4)),
+        "procs_per_node": draw(st.integers(1, 4) | st.tuples(*[st.integers(1, 4)] * nodes)),
         "backend": draw(st.sampled_from(["torch", "tf"])),
         "mode": draw(st.sampled_from(["sync", "async"])),
         "scale_lr": "linear",
@@ -68,9 +68,9 @@ def resizes(draw):
 def test_tasks_are_on_the_nodes_that_are_left_and_on_each_as_many_as_before(drawn):
     before, places = drawn
     after = before.resized(places)
-    per_node = before.asked.procs_per_node
+    left = [before.asked.workers_by_node[node] for node in places]
     assert after.places == tuple(places)
-    assert after.node_of_worker == {worker: places[worker // per_node] for worker in range(per_node * len(places))}
+    assert after.node_of_worker == dict(enumerate(node for node, count in zip(places, left, strict=True) for _ in range(count)))
     assert {task.node for task in after.placed} == set(places)
     assert len({task.name for task in after.placed}) == len(after.placed)
     assert sum(task.leading for task in after.placed) == (after.job.workers if after.job.mode == "sync" else 1)

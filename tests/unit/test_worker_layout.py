@@ -1,0 +1,106 @@
+"""Nodes with different numbers of workers: the setting, where each worker is, and what follows from it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.backends.placement import parameter_server_placement, ranks_placement
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import Job
+from crosstrain.core.settings.sources import given_settings, resolve
+from crosstrain.core.worker_layout import nodes_of_workers, read_procs_per_node, workers_by_node
+from crosstrain.launch.environments.detect import detect
+from crosstrain.records.schema import SCHEMA
+from crosstrain.records.store.document_schemas import checked_document
+from crosstrain.records.store.jsonl import DamagedRunError
+
+BY_NODE = st.lists(st.integers(1, 9), min_size=2, max_size=12)
+
+
+def job(**fields):
+    return resolve({"backend": "torch", **fields}, {}).job
+
+
+@given(by_node=BY_NODE)
+def test_each_worker_has_one_node_and_each_node_its_workers(by_node):
+    typed = job(nodes=str(len(by_node)), procs_per_node=",".join(map(str, by_node)))
+    assert typed.workers == sum(by_node)
+    assert typed.workers_by_node == tuple(by_node)
+    for placed in (ranks_placement(typed), parameter_server_placement(typed.model_copy(update={"mode": "async"}), chief_is_first_ps=True)):
+        workers = [task for task in placed if task.role == "worker"]
+        assert [task.index for task in workers] == list(range(sum(by_node)))
+        assert [[task.node for task in workers].count(node) for node in range(len(by_node))] == by_node
+        assert [task.node for task in workers] == sorted(task.node for task in workers)
+    assert typed.global_batch == sum(by_node) * typed.per_worker_batch
+
+
+@given(count=st.integers(1, 9), nodes=st.integers(1, 12))
+def test_one_number_is_that_of_every_node(count, nodes):
+    assert workers_by_node(count, nodes) == (count,) * nodes
+    assert nodes_of_workers(workers_by_node(count, nodes)) == tuple(worker // count for worker in range(count * nodes))
+
+
+@pytest.mark.parametrize(("typed", "read"), [("1,2", (1, 2)), (" 1 , 2", (1, 2)), ([1, 2], (1, 2)), ((1, 2), (1, 2))])
+def test_the_forms_in_which_it_is_given(typed, read):
+    assert job(nodes=2, procs_per_node=typed).procs_per_node == read
+
+
+@pytest.mark.parametrize("typed", ["2", 2, [2]])
+def test_a_single_number_stays_one(typed):
+    assert job(nodes=3, procs_per_node=typed).procs_per_node == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        ("1,2", "one for each of the 3 nodes, not 2"),
+        ("1,0,1", "at least 1 and at most 4096, or several with commas between"),
+        ("1,x,1", "or several with commas between"),
+        ("1,,1", "or several with commas between"),
+        ("", "a whole number"),
+        ("1.5", "a whole number"),
+        ([], "one for each of the 3 nodes, not 0"),
+    ],
+)
+def test_what_is_refused(typed, named):
+    with pytest.raises(UsageError, match=r"^--procs-per-node: got .*") as caught:
+        job(nodes=3, procs_per_node=typed)
+    assert named in str(caught.value)
+
+
+def test_it_is_read_where_the_number_of_nodes_is_not_known():
+    assert read_procs_per_node(given_settings({"procs_per_node": "1,2"}, {})["procs_per_node"]) == (1, 2)
+    assert read_procs_per_node(given_settings({"procs_per_node": "2"}, {})["procs_per_node"]) == 2
+
+
+@given(by_node=BY_NODE)
+def test_processes_that_know_their_number_among_all(by_node):
+    world = {"WORLD_SIZE": str(sum(by_node)), "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    places = [detect({**world, "RANK": str(rank)}, None, None, None, tuple(by_node)) for rank in range(sum(by_node))]
+    expected = [(node, rank) for node in range(len(by_node)) for rank in range(by_node[node])]
+    assert [(place.node, place.local_rank) for place in places] == expected
+    assert all(place.shape == {"nodes": len(by_node), "procs_per_node": tuple(by_node)} for place in places)
+
+
+def test_processes_that_are_not_as_many_as_the_nodes_have_together():
+    world = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    with pytest.raises(UsageError, match="got 1,2, 3 in all, but WORLD_SIZE is 4"):
+        detect(world, None, None, None, (1, 2))
+
+
+def test_a_tf_config_with_different_numbers_of_workers():
+    cluster = {"worker": ["a:1000", "b:1000", "b:1001"]}
+    tasks = [{"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(3)]
+    places = [detect({"TF_CONFIG": json.dumps(task)}, None, None, None) for task in tasks]
+    assert [(place.node, place.local_rank) for place in places] == [(0, 0), (1, 0), (1, 1)]
+    assert all(place.shape == {"nodes": 2, "procs_per_node": (1, 2)} for place in places)
+
+
+def test_a_recorded_job_that_contradicts_itself(tmp_path):
+    document = tmp_path / "job.json"
+    fields = {"schema": SCHEMA, **Job(nodes=2, procs_per_node=(1, 2)).model_dump(mode="json")}
+    assert checked_document(document, fields)["procs_per_node"] == [1, 2]
+    with pytest.raises(DamagedRunError, match="procs_per_node: give one number, or one for each of the 3 nodes"):
+        checked_document(document, fields | {"nodes": 3})
