@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ...core.errors import UsageError
@@ -10,12 +11,12 @@ __all__ = ["read_arguments", "whole_number", "write_arguments"]
 
 
 def read_arguments(name: str, text: str, defaults: Mapping[str, str], first: str | None = None) -> dict[str, str]:
-    """Return every argument of `defaults`, with the value that `text` (``key=value,key=value``) gives it where it does.
+    """Return every argument of `defaults`, with the value that `text` (``key=value,key=value``, or ``&`` between two) gives it where it does.
 
     A value without a key, in the first place, belongs to the argument `first`. Raises UsageError for unknown and repeated keys.
     """
     given: dict[str, str] = {}
-    for position, part in enumerate(text.split(",") if text else []):
+    for position, part in enumerate(re.split("[&,]", text) if text else []):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals and position == 0 and first:
             key, value = first, key

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from crosstrain.core.errors import UsageError
+from crosstrain.data.sources.arguments import read_arguments
 from crosstrain.data.sources.digits import DATASET as DIGITS
 from crosstrain.data.sources.digits import stratified_every
 from crosstrain.data.sources.glyphs.renderer import BLOCK, render_block, render_split
@@ -276,3 +277,9 @@ class TestMnistDownload:
         assert output.startswith("2 ")
         assert "--data-dir" in output
         assert "pip install 'crosstrain[torch]'" in output
+
+
+@pytest.mark.parametrize("separator", [",", "&"])
+def test_arguments_stand_between_commas_or_as_models_have_them(separator):
+    defaults = {"size": "224", "classes": "1000"}
+    assert read_arguments("synthetic-images", separator.join(["size=16", "classes=3"]), defaults) == {"size": "16", "classes": "3"}
