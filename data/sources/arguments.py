@@ -11,7 +11,7 @@ __all__ = ["read_arguments", "whole_number", "write_arguments"]
 
 
 def read_arguments(name: str, text: str, defaults: Mapping[str, str], first: str | None = None) -> dict[str, str]:
-    """Return every argument of `defaults`, with the value that `text` (``key=value,key=value``, or ``&`` between two) gives it where it does.
+    """Return every argument of `defaults`, with the value that `text` (``key=value,key=value``, or ``&`` between two) gives it.
 
     A value without a key, in the first place, belongs to the argument `first`. Raises UsageError for unknown and repeated keys.
     """
