@@ -1,0 +1,123 @@
+"""Hosts of a run: lists as people, Slurm and MPI write them, and what is none."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.core.errors import UsageError
+from crosstrain.core.job import MOST_NODES
+from crosstrain.launch.launchers.host_list import Host, parse_hosts, read_hostfile
+
+
+def names(text):
+    return [host.name for host in parse_hosts(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node0,node1", ["node0", "node1"]),
+        (" node0 , node1 ", ["node0", "node1"]),
+        ("10.0.0.1,me@10.0.0.2", ["10.0.0.1", "me@10.0.0.2"]),
+        ("node[01-03,7],login", ["node01", "node02", "node03", "node7", "login"]),
+        ("node[098-101]", ["node098", "node099", "node100", "node101"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("r[1-2]n5x", ["r1n5x", "r2n5x"]),
+        ("fe80::1,fe80::2", ["fe80::1", "fe80::2"]),
+    ],
+)
+def test_lists(text, expected):
+    assert names(text) == expected
+
+
+def test_processes_of_each_host():
+    assert parse_hosts("a:1,b[1-2]:2,c") == [Host("a", 1), Host("b1", 2), Host("b2", 2), Host("c", None)]
+
+
+def test_a_file_of_either_mpi(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("# the cluster\nnode0 slots=1\r\n\nnode1 slots=2 max_slots=4  # two cards\nnode2:3\nnode[3-4]\n")
+    assert read_hostfile(path) == [Host("node0", 1), Host("node1", 2), Host("node2", 3), Host("node3"), Host("node4")]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "no host"),
+        (" , ", "names or addresses"),
+        ("-oProxyCommand=x", "names or addresses"),
+        ("a,-b", "names or addresses"),
+        ("a b", "names or addresses"),
+        ("a;rm", "names or addresses"),
+        ("$(x)", "names or addresses"),
+        ("a,a", "names 'a' twice"),
+        ("a[1-2],a2", "names 'a2' twice"),
+        ("a[1", "a bracket has no other"),
+        ("a]1", "a bracket has no other"),
+        ("a[[1]]", "a bracket has no other"),
+        ("a[]", "such as 01-03"),
+        ("a[3-1]", "such as 01-03"),
+        ("a[x]", "such as 01-03"),
+        ("a[1-9999999]", "such as 01-03"),
+        ("a[1-100]b[1-100]", "10,000 hosts"),
+        ("a:0", "number of processes"),
+        ("a:b", "number of processes"),
+        ("me@-x", "names or addresses"),
+    ],
+)
+def test_what_is_no_list(text, named):
+    with pytest.raises(UsageError, match=r"^--hosts: ") as caught:
+        parse_hosts(text)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (b"a slots=x\n", "line 1: got 'slots=x'"),
+        (b"a\nb sockets=2\n", "line 2: got 'sockets=2'"),
+        (b"# nobody\n", "names no host"),
+        (b"a\na\n", "twice"),
+        (b"\xff\xfe", "is no text"),
+        (b"a" * (1 << 21), "larger than 1 MiB"),
+    ],
+)
+def test_what_is_no_file_of_hosts(tmp_path, text, named):
+    path = tmp_path / "hosts"
+    path.write_bytes(text)
+    with pytest.raises(UsageError, match="--hostfile") as caught:
+        read_hostfile(path)
+    assert named in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        read_hostfile(tmp_path / "nowhere")
+
+
+NUMBERS = st.lists(st.integers(0, 2000), min_size=1, max_size=30, unique=True)
+
+
+@given(numbers=NUMBERS, width=st.integers(1, 6))
+def test_a_list_that_is_folded_into_ranges_is_the_list(numbers, width):
+    whole = [f"n{number:0{width}d}" for number in sorted(numbers)]
+    ranges, previous = [], None
+    for number in sorted(numbers):
+        if previous is not None and number == previous + 1 and len(f"{number:0{width}d}") == len(f"{ranges[-1][0]:0{width}d}"):
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+        previous = number
+    folded = ",".join(f"{first:0{width}d}-{last:0{width}d}" if last > first else f"{first:0{width}d}" for first, last in ranges)
+    assert names(f"n[{folded}]") == whole
+
+
+@given(st.text(alphabet="ab01[]-,:@. \t*é$", max_size=30))
+def test_whatever_is_typed_is_a_list_of_hosts_or_refused(text):
+    try:
+        hosts = parse_hosts(text)
+    except UsageError:
+        return
+    assert 1 <= len(hosts) <= MOST_NODES
+    assert len({host.name for host in hosts}) == len(hosts)
+    assert not any(host.name.startswith("-") or " " in host.name for host in hosts)
