@@ -1,7 +1,7 @@
 """Which hosts are the nodes of a run? Reads ``--hosts`` and ``--hostfile``, in the forms of Slurm and of MPI as well.
 
 A list has hosts between commas, of which each may end with ``:COUNT``, its number of processes (``mpirun --host``), and may have ranges in
-brackets (``node[01-03,7]``, as Slurm writes lists). A file has such a list on each line, of which the rest may say ``slots=COUNT`` (Open MPI).
+brackets (``node[01-03,7]``, as Slurm writes lists). A file has such a list on each line, after which ``slots=COUNT`` may stand (Open MPI).
 """
 
 from __future__ import annotations
