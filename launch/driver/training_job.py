@@ -89,14 +89,16 @@ class TrainingJob:
         if asked.mode == "async" and asked.accumulate > 1:
             batch = (None, asked.per_worker_batch * workers)
         share = asked.per_worker_batch if asked.mode == "async" else math.ceil(asked.global_batch / workers)
+        accumulate = math.ceil(share / asked.micro_batch) if asked.accumulate > 1 else 1
         if tokens is not None:
-            batch, tokens = (None, None), tokens if asked.mode == "async" else tokens * asked.nodes // len(places)
+            batch = (None, None)
+            tokens = tokens if asked.mode == "async" else tokens * asked.nodes * asked.accumulate // (len(places) * accumulate)
         changed = {
             "nodes": len(places),
             "batch_size": batch[0],
             "global_batch_size": batch[1],
             "batch_tokens": tokens,
-            "accumulate": math.ceil(share / asked.micro_batch) if asked.accumulate > 1 else 1,
+            "accumulate": accumulate,
             "cores_per_node": limits if limits is None or len(limits) == 1 else tuple(limits[node] for node in places),
         }
         job = asked.model_copy(update=changed)

@@ -85,7 +85,7 @@ class SyncSession:
 
         The rebuild changes the order of summation, so that without it a run that is resumed would differ in the last bits.
         """
-        count = min(self._job.micro_batch, self._sizes["train"])
+        count = self._sampler.examples_at_once(self._job.micro_batch)
         x, y = self._splits["train"].span(0, count)
         for _ in range(2):
             began = time.perf_counter()
