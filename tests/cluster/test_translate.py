@@ -1,7 +1,4 @@
-"""A model that translates: a run on two nodes, translations of its checkpoint by both backends, its scores, and its exports.
-
-The text is small: numbers of four digits, digit by digit, which a tiny model learns in a few dozen updates well enough.
-"""
+"""A model that translates: a run on two nodes, translations of its checkpoint by both backends, its scores, and its exports."""
 
 from __future__ import annotations
 
@@ -14,25 +11,13 @@ import time
 
 import numpy as np
 import pytest
+from digit_pairs import DIGITS, NUMBERS, lines, text
 
 from crosstrain.conformance.runs import run_job
 
 pytestmark = pytest.mark.cluster
 
-DIGITS = {
-    "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
-    "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
-}
-NUMBERS = np.random.default_rng(0).permutation(9000)[:1200] + 1000
 TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
-
-
-def lines(language, numbers=NUMBERS):
-    return [" ".join(DIGITS[language][int(digit)] for digit in str(number)) for number in numbers]
-
-
-def text(of):
-    return "".join(f"{line}\n" for line in of)
 
 
 @pytest.fixture(scope="module")

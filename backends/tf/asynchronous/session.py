@@ -16,7 +16,6 @@ from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
 from ....core.job import Job
 from ....core.startup_watchdog import startup_phase
-from ....core.update_rules import EMA
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec, ParameterSpec
 from ....models.layers.tf.image import HeldParameters
@@ -179,9 +178,8 @@ class AsyncSession:
 
         A search is no graph, and workers here carry out graphs alone.
         """
-        state = self.state()
-        evaluated = state.slots.get(EMA, state.parameters)
-        for name, value in {**evaluated, **state.buffers}.items():
+        state = self.state().to_evaluate()
+        for name, value in {**state.parameters, **state.buffers}.items():
             held = self._model.layouts[name].to_storage(value) if name in self._model.layouts else value
             if name in self._decoded:
                 self._decoded[name].assign(held)
