@@ -214,6 +214,7 @@ def list_datasets() -> list[DatasetStatus]:
 
 
 def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> StoredDataset:
+    """Open a store. Its digests are computed where the stamp does not vouch for its files, or ``always``."""
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -223,6 +224,17 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
     changed = always or not digests_verified(folder, before)
     if changed:
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
+    found = _mapped(folder, manifest, name, data_dir, look_inside=changed)
+    if changed:
+        remember(folder, before)
+    return found
+
+
+def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
+    """Map a store whose files are of the right sizes. `look_inside`: see to it that every class and token is one that there is.
+
+    Raises DamagedStoreError where the files are not what the manifest says.
+    """
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
     columns = _image_columns(arrays) if isinstance(manifest, Manifest) else _columns(manifest, arrays)
     attachments = manifest.attachments if isinstance(manifest, ColumnManifest) else {}
@@ -231,12 +243,10 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
         problem = found.wrong_with(info.column(column))
         if problem is None and len(found) != manifest.sizes[split]:
             problem = f"{column} has {len(found)} examples instead of {manifest.sizes[split]}"
-        if problem is None and changed:
+        if problem is None and look_inside:
             problem = _out_of_range(info, column, found)
         if problem is not None:
             raise _damaged(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
-    if changed:
-        remember(folder, before)
     return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns, attachments)
 
 
@@ -303,10 +313,13 @@ def verify_store(name: str, folder: Path) -> StoreReport:
     if manifest.name.partition(":")[0] != name.partition(":")[0]:
         return StoreReport(name, str(folder), (FileCheck(MANIFEST, size, f"says that it is of {manifest.name!r}"),))
     manifest_check = FileCheck(MANIFEST, size, None)
+    sizes = check_sizes(folder, manifest)
+    before = identity(folder, manifest) if not any(check.problem for check in sizes) else None
     checks = check_digests(folder, manifest)
-    if not any(check.problem for check in checks):
+    if before is not None and not any(check.problem for check in checks):
         try:
-            _open(folder, manifest.name, None, always=True)
+            _mapped(folder, manifest, manifest.name, None, look_inside=True)
+            remember(folder, before)
         except DamagedStoreError as error:
             checks.append(FileCheck("contents", None, str(error)))
     return StoreReport(manifest.name, str(folder), (manifest_check, *checks))

@@ -59,6 +59,10 @@ def flip(content):
     return content
 
 
+def bytes_read():
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def settle(folder):
     """Open once the files are old enough to be vouched for."""
     time.sleep(0.12)
@@ -344,6 +348,14 @@ class TestCommand:
         assert "digits-v2.2/train" not in str(caught.value)
         self.run("prepare", "digits", "--again")
         assert "5 files as they should be" in self.run("verify", "digits")
+
+    def test_verify_reads_every_file_once(self, digits):
+        """As the kernel counts what this process reads; maps are not in it."""
+        before = bytes_read()
+        report = stored_dataset.verify_store("digits", digits)
+        assert not report.damaged
+        size = sum(check.bytes for check in report.files)
+        assert size <= bytes_read() - before < 1.7 * size
 
     def test_verify_says_what_is_not_prepared(self, cache):
         with pytest.raises(UsageError, match="trainer data prepare digits"):
