@@ -24,6 +24,7 @@ from ..columns import TOKENS, Column
 from ..normalisation import normal_table
 from .build import build_store
 from .integrity import FileCheck, check_digests, check_sizes, digests_verified, identity, remember
+from .interrupted import Preparation, preparations_of
 from .location import cache_root, store_key, stores_of
 from .manifest import (
     FILES,
@@ -125,7 +126,8 @@ class DatasetStatus:
 
     `left_out` names the originals that are not in the store; `languages` and `pieces`, the size of the
     vocabulary, are those of text. `problem` says why the source cannot be used, or what is wrong with the
-    store at first sight.
+    store at first sight. `begun`, of a preparation that has no store yet: ``interrupted``, or ``at work`` where
+    a process is at it; `bytes` is then what it has so far, and `path` where the store will be.
     """
 
     name: str
@@ -144,6 +146,7 @@ class DatasetStatus:
     data_dir: str | None = None
     left_out: tuple[str, ...] = ()
     problem: str | None = None
+    begun: Literal["interrupted", "at work"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,10 @@ def verify(name: str) -> list[StoreReport]:
 
 
 def list_datasets() -> list[DatasetStatus]:
-    """Return a row for every store of every known dataset, and one for a dataset without a store. A broken source has a row too."""
+    """Return a row for every store of every known dataset and every preparation that has none yet, and one for a dataset with neither.
+
+    A broken source has a row too.
+    """
     rows: list[DatasetStatus] = []
     for name in plugins.available("dataset"):
         try:
@@ -209,6 +215,7 @@ def list_datasets() -> list[DatasetStatus]:
             rows.append(DatasetStatus(name, "", prepared=False, problem=str(error)))
             continue
         stores = [_status(name, source, folder) for folder in stores_of(name, source)]
+        stores += [_begun(name, source, preparation) for preparation in preparations_of(name, source)]
         rows += stores or [DatasetStatus(name, source.description, prepared=False, version=source.version)]
     return rows
 
@@ -323,6 +330,12 @@ def verify_store(name: str, folder: Path) -> StoreReport:
         except DamagedStoreError as error:
             checks.append(FileCheck("contents", None, str(error)))
     return StoreReport(manifest.name, str(folder), (manifest_check, *checks))
+
+
+def _begun(name: str, source: DatasetSource, preparation: Preparation) -> DatasetStatus:
+    begun: Literal["interrupted", "at work"] = "at work" if preparation.at_work else "interrupted"
+    path = str(preparation.store)
+    return DatasetStatus(name, source.description, prepared=False, version=source.version, bytes=preparation.bytes, path=path, begun=begun)
 
 
 def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:

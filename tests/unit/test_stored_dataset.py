@@ -377,6 +377,38 @@ class TestCommand:
         np.testing.assert_array_equal(opened.images("train")[-1], before)
         np.testing.assert_array_equal(stored_dataset.open_dataset("digits").images("train")[-1], before)
 
+    def test_an_interrupted_preparation_is_listed_and_removed(self, cache):
+        for leftover in (".digits-v2.2.work", ".digits-v2.2.draft-a1", ".digits-v1.old-b2", ".digits28-v2.2.work"):
+            (cache / leftover / "deep").mkdir(parents=True)
+            (cache / leftover / "deep" / "part.npz").write_bytes(bytes(2_000_000))
+        rows = [row for row in json.loads(self.run("list", "--json"))["datasets"] if row["name"] == "digits"]
+        assert [(row["prepared"], row["begun"], row["bytes"]) for row in rows] == [(False, "interrupted", 4_000_000)]
+        assert "interrupted" in next(line for line in self.run("list").splitlines() if line.startswith("digits "))
+        printed = self.run("remove", "digits").splitlines()
+        left_of = "digits: removed what an interrupted preparation left of "
+        assert printed == [f"{left_of}{cache / 'digits-v1'} (2.0 MB)", f"{left_of}{cache / 'digits-v2.2'} (4.0 MB)"]
+        assert [path.name for path in cache.iterdir() if not path.name.endswith(".lock")] == [".digits28-v2.2.work"]
+
+    def test_a_preparation_at_work_is_listed_and_stays(self, cache):
+        (cache / ".digits-v2.2.work").mkdir(parents=True)
+        script = f"""
+import pathlib
+from crosstrain.data.store.location import locked
+with locked(pathlib.Path({str(cache)!r}), "digits-v2.2"):
+    print("locked", flush=True)
+    input()
+"""
+        with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout.readline() == "locked\n"
+            (begun,) = (row["begun"] for row in json.loads(self.run("list", "--json"))["datasets"] if row["name"] == "digits")
+            assert begun == "at work"
+            with pytest.raises(UsageError, match="is being prepared now, and stays"):
+                self.run("remove", "digits")
+            assert (cache / ".digits-v2.2.work").exists()
+            other.communicate("\n")
+        self.run("remove", "digits")
+        assert not (cache / ".digits-v2.2.work").exists()
+
     def test_remove_says_what_is_not_there(self, cache):
         for name in ("digits", "synthetic-images:size=64"):
             with pytest.raises(UsageError, match="nothing to remove"):
