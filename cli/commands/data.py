@@ -36,7 +36,7 @@ def list_command(as_json: bool) -> None:
         return
     table = [("NAME", "PREPARED", "TRAIN", "TEST", "SIZE", "DESCRIPTION")]
     table += [
-        (row.name, "yes" if row.prepared else "no", _count(row.train), _count(row.test), _size(row.bytes), _description(row))
+        (row.name, "yes" if row.prepared else row.begun or "no", _count(row.train), _count(row.test), _size(row.bytes), _description(row))
         for row in rows
     ]
     _print_table(table)
@@ -106,10 +106,14 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
 @data.command("remove")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def remove_command(names: Sequence[str]) -> None:
-    """Remove the stores of datasets, those of earlier releases too. Original files stay; a run makes the store that it needs again."""
+    """Remove the stores of datasets, those of earlier releases too, and what interrupted preparations left.
+
+    Original files stay; a run makes the store that it needs again.
+    """
     stores = {folder: name for name in names for folder in find_stores(name)}  # all are known before one is removed
     for folder, name in stores.items():
-        click.echo(f"{name}: removed {folder} ({_size(remove_store(folder))})")
+        begun = "" if folder.exists() else "what an interrupted preparation left of "
+        click.echo(f"{name}: removed {begun}{folder} ({_size(remove_store(folder))})")
 
 
 def _raise_for_damage(reports: Iterable[stored_dataset.StoreReport]) -> None:

@@ -24,6 +24,7 @@ from ..columns import TOKENS, Column
 from ..normalisation import normal_table
 from .build import build_store
 from .integrity import FileCheck, check_digests, check_sizes, digests_verified, identity, remember
+from .interrupted import Preparation, preparations_of
 from .location import cache_root, store_key, stores_of
 from .manifest import (
     FILES,
@@ -125,7 +126,8 @@ class DatasetStatus:
 
     `left_out` names the originals that are not in the store; `languages` and `pieces`, the size of the
     vocabulary, are those of text. `problem` says why the source cannot be used, or what is wrong with the
-    store at first sight.
+    store at first sight. `begun`, of a preparation that has no store yet: ``interrupted``, or ``at work`` where
+    a process is at it; `bytes` is then what it has so far, and `path` where the store will be.
     """
 
     name: str
@@ -144,6 +146,7 @@ class DatasetStatus:
     data_dir: str | None = None
     left_out: tuple[str, ...] = ()
     problem: str | None = None
+    begun: Literal["interrupted", "at work"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,10 @@ def verify(name: str) -> list[StoreReport]:
 
 
 def list_datasets() -> list[DatasetStatus]:
-    """Return a row for every store of every known dataset, and one for a dataset without a store. A broken source has a row too."""
+    """Return a row for every store of every known dataset and every preparation that has none yet, and one for a dataset with neither.
+
+    A broken source has a row too.
+    """
     rows: list[DatasetStatus] = []
     for name in plugins.available("dataset"):
         try:
@@ -209,11 +215,13 @@ def list_datasets() -> list[DatasetStatus]:
             rows.append(DatasetStatus(name, "", prepared=False, problem=str(error)))
             continue
         stores = [_status(name, source, folder) for folder in stores_of(name, source)]
+        stores += [_begun(name, source, preparation) for preparation in preparations_of(name, source)]
         rows += stores or [DatasetStatus(name, source.description, prepared=False, version=source.version)]
     return rows
 
 
 def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> StoredDataset:
+    """Open a store. Its digests are computed where the stamp does not vouch for its files, or ``always``."""
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -223,6 +231,17 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
     changed = always or not digests_verified(folder, before)
     if changed:
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
+    found = _mapped(folder, manifest, name, data_dir, look_inside=changed)
+    if changed:
+        remember(folder, before)
+    return found
+
+
+def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
+    """Map a store whose files are of the right sizes. `look_inside`: see to it that every class and token is one that there is.
+
+    Raises DamagedStoreError where the files are not what the manifest says.
+    """
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
     columns = _image_columns(arrays) if isinstance(manifest, Manifest) else _columns(manifest, arrays)
     attachments = manifest.attachments if isinstance(manifest, ColumnManifest) else {}
@@ -231,12 +250,10 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
         problem = found.wrong_with(info.column(column))
         if problem is None and len(found) != manifest.sizes[split]:
             problem = f"{column} has {len(found)} examples instead of {manifest.sizes[split]}"
-        if problem is None and changed:
+        if problem is None and look_inside:
             problem = _out_of_range(info, column, found)
         if problem is not None:
             raise _damaged(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
-    if changed:
-        remember(folder, before)
     return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns, attachments)
 
 
@@ -303,13 +320,22 @@ def verify_store(name: str, folder: Path) -> StoreReport:
     if manifest.name.partition(":")[0] != name.partition(":")[0]:
         return StoreReport(name, str(folder), (FileCheck(MANIFEST, size, f"says that it is of {manifest.name!r}"),))
     manifest_check = FileCheck(MANIFEST, size, None)
+    sizes = check_sizes(folder, manifest)
+    before = identity(folder, manifest) if not any(check.problem for check in sizes) else None
     checks = check_digests(folder, manifest)
-    if not any(check.problem for check in checks):
+    if before is not None and not any(check.problem for check in checks):
         try:
-            _open(folder, manifest.name, None, always=True)
+            _mapped(folder, manifest, manifest.name, None, look_inside=True)
+            remember(folder, before)
         except DamagedStoreError as error:
             checks.append(FileCheck("contents", None, str(error)))
     return StoreReport(manifest.name, str(folder), (manifest_check, *checks))
+
+
+def _begun(name: str, source: DatasetSource, preparation: Preparation) -> DatasetStatus:
+    begun: Literal["interrupted", "at work"] = "at work" if preparation.at_work else "interrupted"
+    path = str(preparation.store)
+    return DatasetStatus(name, source.description, prepared=False, version=source.version, bytes=preparation.bytes, path=path, begun=begun)
 
 
 def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:

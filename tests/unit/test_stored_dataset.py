@@ -59,6 +59,10 @@ def flip(content):
     return content
 
 
+def bytes_read():
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def settle(folder):
     """Open once the files are old enough to be vouched for."""
     time.sleep(0.12)
@@ -345,6 +349,14 @@ class TestCommand:
         self.run("prepare", "digits", "--again")
         assert "5 files as they should be" in self.run("verify", "digits")
 
+    def test_verify_reads_every_file_once(self, digits):
+        """As the kernel counts what this process reads; maps are not in it."""
+        before = bytes_read()
+        report = stored_dataset.verify_store("digits", digits)
+        assert not report.damaged
+        size = sum(check.bytes for check in report.files)
+        assert size <= bytes_read() - before < 1.7 * size
+
     def test_verify_says_what_is_not_prepared(self, cache):
         with pytest.raises(UsageError, match="trainer data prepare digits"):
             self.run("verify", "digits")
@@ -364,6 +376,38 @@ class TestCommand:
         assert left == {"digits28-v2.2", "digits-v2.2-short", "digits-vx"}
         np.testing.assert_array_equal(opened.images("train")[-1], before)
         np.testing.assert_array_equal(stored_dataset.open_dataset("digits").images("train")[-1], before)
+
+    def test_an_interrupted_preparation_is_listed_and_removed(self, cache):
+        for leftover in (".digits-v2.2.work", ".digits-v2.2.draft-a1", ".digits-v1.old-b2", ".digits28-v2.2.work"):
+            (cache / leftover / "deep").mkdir(parents=True)
+            (cache / leftover / "deep" / "part.npz").write_bytes(bytes(2_000_000))
+        rows = [row for row in json.loads(self.run("list", "--json"))["datasets"] if row["name"] == "digits"]
+        assert [(row["prepared"], row["begun"], row["bytes"]) for row in rows] == [(False, "interrupted", 4_000_000)]
+        assert "interrupted" in next(line for line in self.run("list").splitlines() if line.startswith("digits "))
+        printed = self.run("remove", "digits").splitlines()
+        left_of = "digits: removed what an interrupted preparation left of "
+        assert printed == [f"{left_of}{cache / 'digits-v1'} (2.0 MB)", f"{left_of}{cache / 'digits-v2.2'} (4.0 MB)"]
+        assert [path.name for path in cache.iterdir() if not path.name.endswith(".lock")] == [".digits28-v2.2.work"]
+
+    def test_a_preparation_at_work_is_listed_and_stays(self, cache):
+        (cache / ".digits-v2.2.work").mkdir(parents=True)
+        script = f"""
+import pathlib
+from crosstrain.data.store.location import locked
+with locked(pathlib.Path({str(cache)!r}), "digits-v2.2"):
+    print("locked", flush=True)
+    input()
+"""
+        with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout.readline() == "locked\n"
+            (begun,) = (row["begun"] for row in json.loads(self.run("list", "--json"))["datasets"] if row["name"] == "digits")
+            assert begun == "at work"
+            with pytest.raises(UsageError, match="is being prepared now, and stays"):
+                self.run("remove", "digits")
+            assert (cache / ".digits-v2.2.work").exists()
+            other.communicate("\n")
+        self.run("remove", "digits")
+        assert not (cache / ".digits-v2.2.work").exists()
 
     def test_remove_says_what_is_not_there(self, cache):
         for name in ("digits", "synthetic-images:size=64"):
