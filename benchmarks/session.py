@@ -14,6 +14,7 @@ from crosstrain.core.errors import UsageError
 
 from .contestants import Contestant, Ours, Peer
 from .figures import Measured, differs
+from .parallel_text import TEXT, make_text
 from .ours import run_ours, steps_of
 from .peer_runs import run_peer
 from .processes import MeasurementError, environment
@@ -38,6 +39,8 @@ def prepare(datasets: Iterable[str]) -> None:
     A process inherits its starter's peak memory until it runs its own program, and wait4(2) counts that in. Raises UsageError.
     """
     for name in sorted(datasets):
+        if name == TEXT:
+            make_text()
         trainer = str(Path(sys.executable).with_name("trainer"))
         done = subprocess.run([trainer, "data", "prepare", name], capture_output=True, text=True, check=False, env=environment({}))
         if done.returncode:
