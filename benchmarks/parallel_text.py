@@ -1,7 +1,7 @@
 """Text for the translation rows, made up here: pairs whose lengths are spread like those of a real corpus, the same on every machine.
 
-A language is made of words of one to four syllables, and word k of one language is word k of the other. Words follow Zipf's law. A sentence's
-number of words is log-normal, as those of real corpora nearly are; its translation has about as many, give or take a tenth.
+A language is made of words of one to four syllables, and word k of one language is word k of the other. Words follow Zipf's law. How many
+words a sentence has is log-normal, as in real corpora, nearly; its translation has about as many, give or take a tenth.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def pairs(count: int) -> Iterator[tuple[str, str]]:
     lengths = np.clip(random.lognormal(np.log(MEAN_WORDS) - SPREAD**2 / 2, SPREAD, count).round(), 1, MOST_WORDS).astype(int)
     for length in lengths:
         words = random.choice(WORDS, length, p=shares)
-        change = int(round(random.normal(0.0, length / 10)))
+        change = round(random.normal(0.0, length / 10))
         translated = words[: max(1, length + change)] if change < 0 else np.concatenate([words, random.choice(WORDS, change, p=shares)])
         yield _sentence(english, words), _sentence(german, translated)
 

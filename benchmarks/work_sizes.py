@@ -1,4 +1,4 @@
-"""How large a work is: target tokens of its updates, which follow from the data and its order, alike for all contestants; and its weights."""
+"""How large a work is: the target tokens of its updates, which data and order determine for all contestants alike, and its parameters."""
 
 from __future__ import annotations
 

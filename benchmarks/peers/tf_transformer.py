@@ -1,4 +1,4 @@
-"""A hand-written TensorFlow loop for the Transformer, fused: one `tf.function`, traced once for all lengths, runs many steps in a `tf.range`.
+"""A hand-written TensorFlow loop for the Transformer, fused: a `tf.function`, traced once for all lengths, runs many steps in a `tf.range`.
 
 The sentences lie in memory as padded rows; a step gathers its own and cuts them to the longest. Weights are [in, out]. With bf16, products
 are computed from bfloat16 copies; everything else, weights and updates stay float32.

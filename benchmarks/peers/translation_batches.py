@@ -34,7 +34,8 @@ class Batch:
 def indices_of_updates(work: Workload) -> list[NDArray[np.int32]]:
     """Return which sentences each update sees, on a single worker."""
     lengths = example_lengths(work.data)
-    assert lengths is not None and work.batch_tokens is not None, "sentences, in batches by tokens"
+    assert lengths is not None, "sentences"
+    assert work.batch_tokens is not None, "batches by tokens"
     sampler = Sampler(work.data.info.sizes["train"], work.seed, BucketedTokens(work.batch_tokens, 1, "sync"), 1, lengths=lengths)
     return list(_first(sampler, work.updates))
 
