@@ -82,9 +82,22 @@ def _on_three_nodes(backend: Backend) -> dict[str, Contestant]:
     return {f"{backend} base ×3": Ours(f"{backend}, base, three nodes", backend, "sync", 3, 4, (*OPTIONS, *LINK), BASE)}
 
 
+def _decoding(backend: Backend) -> dict[str, Contestant]:
+    """Scripts that decode, in the scene of a run that tells them their threads; the first is the product's own decoder."""
+    if backend == "tf":
+        return {}
+    scene, like = "torch, tiny fp32", "torch tiny fp32"
+    scripts = {"decoding": ("torch_decoding.py", "cached"), "decoding anew": ("torch_decoding.py", "anew")}
+    scripts["CTranslate2"] = ("ctranslate2_decoding.py", "")
+    return {
+        f"torch tiny {name}": Peer(scene, script, like, DECODED, losses="none", variant=variant)
+        for name, (script, variant) in scripts.items()
+    }
+
+
 CONTESTANTS: dict[str, Contestant] = {
     name: contestant
-    for make in (_training, _dropping, _on_three_nodes)
+    for make in (_training, _decoding, _dropping, _on_three_nodes)
     for backend in BACKENDS
     for name, contestant in make(backend).items()
 }
@@ -102,6 +115,9 @@ def _rows(backend: Backend) -> dict[str, Row]:
                 rows[f"{key}-marian"] = Row(name, f"{name} Marian", "tokens_per_second", 1.3)
         rows[f"{size}-{backend}-padding"] = Row(f"{backend} {size} fp32", None, "padding_share", 0.25, "at_most")
     rows[f"tiny-{backend}-dropout"] = Row(f"{backend} tiny dropping", f"{backend} tiny dropping loop", "tokens_per_second", 1.0)
+    if backend == "torch":
+        rows["decoding-torch-cache"] = Row("torch tiny decoding", "torch tiny decoding anew", "tokens_per_second", 5.0)
+        rows["decoding-torch-ctranslate2"] = Row("torch tiny decoding", "torch tiny CTranslate2", "tokens_per_second")
     rows[f"base-{backend}-3-exchange"] = Row(f"{backend} base ×3", None, "exchange_over_bound", 1.2, "at_most")
     return rows
 

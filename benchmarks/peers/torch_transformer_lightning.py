@@ -31,7 +31,7 @@ class Sentences(Dataset[Pair]):
 
     def __getitem__(self, index: int) -> Pair:
         """Return one pair."""
-        source, target = (torch.from_numpy(column[index].astype(np.int64)) for column in self._columns)
+        source, target = (torch.from_numpy(column.example(index).astype(np.int64)) for column in self._columns)
         return source, target
 
 

@@ -19,7 +19,7 @@ from workload import Workload
 
 from crosstrain.models.layers.position_codes import position_codes
 
-__all__ = ["Tensors", "build", "optimizer", "smoothed_loss", "tensors"]
+__all__ = ["ByHand", "Tensors", "build", "optimizer", "smoothed_loss", "tensors"]
 
 EPSILON = 1e-6
 LONGEST = 1024
@@ -135,15 +135,21 @@ class ByHand(_Embedded):
 
     def forward(self, source_bs: torch.Tensor, decoder_bt: torch.Tensor) -> torch.Tensor:
         """Return logits_btv."""
-        mask = (source_bs != 0)[:, None, None, :]
-        memory = self.embed(source_bs)
+        return self.decoded(decoder_bt, *self.encoded(source_bs))
+
+    def encoded(self, source_bs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the encoder's result, and which of its positions are a sentence's own."""
+        mask, memory = (source_bs != 0)[:, None, None, :], self.embed(source_bs)
         for layer in self.sides["encoder"]:
             memory = layer(memory, mask)
-        memory = self.norms["encoder"](memory)
+        return self.norms["encoder"](memory), mask
+
+    def decoded(self, decoder_bt: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor, last: int = 0) -> torch.Tensor:
+        """Return logits_btv of the `last` positions, or (0) of all."""
         x_btd = self.embed(decoder_bt)
         for layer in self.sides["decoder"]:
             x_btd = layer(x_btd, mask, memory)
-        return self.logits(self.norms["decoder"](x_btd))
+        return self.logits(self.norms["decoder"](x_btd[:, -last:]))
 
 
 class Modules(_Embedded):

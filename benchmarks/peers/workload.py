@@ -39,6 +39,7 @@ class Workload:
     the initial weights, float32, by name in torch's layouts (dense [out, in], convolutions OIHW), in the order of the layers.
     """
 
+    model: str
     steps: int
     warmup: int
     batch_size: int
@@ -182,6 +183,7 @@ def read_workload() -> Workload:
     if (given.optimizer == "adam") != (given.batch_tokens is not None):
         raise SystemExit("a peer takes batches by tokens with Adam, or batches by examples with SGD")
     return Workload(
+        model=given.model,
         steps=given.steps,
         warmup=given.warmup,
         batch_size=given.batch_size,
