@@ -12,10 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.core.units import parse_bandwidth
+
 from .contestants import Contestant, Ours
 from .figures import Measured, save_costs, window
 from .processes import Group, MeasurementError, environment
+from .work_sizes import target_tokens, trained_numbers
 from .workload import Work
+
+BITS_PER_NUMBER = 32
+"""Of a gradient, whatever the precision of products."""
 
 __all__ = ["read_run", "run_ours", "steps_of"]
 
@@ -45,7 +51,7 @@ def run_ours(run: Ours, shorter: int, network: str, threads: int | None, folder:
         group.start("trainer", [*command, *run.options], environment({}, gpu=run.gpu))
         group.wait_for("trainer", timeout_seconds)
         peak, tree = group.peak_bytes("trainer"), group.tree_bytes("trainer")
-    found = replace(read_run(folder / "run", run.work.warmup), peak_memory_bytes=peak, tree_memory_bytes=tree)
+    found = replace(read_run(folder / "run", run.work.warmup, run.work), peak_memory_bytes=peak, tree_memory_bytes=tree)
     if run.checkpoint_seconds is not None and not found.saves:
         raise MeasurementError(
             "no checkpoint was saved while the clock ran: this machine needs more steps for that (benchmarks/rows_images.py)"
@@ -58,8 +64,8 @@ def steps_of(contestant: Contestant, work: Work, shorter: int) -> int:
     return max(contestant.steps // shorter, min(work.fewest_steps, contestant.steps))
 
 
-def read_run(path: Path, warmup: int) -> Measured:
-    """Return a run's figures.
+def read_run(path: Path, warmup: int, work: Work | None = None) -> Measured:
+    """Return a run's figures; those of text need to know the `work`.
 
     Rates: updates after the warm-up over the wall time, on the driver's clock, from the arrival of the result that completes the warm-up
     to that of the last one, so that nothing between two commands is left out. First step: from the start of the process to the
@@ -82,6 +88,9 @@ def read_run(path: Path, warmup: int) -> Measured:
     saves = _saves(path, times[-1] - seconds, times[-1])
     while_saving = [(save["end_seconds"] - save["seconds"], save["end_seconds"]) for save in saves]
     costs = save_costs([record["count"] for record in records], times, while_saving)
+    tokens = None
+    if work is not None and work.batch_tokens is not None:
+        tokens = float(target_tokens(work, job["nodes"] * job["procs_per_node"], len(losses))[-updates:].sum()) / seconds
     return Measured(
         steps_per_second=updates / seconds,
         examples_per_second=updates / seconds * summary["examples"] / summary["steps"],
@@ -99,6 +108,9 @@ def read_run(path: Path, warmup: int) -> Measured:
         stall_seconds=max((save["stall_seconds"] for save in saves), default=None),
         checkpoint_bytes=max((save["bytes"] for save in saves), default=None),
         save_cost_seconds=median(costs) if costs else None,
+        tokens_per_second=tokens,
+        padding_share=summary["padding_share"],
+        exchange_over_bound=None if work is None else _exchange_over_bound(summary, job, work),
     )
 
 
@@ -106,6 +118,21 @@ def _data_fraction(summary: Mapping[str, Any]) -> float | None:
     """Return what part of a step gathering its batch takes, on the worker where it is most; None where the run was not calibrated."""
     shares = summary["time_shares"]
     return None if shares is None else max(worker["data_seconds"] / worker["step_seconds"] for worker in shares["workers"])
+
+
+def _exchange_over_bound(summary: Mapping[str, Any], job: Mapping[str, Any], work: Work) -> float | None:
+    """Return the slowest worker's exchange, timed by itself, over what the links take for it; None without links of a known bandwidth.
+
+    In a ring all-reduce each of n nodes sends and receives 2(n − 1)/n times the gradient (Patarasuk and Yuan 2009), both at once.
+    """
+    shares, nodes = summary["time_shares"], job["nodes"]
+    if shares is None or job["bandwidth"] is None or nodes == 1:
+        return None
+    found = [worker["communicate_seconds"] for worker in shares["workers"]]
+    if None in found:
+        return None
+    bits = 2 * (nodes - 1) / nodes * trained_numbers(work) * BITS_PER_NUMBER
+    return float(max(found) * parse_bandwidth(job["bandwidth"]) / bits)
 
 
 def _saves(path: Path, begin: float, end: float) -> list[dict[str, Any]]:

@@ -14,7 +14,9 @@ from crosstrain.core.errors import UsageError
 
 from .contestants import Contestant, Ours, Peer
 from .figures import Measured, differs
+from .kept import Kept
 from .ours import run_ours, steps_of
+from .parallel_text import TEXT, make_text
 from .peer_runs import run_peer
 from .processes import MeasurementError, environment
 from .rows import CONTESTANTS, ROWS
@@ -38,6 +40,8 @@ def prepare(datasets: Iterable[str]) -> None:
     A process inherits its starter's peak memory until it runs its own program, and wait4(2) counts that in. Raises UsageError.
     """
     for name in sorted(datasets):
+        if name == TEXT:
+            make_text()
         trainer = str(Path(sys.executable).with_name("trainer"))
         done = subprocess.run([trainer, "data", "prepare", name], capture_output=True, text=True, check=False, env=environment({}))
         if done.returncode:
@@ -53,7 +57,10 @@ def work_of(contestant: Contestant) -> Work:
 
 @dataclass
 class Session:
-    """Runs contestants. `runs` has a list of repeats for each, None where a run failed; `problems` says what was wrong."""
+    """Runs contestants. `runs` has a list of repeats for each, None where a run failed; `problems` says what was wrong.
+
+    Turns that are `kept` are not run again.
+    """
 
     repeats: int
     shorter: int
@@ -61,6 +68,7 @@ class Session:
     threads: int | None
     timeout_seconds: float
     say: Callable[[str], None]
+    kept: Kept | None = None
     runs: dict[str, list[Measured | None]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -68,10 +76,32 @@ class Session:
         """Run all: within a scene A B C, A B C, …; what is compared is at most a scene's length apart."""
         for scene in dict.fromkeys(CONTESTANTS[name].scene for name in names):
             present = [name for name in names if CONTESTANTS[name].scene == scene]
-            self._read_framework(next(found.backend for name in present if isinstance(found := CONTESTANTS[name], Ours)))
+            warm = False
             for repeat in range(self.repeats):
+                if self._take_up(scene, repeat, present):
+                    continue
+                if not warm:
+                    self._read_framework(next(found.backend for name in present if isinstance(found := CONTESTANTS[name], Ours)))
+                    warm = True
                 for name in present:
                     self._run(name, repeat)
+                self._keep(scene, repeat, present)
+
+    def _take_up(self, scene: str, repeat: int, present: Sequence[str]) -> bool:
+        """Take a turn from those that are kept, if it is there."""
+        found = None if self.kept is None else self.kept.read(scene, repeat, {name: CONTESTANTS[name] for name in present})
+        if found is None:
+            return False
+        for name in present:
+            self.runs.setdefault(name, []).append(found[name])
+        self.say(f"{repeat + 1}/{self.repeats} {scene}: kept from before")
+        return True
+
+    def _keep(self, scene: str, repeat: int, present: Sequence[str]) -> None:
+        """Keep the turn that has just been run, if nothing failed in it."""
+        done = {name: run for name in present if (run := self.runs[name][repeat]) is not None}
+        if self.kept is not None and len(done) == len(present):
+            self.kept.write(scene, repeat, {name: CONTESTANTS[name] for name in present}, done)
 
     def _read_framework(self, backend: str) -> None:
         """Import the framework once, so that the first contestant is not the one that reads it from the disk."""

@@ -15,7 +15,8 @@ class Work:
 
     `fewest_steps` bounds how much a quick pass may shorten a run. `same_loss` is the largest relative difference (norm-wise) between the
     losses of two programs that do the same updates: rounding grows with the depth of the model. `same_mean` is that of the means over
-    the whole run, where rounding has had thousands of updates to grow.
+    the whole run, where rounding has had thousands of updates to grow. With `batch_tokens` a worker's batch is of sentences with so many
+    target tokens at most, instead of `batch_size` examples; `optimizer` is "adam" then, with `beta2` and `epsilon`.
     """
 
     model: str
@@ -28,13 +29,20 @@ class Work:
     fewest_steps: int = 100
     same_loss: float = 1e-4
     same_mean: float = 1e-4
+    batch_tokens: int | None = None
+    optimizer: str = "sgd"
+    beta2: float = 0.999
+    epsilon: float = 1e-8
 
     def arguments(self) -> dict[str, object]:
         """Return the options that `trainer run` and the peers' scripts share."""
+        batch = {"--batch-size": self.batch_size} if self.batch_tokens is None else {"--batch-tokens": self.batch_tokens}
+        adam = {"--optimizer": self.optimizer, "--beta2": self.beta2, "--epsilon": self.epsilon} if self.optimizer == "adam" else {}
         return {
             "--model": self.model,
             "--data": self.data,
-            "--batch-size": self.batch_size,
+            **batch,
+            **adam,
             "--lr": self.learning_rate,
             "--momentum": self.momentum,
             "--precision": self.precision,

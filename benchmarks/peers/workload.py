@@ -33,10 +33,13 @@ LOSSES_SHOWN = 500
 class Workload:
     """The job: `warmup` + `steps` updates of SGD on batches of `batch_size` examples a worker; the clock sees the last `steps`.
 
+    Of text, batches have at most `batch_tokens` tokens instead, and the update is Adam's with `beta2` and `epsilon`.
+
     `precision` is that of convolutions and matrix products. `variant` chooses among settings of a script that has several. `initial` has
     the initial weights, float32, by name in torch's layouts (dense [out, in], convolutions OIHW), in the order of the layers.
     """
 
+    model: str
     steps: int
     warmup: int
     batch_size: int
@@ -46,6 +49,9 @@ class Workload:
     seed: int
     threads: int
     variant: str
+    batch_tokens: int | None
+    beta2: float
+    epsilon: float
     data: StoredDataset
     spec: ModelSpec
     initial: dict[str, NDArray[np.float32]]
@@ -125,8 +131,13 @@ class Timer:
         values = losses.astype(np.float64)
         self.report_mean(workload, float(values[workload.warmup :].mean()), workload.steps, values[:LOSSES_SHOWN].tolist())
 
-    def report_mean(self, workload: Workload, mean_loss: float, mean_over: int, losses: Sequence[float] = ()) -> None:
-        """Print the one line that `benchmarks` reads. `mean_loss` is that of the first `mean_over` updates after the warm-up."""
+    def report_mean(
+        self, workload: Workload, mean_loss: float, mean_over: int, losses: Sequence[float] = (), tokens: int | None = None
+    ) -> None:
+        """Print the one line that `benchmarks` reads. `mean_loss` is that of the first `mean_over` updates after the warm-up.
+
+        `tokens` are those that were made, of a script that does not train.
+        """
         found = {
             "steps": workload.steps,
             "warmup": workload.warmup,
@@ -136,6 +147,7 @@ class Timer:
             "mean_loss": mean_loss,
             "mean_over": mean_over,
             "threads": workload.threads,
+            "tokens": tokens,
         }
         print("RESULT " + json.dumps(found), flush=True)
 
@@ -146,7 +158,6 @@ def read_workload() -> Workload:
     for name, kind in (
         ("steps", int),
         ("warmup", int),
-        ("batch-size", int),
         ("lr", float),
         ("momentum", float),
         ("seed", int),
@@ -158,12 +169,21 @@ def read_workload() -> Workload:
     parser.add_argument("--data", required=True)
     parser.add_argument("--precision", required=True)
     parser.add_argument("--variant", default="")
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--beta2", type=float, default=0.999)
+    parser.add_argument("--epsilon", type=float, default=1e-8)
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--batch-size", type=int, default=0)
+    size.add_argument("--batch-tokens", type=int)
     given = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # under torchrun the parent is torchrun
         die_with_parent(given.parent)
     data = open_dataset(given.data)
     spec: ModelSpec = build_model(given.model, data.info)
+    if (given.optimizer == "adam") != (given.batch_tokens is not None):
+        raise SystemExit("a peer takes batches by tokens with Adam, or batches by examples with SGD")
     return Workload(
+        model=given.model,
         steps=given.steps,
         warmup=given.warmup,
         batch_size=given.batch_size,
@@ -173,6 +193,9 @@ def read_workload() -> Workload:
         seed=given.seed,
         threads=given.threads,
         variant=given.variant,
+        batch_tokens=given.batch_tokens,
+        beta2=given.beta2,
+        epsilon=given.epsilon,
         data=data,
         spec=spec,
         initial=spec.initial(given.seed),
