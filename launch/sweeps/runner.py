@@ -111,7 +111,7 @@ def _run_point(sweep: SweepFolder, entry: Entry, signals: SignalsToChild, say: S
 
 
 def _typed(job: Job) -> list[str]:
-    """Return what a point's run does not take from its own files when it goes on, as they have it: a vocabulary is in the data's name.
+    """Return what a point's run does not take from its own files when it goes on, as those have it, a vocabulary within the data's name.
 
     What a variable says the command reads there: it may hold a password.
     """
