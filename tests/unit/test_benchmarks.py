@@ -303,7 +303,7 @@ def test_rows_are_chosen_by_group_name_and_pattern(capsys):
         "alexnet-torch-bf16-over-fp32",
         "tf-fit",
     ]
-    assert main_rows() == [*GROUPS["logreg"], *GROUPS["images"]]
+    assert main_rows() == [*GROUPS["logreg"], *GROUPS["images"], *GROUPS["translation"]]
     assert "no GPU that torch finds" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main_rows("--only", "alexnet-trch-bf16")
