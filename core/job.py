@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from .units import MOST_AMOUNT, Cadence, Target, parse_bandwidth
 from .untrusted.path_names import is_plain_name
 
+WARM_UP_TOKENS = 64
+"""Of an example, in a warm-up: twice what sentences have in the mean, since a few long ones pad all others."""
+
 __all__ = ["DEFAULT_BATCH_SIZE", "MOST_NODES", "Job", "without_password"]
 
 DEFAULT_BATCH_SIZE = 32
@@ -338,6 +341,15 @@ class Job(BaseModel):
     def micro_batch(self) -> int:
         """Examples that a worker computes at once, at most: its slice, or the largest of the micro-batches that it is computed in."""
         return math.ceil(self.per_worker_batch / self.accumulate)
+
+    @property
+    def warm_up_examples(self) -> int:
+        """Examples of a step that is computed before the first one, at most, to load kernels; with `batch_tokens` about a batch of them.
+
+        Those examples are not chosen by their length, and as many of them as a batch can have of the shortest ones would need the memory of
+        many batches.
+        """
+        return self.micro_batch if self.batch_tokens is None else max(1, self.batch_tokens // WARM_UP_TOKENS)
 
     @property
     def wrapped(self) -> bool:

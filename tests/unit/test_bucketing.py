@@ -175,3 +175,9 @@ def test_a_ticket_keeps_how_the_order_came_about():
     ticket = decode(encode(cut_plan(plan, 1)[0].after(0)))
     assert isinstance(ticket, TrainTicket)
     assert (ticket.skip, ticket.arranged) == (17, plan.arranged)
+
+
+def test_a_warm_up_by_tokens_is_about_a_batch_not_one_of_as_many_examples_as_tokens():
+    assert Job(backend="torch", batch_tokens=2048).warm_up_examples == 32
+    assert Job(backend="torch", batch_tokens=1).warm_up_examples == 1
+    assert Job(backend="torch", batch_size=10).warm_up_examples == 10

@@ -109,7 +109,7 @@ class Worker:
     def _warm_up(self) -> None:
         """Run the kernels of training and evaluation once, on parameters that are all zero."""
         data = self._splits["train"]
-        count = min(self._job.micro_batch, len(data))
+        count = min(self._job.warm_up_examples, len(data))
         for _ in range(2):
             self._compute(*data.span(0, count), self._model.passes.training(0, Batches.single(count), 0), 1 / count)
         if self._loss_scale is not None:

@@ -85,7 +85,7 @@ class SyncSession:
 
         The rebuild changes the order of summation, so that without it a run that is resumed would differ in the last bits.
         """
-        count = min(self._job.micro_batch, self._sizes["train"])
+        count = min(self._job.warm_up_examples, self._sizes["train"])
         x, y = self._splits["train"].span(0, count)
         for _ in range(2):
             began = time.perf_counter()
