@@ -109,7 +109,7 @@ def read_run(path: Path, warmup: int, work: Work | None = None) -> Measured:
         checkpoint_bytes=max((save["bytes"] for save in saves), default=None),
         save_cost_seconds=median(costs) if costs else None,
         tokens_per_second=tokens,
-        padding_share=summary["padding_share"],
+        padding_share=None if work is None else summary["padding_share"],
         exchange_over_bound=None if work is None else _exchange_over_bound(summary, job, work),
     )
 

@@ -37,7 +37,7 @@ TINY = Work(
 )
 """A constant rate: the schedule costs nothing that could be measured, and the peers need none."""
 
-BASE = replace(TINY, model="transformer:base?dropout=0", batch_tokens=512, learning_rate=1e-4, warmup=2, fewest_steps=4)
+BASE = replace(TINY, model="transformer:base?dropout=0", batch_tokens=512, learning_rate=1e-4, warmup=2, fewest_steps=4, most_repeats=3)
 
 BIG = replace(TINY, model="transformer:big?dropout=0", batch_tokens=8192, learning_rate=1e-4, warmup=20, precision="bf16")
 

@@ -77,7 +77,8 @@ class Session:
         for scene in dict.fromkeys(CONTESTANTS[name].scene for name in names):
             present = [name for name in names if CONTESTANTS[name].scene == scene]
             warm = False
-            for repeat in range(self.repeats):
+            bounds = [most for name in present if (most := work_of(CONTESTANTS[name]).most_repeats) is not None]
+            for repeat in range(min([self.repeats, *bounds])):
                 if self._take_up(scene, repeat, present):
                     continue
                 if not warm:

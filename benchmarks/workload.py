@@ -17,6 +17,7 @@ class Work:
     losses of two programs that do the same updates: rounding grows with the depth of the model. `same_mean` is that of the means over
     the whole run, where rounding has had thousands of updates to grow. With `batch_tokens` a worker's batch is of sentences with so many
     target tokens at most, instead of `batch_size` examples; `optimizer` is "adam" then, with `beta2` and `epsilon`.
+    `most_repeats` bounds the repeats of what takes long.
     """
 
     model: str
@@ -33,6 +34,7 @@ class Work:
     optimizer: str = "sgd"
     beta2: float = 0.999
     epsilon: float = 1e-8
+    most_repeats: int | None = None
 
     def arguments(self) -> dict[str, object]:
         """Return the options that `trainer run` and the peers' scripts share."""

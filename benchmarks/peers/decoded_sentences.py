@@ -1,4 +1,4 @@
-"""What the scripts that decode have in common: which sentences, and how many pieces each translation gets.
+"""What the scripts that decode have in common: the sentences, the length of translations, and the product's decoder to compare with.
 
 Weights are the initial ones: what is decoded is nonsense, and takes as long as sense. No translation may end before its time.
 """
@@ -6,12 +6,17 @@ Weights are the initial ones: what is decoded is nonsense, and takes as long as 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from workload import Workload
 
+from crosstrain.backends.torch.model import Model
+from crosstrain.core.job import Job
 from crosstrain.data.text import BEGIN, END, PADDING
 
-__all__ = ["LENGTH", "NEVER", "SENTENCES", "chosen", "sentences"]
+__all__ = ["LENGTH", "NEVER", "SENTENCES", "Cached", "Tokens", "chosen", "sentences"]
+
+Tokens = NDArray[np.int64]
 
 LENGTH = 50
 """Pieces of each translation."""
@@ -35,3 +40,19 @@ def chosen(scores_nv: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return the most probable piece of each row that a translation may have."""
     scores_nv[:, NEVER] = -np.inf
     return scores_nv.argmax(1)
+
+
+class Cached:
+    """The product's decoder."""
+
+    def __init__(self, work: Workload) -> None:
+        job = Job(backend="torch", model=work.model, data=work.data.info.name, seed=work.seed)
+        self._stepper = Model.initial(job, work.spec, 0, torch.device("cpu")).stepper()
+
+    def translate(self, sources: list[Tokens]) -> Tokens:
+        """Return the pieces, [batch, LENGTH]."""
+        self._stepper.begin(sources)
+        rows, pieces = np.arange(len(sources)), [np.full(len(sources), BEGIN)]
+        for _ in range(LENGTH):
+            pieces.append(chosen(self._stepper.advance(pieces[-1], rows)))
+        return np.stack(pieces[1:], 1)

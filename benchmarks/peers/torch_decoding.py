@@ -6,34 +6,12 @@ anew decodes with the cache as well, off the clock, and fails where the translat
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from decoded_sentences import LENGTH, SENTENCES, chosen, sentences
-from numpy.typing import NDArray
+from decoded_sentences import LENGTH, SENTENCES, Cached, Tokens, chosen, sentences
 from torch_translator import ByHand
 from workload import Timer, Workload, read_workload
 
-from crosstrain.backends.torch.model import Model
-from crosstrain.core.job import Job
 from crosstrain.data.text import BEGIN
-
-Tokens = NDArray[np.int64]
-
-
-class Cached:
-    """The product's decoder."""
-
-    def __init__(self, work: Workload) -> None:
-        job = Job(backend="torch", model=work.model, data=work.data.info.name, seed=work.seed)
-        self._stepper = Model.initial(job, work.spec, 0, torch.device("cpu")).stepper()
-
-    def translate(self, sources: list[Tokens]) -> Tokens:
-        """Return the pieces, [batch, LENGTH]."""
-        self._stepper.begin(sources)
-        rows, pieces = np.arange(len(sources)), [np.full(len(sources), BEGIN)]
-        for _ in range(LENGTH):
-            pieces.append(chosen(self._stepper.advance(pieces[-1], rows)))
-        return np.stack(pieces[1:], 1)
 
 
 class Anew:
