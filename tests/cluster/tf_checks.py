@@ -27,6 +27,9 @@ from crosstrain.data.augment import Augmentation, apply_changes
 from crosstrain.data.normalisation import normal_line
 from crosstrain.models.dropout_masks import keep_mask
 
+NORMALISED = "small_networks.normalised"
+"""With batch normalisation, and small: TensorFlow traces ResNet-18 for many seconds."""
+
 tf.config.threading.set_intra_op_parallelism_threads(1)  # as a task of one thread sets them, which cannot be changed any more
 tf.config.threading.set_inter_op_parallelism_threads(1)
 
@@ -34,7 +37,7 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 @pytest.fixture(scope="module")
 def session():
     """A trained session of the model with batch normalisation."""
-    found, _, data = opened("worker-0", {"model": "resnet18", "batch_size": 8, "momentum": 0.9}, 32, free_ports(1))
+    found, _, data = opened("worker-0", {"model": NORMALISED, "batch_size": 8, "momentum": 0.9}, 32, free_ports(1))
     list(found.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
     return found, data
 
@@ -288,7 +291,7 @@ def test_micro_batches_make_the_update_of_the_whole_batch():
 
 def test_buffers_move_with_each_micro_batch():
     """The first normalisation's mean, of a linear function of the images, moves by a tenth four times: 1 − 0.9⁴ in place of 0.1."""
-    (_, whole), (_, parts) = (accumulated("resnet18", count, 1) for count in (1, 4))
+    (_, whole), (_, parts) = (accumulated(NORMALISED, count, 1) for count in (1, 4))
     length = {count: np.linalg.norm(state.buffers["bn1.running_mean"]) for count, state in ((1, whole), (4, parts))}
     assert length[4] / length[1] == pytest.approx((1 - 0.9**4) / 0.1, rel=0.05)
 
