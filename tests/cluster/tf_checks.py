@@ -28,6 +28,9 @@ from crosstrain.data.augment import Augmentation, apply_changes
 from crosstrain.data.normalisation import normal_line
 from crosstrain.models.dropout_masks import keep_mask
 
+NORMALISED = "small_networks.normalised"
+"""With batch normalisation, and small: TensorFlow traces ResNet-18 for many seconds."""
+
 tf.config.threading.set_intra_op_parallelism_threads(1)  # as a task of one thread sets them, which cannot be changed any more
 tf.config.threading.set_inter_op_parallelism_threads(1)
 
@@ -41,7 +44,7 @@ def opener():
 @pytest.fixture(scope="module")
 def session():
     """A trained session of the model with batch normalisation."""
-    found, _, data = opened("worker-0", {"model": "resnet18", "batch_size": 8, "momentum": 0.9}, 32, free_ports(1))
+    found, _, data = opened("worker-0", {"model": NORMALISED, "batch_size": 8, "momentum": 0.9}, 32, free_ports(1))
     list(found.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
     return found, data
 

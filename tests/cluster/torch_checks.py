@@ -30,6 +30,9 @@ from crosstrain.models.dropout_masks import keep_mask
 
 CPU = torch.device("cpu")
 
+NORMALISED = "small_networks.normalised"
+"""A small network with batch normalisation."""
+
 
 @pytest.fixture(name="opened")
 def opener():
@@ -156,7 +159,7 @@ def test_lower_precision_is_near_and_named():
 
 def test_logits_are_those_that_are_evaluated(monkeypatch):
     monkeypatch.setattr("crosstrain.backends.torch.model.EVALUATION_BATCH", 8)
-    session, _, data = opened("worker-0", {"model": "resnet18", "batch_size": 8}, 32, free_ports(1))
+    session, _, data = opened("worker-0", {"model": NORMALISED, "batch_size": 8}, 32, free_ports(1))
     list(session.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
     logits = np.concatenate([session.predict("test", 0, 11), session.predict("test", 11, 11), session.predict("test", 11, 30)])
     assert logits.shape == (30, 4)
@@ -203,7 +206,7 @@ def test_a_few_updates_are_traced(tmp_path, monkeypatch):
 
 
 def test_an_empty_slice_changes_no_buffer():
-    session, _, _ = opened("worker-0", {"model": "resnet18", "batch_size": 8}, 32, free_ports(1))
+    session, _, _ = opened("worker-0", {"model": NORMALISED, "batch_size": 8}, 32, free_ports(1))
     model, empty = session._model, Batches(*(np.zeros(size, dtype=np.int32) for size in (0, 2, 1)), np.zeros(1))
     x, y = session._splits["train"].span(0, 0)
     context = model.passes.training(0, empty, 0)

@@ -72,6 +72,6 @@ def test_micro_batches_make_the_update_of_the_whole_batch(opened):
 
 def test_buffers_move_with_each_micro_batch(opened):
     """The first normalisation's mean, of a linear function of the images, moves by a tenth four times: 1 − 0.9⁴ in place of 0.1."""
-    (_, whole), (_, parts) = (accumulated(opened, "resnet18", count, 1) for count in (1, 4))
+    (_, whole), (_, parts) = (accumulated(opened, "small_networks.normalised", count, 1) for count in (1, 4))
     length = {count: np.linalg.norm(state.buffers["bn1.running_mean"]) for count, state in ((1, whole), (4, parts))}
     assert length[4] / length[1] == pytest.approx((1 - 0.9**4) / 0.1, rel=0.05)
