@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.skipif(sys.pla
 def dealt():
     """(cause, backend, mode) of each run: every cause and every combination comes up in those that are not slow.
 
-    There, the slow node is PyTorch's: with a fifth of a core the import of TensorFlow alone takes half a minute.
+    There, the slow node is PyTorch's: with part of a core for one of its workers, a run on TensorFlow takes half a minute.
     """
     rng = random.Random(SEED)
     causes = rng.sample([cause for cause in CAUSES if cause != "peers"], len(CAUSES) - 1)
