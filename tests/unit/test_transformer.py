@@ -182,7 +182,7 @@ def test_initial_values_are_the_same_for_every_norm_and_spread_as_told():
     values = Case("transformer:tiny").spec.initial(3)
     assert values["embedding.weight"].std() == pytest.approx(128**-0.5, rel=0.05)
     assert np.abs(values["encoder.0.self_attention.query_key_value.weight"]).max() == pytest.approx(np.sqrt(3 / 128), rel=1e-3)
-    assert np.abs(values["decoder.2.feed_forward.inner.weight"]).max() == pytest.approx(np.sqrt(6 / 640), rel=1e-3)
+    assert np.abs(values["decoder.1.feed_forward.inner.weight"]).max() == pytest.approx(np.sqrt(6 / 640), rel=1e-3)
     assert not values["encoder.0.feed_forward.inner.bias"].any()
     assert (values["decoder.norm.weight"] == 1).all()
 
