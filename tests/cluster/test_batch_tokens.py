@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,22 +29,22 @@ JOB = {
     "eval_every": "end",
     "deterministic": True,
     "calibrate": False,
+    "tensorboard": False,
+    "threads": 1,
 }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    """A run of each backend, both at the same time: what takes long is that processes start."""
     folder = tmp_path_factory.mktemp("runs")
-
-    @cache
-    def made(backend):
-        return run_job(folder, name=backend, backend=backend, environment=ENVIRONMENT, **JOB)
-
-    return made
+    with ThreadPoolExecutor() as pool:
+        started = {name: pool.submit(run_job, folder, name=name, backend=name, environment=ENVIRONMENT, **JOB) for name in ("torch", "tf")}
+    return {name: run.result() for name, run in started.items()}
 
 
 def test_both_frameworks_take_the_same_batches(runs):
-    one, other = runs("torch"), runs("tf")
+    one, other = runs["torch"], runs["tf"]
     np.testing.assert_allclose(one.losses, other.losses, rtol=2e-5)
     assert sorted(record.examples for record in one.steps) == sorted(record.examples for record in other.steps)
     assert 0 < one.summary["padding_share"] < 0.15
@@ -108,7 +108,7 @@ def test_micro_batches_of_all_workers_make_the_update_of_the_larger_batch(backen
     ],
 )
 def test_a_run_goes_on_within_an_epoch_in_other_batches(backend, options, runs, tmp_path):
-    path = shutil.copytree(runs("torch").path, tmp_path / "copy")
+    path = shutil.copytree(runs["torch"].path, tmp_path / "copy")
     meta = find_checkpoint(path)[0].meta
     assert 0 < meta.examples < 300
     assert meta.arranged == ((0, 60, 2),)
@@ -126,6 +126,6 @@ def test_what_is_no_text_has_no_batches_by_tokens(tmp_path):
 
 
 def test_the_share_of_padding_is_told(runs):
-    done = trainer("explain", str(runs("torch").path), "--json", environment=ENVIRONMENT)
+    done = trainer("explain", str(runs["torch"].path), "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert any("of the positions that were computed were padding" in note for note in json.loads(done.stdout)["notes"])
