@@ -17,7 +17,6 @@ from crosstrain.launch.virtual.network import VirtualNetwork
 from .contestants import Peer
 from .figures import Measured
 from .processes import Group, MeasurementError, Start, environment
-from .work_sizes import target_tokens
 from .workload import Work
 
 __all__ = ["Place", "places", "run_peer"]
@@ -76,15 +75,9 @@ def _read(output: str, peer: Peer, work: Work) -> Measured:
         raise MeasurementError(f"{peer.script} printed {len(lines)} results")
     found = json.loads(lines[0].removeprefix("RESULT "))
     rate = found["steps"] / found["seconds"]
-    tokens = None
-    if found["tokens"] is not None:
-        tokens = found["tokens"] / found["seconds"]
-    elif work.batch_tokens is not None:
-        trained = target_tokens(work, peer.workers, found["warmup"] + found["steps"])[found["warmup"] :]
-        tokens = float(trained.sum()) / found["seconds"]
     return Measured(
         steps_per_second=rate,
-        examples_per_second=rate * work.batch_size * (1 if peer.servers else peer.workers),
+        examples_per_second=None if work.batch_size is None else rate * work.batch_size * (1 if peer.servers else peer.workers),
         first_step_seconds=found["first_step_seconds"],
         monitor_cores=None,
         threads=found["threads"],
@@ -93,7 +86,7 @@ def _read(output: str, peer: Peer, work: Work) -> Measured:
         losses=tuple(found["losses"]),
         mean_loss=found["mean_loss"],
         mean_over=found["mean_over"],
-        tokens_per_second=tokens,
+        target_tokens_per_second=found["target_tokens"] / found["seconds"] if "target_tokens" in found else None,
     )
 
 

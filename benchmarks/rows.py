@@ -14,14 +14,13 @@ CONTESTANTS: Mapping[str, Contestant] = {
     **rows_images.CONTESTANTS,
     **rows_translation.CONTESTANTS,
     **rows_gpu.CONTESTANTS,
-    **rows_translation.GPU_CONTESTANTS,
 }
 
 GROUPS: Mapping[str, Mapping[str, Row]] = {
     "logreg": rows_logreg.ROWS,
     "images": rows_images.ROWS,
     "translation": rows_translation.ROWS,
-    "gpu": {**rows_gpu.ROWS, **rows_translation.GPU_ROWS},
+    "gpu": rows_gpu.ROWS,
 }
 
 ROWS: Mapping[str, Row] = {name: row for rows in GROUPS.values() for name, row in rows.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,9 +15,9 @@ from crosstrain.core.errors import UsageError
 
 from .contestants import Contestant, Ours, Peer
 from .figures import Measured, differs
-from .kept import Kept
+from .generated_text import DATA, write_text
+from .kept_results import KeptResults
 from .ours import run_ours, steps_of
-from .parallel_text import TEXT, make_text
 from .peer_runs import run_peer
 from .processes import MeasurementError, environment
 from .rows import CONTESTANTS, ROWS
@@ -39,9 +40,10 @@ def prepare(datasets: Iterable[str]) -> None:
 
     A process inherits its starter's peak memory until it runs its own program, and wait4(2) counts that in. Raises UsageError.
     """
-    for name in sorted(datasets):
-        if name == TEXT:
-            make_text()
+    names = sorted(datasets)
+    if DATA in names:
+        write_text()
+    for name in names:
         trainer = str(Path(sys.executable).with_name("trainer"))
         done = subprocess.run([trainer, "data", "prepare", name], capture_output=True, text=True, check=False, env=environment({}))
         if done.returncode:
@@ -57,10 +59,7 @@ def work_of(contestant: Contestant) -> Work:
 
 @dataclass
 class Session:
-    """Runs contestants. `runs` has a list of repeats for each, None where a run failed; `problems` says what was wrong.
-
-    Turns that are `kept` are not run again.
-    """
+    """Runs contestants. `runs` has a list of repeats for each, None where a run failed; `problems` says what was wrong."""
 
     repeats: int
     shorter: int
@@ -68,41 +67,27 @@ class Session:
     threads: int | None
     timeout_seconds: float
     say: Callable[[str], None]
-    kept: Kept | None = None
+    kept: KeptResults
     runs: dict[str, list[Measured | None]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def run(self, names: Sequence[str]) -> None:
         """Run all: within a scene A B C, A B C, …; what is compared is at most a scene's length apart."""
         for scene in dict.fromkeys(CONTESTANTS[name].scene for name in names):
-            present = [name for name in names if CONTESTANTS[name].scene == scene]
-            warm = False
-            bounds = [most for name in present if (most := work_of(CONTESTANTS[name]).most_repeats) is not None]
-            for repeat in range(min([self.repeats, *bounds])):
-                if self._take_up(scene, repeat, present):
+            present = {name: CONTESTANTS[name] for name in names if CONTESTANTS[name].scene == scene}
+            read = False
+            for repeat in range(min(self.repeats, *(work_of(found).most_repeats or self.repeats for found in present.values()))):
+                if found := self.kept.find(present, repeat):
+                    for name, run in found.items():
+                        self.runs.setdefault(name, []).append(run)
+                    self.say(f"{repeat + 1}/{self.repeats} {scene}: kept from an earlier call")
                     continue
-                if not warm:
-                    self._read_framework(next(found.backend for name in present if isinstance(found := CONTESTANTS[name], Ours)))
-                    warm = True
+                if not read:
+                    self._read_framework(next(one.backend for one in present.values() if isinstance(one, Ours)))
+                    read = True
                 for name in present:
                     self._run(name, repeat)
-                self._keep(scene, repeat, present)
-
-    def _take_up(self, scene: str, repeat: int, present: Sequence[str]) -> bool:
-        """Take a turn from those that are kept, if it is there."""
-        found = None if self.kept is None else self.kept.read(scene, repeat, {name: CONTESTANTS[name] for name in present})
-        if found is None:
-            return False
-        for name in present:
-            self.runs.setdefault(name, []).append(found[name])
-        self.say(f"{repeat + 1}/{self.repeats} {scene}: kept from before")
-        return True
-
-    def _keep(self, scene: str, repeat: int, present: Sequence[str]) -> None:
-        """Keep the turn that has just been run, if nothing failed in it."""
-        done = {name: run for name in present if (run := self.runs[name][repeat]) is not None}
-        if self.kept is not None and len(done) == len(present):
-            self.kept.write(scene, repeat, {name: CONTESTANTS[name] for name in present}, done)
+                self.kept.keep(present, repeat, {name: self.runs[name][repeat] for name in present})
 
     def _read_framework(self, backend: str) -> None:
         """Import the framework once, so that the first contestant is not the one that reads it from the disk."""
@@ -127,6 +112,9 @@ class Session:
     def _measure(self, contestant: Contestant, repeat: int) -> Measured:
         with tempfile.TemporaryDirectory(prefix="trainer-benchmark-") as name:
             folder = Path(name)
+            if isinstance(contestant, Ours) and contestant.script:
+                steps, threads = steps_of(contestant, contestant.work, self.shorter), self.threads or len(os.sched_getaffinity(0))
+                return run_peer(contestant.scripted, contestant.work, steps, threads, self.network, folder, self.timeout_seconds)
             if isinstance(contestant, Ours):
                 return run_ours(contestant, self.shorter, self.network, self.threads, folder, self.timeout_seconds)
             ours = self.runs[contestant.like][repeat]

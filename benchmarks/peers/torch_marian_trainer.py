@@ -1,122 +1,130 @@
-"""transformers' Trainer with a MarianMTModel of the same size from random weights: what a user of that library trains translation with.
+"""Hugging Face's Trainer and its MarianMTModel of the same size, from random weights, on the same batches.
 
-Marian normalises behind each sublayer and has biases in attention and its own initial weights, so that its losses are others.
+Its formulas are not the product's: normalisation comes after each sublayer, attention has biases, and its initial weights are its own. So
+its losses are of the same level only. bf16 is Trainer's option of that name.
 """
 
 from __future__ import annotations
 
-import os
+import tempfile
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from text_batches import BEGIN, PADDING, TextBatch, text_batches
+from torch.utils.data import DataLoader
 from transformers import MarianConfig, MarianMTModel, Trainer, TrainerCallback, TrainingArguments
-from translation_batches import padded_batches
 from workload import Timer, Workload, read_workload
 
-from crosstrain.data.text import BEGIN, END
+NO_LABEL = -100
+"""What Hugging Face's models leave out of the loss."""
 
-LONGEST = 512
-IGNORED = -100
-
-
-class Batches(Dataset[dict[str, torch.Tensor]]):
-    """Each example is a whole batch, padded beforehand."""
-
-    def __init__(self, work: Workload) -> None:
-        self._batches = padded_batches(work)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Return a batch."""
-        batch = self._batches[index]
-        source, target = torch.from_numpy(batch.source_bs), torch.from_numpy(batch.target_bt)
-        return {
-            "input_ids": source,
-            "attention_mask": (source != 0).long(),
-            "decoder_input_ids": torch.from_numpy(np.ascontiguousarray(batch.decoder_bt)),
-            "labels": target.masked_fill(target == 0, IGNORED),
-        }
-
-
-class Ordered(Trainer):
-    """A Trainer that takes the batches in their order."""
-
-    def get_train_dataloader(self) -> DataLoader[dict[str, torch.Tensor]]:
-        """Return them one by one."""
-        return DataLoader(self.train_dataset, batch_size=None, shuffle=False)
-
-
-class Clock(TrainerCallback):
-    """Starts the clock behind the warm-up, and ends it behind the last update."""
-
-    def __init__(self, work: Workload, timer: Timer) -> None:
-        self._work, self._timer = work, timer
-
-    def on_step_end(self, args: object, state: object, control: object, **others: object) -> None:
-        """Look at the number of updates that are done."""
-        done = state.global_step
-        if done == 1:
-            self._timer.first_step()
-        if done == self._work.warmup:
-            self._timer.begin()
-        if done == self._work.updates:
-            self._timer.end()
+END = 2
 
 
 def build(work: Workload) -> MarianMTModel:
-    """Return Marian's network in the size of the product's."""
-    own = work.spec.settings
-    sides = {}
-    for side in ("encoder", "decoder"):
-        sides |= {f"{side}_layers": own.layers, f"{side}_attention_heads": own.heads, f"{side}_ffn_dim": own.inner}
+    """Return the model with weights drawn by its own rule."""
+    own, pieces = work.spec.settings, work.spec.logits_per_position
+    layers = {f"{side}_{what}": value for side in ("encoder", "decoder") for what, value in _of_side(work).items()}
     return MarianMTModel(
         MarianConfig(
-            vocab_size=len(work.initial["embedding.weight"]),
+            vocab_size=pieces,
             d_model=own.width,
-            max_position_embeddings=LONGEST,
-            activation_function="relu",
+            **layers,
             dropout=own.dropout_residual,
             attention_dropout=own.dropout_attention,
             activation_dropout=own.dropout_relu,
+            activation_function="relu",
             scale_embedding=True,
-            pad_token_id=0,
+            share_encoder_decoder_embeddings=True,
+            pad_token_id=PADDING,
             bos_token_id=BEGIN,
             eos_token_id=END,
             forced_eos_token_id=END,
             decoder_start_token_id=BEGIN,
-            **sides,
+            use_cache=False,
         )
     )
+
+
+def _of_side(work: Workload) -> dict[str, int]:
+    own = work.spec.settings
+    return {"layers": own.layers, "attention_heads": own.heads, "ffn_dim": own.inner}
+
+
+class Clock(TrainerCallback):
+    """Starts the clock after the warm-up, and stops it after the last step."""
+
+    def __init__(self, work: Workload, timer: Timer) -> None:
+        self._work, self._timer = work, timer
+
+    def on_step_end(self, args: TrainingArguments, state: object, control: object, **kwargs: object) -> None:
+        """Called after each update."""
+        step = state.global_step
+        if step == self._work.warmup:
+            self._timer.begin()
+        if step == self._work.updates:
+            self._timer.end()
+
+
+class FixedBatches(Trainer):
+    """Trainer on batches that were made before."""
+
+    def __init__(self, batches: list[TextBatch], **options: object) -> None:
+        super().__init__(**options)
+        self._batches = batches
+        self.losses: list[torch.Tensor] = []
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Return the batches in their order."""
+        return DataLoader(list(_fed(self._batches)), batch_size=None, shuffle=False, collate_fn=None)
+
+    def compute_loss(self, *given: object, **options: object) -> torch.Tensor:
+        """Keep the loss."""
+        loss = super().compute_loss(*given, **options)
+        self.losses.append((loss[0] if isinstance(loss, tuple) else loss).detach())
+        return loss
+
+
+def _fed(batches: list[TextBatch]) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield each batch as the model takes it."""
+    for batch in batches:
+        source, target = torch.from_numpy(batch.source), torch.from_numpy(batch.target)
+        yield {
+            "input_ids": source,
+            "attention_mask": (source != PADDING).long(),
+            "decoder_input_ids": torch.from_numpy(batch.shifted),
+            "labels": target.masked_fill(target == PADDING, NO_LABEL),
+        }
 
 
 def main() -> None:
     """Train in one process."""
     work, timer = read_workload(), Timer()
     torch.set_num_threads(work.threads)
-    arguments = TrainingArguments(
-        output_dir=os.environ["BENCHMARK_FOLDER"],
-        max_steps=work.updates,
-        learning_rate=work.learning_rate,
-        lr_scheduler_type="constant",
-        adam_beta2=work.beta2,
-        adam_epsilon=work.epsilon,
-        optim="adamw_torch_fused",
-        max_grad_norm=0.0,
-        label_smoothing_factor=work.spec.settings.smoothing,
-        bf16=work.precision == "bf16",
-        use_cpu=True,
-        seed=work.seed,
-        report_to=[],
-        logging_strategy="no",
-        save_strategy="no",
-        disable_tqdm=True,
-    )
-    trainer = Ordered(model=build(work), args=arguments, train_dataset=Batches(work), callbacks=[Clock(work, timer)])
-    trained = trainer.train()
-    timer.report_mean(work, float(trained.training_loss), work.steps)
+    batches = text_batches(work)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            max_steps=work.updates,
+            learning_rate=work.learning_rate,
+            lr_scheduler_type="constant",
+            adam_beta2=work.beta2,
+            adam_epsilon=work.epsilon,
+            max_grad_norm=0.0,
+            label_smoothing_factor=work.spec.settings.smoothing,
+            bf16=work.precision == "bf16",
+            use_cpu=True,
+            seed=work.seed,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trainer = FixedBatches(batches, model=build(work), args=arguments, callbacks=[Clock(work, timer)])
+        trainer.train()
+    losses = np.array([float(loss) for loss in trainer.losses], dtype=np.float32)
+    timer.report_text(work, sum(batch.tokens for batch in batches[work.warmup :]), losses)
 
 
 main()

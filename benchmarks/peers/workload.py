@@ -33,13 +33,12 @@ LOSSES_SHOWN = 500
 class Workload:
     """The job: `warmup` + `steps` updates of SGD on batches of `batch_size` examples a worker; the clock sees the last `steps`.
 
-    Of text, batches have at most `batch_tokens` tokens instead, and the update is Adam's with `beta2` and `epsilon`.
+    Of text: updates of Adam with `beta2` and `epsilon`, on batches of at most `batch_tokens` target tokens.
 
     `precision` is that of convolutions and matrix products. `variant` chooses among settings of a script that has several. `initial` has
     the initial weights, float32, by name in torch's layouts (dense [out, in], convolutions OIHW), in the order of the layers.
     """
 
-    model: str
     steps: int
     warmup: int
     batch_size: int
@@ -49,12 +48,13 @@ class Workload:
     seed: int
     threads: int
     variant: str
-    batch_tokens: int | None
-    beta2: float
-    epsilon: float
     data: StoredDataset
     spec: ModelSpec
     initial: dict[str, NDArray[np.float32]]
+    batch_tokens: int = 0
+    model: str = ""
+    beta2: float = 0.0
+    epsilon: float = 0.0
 
     @property
     def images(self) -> NDArray[np.uint8]:
@@ -131,13 +131,14 @@ class Timer:
         values = losses.astype(np.float64)
         self.report_mean(workload, float(values[workload.warmup :].mean()), workload.steps, values[:LOSSES_SHOWN].tolist())
 
-    def report_mean(
-        self, workload: Workload, mean_loss: float, mean_over: int, losses: Sequence[float] = (), tokens: int | None = None
-    ) -> None:
-        """Print the one line that `benchmarks` reads. `mean_loss` is that of the first `mean_over` updates after the warm-up.
+    def report_text(self, workload: Workload, target_tokens: float, losses: NDArray[np.float32]) -> None:
+        """Print the same with how many target tokens, without padding, the updates after the warm-up had."""
+        values = losses.astype(np.float64)
+        mean = float(values[workload.warmup :].mean())
+        self.report_mean(workload, mean, workload.steps, values[:LOSSES_SHOWN].tolist(), target_tokens=target_tokens)
 
-        `tokens` are those that were made, of a script that does not train.
-        """
+    def report_mean(self, workload: Workload, mean_loss: float, mean_over: int, losses: Sequence[float] = (), **further: float) -> None:
+        """Print the one line that `benchmarks` reads. `mean_loss` is that of the first `mean_over` updates after the warm-up."""
         found = {
             "steps": workload.steps,
             "warmup": workload.warmup,
@@ -147,7 +148,7 @@ class Timer:
             "mean_loss": mean_loss,
             "mean_over": mean_over,
             "threads": workload.threads,
-            "tokens": tokens,
+            **further,
         }
         print("RESULT " + json.dumps(found), flush=True)
 
@@ -159,31 +160,32 @@ def read_workload() -> Workload:
         ("steps", int),
         ("warmup", int),
         ("lr", float),
-        ("momentum", float),
         ("seed", int),
         ("threads", int),
         ("parent", int),
     ):
         parser.add_argument(f"--{name}", type=kind, required=True)
+    for name, kind, without in (
+        ("batch-size", int, 0),
+        ("batch-tokens", int, 0),
+        ("momentum", float, 0.0),
+        ("beta2", float, 0.0),
+        ("epsilon", float, 0.0),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=without)
+    parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--precision", required=True)
     parser.add_argument("--variant", default="")
-    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
-    parser.add_argument("--beta2", type=float, default=0.999)
-    parser.add_argument("--epsilon", type=float, default=1e-8)
-    size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--batch-size", type=int, default=0)
-    size.add_argument("--batch-tokens", type=int)
     given = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # under torchrun the parent is torchrun
         die_with_parent(given.parent)
     data = open_dataset(given.data)
     spec: ModelSpec = build_model(given.model, data.info)
-    if (given.optimizer == "adam") != (given.batch_tokens is not None):
-        raise SystemExit("a peer takes batches by tokens with Adam, or batches by examples with SGD")
+    if (given.optimizer == "adam") != bool(given.batch_tokens) or (not given.batch_size and not given.batch_tokens):
+        raise SystemExit("the peers know SGD on batches of examples, and Adam on batches of target tokens")
     return Workload(
-        model=given.model,
         steps=given.steps,
         warmup=given.warmup,
         batch_size=given.batch_size,
@@ -193,10 +195,11 @@ def read_workload() -> Workload:
         seed=given.seed,
         threads=given.threads,
         variant=given.variant,
-        batch_tokens=given.batch_tokens,
-        beta2=given.beta2,
-        epsilon=given.epsilon,
         data=data,
         spec=spec,
         initial=spec.initial(given.seed),
+        batch_tokens=given.batch_tokens,
+        model=given.model,
+        beta2=given.beta2,
+        epsilon=given.epsilon,
     )

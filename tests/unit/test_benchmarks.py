@@ -16,10 +16,8 @@ import pytest
 from benchmarks.__main__ import chosen_rows, parse
 from benchmarks.contestants import PEERS, Ours, Peer, Reference, Row
 from benchmarks.figures import Measured, Spread, differs, ratios, save_costs, window
-from benchmarks.kept import Kept
 from benchmarks.memory import peak_bytes
 from benchmarks.ours import read_run, steps_of
-from benchmarks.parallel_text import pairs
 from benchmarks.peer_runs import Nodes, places
 from benchmarks.processes import Group, MeasurementError, environment
 from benchmarks.rows import CONTESTANTS, GROUPS, ROWS
@@ -138,11 +136,9 @@ def test_every_row_has_its_contestants_and_every_file_its_row():
     used = {name for row in ROWS.values() for name in row.contestants}
     assert used == set(CONTESTANTS)
     scripts = {contestant.path for contestant in CONTESTANTS.values() if isinstance(contestant, Peer)}
-    shared = {PEERS / f"{name}.py" for name in ("workload", "translation_batches", "torch_translator", "decoded_sentences")}
-    assert scripts == set(PEERS.glob("*.py")) - shared
+    assert scripts == set(PEERS.glob("*.py")) - {PEERS / name for name in ("workload.py", "text_batches.py", "decoding_sentences.py")}
     for row in ROWS.values():
-        ours = CONTESTANTS[row.ours]
-        assert isinstance(ours, Ours) or ours.script == "torch_decoding.py"  # which drives the product's decoder
+        assert isinstance(CONTESTANTS[row.ours], Ours)
         contestants = [CONTESTANTS[name] for name in row.contestants]
         assert len({contestant.scene for contestant in contestants}) == 1
         assert len({contestant.gpu for contestant in contestants}) == 1
@@ -160,26 +156,6 @@ def test_runs_stay_comparable_where_a_quick_pass_shortens_them():
 def test_a_peer_brings_the_run_that_it_is_compared_with():
     assert needed(["torch-lightning"]) == ["torch", "Lightning"]
     assert needed(["start-tf-1", "tf-fit"]) == ["tf", "tf fused loop", "model.fit"]
-
-
-def test_a_finished_turn_is_taken_up_again_where_nothing_has_changed(tmp_path):
-    machine, settings = {"cpu_model": "A", "load_before": 0.1}, {"shorter": 1}
-    who, run = {"tf": CONTESTANTS["tf"]}, measured(tokens_per_second=7.0)
-    Kept.of(tmp_path, machine, settings).write("tf, one process", 0, who, {"tf": run})
-    assert Kept.of(tmp_path, {**machine, "load_before": 0.4}, settings).read("tf, one process", 0, who) == {"tf": run}
-    assert Kept.of(tmp_path, machine, settings).read("tf, one process", 1, who) is None
-    assert Kept.of(tmp_path, {**machine, "cpu_model": "B"}, settings).read("tf, one process", 0, who) is None
-    assert Kept.of(tmp_path, machine, {"shorter": 10}).read("tf, one process", 0, who) is None
-    longer = {"tf": replace(CONTESTANTS["tf"], steps=1)}
-    assert Kept.of(tmp_path, machine, settings).read("tf, one process", 0, longer) is None
-
-
-def test_made_up_sentences_are_the_same_everywhere():
-    found = list(pairs(400))
-    assert found == list(pairs(400))
-    words = [len(source.split()) for source, _ in found]
-    assert 14 < np.mean(words) < 20
-    assert 40 < max(words) <= 70
 
 
 def test_each_contract_names_every_process_once():
