@@ -47,7 +47,7 @@ def as_recorded(run: Run) -> Run:
 
 def _clock(run: Run) -> Clock:
     """Return the run's times as far as its records go."""
-    times = [record.time_seconds for record in (*run.evals, *run.events)]
+    times = [*(record.time_seconds for record in run.evals), *(event.time_seconds for event in run.events)]
     last = max([*times, *(record.time_seconds for record in run.steps())])
     init = max(0.0, -min(times, default=0.0))
     saving = math.fsum(end - start for start, end in checkpoint_pauses(run.events))
