@@ -87,7 +87,8 @@ def test_the_run_says_which_way_is_better(runs):
 
 
 VIEWS = {
-    "table": (["compare"], ["   top-5 accuracy", "   mean rank"]),
+    "table": (["compare"], ["test top-5 accuracy", "test mean rank"]),
+    "rows": (["compare", "--layout=rows"], ["   top-5 accuracy", "   mean rank"]),
     "csv": (["compare", "--csv"], ["eval_top5", "eval_mean_rank", "best_eval_top5"]),
     "markdown": (["compare", "--markdown"], ["top-5 accuracy", "mean rank"]),
     "latex": (["compare", "--latex"], ["top-5 accuracy", "mean rank"]),
