@@ -11,7 +11,7 @@ import click
 
 from ...core.errors import DamagedStoreError
 from ...data.base import DataInfo, TextFeatures
-from ...data.store import stored_dataset
+from ...data.store import dataset_list, stored_dataset
 from ...data.store.description import described
 from ...data.store.location import cache_root
 from ...data.store.removal import find_stores, remove_store
@@ -30,7 +30,7 @@ def data() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_command(as_json: bool) -> None:
     """Show every dataset that can be trained on, and which of them are prepared."""
-    rows = stored_dataset.list_datasets()
+    rows = dataset_list.list_datasets()
     if as_json:
         click.echo(json.dumps({"cache": str(cache_root()), "datasets": [asdict(row) for row in rows]}, indent=2))
         return
@@ -87,7 +87,7 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
 
     Exits with 1 where a file is damaged, and names it.
     """
-    chosen = names or list(dict.fromkeys(row.name.partition(":")[0] for row in stored_dataset.list_datasets() if row.prepared))
+    chosen = names or list(dict.fromkeys(row.name.partition(":")[0] for row in dataset_list.list_datasets() if row.prepared))
     reports = [report for name in chosen for report in stored_dataset.verify(name)]
     if as_json:
         documents = [
@@ -148,7 +148,7 @@ def _examples(info: DataInfo) -> str:
     return f"pairs ({'-'.join(info.features.languages)}, {max(info.features.vocabulary_sizes.values()):,} pieces)"
 
 
-def _description(row: stored_dataset.DatasetStatus) -> str:
+def _description(row: dataset_list.DatasetStatus) -> str:
     origin = f" [from {row.data_dir}]" if row.data_dir else ""
     synthetic = " [synthetic]" if row.synthetic else ""
     text = f" [{'-'.join(row.languages)}, {row.pieces:,} pieces]" if row.languages and row.pieces else ""

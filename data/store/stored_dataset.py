@@ -16,15 +16,13 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core import plugins
 from ...core.errors import DamagedStoreError, TrainerError, UsageError
 from ...core.untrusted.bounded_json import open_regular
-from ..base import IMAGE, LABEL, DataInfo, DatasetSource, Split, TextFeatures
+from ..base import IMAGE, LABEL, DataInfo, Split, TextFeatures
 from ..columns import TOKENS, Column
 from ..normalisation import normal_table
 from .build import build_store
 from .integrity import FileCheck, check_digests, check_sizes, digests_verified, identity, remember
-from .interrupted import Preparation, preparations_of
 from .location import cache_root, store_key, stores_of
 from .manifest import (
     FILES,
@@ -41,7 +39,7 @@ from .manifest import (
 )
 from .resolve import resolve
 
-__all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify", "verify_store"]
+__all__ = ["StoreReport", "StoredDataset", "open_dataset", "prepare", "verify", "verify_store"]
 
 _PART = 1 << 23
 """Numbers of a map that are looked at at a time."""
@@ -121,35 +119,6 @@ class StoredDataset:
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetStatus:
-    """A row of ``trainer data list``: a dataset, and one store of it where there is one (`data_dir` where made from the user's files).
-
-    `left_out` names the originals that are not in the store; `languages` and `pieces`, the size of the
-    vocabulary, are those of text. `problem` says why the source cannot be used, or what is wrong with the
-    store at first sight. `begun`, of a preparation that has no store yet: ``interrupted``, or ``at work`` where
-    a process is at it; `bytes` is then what it has so far, and `path` where the store will be.
-    """
-
-    name: str
-    description: str
-    prepared: bool
-    version: int | None = None
-    train: int | None = None
-    test: int | None = None
-    classes: int | None = None
-    input_shape: tuple[int, int, int] | None = None
-    languages: tuple[str, ...] | None = None
-    pieces: int | None = None
-    synthetic: bool | None = None
-    bytes: int | None = None
-    path: str | None = None
-    data_dir: str | None = None
-    left_out: tuple[str, ...] = ()
-    problem: str | None = None
-    begun: Literal["interrupted", "at work"] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class StoreReport:
     """What `verify` found in one store."""
 
@@ -200,24 +169,6 @@ def verify(name: str) -> list[StoreReport]:
     if not folders:
         raise UsageError(f"data: {name!r} is not prepared yet, so there is nothing to verify. Prepare it with: trainer data prepare {name}")
     return [verify_store(found.name, folder) for folder in folders]
-
-
-def list_datasets() -> list[DatasetStatus]:
-    """Return a row for every store of every known dataset and every preparation that has none yet, and one for a dataset with neither.
-
-    A broken source has a row too.
-    """
-    rows: list[DatasetStatus] = []
-    for name in plugins.available("dataset"):
-        try:
-            source = resolve(name).source
-        except TrainerError as error:
-            rows.append(DatasetStatus(name, "", prepared=False, problem=str(error)))
-            continue
-        stores = [_status(name, source, folder) for folder in stores_of(name, source)]
-        stores += [_begun(name, source, preparation) for preparation in preparations_of(name, source)]
-        rows += stores or [DatasetStatus(name, source.description, prepared=False, version=source.version)]
-    return rows
 
 
 def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> StoredDataset:
@@ -330,40 +281,6 @@ def verify_store(name: str, folder: Path) -> StoreReport:
         except DamagedStoreError as error:
             checks.append(FileCheck("contents", None, str(error)))
     return StoreReport(manifest.name, str(folder), (manifest_check, *checks))
-
-
-def _begun(name: str, source: DatasetSource, preparation: Preparation) -> DatasetStatus:
-    begun: Literal["interrupted", "at work"] = "at work" if preparation.at_work else "interrupted"
-    path = str(preparation.store)
-    return DatasetStatus(name, source.description, prepared=False, version=source.version, bytes=preparation.bytes, path=path, begun=begun)
-
-
-def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
-    try:
-        manifest = read_manifest(folder)
-    except ValueError as error:
-        return DatasetStatus(
-            name, source.description, prepared=True, version=source.version, path=str(folder), problem=f"{MANIFEST} {error}"
-        )
-    problems = [f"{check.name} {check.problem}" for check in check_sizes(folder, manifest) if check.problem]
-    return DatasetStatus(
-        manifest.name,
-        source.description,
-        prepared=True,
-        version=manifest.version,
-        train=manifest.sizes["train"],
-        test=manifest.sizes["test"],
-        classes=manifest.classes if isinstance(manifest, Manifest) else None,
-        input_shape=manifest.input_shape if isinstance(manifest, Manifest) else None,
-        languages=manifest.languages if isinstance(manifest, ColumnManifest) else None,
-        pieces=max(manifest.vocabulary_sizes.values(), default=None) if isinstance(manifest, ColumnManifest) else None,
-        synthetic=manifest.synthetic,
-        bytes=manifest.total_bytes,
-        path=str(folder),
-        data_dir=manifest.data_dir,
-        left_out=manifest.left_out,
-        problem="; ".join(problems) or None,
-    )
 
 
 def _expect_sound(checks: Sequence[FileCheck], folder: Path, name: str, data_dir: Path | None) -> None:

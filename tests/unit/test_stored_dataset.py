@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import DamagedStoreError, TrainerError, UsageError
-from crosstrain.data.store import stored_dataset
+from crosstrain.data.store import dataset_list, stored_dataset
 from crosstrain.data.store.integrity import STAMP, identity
 from crosstrain.data.store.manifest import FILES, read_manifest
 
@@ -175,7 +175,7 @@ class TestDamage:
             manifest.write_bytes(content(manifest.read_bytes()) if callable(content) else content)
         with pytest.raises(DamagedStoreError, match=f"manifest.json {says}"):
             stored_dataset.open_dataset("digits")
-        (row,) = (row for row in stored_dataset.list_datasets() if row.name == "digits")
+        (row,) = (row for row in dataset_list.list_datasets() if row.name == "digits")
         assert row.problem is not None
         assert says in row.problem
 
@@ -294,7 +294,7 @@ class TestThirdParties:
         time.sleep(0.02)
         (folders[0] / "value.txt").write_text("9")  # as long as before, so only the time tells
         assert stored_dataset.open_dataset("stripes", folders[0]).images("train").max() == 9
-        rows = [row for row in stored_dataset.list_datasets() if row.name == "stripes"]
+        rows = [row for row in dataset_list.list_datasets() if row.name == "stripes"]
         assert sorted(row.data_dir or "" for row in rows) == ["", str(folders[0]), str(folders[0]), str(folders[1])]
 
     def test_the_remedy_repeats_the_folder(self, cache, tmp_path):
@@ -313,7 +313,7 @@ class TestThirdParties:
         assert [path.name for path in cache.iterdir()] == [".wrong-v2.3.lock"]
 
     def test_a_broken_plugin_hides_no_other(self, cache):
-        rows = {row.name: row for row in stored_dataset.list_datasets()}
+        rows = {row.name: row for row in dataset_list.list_datasets()}
         assert {"digits", "glyphs28", "mnist", "stripes", "broken"} <= set(rows)
         assert "no_such_module_here" in (rows["broken"].problem or "")
         assert rows["stripes"].problem is None
