@@ -16,7 +16,7 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("backend", "mode"),
-    [("torch", "async"), ("tf", "async"), pytest.param("torch", "sync", marks=SLOW), pytest.param("tf", "sync", marks=SLOW)],
+    [("torch", "async"), *(pytest.param(*other, marks=SLOW) for other in (("tf", "async"), ("torch", "sync"), ("tf", "sync")))],
 )
 def test_a_run_evaluates_and_translates_with_the_average(backend, mode, tmp_path):
     """While the weights still change fast, so that their average is far behind them and translates otherwise."""

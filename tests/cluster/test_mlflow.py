@@ -159,7 +159,7 @@ def test_metrics_of_a_model_of_ones_own(tmp_path, server):
 
 
 def test_a_run_and_its_continuation(tmp_path, server):
-    asked = ["--backend", "toy", "--nodes", "2", "--epochs", "120", "--eval-every", "60epoch", "--sample-interval", "0.1"]
+    asked = ["--backend", "toy", "--nodes", "2", "--epochs", "300", "--eval-every", "150epoch", "--sample-interval", "0.1"]
     told = ["--mlflow", server.address.replace("http://", "http://someone:secret@"), "--mlflow-experiment", "one"]
     done = trainer("run", *asked, *told, "--until", "accuracy>=0.9", "--out", str(tmp_path), "--name", "first", "--json")
     assert done.returncode == 0, done.stderr
