@@ -116,6 +116,11 @@ class Layout:
         return small and not (self.changing and split == "train")
 
     @property
+    def has_small_ops(self) -> bool:
+        """Whether a step consists of small ops: images are neither convolved nor changed, and there are no products of whole sequences."""
+        return not self.channels_last and not any(column.varies for column in self.columns)
+
+    @property
     def image_shape(self) -> tuple[int, ...]:
         """The shape of an image as it lies in memory."""
         channels, height, width = self.info.input_shape
