@@ -28,9 +28,10 @@ _STATES = {"died": "it was killed before it could write one", "failed": "it fail
 class Run:
     """A run directory, read once: a file is opened when something in it is first asked for, and what was read is kept.
 
-    So a command opens only the files that it needs, and all that it says of a run is said of one state of it. Documents, evaluations and
-    events are kept; updates and samples, of which there may be millions, are read anew at each call of their methods. Any of these raises
-    DamagedRunError where its file cannot be read. A run at work is followed by `live.watched_run.WatchedRun`, which reads on.
+    So a command opens only the files that it needs, and all that it says of a run is said of one state of it. Documents, evaluations,
+    events and the nodes' series are kept; updates and samples, of which there may be millions, are read anew at each call of their methods.
+    Any of these raises DamagedRunError where its file cannot be read. A run at work is followed by `live.watched_run.WatchedRun`, which reads
+    on.
 
     `recorded_until`: the run clock at the last record, of a run whose summary was computed from its records (`unfinished`); None where it
     was read.
@@ -174,6 +175,10 @@ class Run:
 
     def node_series(self) -> list[NodeSeries]:
         """Return the resource samples of each node as arrays, in node order; empty where there are none."""
+        return self._node_series
+
+    @cached_property
+    def _node_series(self) -> list[NodeSeries]:
         from ..series.arrays import read_samples
 
         return read_samples(self.path / "system.jsonl", resumed_seconds(self.job))

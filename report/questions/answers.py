@@ -9,7 +9,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ..catalog.run import Run
-from ..catalog.unfinished import as_recorded
 from ..diagnosis.verdict import Explanation
 from .answer import Answer
 from .checkpoint_files import checkpoint_files
@@ -25,8 +24,10 @@ __all__ = ["answers", "answers_json", "answers_page"]
 
 
 def answers(run: Run, explanation: Explanation, wanted: Wanted = AS_PLANNED) -> list[Answer]:
-    """Return what is to be said of a run that has trained. Raises UsageError for a plan that cannot be, DamagedRunError."""
-    run = as_recorded(run)
+    """Return what is to be said of a run that has a summary, or was taken `as_recorded`.
+
+    Raises UsageError for a plan that cannot be, DamagedRunError.
+    """
     series, nodes = run.step_series(learning_rates=True), run.node_series()
     found = [
         duration(run, series, wanted),

@@ -46,7 +46,7 @@ def files_opened(tmp_path, *command):
         ("compare {runs}", ()),
         ("explain {runs}/one", ("steps.jsonl",)),  # counted before anything is said from it
         ("runs show one --out {runs}", ()),
-        ("report {runs} -o {page}", ("steps.jsonl", "system.jsonl")),  # checked and drawn, and then the questions answered from it
+        ("report {runs} -o {page}", ("steps.jsonl",)),  # checked to its end before it is drawn
     ],
 )
 def test_a_command_opens_each_file_of_a_run_once(tmp_path, command, twice):
