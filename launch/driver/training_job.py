@@ -20,6 +20,7 @@ from ...core.errors import RunFailedError, TrainerError
 from ...core.job import Job
 from ...core.plugins import forward_plugin
 from ...core.units import Target
+from ...core.worker_layout import procs_per_node_of
 from ...data.amounts import split_amounts
 from ...data.augment import augmentation
 from ...data.sampler import Sampler, padding_share, run_sampler
@@ -96,7 +97,7 @@ class TrainingJob:
             tokens = tokens if asked.mode == "async" else tokens * asked.workers * asked.accumulate // (workers * accumulate)
         changed = {
             "nodes": len(places),
-            "procs_per_node": by_node if len(set(by_node)) > 1 else by_node[0],
+            "procs_per_node": procs_per_node_of(by_node),
             "batch_size": batch[0],
             "global_batch_size": batch[1],
             "batch_tokens": tokens,
