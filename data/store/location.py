@@ -25,7 +25,6 @@ __all__ = [
     "key_pattern",
     "key_without_originals",
     "locked",
-    "locked_at_once",
     "put_aside",
     "store_key",
     "stores_of",
@@ -123,18 +122,13 @@ def _fingerprint(data_dir: Path, files: Sequence[Path]) -> str:
 
 
 @contextmanager
-def locked(root: Path, key: str) -> Iterator[None]:
-    """Hold the lock for making one store; others wait. The kernel frees it when the process ends, however it ends."""
-    with open(root / f".{key}.lock", "ab") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def locked(root: Path, key: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock for making one store; others wait. The kernel frees it when the process ends, however it ends.
 
-
-@contextmanager
-def locked_at_once(root: Path, key: str) -> Iterator[None]:
-    """Hold the same lock without waiting for it. Raises BlockingIOError where a process holds it, which makes the store now."""
+    Without `wait` it raises BlockingIOError where a process holds the lock, which makes the store now.
+    """
     with open(root / f".{key}.lock", "ab") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...core.errors import TrainerError, UsageError
 from .interrupted import folder_bytes, leftovers, preparations_of
-from .location import cache_root, locked_at_once, put_aside, stores_of
+from .location import cache_root, locked, put_aside, stores_of
 from .resolve import resolve
 
 __all__ = ["find_stores", "remove_store"]
@@ -34,7 +34,7 @@ def remove_store(folder: Path) -> int:
     makes the store; TrainerError where the system refuses.
     """
     try:
-        with locked_at_once(folder.parent, folder.name):
+        with locked(folder.parent, folder.name, wait=False):
             size = sum(map(folder_bytes, leftovers(folder)))
             if folder.exists():
                 size += folder_bytes(folder)
