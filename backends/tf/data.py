@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -130,17 +130,20 @@ class Layout:
         """Return stored images as they are to lie in memory."""
         return np.ascontiguousarray(images_nchw.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images_nchw)
 
-    def arrays(self, data: Dataset, split: Split, without: Collection[str] = ()) -> dict[str, NDArray[Any]]:
+    def arrays(self, data: Dataset, split: Split) -> dict[str, NDArray[Any]]:
         """Return a split's arrays by name, before any op: pixels as uint8, whole numbers as int32, offsets as int64, others as float32.
 
-        `without` are columns that are left out.
+        Of a column that is mapped they are the offsets alone.
         """
         found: dict[str, NDArray[Any]] = {}
-        for spec in (spec for spec in self.columns if spec.name not in without):
+        for spec in self.columns:
             if spec.name == IMAGE:
                 found[spec.name] = self.laid(data.images(split))
                 continue
             column = data.column(split, spec.name)
+            if (file := self.mapped.get((split, spec.name))) is not None:
+                found[spec.name + OFFSETS] = np.asarray(column.offsets) + file.header
+                continue
             values = np.asarray(column.values).astype(_number_type(spec).as_numpy_dtype)
             if column.offsets is None:
                 found[spec.name] = values
@@ -288,14 +291,13 @@ class Resident:
 
 def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
     """Put a split on the current device; large columns of sequences stay in the store's files, which all tasks of a node share."""
-    mapped: dict[str, tf.Tensor] = {}
     layout = with_mapped_files(layout, data)
-    files = {name: file for (of, name), file in layout.mapped.items() if of == split}
-    for name, file in files.items():
+    arrays = layout.arrays(data, split)
+    mapped: dict[str, tf.Tensor] = {}
+    for name, file in ((name, file) for (of, name), file in layout.mapped.items() if of == split):
         mapped[name + VALUES] = file_contents(file, file.filename)
         with tf.device("CPU"):  # from where a batch goes to the device
-            mapped[name + OFFSETS] = tf.constant(np.asarray(data.column(split, name).offsets) + file.header)
-    arrays = layout.arrays(data, split, list(files))
+            mapped[name + OFFSETS] = tf.constant(arrays.pop(name + OFFSETS))
     return resident_from_arrays(layout, split, {**{name: tf.constant(array) for name, array in arrays.items()}, **mapped})
 
 

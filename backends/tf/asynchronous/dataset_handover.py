@@ -19,7 +19,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ....data.base import Dataset, Split
-from ..data import OFFSETS, SPLITS, VALUES, Layout, file_contents
+from ..data import SPLITS, VALUES, Layout, file_contents
 
 __all__ = ["publish", "read"]
 
@@ -33,9 +33,7 @@ def publish(data: Dataset, layout: Layout) -> None:
     """Worker: lay out the arrays of every split, and open its mapped files. Raises RuntimeError where a number is taken already."""
     number = _FIRST_DESCRIPTOR
     for split in SPLITS:
-        files = {name: file for (of, name), file in layout.mapped.items() if of == split}
-        arrays = layout.arrays(data, split, list(files))
-        arrays |= {name + OFFSETS: np.asarray(data.column(split, name).offsets) + file.header for name, file in files.items()}
+        arrays = layout.arrays(data, split)
         for name in layout.array_specs(split):
             if name in arrays:
                 _put(number, arrays[name])
