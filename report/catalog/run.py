@@ -30,8 +30,7 @@ class Run:
 
     So a command opens only the files that it needs, and all that it says of a run is said of one state of it. Documents, evaluations,
     events and the nodes' series are kept; updates and samples, of which there may be millions, are read anew at each call of their methods.
-    Any of these raises DamagedRunError where its file cannot be read. A run at work is followed by `live.watched_run.WatchedRun`, which reads
-    on.
+    Any of these raises DamagedRunError where its file cannot be read. A run at work is followed by `live.watched_run.WatchedRun`.
 
     `recorded_until`: the run clock at the last record, of a run whose summary was computed from its records (`unfinished`); None where it
     was read.
