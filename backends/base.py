@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..core.cluster import Task, TaskSpec
 from ..core.errors import UsageError
 from ..core.job import Job
+from ..core.update_rules import weights_to_evaluate
 from ..data.augment import augmentation
 from ..data.base import Dataset, Split
 from ..data.batching import Arranged, batch_rule
@@ -145,6 +146,10 @@ class State:
     buffers: Mapping[str, Array] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)
 
+    def to_evaluate(self) -> State:
+        """Return the weights that evaluations and translations use, with the buffers, as a state without slots; nothing is copied."""
+        return State(weights_to_evaluate(self.parameters, self.slots), {}, self.updates, self.buffers)
+
 
 StepComponent = Literal["data", "compute", "half", "communicate", "message"]
 """What a step consists of, as far as it can be repeated by itself:
@@ -199,7 +204,10 @@ class Session(Protocol):
         ...
 
     def evaluate(self, split: Split) -> EvalResult:
-        """Evaluate the current parameters on every example of a split exactly once. Raises RuntimeError where the count is off."""
+        """Evaluate on every example of a split exactly once, with the current parameters, or their moving average where the job keeps one.
+
+        `core.update_rules.weights_to_evaluate` says which, here and in `translating`. Raises RuntimeError where the count is off.
+        """
         ...
 
     def state(self) -> State:
@@ -214,7 +222,7 @@ class Session(Protocol):
         ...
 
     def translating(self) -> Translating:
-        """Return what translates with the current parameters, of a model whose objective translates; the engine asks again for each use.
+        """Return what translates with the weights that `evaluate` uses, of a model whose objective translates; asked for before each use.
 
         Called on every leading task alike, when nothing is outstanding and no copy of the state is under way. Each takes its share of a
         dataset's sentences.

@@ -14,6 +14,7 @@ from crosstrain.core.errors import TrainerError
 from crosstrain.core.suggestions import nearest
 
 from . import machine
+from .kept_results import KeptResults
 from .rows import CONTESTANTS, GROUPS, ROWS
 from .session import Session, needed, prepare, work_of
 from .table import Result, compute, render
@@ -32,8 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
     facts = machine.describe(given.network, given.threads)
     print(machine.sentence(facts), flush=True)
     rows = chosen_rows(given, gpu=bool(facts["gpu"]))
-    session = Session(given.repeats, QUICK_DIVISOR if given.quick else 1, given.network, given.threads, given.timeout, _say)
+    shorter = QUICK_DIVISOR if given.quick else 1
     try:
+        kept = KeptResults(given.out, facts, shorter)
+        session = Session(given.repeats, shorter, given.network, given.threads, given.timeout, _say, kept)
         prepare({work_of(CONTESTANTS[name]).data for name in needed(rows)})
         session.run(needed(rows))
     except KeyboardInterrupt:
@@ -66,6 +69,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=_positive, default=5, metavar="N", help="interleaved repeats (default 5)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps: to see that everything works, not to quote")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run's figures as well")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="keep finished results there, and take up those of the same machine, versions and code"
+    )
     parser.add_argument("--network", choices=("isolated", "host"), default="isolated", help="three nodes: virtual nodes, or loopback")
     parser.add_argument("--threads", type=_positive, metavar="N", help="compute threads a task, on both sides (default: trainer's choice)")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="most that one run may take (default 300)")

@@ -19,7 +19,8 @@ class Ours:
     """A run of the product: `trainer run` with these options, and otherwise its defaults.
 
     `steps` come after the warm-up. Contestants of one `scene` take turns. With `checkpoint_seconds` it saves that often, and a run in whose
-    measured window no checkpoint was saved gives no figures. `gpu`: it sees the GPUs.
+    measured window no checkpoint was saved gives no figures. `gpu`: it sees the GPUs. With a `script` it is not a run but that script of
+    peers/, which calls the product's own functions: for what a run does not show by itself.
     """
 
     scene: str
@@ -31,6 +32,13 @@ class Ours:
     work: Work = LOGREG
     checkpoint_seconds: float | None = None
     gpu: bool = False
+    script: str = ""
+    variant: str = ""
+
+    @property
+    def scripted(self) -> Peer:
+        """The script, as a peer of itself."""
+        return Peer(self.scene, self.script, "", self.steps, variant=self.variant)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ Figure = Literal[
     "time_to_target_seconds",
     "stall_seconds",
     "save_cost_seconds",
+    "target_tokens_per_second",
+    "padding_share",
+    "exchange_seconds",
 ]
 
 SAME_LEVEL = 0.1
@@ -42,12 +45,13 @@ class Measured:
     `peak_memory_bytes` is the resident memory of the run's largest process, which trains, at its peak, as wait4(2) tells whoever started
     the run (its descendants are in it where their parents waited for them); `tree_memory_bytes` the sum over all of the run's processes of
     their own peaks. `data_wait_fraction` is the part of a step that gathers its batch, `time_to_target_seconds` on the run clock.
-    Of saving: `saves` in the measured window, the longest stall, the bytes of a checkpoint, and the median of `save_costs`. None where
-    not measured.
+    Of saving: `saves` in the measured window, the longest stall, the bytes of a checkpoint, and the median of `save_costs`. Of text:
+    target tokens without padding, and the part of all positions that is padding. `exchange_seconds` is an all-reduce of all gradients by
+    itself, on the slowest worker. None where not measured.
     """
 
     steps_per_second: float
-    examples_per_second: float
+    examples_per_second: float | None
     first_step_seconds: float | None
     monitor_cores: float | None
     threads: int
@@ -64,6 +68,9 @@ class Measured:
     stall_seconds: float | None = None
     checkpoint_bytes: int | None = None
     save_cost_seconds: float | None = None
+    target_tokens_per_second: float | None = None
+    padding_share: float | None = None
+    exchange_seconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the single losses."""

@@ -11,13 +11,19 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from crosstrain.data.batching import BucketedTokens
+from crosstrain.data.bucketing import example_lengths
+from crosstrain.data.sampler import Sampler
+from crosstrain.data.store.stored_dataset import open_dataset
 
 from .contestants import Contestant, Ours
 from .figures import Measured, save_costs, window
 from .processes import Group, MeasurementError, environment
-from .workload import Work
+from .workload import SEED, Work
 
-__all__ = ["read_run", "run_ours", "steps_of"]
+__all__ = ["read_run", "run_ours", "steps_of", "target_tokens"]
 
 
 def run_ours(run: Ours, shorter: int, network: str, threads: int | None, folder: Path, timeout_seconds: float) -> Measured:
@@ -25,12 +31,13 @@ def run_ours(run: Ours, shorter: int, network: str, threads: int | None, folder:
 
     `threads` a task, or None for what it chooses. `shorter` divides the steps, and the time between checkpoints.
     """
+    steps = steps_of(run, run.work, shorter)
     arguments = {
         "--backend": run.backend,
         "--mode": run.mode,
         "--nodes": run.nodes,
         **run.work.arguments(),
-        "--steps": run.work.warmup + steps_of(run, run.work, shorter),
+        "--steps": run.work.warmup + steps,
         "--eval-every": "end",
         "--out": folder,
         "--name": "run",
@@ -45,7 +52,8 @@ def run_ours(run: Ours, shorter: int, network: str, threads: int | None, folder:
         group.start("trainer", [*command, *run.options], environment({}, gpu=run.gpu))
         group.wait_for("trainer", timeout_seconds)
         peak, tree = group.peak_bytes("trainer"), group.tree_bytes("trainer")
-    found = replace(read_run(folder / "run", run.work.warmup), peak_memory_bytes=peak, tree_memory_bytes=tree)
+    weights = None if run.work.batch_tokens is None else target_tokens(run.work, run.nodes, run.work.warmup + steps)
+    found = replace(read_run(folder / "run", run.work.warmup, weights), peak_memory_bytes=peak, tree_memory_bytes=tree)
     if run.checkpoint_seconds is not None and not found.saves:
         raise MeasurementError(
             "no checkpoint was saved while the clock ran: this machine needs more steps for that (benchmarks/rows_images.py)"
@@ -53,13 +61,23 @@ def run_ours(run: Ours, shorter: int, network: str, threads: int | None, folder:
     return found
 
 
+def target_tokens(work: Work, workers: int, updates: int) -> NDArray[np.float64]:
+    """Return how many tokens the targets of each update have, padding not counted."""
+    assert work.batch_tokens is not None
+    data = open_dataset(work.data)
+    weights, lengths = data.weights("train", "target_tokens"), example_lengths(data)
+    sampler = Sampler(len(weights), SEED, BucketedTokens(work.batch_tokens, workers, "sync"), workers, weights=weights, lengths=lengths)
+    epochs = range(-(-updates // sampler.steps_per_epoch))
+    return np.concatenate([sampler.whole(epoch, 0, sampler.steps_per_epoch).weights for epoch in epochs])[:updates]
+
+
 def steps_of(contestant: Contestant, work: Work, shorter: int) -> int:
     """Return a contestant's steps after the warm-up: a quick pass has fewer, but not too few for a figure."""
     return max(contestant.steps // shorter, min(work.fewest_steps, contestant.steps))
 
 
-def read_run(path: Path, warmup: int) -> Measured:
-    """Return a run's figures.
+def read_run(path: Path, warmup: int, target_tokens: NDArray[np.float64] | None = None) -> Measured:
+    """Return a run's figures; `target_tokens` are those of each update, where it is text that was trained on.
 
     Rates: updates after the warm-up over the wall time, on the driver's clock, from the arrival of the result that completes the warm-up
     to that of the last one, so that nothing between two commands is left out. First step: from the start of the process to the
@@ -78,6 +96,7 @@ def read_run(path: Path, warmup: int) -> Measured:
         updates, seconds = window([record["count"] for record in records], times, warmup)
     except ValueError as error:
         raise MeasurementError(str(error)) from error
+    tokens = None if target_tokens is None else float(target_tokens[len(losses) - updates : len(losses)].sum())
     watched = [node["monitor_cpu_cores_used"] for node in summary["per_node"]]
     saves = _saves(path, times[-1] - seconds, times[-1])
     while_saving = [(save["end_seconds"] - save["seconds"], save["end_seconds"]) for save in saves]
@@ -99,6 +118,9 @@ def read_run(path: Path, warmup: int) -> Measured:
         stall_seconds=max((save["stall_seconds"] for save in saves), default=None),
         checkpoint_bytes=max((save["bytes"] for save in saves), default=None),
         save_cost_seconds=median(costs) if costs else None,
+        target_tokens_per_second=None if tokens is None else tokens / seconds,
+        padding_share=summary.get("padding_share"),
+        exchange_seconds=_exchange(path),
     )
 
 
@@ -106,6 +128,15 @@ def _data_fraction(summary: Mapping[str, Any]) -> float | None:
     """Return what part of a step gathering its batch takes, on the worker where it is most; None where the run was not calibrated."""
     shares = summary["time_shares"]
     return None if shares is None else max(worker["data_seconds"] / worker["step_seconds"] for worker in shares["workers"])
+
+
+def _exchange(path: Path) -> float | None:
+    """Return how long an all-reduce of the gradients takes by itself, on the worker where it is longest; None where there was none."""
+    calibrated = path / "calibration.json"
+    if not calibrated.exists():
+        return None
+    taken = [worker["communicate_seconds"] for worker in json.loads(calibrated.read_text())["workers"]]
+    return max((seconds for seconds in taken if seconds is not None), default=None)
 
 
 def _saves(path: Path, begin: float, end: float) -> list[dict[str, Any]]:

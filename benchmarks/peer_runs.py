@@ -77,7 +77,7 @@ def _read(output: str, peer: Peer, work: Work) -> Measured:
     rate = found["steps"] / found["seconds"]
     return Measured(
         steps_per_second=rate,
-        examples_per_second=rate * work.batch_size * (1 if peer.servers else peer.workers),
+        examples_per_second=None if work.batch_size is None else rate * work.batch_size * (1 if peer.servers else peer.workers),
         first_step_seconds=found["first_step_seconds"],
         monitor_cores=None,
         threads=found["threads"],
@@ -86,6 +86,7 @@ def _read(output: str, peer: Peer, work: Work) -> Measured:
         losses=tuple(found["losses"]),
         mean_loss=found["mean_loss"],
         mean_over=found["mean_over"],
+        target_tokens_per_second=found["target_tokens"] / found["seconds"] if "target_tokens" in found else None,
     )
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import rows_gpu, rows_images, rows_logreg
+from . import rows_gpu, rows_images, rows_logreg, rows_translation
 from .contestants import Contestant, Row
 
 __all__ = ["CONTESTANTS", "GROUPS", "ROWS"]
 
-CONTESTANTS: Mapping[str, Contestant] = {**rows_logreg.CONTESTANTS, **rows_images.CONTESTANTS, **rows_gpu.CONTESTANTS}
+CONTESTANTS: Mapping[str, Contestant] = {
+    **rows_logreg.CONTESTANTS,
+    **rows_images.CONTESTANTS,
+    **rows_translation.CONTESTANTS,
+    **rows_gpu.CONTESTANTS,
+}
 
-GROUPS: Mapping[str, Mapping[str, Row]] = {"logreg": rows_logreg.ROWS, "images": rows_images.ROWS, "gpu": rows_gpu.ROWS}
+GROUPS: Mapping[str, Mapping[str, Row]] = {
+    "logreg": rows_logreg.ROWS,
+    "images": rows_images.ROWS,
+    "translation": rows_translation.ROWS,
+    "gpu": rows_gpu.ROWS,
+}
 
 ROWS: Mapping[str, Row] = {name: row for rows in GROUPS.values() for name, row in rows.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from crosstrain.core.errors import UsageError
 
 from .contestants import Contestant, Ours, Peer
 from .figures import Measured, differs
+from .generated_text import DATA, write_text
+from .kept_results import KeptResults
 from .ours import run_ours, steps_of
 from .peer_runs import run_peer
 from .processes import MeasurementError, environment
@@ -37,7 +40,10 @@ def prepare(datasets: Iterable[str]) -> None:
 
     A process inherits its starter's peak memory until it runs its own program, and wait4(2) counts that in. Raises UsageError.
     """
-    for name in sorted(datasets):
+    names = sorted(datasets)
+    if DATA in names:
+        write_text()
+    for name in names:
         trainer = str(Path(sys.executable).with_name("trainer"))
         done = subprocess.run([trainer, "data", "prepare", name], capture_output=True, text=True, check=False, env=environment({}))
         if done.returncode:
@@ -61,17 +67,27 @@ class Session:
     threads: int | None
     timeout_seconds: float
     say: Callable[[str], None]
+    kept: KeptResults
     runs: dict[str, list[Measured | None]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def run(self, names: Sequence[str]) -> None:
         """Run all: within a scene A B C, A B C, …; what is compared is at most a scene's length apart."""
         for scene in dict.fromkeys(CONTESTANTS[name].scene for name in names):
-            present = [name for name in names if CONTESTANTS[name].scene == scene]
-            self._read_framework(next(found.backend for name in present if isinstance(found := CONTESTANTS[name], Ours)))
-            for repeat in range(self.repeats):
+            present = {name: CONTESTANTS[name] for name in names if CONTESTANTS[name].scene == scene}
+            read = False
+            for repeat in range(min(self.repeats, *(work_of(found).most_repeats or self.repeats for found in present.values()))):
+                if found := self.kept.find(present, repeat):
+                    for name, run in found.items():
+                        self.runs.setdefault(name, []).append(run)
+                    self.say(f"{repeat + 1}/{self.repeats} {scene}: kept from an earlier call")
+                    continue
+                if not read:
+                    self._read_framework(next(one.backend for one in present.values() if isinstance(one, Ours)))
+                    read = True
                 for name in present:
                     self._run(name, repeat)
+                self.kept.keep(present, repeat, {name: self.runs[name][repeat] for name in present})
 
     def _read_framework(self, backend: str) -> None:
         """Import the framework once, so that the first contestant is not the one that reads it from the disk."""
@@ -96,6 +112,9 @@ class Session:
     def _measure(self, contestant: Contestant, repeat: int) -> Measured:
         with tempfile.TemporaryDirectory(prefix="trainer-benchmark-") as name:
             folder = Path(name)
+            if isinstance(contestant, Ours) and contestant.script:
+                steps, threads = steps_of(contestant, contestant.work, self.shorter), self.threads or len(os.sched_getaffinity(0))
+                return run_peer(contestant.scripted, contestant.work, steps, threads, self.network, folder, self.timeout_seconds)
             if isinstance(contestant, Ours):
                 return run_ours(contestant, self.shorter, self.network, self.threads, folder, self.timeout_seconds)
             ours = self.runs[contestant.like][repeat]

@@ -22,6 +22,9 @@ UNITS: Mapping[Figure, tuple[str, float]] = {
     "time_to_target_seconds": ("s", 1),
     "stall_seconds": ("s", 1),
     "save_cost_seconds": ("s", 1),
+    "target_tokens_per_second": ("tokens/s", 1),
+    "padding_share": ("of positions", 1),
+    "exchange_seconds": ("s", 1),
 }
 """How a figure is shown: its unit, and what that is of the figure's own."""
 HEADER = ("row", "unit", "ours", "peer", "ratio", "target", "met")

@@ -45,6 +45,17 @@ class Selection:
     average: int = 1
     weights: WeightsKind | None = None
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that were given."""
+        asked = {
+            "--best": self.best,
+            "--checkpoint": self.checkpoint is not None,
+            "--average-checkpoints": self.average > 1,
+            "--weights": self.weights is not None,
+        }
+        return tuple(option for option, given in asked.items() if given)
+
 
 @dataclass(frozen=True)
 class ChosenWeights:
@@ -110,12 +121,8 @@ def choose(source: Path, selection: Selection) -> ChosenWeights:
     one that was named and is damaged.
     """
     if is_checkpoint(source):
-        for option, given in (
-            ("--best", selection.best),
-            ("--checkpoint", selection.checkpoint),
-            ("--average-checkpoints", selection.average > 1),
-        ):
-            if given:
+        for option in selection.given:
+            if option != "--weights":
                 raise UsageError(f"{option}: chooses among the checkpoints of a run, and {str(source)!r} is a checkpoint. Give the run.")
         return _of([read_checkpoint(source)], selection, ())
     if selection.checkpoint is not None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from ..checkpoint.selection import WEIGHTS, Selection
 from ..core.errors import UsageError
 
-__all__ = ["checkpoint_options", "selection_of"]
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+__all__ = ["checkpoint_options"]
 
 _OPTIONS = (
     click.option(
@@ -34,15 +33,20 @@ _OPTIONS = (
 )
 
 
-def checkpoint_options(function: Function) -> Function:
-    """Add the options to a command; `selection_of` reads them."""
+def checkpoint_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options to a command, which is given what they ask for as `selection`, a `Selection`."""
+
+    @functools.wraps(function)
+    def selecting(*, best: bool, checkpoint: str | None, average_checkpoints: int, weights: str | None, **others: Any) -> None:
+        function(selection=_selection(best, checkpoint, average_checkpoints, weights), **others)
+
     for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+        selecting = option(selecting)
+    return selecting
 
 
-def selection_of(*, best: bool, checkpoint: str | None, average_checkpoints: int, weights: str | None) -> Selection:
-    """Return what the options ask for. Raises UsageError for weights of no kind that there is."""
+def _selection(best: bool, checkpoint: str | None, average_checkpoints: int, weights: str | None) -> Selection:
+    """Raise UsageError for weights of no kind that there is."""
     if weights not in (None, *WEIGHTS):
         raise UsageError.of("--weights", weights, ", ".join(WEIGHTS), WEIGHTS)
     return Selection(best, checkpoint, average_checkpoints, weights)

@@ -95,7 +95,8 @@ class Job(BaseModel):
         description="Micro-batches per worker and update, computed one after another: as one large batch, with the memory of a small one.",
     )
     batch_tokens: Positive | None = Field(
-        None, description="Text: at most so many target tokens per worker and step, of sentences of like length, instead of --batch-size."
+        None,
+        description="Text: tokens that a worker computes at once, padding included, of sentences of like length, instead of --batch-size.",
     )
     epochs: Positive | None = Field(None, description=f"Stop after this many passes over the training data (default {DEFAULT_EPOCHS}).")
     steps: Positive | None = Field(None, description="Stop after this many updates, instead of --epochs.")
@@ -294,8 +295,6 @@ class Job(BaseModel):
             raise ValueError("batch_size and global_batch_size: give one of the two")
         if self.batch_tokens is not None and (self.batch_size is not None or self.global_batch_size is not None):
             raise ValueError("batch_tokens: instead of batch_size and global_batch_size, which count examples; give one of them")
-        if self.batch_tokens is not None and self.accumulate > 1:
-            raise ValueError("accumulate: micro-batches are counted in examples, and batch_tokens counts tokens; give fewer --batch-tokens")
         if self.batch_tokens is not None and self.scale_lr != "none":
             raise ValueError("scale_lr: needs batches of a number of examples (batch_size), and batch_tokens counts tokens")
         if self.epochs is not None and self.steps is not None:
@@ -338,10 +337,10 @@ class Job(BaseModel):
     def global_batch(self) -> int:
         """Examples of all workers per update: `global_batch_size`, or batch size times micro-batches times workers.
 
-        With `batch_tokens` it is how many they can be at most.
+        With `batch_tokens` it is how many they can be at most: as many as tokens.
         """
         if self.batch_tokens is not None:
-            return self.batch_tokens * self.workers
+            return self.batch_tokens * self.accumulate * self.workers
         if self.global_batch_size is not None:
             return self.global_batch_size
         return (self.batch_size or DEFAULT_BATCH_SIZE) * self.accumulate * self.workers
@@ -353,7 +352,10 @@ class Job(BaseModel):
 
     @property
     def micro_batch(self) -> int:
-        """Examples that a worker computes at once, at most: its slice, or the largest of the micro-batches that it is computed in."""
+        """Examples that a worker computes at once, at most: its slice, or the largest of the micro-batches that it is computed in.
+
+        With `batch_tokens` they are as many as tokens at most; how many fit, the lengths say (`data.sampler`).
+        """
         return math.ceil(self.per_worker_batch / self.accumulate)
 
     @property

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from .job import Job
 
-__all__ = ["base_learning_rate", "explained_schedule"]
+__all__ = ["base_learning_rate", "explained_schedule", "warms_up_itself"]
 
 
 def base_learning_rate(job: Job) -> float:
@@ -23,18 +24,24 @@ def base_learning_rate(job: Job) -> float:
 
 
 def explained_schedule(job: Job, total_steps: int | None) -> str:
-    """Return in words why the learning rate has its shape: its peak and where that is, the warm-up, and what the schedule does after it.
+    """Return in words why the learning rate has its shape: its peak and where that is, the warm-up, and what follows it.
 
-    `total_steps` is the planned number of updates, None where it is not known. Raises KeyError for a schedule without words in `_COURSES`.
+    `total_steps` is the planned number of updates, None where it is not known. Raises KeyError for a schedule without a row in `_COURSES`.
     """
     base = f"{base_learning_rate(job):.3g}"
     if job.scale_lr != "none":
         batch = job.global_batch if job.mode == "sync" else job.per_worker_batch
         base += f" (--lr {job.lr:.3g} scaled {job.scale_lr} from batch {job.base_batch_size} to {batch})"
-    rest = _COURSES[job.schedule](job, base, total_steps)
-    if not job.warmup_steps or job.schedule == "noam":
+    course = _COURSES[job.schedule]
+    rest = course.words(job, base, total_steps)
+    if not job.warmup_steps or course.warms_up_itself:
         return rest
     return f"warm-up (--warmup-steps) raises it evenly over the first {job.warmup_steps:,} updates; {rest}"
+
+
+def warms_up_itself(schedule: str) -> bool:
+    """Return whether a schedule's own formula has the warm-up, so that none comes before it. Raises KeyError for one that there is not."""
+    return _COURSES[schedule].warms_up_itself
 
 
 def _constant_course(_job: Job, base: str, _total_steps: int | None) -> str:
@@ -58,10 +65,17 @@ def _noam_course(job: Job, base: str, _total_steps: int | None) -> str:
     )
 
 
-_COURSES: Mapping[str, Callable[[Job, str, int | None], str]] = {
-    "constant": _constant_course,
-    "step": _step_course,
-    "cosine": _cosine_course,
-    "noam": _noam_course,
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """A schedule: in words from the job, the rate that it starts from and the planned number of updates; and whether it warms up itself."""
+
+    words: Callable[[Job, str, int | None], str]
+    warms_up_itself: bool = False
+
+
+_COURSES: Mapping[str, _Course] = {
+    "constant": _Course(_constant_course),
+    "step": _Course(_step_course),
+    "cosine": _Course(_cosine_course),
+    "noam": _Course(_noam_course, warms_up_itself=True),
 }
-"""Each schedule in words: from the job, the rate that it starts from, and the planned number of updates."""

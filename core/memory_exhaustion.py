@@ -9,7 +9,8 @@ from pathlib import Path
 __all__ = ["REMEDY", "kernel_oom_kills", "told_of", "worker_in"]
 
 REMEDY = (
-    "a smaller --batch-size needs less (--accumulate N makes updates as large again from N such batches), and so do fewer workers on a node"
+    "a smaller --batch-size, or of text --batch-tokens, needs less (--accumulate N makes updates as large again from N such batches), "
+    "and so do fewer workers on a node"
 )
 
 _TOLD = re.compile(

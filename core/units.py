@@ -83,7 +83,9 @@ class Target:
         """Read ``METRIC>=NUMBER`` or ``METRIC<=NUMBER``. Raises ValueError with what is allowed."""
         match = re.fullmatch(r"\s*([a-z_]\w*)\s*(>=|<=)\s*([-+]?\d*\.?\d+(?:e[-+]?\d+)?)\s*", text, re.IGNORECASE)
         if not match:
-            raise ValueError("METRIC>=NUMBER or METRIC<=NUMBER, such as accuracy>=0.9 or loss<=0.3")
+            strict = re.fullmatch(r"\s*([a-z_]\w*)\s*([<>])\s*([-+.\de]+)\s*", text, re.IGNORECASE)
+            example = "accuracy>=0.9 or loss<=0.3" if strict is None else "{}{}={}".format(*strict.groups())
+            raise ValueError(f"METRIC>=NUMBER or METRIC<=NUMBER, such as {example}")
         if not math.isfinite(float(match[3])):
             raise ValueError("a figure of a size that can be reached, such as loss<=0.3")
         comparison: Literal[">=", "<="] = ">=" if match[2] == ">=" else "<="

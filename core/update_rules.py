@@ -11,12 +11,17 @@ ExponentialMovingAverage; as long as it rises, the initial weights' part in the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from .job import Job
 
-__all__ = ["EMA", "FIRST_MOMENT", "MOMENTUM", "SECOND_MOMENT", "averaging_rates", "slot_names"]
+__all__ = ["EMA", "FIRST_MOMENT", "MOMENTUM", "SECOND_MOMENT", "averaging_rates", "slot_names", "weights_to_evaluate"]
+
+Weights = TypeVar("Weights")
 
 MOMENTUM = "momentum"
 """SGD: the accumulated gradient."""
@@ -34,6 +39,14 @@ def slot_names(job: Job) -> tuple[str, ...]:
     if job.optimizer == "sgd":
         return (*([MOMENTUM] if job.momentum else []), *average)
     return (FIRST_MOMENT, SECOND_MOMENT, *average)
+
+
+def weights_to_evaluate(trained: Weights, slots: Mapping[str, Weights]) -> Weights:
+    """Return what evaluations and translations use of `trained` weights: their moving average where the slots have one, else themselves.
+
+    The one place that decides it, for every backend and mode, in whatever form weights and slots are held.
+    """
+    return slots.get(EMA, trained)
 
 
 def averaging_rates(decay: float, updates: NDArray[np.integer] | NDArray[np.floating]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ProcsPerNode", "nodes_of_workers", "parse_procs_per_node", "read_procs_per_node", "workers_by_node"]
+__all__ = ["ProcsPerNode", "nodes_of_workers", "parse_procs_per_node", "procs_per_node_of", "read_procs_per_node", "workers_by_node"]
 
 ProcsPerNode = int | tuple[int, ...]
 """Workers on each node alike, or one number for each node."""
@@ -22,6 +22,11 @@ def workers_by_node(procs_per_node: ProcsPerNode, nodes: int) -> tuple[int, ...]
         numbers = "1 node" if nodes == 1 else f"each of the {nodes} nodes"
         raise ValueError(f"give one number, or one for {numbers}, not {len(procs_per_node)} ({given})")
     return tuple(procs_per_node)
+
+
+def procs_per_node_of(by_node: Sequence[int]) -> ProcsPerNode:
+    """Return the setting that gives nodes these numbers of workers: one number where all have the same."""
+    return tuple(by_node) if len(set(by_node)) > 1 else by_node[0]
 
 
 def nodes_of_workers(by_node: Sequence[int]) -> tuple[int, ...]:

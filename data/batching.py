@@ -35,7 +35,10 @@ The budget (0, 0) leaves the order that there is. Empty where the order is the e
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """What a step of a bucket is filled with: `batches` batches, each of at most `tokens` tokens, padding included."""
+    """What a step of a bucket is filled with: `batches` batches, each of at most `tokens` tokens, padding included.
+
+    They are all that are computed at once: of each worker of the step as many as it has micro-batches.
+    """
 
     tokens: int
     batches: int
@@ -103,13 +106,15 @@ class FixedCount:
 class BucketedTokens:
     """Steps of examples of like length, with about as many tokens in each.
 
-    `tokens` is what a worker's batch has at most, unless a single example has more. In sync mode a step has such a batch for each of
-    the `workers`, in async mode it is one.
+    `tokens` is what a worker computes at once at most, unless a single example has more. Its batch of a step is `micro_batches` of that,
+    of one bucket, so that `Batches.in_micro_batches` cuts them by their number and each keeps to the budget. In sync mode a step has the
+    batches of all `workers`, in async mode that of one.
     """
 
     tokens: int
     workers: int
     mode: Literal["sync", "async"]
+    micro_batches: int = 1
 
     @property
     def by_count(self) -> bool:
@@ -119,7 +124,7 @@ class BucketedTokens:
     @property
     def buckets(self) -> TokenBudget | None:
         """See `BatchRule.buckets`."""
-        return TokenBudget(self.tokens, self.workers if self.mode == "sync" else 1)
+        return TokenBudget(self.tokens, self.micro_batches * (self.workers if self.mode == "sync" else 1))
 
     def cut(self, order: Indices, skip: int) -> Bounds:
         """Raise ValueError: the steps follow from the buckets."""
@@ -129,5 +134,5 @@ class BucketedTokens:
 def batch_rule(job: Job) -> BatchRule:
     """Return how a job's epochs are cut into steps."""
     if job.batch_tokens is not None:
-        return BucketedTokens(job.batch_tokens, job.workers, job.mode)
+        return BucketedTokens(job.batch_tokens, job.workers, job.mode, job.accumulate)
     return FixedCount(job.global_batch, job.workers, job.mode)

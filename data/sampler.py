@@ -154,6 +154,15 @@ class Sampler:
             return skip
         return int(self._bounds_after(skip, epoch, arranged)[step_in_epoch])
 
+    def examples_at_once(self, most: int) -> int:
+        """Return how many of any training examples, at most `most` and at least one, a worker may compute at once, to warm up.
+
+        Where batches are filled by tokens, as many of the longest as fit; a batch of shorter ones has more.
+        """
+        if self.rule.buckets is not None:
+            most = min(most, self.rule.buckets.tokens // int(self._by_length().edges[-1]))
+        return max(1, min(most, self.size))
+
     def arranged_after(self, skip: int, arranged: Arranged) -> Arranged:
         """Return how the order of an epoch comes about whose first `skip` examples were consumed as `arranged` says, and the rest here.
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import UsageError
 from ..core.job import Job
-from ..core.learning_rate import base_learning_rate
+from ..core.learning_rate import base_learning_rate, warms_up_itself
 
 __all__ = ["base_learning_rate", "learning_rates", "refuse_without_width"]
 
@@ -59,7 +59,6 @@ def learning_rates(
         updates = steps + 1.0
         rates *= job.schedule_coefficient * width**-0.5
         rates *= np.minimum(updates**-0.5, updates * job.warmup_steps**-1.5)
-        return rates
-    if job.warmup_steps:
+    if job.warmup_steps and not warms_up_itself(job.schedule):
         rates *= np.minimum((steps + 1.0) / job.warmup_steps, 1.0)
     return rates

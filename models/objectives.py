@@ -26,9 +26,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.errors import RunFailedError, UsageError
+from ..core.suggestions import nearest
 from ..core.units import Target
 from ..metrics import LOSS, Better, Metric, MetricInfo
 from ..metrics.base import MOST_METRICS, MOST_SUMS
@@ -105,7 +106,9 @@ class Objective:
         if until is None:
             return
         if until.metric not in names:
-            raise UsageError.of("until", until.text, f"{allowed}, such as {self._goal(self.infos[0])}", names)
+            near = nearest(until.metric, names)
+            hint = "" if near is None else f" Did you mean {replace(until, metric=near).text!r}?"
+            raise UsageError(f"until: got {until.text!r}; allowed: {allowed}, such as {self._goal(self.infos[0])}.{hint}")
         info = self.info(until.metric)
         bounds = self._bounds(info)
         if bounds is not None and not bounds[0] <= until.value <= bounds[1]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,20 +18,25 @@ from numpy.typing import NDArray
 
 from ...core.job import Job
 from ...data.base import IMAGE, DataInfo, Dataset, Split
-from ...data.columns import LENGTHS, Column, ColumnSpec
+from ...data.columns import LENGTHS, ColumnSpec
 from ...models.base import ModelSpec
 from .preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
 
 __all__ = [
     "RESIDENT_FLOAT_BYTES",
     "SMALL_ELEMENTS",
+    "SPLITS",
     "Batch",
     "ColumnTensors",
     "Layout",
+    "MappedFile",
     "Resident",
+    "file_contents",
     "layout_for",
+    "mapped_file",
     "resident",
     "resident_from_arrays",
+    "with_mapped_files",
 ]
 
 RESIDENT_FLOAT_BYTES = 1 << 30
@@ -45,6 +50,8 @@ of AlexNet, and they would take four times the memory."""
 MAPPED_BYTES = 64 << 20
 """Sequences of this size are read from their file: TensorFlow would hold them as int32, twice as large, in each task."""
 
+SPLITS: tuple[Split, ...] = ("train", "test")
+
 ColumnTensors: TypeAlias = tf.Tensor | dict[str, tf.Tensor]
 """One column of a fixed shape, or tensors by name; see models/base.py."""
 
@@ -56,11 +63,37 @@ VALUES, OFFSETS = ".values", ".offsets"
 
 
 @dataclass(frozen=True, slots=True)
+class MappedFile:
+    """A column's values in their file, as TensorFlow maps it: `elements` of type `dtype`, the first `header` of which are no values."""
+
+    filename: str
+    dtype: np.dtype[Any]
+    header: int
+    elements: int
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """Shape and type of the whole file."""
+        return tf.TensorSpec([self.elements], tf.as_dtype(self.dtype))
+
+
+def mapped_file(values: NDArray[Any]) -> MappedFile | None:
+    """Return the file of a large column of sequences, None where `values` are not all of one, or small enough to be held."""
+    if not isinstance(values, np.memmap) or values.filename is None or values.ndim != 1 or values.offset % values.itemsize:
+        return None
+    if values.nbytes < MAPPED_BYTES:
+        return None
+    header = values.offset // values.itemsize
+    return MappedFile(str(values.filename), values.dtype, header, header + len(values))
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """How what a model reads of the data lies in memory: its columns `inputs` and `target`.
 
     `channels_last`: images are [n, h, w, c] instead of [n, c, h, w]. `changing`: training images are augmented. `compiled`: XLA compiles
-    how a batch of stored pixels is normalised.
+    how a batch of stored pixels is normalised. `mapped` are the columns of each split that stay in their files, by split and name; their
+    offsets count from the file's beginning.
     """
 
     info: DataInfo
@@ -69,6 +102,7 @@ class Layout:
     channels_last: bool
     changing: bool
     compiled: bool
+    mapped: Mapping[tuple[Split, str], MappedFile] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
@@ -82,6 +116,11 @@ class Layout:
         return small and not (self.changing and split == "train")
 
     @property
+    def has_small_ops(self) -> bool:
+        """Whether a step consists of small ops: images are neither convolved nor changed, and there are no products of whole sequences."""
+        return not self.channels_last and not any(column.varies for column in self.columns)
+
+    @property
     def image_shape(self) -> tuple[int, ...]:
         """The shape of an image as it lies in memory."""
         channels, height, width = self.info.input_shape
@@ -91,17 +130,20 @@ class Layout:
         """Return stored images as they are to lie in memory."""
         return np.ascontiguousarray(images_nchw.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images_nchw)
 
-    def arrays(self, data: Dataset, split: Split, without: Collection[str] = ()) -> dict[str, NDArray[Any]]:
+    def arrays(self, data: Dataset, split: Split) -> dict[str, NDArray[Any]]:
         """Return a split's arrays by name, before any op: pixels as uint8, whole numbers as int32, offsets as int64, others as float32.
 
-        `without` are columns that are left out.
+        Of a column that is mapped they are the offsets alone.
         """
         found: dict[str, NDArray[Any]] = {}
-        for spec in (spec for spec in self.columns if spec.name not in without):
+        for spec in self.columns:
             if spec.name == IMAGE:
                 found[spec.name] = self.laid(data.images(split))
                 continue
             column = data.column(split, spec.name)
+            if (file := self.mapped.get((split, spec.name))) is not None:
+                found[spec.name + OFFSETS] = np.asarray(column.offsets) + file.header
+                continue
             values = np.asarray(column.values).astype(_number_type(spec).as_numpy_dtype)
             if column.offsets is None:
                 found[spec.name] = values
@@ -110,14 +152,19 @@ class Layout:
         return found
 
     def array_specs(self, split: Split) -> dict[str, tf.TensorSpec]:
-        """Return shape and type of what `arrays` returns, in its order; the number of values of all examples together is not known."""
+        """Return shape and type of what `arrays` returns, in its order; the number of values of all examples together is not known.
+
+        Of a column that is mapped they are those of its file.
+        """
         size = self.info.sizes[split]
         found: dict[str, tf.TensorSpec] = {}
         for spec in self.columns:
             if spec.name == IMAGE:
                 found[spec.name] = tf.TensorSpec([size, *self.image_shape], tf.uint8)
             elif spec.varies:
-                found[spec.name + VALUES] = tf.TensorSpec([None, *spec.fixed_shape], _number_type(spec))
+                file = self.mapped.get((split, spec.name))
+                held = tf.TensorSpec([None, *spec.fixed_shape], _number_type(spec))
+                found[spec.name + VALUES] = held if file is None else file.spec
                 found[spec.name + OFFSETS] = tf.TensorSpec([size + 1], tf.int64)
             else:
                 found[spec.name] = tf.TensorSpec([size, *spec.fixed_shape], _number_type(spec))
@@ -244,30 +291,27 @@ class Resident:
 
 def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
     """Put a split on the current device; large columns of sequences stay in the store's files, which all tasks of a node share."""
+    layout = with_mapped_files(layout, data)
+    arrays = layout.arrays(data, split)
     mapped: dict[str, tf.Tensor] = {}
-    large = [spec for spec in layout.columns if spec.varies and _is_large_file(data.column(split, spec.name).values)]
-    for spec in large:
-        mapped |= _mapped(spec, data.column(split, spec.name))
-    arrays = layout.arrays(data, split, [spec.name for spec in large])
+    for name, file in ((name, file) for (of, name), file in layout.mapped.items() if of == split):
+        mapped[name + VALUES] = file_contents(file, file.filename)
+        with tf.device("CPU"):  # from where a batch goes to the device
+            mapped[name + OFFSETS] = tf.constant(arrays.pop(name + OFFSETS))
     return resident_from_arrays(layout, split, {**{name: tf.constant(array) for name, array in arrays.items()}, **mapped})
 
 
-def _is_large_file(values: NDArray[Any]) -> bool:
-    whole = isinstance(values, np.memmap) and values.filename is not None and values.ndim == 1 and values.offset % values.itemsize == 0
-    return whole and values.nbytes >= MAPPED_BYTES
+def with_mapped_files(layout: Layout, data: Dataset) -> Layout:
+    """Return the layout of data whose large columns of sequences stay in their files, alike in every process that has the same data."""
+    columns = [(split, spec.name) for split in SPLITS for spec in layout.columns if spec.varies]
+    found = {(split, name): mapped_file(data.column(split, name).values) for split, name in columns}
+    return replace(layout, mapped={key: file for key, file in found.items() if file is not None})
 
 
-def _mapped(spec: ColumnSpec, column: Column) -> dict[str, tf.Tensor]:
-    """Return a column's values as TensorFlow maps their file, header included, and offsets that are counted from the file's beginning."""
-    values = column.values
-    if not isinstance(values, np.memmap):
-        raise TypeError(f"{spec.name} is no map of a file")
-    header = values.offset // values.itemsize
-    with tf.device("CPU"):  # from where a batch goes to the device
-        region = tf.raw_ops.ImmutableConst(
-            dtype=tf.as_dtype(values.dtype), shape=[header + len(values)], memory_region_name=str(values.filename)
-        )
-        return {spec.name + VALUES: region, spec.name + OFFSETS: tf.constant(np.asarray(column.offsets) + header)}
+def file_contents(file: MappedFile, path: str) -> tf.Tensor:
+    """In ops: map a file that is at `path` where they run, header included. They fail where it is shorter than `file` says."""
+    with tf.device("CPU"):
+        return tf.raw_ops.ImmutableConst(dtype=file.spec.dtype, shape=file.spec.shape, memory_region_name=path)
 
 
 def resident_from_arrays(layout: Layout, split: Split, arrays: Mapping[str, tf.Tensor]) -> Resident:

@@ -1,11 +1,13 @@
 """The card's ceiling: how fast its matrix products in bf16 would do the arithmetic of a training step, if a step were nothing else.
 
-A step is one large square product of about as many operations; its time is scaled to exactly as many.
+A step is one large square product of about as many operations; its time is scaled to exactly as many. Of text, source and target count as
+of one length, and what attention multiplies without weights does not count.
 """
 
 from __future__ import annotations
 
 import torch
+from text_batches import text_batches
 from workload import Timer, read_workload
 
 MULTIPLE = 256
@@ -28,7 +30,8 @@ class Scaled(Timer):
 def main() -> None:
     """Multiply."""
     work, timer = read_workload(), Scaled()
-    operations = work.spec.training_flops * work.batch_size
+    tokens = sum(batch.tokens for batch in text_batches(work)[work.warmup :]) if work.batch_tokens else None
+    operations = work.spec.training_flops * (work.batch_size if tokens is None else tokens / work.steps)
     side = max(SMALLEST, round((operations / 2) ** (1 / 3) / MULTIPLE) * MULTIPLE)
     timer.factor = operations / (2 * side**3)
     left, right = (torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -40,7 +43,7 @@ def main() -> None:
         left @ right
     torch.cuda.synchronize()
     timer.end()
-    timer.report_mean(work, 0.0, work.steps)
+    timer.report_mean(work, 0.0, work.steps, **({} if tokens is None else {"target_tokens": tokens}))
 
 
 main()

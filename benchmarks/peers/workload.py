@@ -33,6 +33,8 @@ LOSSES_SHOWN = 500
 class Workload:
     """The job: `warmup` + `steps` updates of SGD on batches of `batch_size` examples a worker; the clock sees the last `steps`.
 
+    Of text: updates of Adam with `beta2` and `epsilon`, on batches of at most `batch_tokens` target tokens.
+
     `precision` is that of convolutions and matrix products. `variant` chooses among settings of a script that has several. `initial` has
     the initial weights, float32, by name in torch's layouts (dense [out, in], convolutions OIHW), in the order of the layers.
     """
@@ -49,6 +51,10 @@ class Workload:
     data: StoredDataset
     spec: ModelSpec
     initial: dict[str, NDArray[np.float32]]
+    batch_tokens: int = 0
+    model: str = ""
+    beta2: float = 0.0
+    epsilon: float = 0.0
 
     @property
     def images(self) -> NDArray[np.uint8]:
@@ -125,7 +131,13 @@ class Timer:
         values = losses.astype(np.float64)
         self.report_mean(workload, float(values[workload.warmup :].mean()), workload.steps, values[:LOSSES_SHOWN].tolist())
 
-    def report_mean(self, workload: Workload, mean_loss: float, mean_over: int, losses: Sequence[float] = ()) -> None:
+    def report_text(self, workload: Workload, target_tokens: float, losses: NDArray[np.float32]) -> None:
+        """Print the same with how many target tokens, without padding, the updates after the warm-up had."""
+        values = losses.astype(np.float64)
+        mean = float(values[workload.warmup :].mean())
+        self.report_mean(workload, mean, workload.steps, values[:LOSSES_SHOWN].tolist(), target_tokens=target_tokens)
+
+    def report_mean(self, workload: Workload, mean_loss: float, mean_over: int, losses: Sequence[float] = (), **further: float) -> None:
         """Print the one line that `benchmarks` reads. `mean_loss` is that of the first `mean_over` updates after the warm-up."""
         found = {
             "steps": workload.steps,
@@ -136,6 +148,7 @@ class Timer:
             "mean_loss": mean_loss,
             "mean_over": mean_over,
             "threads": workload.threads,
+            **further,
         }
         print("RESULT " + json.dumps(found), flush=True)
 
@@ -146,14 +159,21 @@ def read_workload() -> Workload:
     for name, kind in (
         ("steps", int),
         ("warmup", int),
-        ("batch-size", int),
         ("lr", float),
-        ("momentum", float),
         ("seed", int),
         ("threads", int),
         ("parent", int),
     ):
         parser.add_argument(f"--{name}", type=kind, required=True)
+    for name, kind, without in (
+        ("batch-size", int, 0),
+        ("batch-tokens", int, 0),
+        ("momentum", float, 0.0),
+        ("beta2", float, 0.0),
+        ("epsilon", float, 0.0),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=without)
+    parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--precision", required=True)
@@ -163,6 +183,8 @@ def read_workload() -> Workload:
         die_with_parent(given.parent)
     data = open_dataset(given.data)
     spec: ModelSpec = build_model(given.model, data.info)
+    if (given.optimizer == "adam") != bool(given.batch_tokens) or (not given.batch_size and not given.batch_tokens):
+        raise SystemExit("the peers know SGD on batches of examples, and Adam on batches of target tokens")
     return Workload(
         steps=given.steps,
         warmup=given.warmup,
@@ -176,4 +198,8 @@ def read_workload() -> Workload:
         data=data,
         spec=spec,
         initial=spec.initial(given.seed),
+        batch_tokens=given.batch_tokens,
+        model=given.model,
+        beta2=given.beta2,
+        epsilon=given.epsilon,
     )

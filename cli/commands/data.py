@@ -11,7 +11,7 @@ import click
 
 from ...core.errors import DamagedStoreError
 from ...data.base import DataInfo, TextFeatures
-from ...data.store import stored_dataset
+from ...data.store import dataset_list, stored_dataset
 from ...data.store.description import described
 from ...data.store.location import cache_root
 from ...data.store.removal import find_stores, remove_store
@@ -30,13 +30,13 @@ def data() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_command(as_json: bool) -> None:
     """Show every dataset that can be trained on, and which of them are prepared."""
-    rows = stored_dataset.list_datasets()
+    rows = dataset_list.list_datasets()
     if as_json:
         click.echo(json.dumps({"cache": str(cache_root()), "datasets": [asdict(row) for row in rows]}, indent=2))
         return
     table = [("NAME", "PREPARED", "TRAIN", "TEST", "SIZE", "DESCRIPTION")]
     table += [
-        (row.name, "yes" if row.prepared else "no", _count(row.train), _count(row.test), _size(row.bytes), _description(row))
+        (row.name, "yes" if row.prepared else row.begun or "no", _count(row.train), _count(row.test), _size(row.bytes), _description(row))
         for row in rows
     ]
     _print_table(table)
@@ -87,7 +87,7 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
 
     Exits with 1 where a file is damaged, and names it.
     """
-    chosen = names or list(dict.fromkeys(row.name.partition(":")[0] for row in stored_dataset.list_datasets() if row.prepared))
+    chosen = names or list(dict.fromkeys(row.name.partition(":")[0] for row in dataset_list.list_datasets() if row.prepared))
     reports = [report for name in chosen for report in stored_dataset.verify(name)]
     if as_json:
         documents = [
@@ -106,10 +106,14 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
 @data.command("remove")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def remove_command(names: Sequence[str]) -> None:
-    """Remove the stores of datasets, those of earlier releases too. Original files stay; a run makes the store that it needs again."""
+    """Remove the stores of datasets, those of earlier releases too, and what interrupted preparations left.
+
+    Original files stay; a run makes the store that it needs again.
+    """
     stores = {folder: name for name in names for folder in find_stores(name)}  # all are known before one is removed
     for folder, name in stores.items():
-        click.echo(f"{name}: removed {folder} ({_size(remove_store(folder))})")
+        begun = "" if folder.exists() else "what an interrupted preparation left of "
+        click.echo(f"{name}: removed {begun}{folder} ({_size(remove_store(folder))})")
 
 
 def _raise_for_damage(reports: Iterable[stored_dataset.StoreReport]) -> None:
@@ -144,7 +148,7 @@ def _examples(info: DataInfo) -> str:
     return f"pairs ({'-'.join(info.features.languages)}, {max(info.features.vocabulary_sizes.values()):,} pieces)"
 
 
-def _description(row: stored_dataset.DatasetStatus) -> str:
+def _description(row: dataset_list.DatasetStatus) -> str:
     origin = f" [from {row.data_dir}]" if row.data_dir else ""
     synthetic = " [synthetic]" if row.synthetic else ""
     text = f" [{'-'.join(row.languages)}, {row.pieces:,} pieces]" if row.languages and row.pieces else ""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...backends.base import State
 from ...checkpoint.compatibility import rebuilt_model
-from ...checkpoint.selection import ChosenWeights
+from ...checkpoint.selection import ChosenWeights, Selection
 from ...core.errors import UsageError, writing
 from ...core.job import Job
 from ...core.untrusted.console import note
@@ -24,7 +24,7 @@ from ...launch.standalone.evaluation import Evaluated, Evaluator
 from ...metrics import MetricInfo
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
-from ..checkpoint_options import checkpoint_options, selection_of
+from ..checkpoint_options import checkpoint_options
 from ..options import GivenPath, decoding_options, model_option, trust_option
 from ..trained_job import fitting_data, trained_job, trained_weights
 
@@ -47,10 +47,7 @@ __all__ = ["evaluate"]
 @trust_option("Take")
 def evaluate(
     source: Path,
-    best: bool,
-    checkpoint: str | None,
-    average_checkpoints: int,
-    weights: str | None,
+    selection: Selection,
     model: str | None,
     data: str | None,
     data_dir: Path | None,
@@ -68,7 +65,6 @@ def evaluate(
 
     RUN is a run directory, whose newest sound checkpoint is taken unless another is asked for; CHECKPOINT is one of those.
     """
-    selection = selection_of(best=best, checkpoint=checkpoint, average_checkpoints=average_checkpoints, weights=weights)
     if split not in ("test", "train"):
         raise UsageError.of("--split", split, "test, train", ["test", "train"])
     if predictions is not None:

@@ -13,6 +13,7 @@ from ...core.units import MOST_AMOUNT
 from ...records.store.jsonl import finite_json
 from ...report.catalog.locate import find_run
 from ...report.catalog.run import Run
+from ...report.catalog.unfinished import as_recorded
 from ...report.diagnosis.advice import advise
 from ...report.diagnosis.text import headline, notes, page
 from ...report.diagnosis.verdict import explain as explain_run
@@ -44,11 +45,12 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
     Then the questions that people ask of a run: how long the plan takes, whether it still learns, how busy processors and network are, why
     the learning rate has its shape, how large training set and checkpoints are.
 
-    RUN is a run directory, or the name of one below --out. The run has to have ended; trainer watch has the time left of one at work.
+    RUN is a run directory, or the name of one below --out. Of one that is still at work, or was killed, it says what the records tell so
+    far, and what is missing; trainer watch has the time left of one at work.
     """
     if planned_steps is not None and planned_epochs is not None:
         raise UsageError("planned-steps and planned-epochs: give one of the two.")
-    found = Run(find_run(run, out))
+    found = as_recorded(Run(find_run(run, out)))
     explanation = explain_run(found)
     warn_of_lost_updates([found])
     advice = advise(explanation)

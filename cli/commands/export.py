@@ -18,7 +18,7 @@ from ...backends.capabilities import ExportFormat
 from ...backends.export import PLAIN, PLAIN_FORMATS
 from ...backends.loading import declared_capabilities, load_backend
 from ...checkpoint import CHECKPOINTS, DamagedCheckpointError, is_checkpoint, list_checkpoints, read_checkpoint
-from ...checkpoint.selection import ChosenWeights, held
+from ...checkpoint.selection import ChosenWeights, Selection, held
 from ...core.errors import TrainerError, UsageError
 from ...core.plugins import Plugin, available
 from ...core.process import python
@@ -26,7 +26,7 @@ from ...core.untrusted.console import note
 from ...launch.node.scratch import make_scratch, remove_scratch
 from ...launch.resume.trust import LINK, refuse_foreign
 from ...records.store.file_index import UNKNOWN, describe_folder
-from ..checkpoint_options import checkpoint_options, selection_of
+from ..checkpoint_options import checkpoint_options
 from ..interrupts import TerminationAsInterrupt
 from ..options import GivenPath, check_typed_model, model_option, name_settings, trust_option
 from ..run_arguments import find_run_or_checkpoint
@@ -56,10 +56,7 @@ class Choice:
 @trust_option("Take")
 def export(
     source: Path,
-    best: bool,
-    checkpoint: str | None,
-    average_checkpoints: int,
-    weights: str | None,
+    selection: Selection,
     model: str | None,
     format_name: str | None,
     output: Path | None,
@@ -75,13 +72,11 @@ def export(
     if describe == (format_name is not None):
         raise UsageError(f"--format: give one of {', '.join(_choices())}; or --describe to list the files.")
     if describe:
-        given = {"--model": model, "--best": best, "--checkpoint": checkpoint, "--weights": weights}
-        for option in [option for option, value in given.items() if value] + ["--average-checkpoints"] * (average_checkpoints > 1):
+        for option in (*(["--model"] if model else []), *selection.given):
             raise UsageError(f"{option}: belongs to --format; --describe loads no model")
         _describe(source, as_json=as_json)
         return
     choice = _choice(format_name or "")
-    selection = selection_of(best=best, checkpoint=checkpoint, average_checkpoints=average_checkpoints, weights=weights)
     with held(find_run_or_checkpoint(source), selection) as chosen:
         for error in chosen.damaged:
             note(f"{error} Another one is taken.")

@@ -11,7 +11,8 @@ import click
 from ...core.errors import UsageError
 from ...core.plugins import Plugin, available, load
 from ...core.settings.job_fields import schema
-from ...data.base import DataInfo
+from ...data.base import DataInfo, TextFeatures
+from ...data.columns import ColumnSpec
 from ...data.store.stored_dataset import open_dataset
 from ...models.arguments import Argument, arguments_of
 from ...models.build import build_model
@@ -19,12 +20,25 @@ from ...models.build import build_model
 __all__ = ["ModelRow", "describe_models", "models"]
 
 
+PIECES = 8000
+"""The vocabulary that models of sequences are sized for."""
+
+TEXT = DataInfo(
+    f"text of {PIECES:,} pieces",
+    {"train": 1, "test": 1},
+    tuple(ColumnSpec(name, "uint16", (None,)) for name in ("source", "target")),
+    TextFeatures({"source": PIECES, "target": PIECES}),
+)
+"""Pairs in one vocabulary, as every dataset of text has them; no such dataset is prepared for a table."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model: one sentence, its arguments, its number of parameters on the default dataset, the backends it has a forward function for.
+    """A model: one sentence, its arguments, its number of parameters, the backends it has a forward function for.
 
-    `arguments` has what may be given by name, with its default. `parameters` is None, and `problem` says why, where the model does not
-    load or does not fit that dataset; `description` is empty where it does not load.
+    `arguments` has what may be given by name, with its default. `parameters_data` is what the size is for: the default dataset, or for a
+    model of sequences text of `PIECES` pieces. `parameters` is None, and `problem` says why, where the model does not load or fits
+    neither; `description` is empty where it does not load.
     """
 
     name: str
@@ -39,7 +53,7 @@ class ModelRow:
 @click.command("models", short_help="Show the models and the backends they run on.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 def models(as_json: bool) -> None:
-    """Show each known model with its size on the default dataset and the backends it runs on."""
+    """Show each known model with its size and the backends it runs on: for the default dataset, or for text where it reads sequences."""
     rows = describe_models()
     click.echo(json.dumps([asdict(row) for row in rows], indent=2) if as_json else "\n".join(map(_line, rows)))
 
@@ -58,10 +72,13 @@ def _row(plugin: Plugin, data: DataInfo) -> ModelRow:
         description = (module.__doc__ or "").strip().split("\n")[0]
     except UsageError as error:
         return ModelRow(plugin.name, "", None, data.name, backends, str(error))
-    try:
-        return ModelRow(plugin.name, description, build_model(plugin.name, data).size, data.name, backends, arguments=arguments)
-    except UsageError as error:
-        return ModelRow(plugin.name, description, None, data.name, backends, str(error), arguments)
+    problems = []
+    for info in (data, TEXT):
+        try:
+            return ModelRow(plugin.name, description, build_model(plugin.name, info).size, info.name, backends, arguments=arguments)
+        except UsageError as error:
+            problems.append(str(error))
+    return ModelRow(plugin.name, description, None, data.name, backends, problems[0], arguments)
 
 
 def _described(argument: Argument) -> str:

@@ -100,6 +100,7 @@ def sweep(
         out = Path(ctx.params["out"]) if ctx.params["out"] is not None else points[0].job.out
         folder = out / _folder_name(sweep_name, config, points[0].job)
     _refuse_elsewhere(points)
+    _refuse_unknown(points)
     if not quiet:
         _tell_idle(points, request)
     if dry_run:
@@ -185,6 +186,21 @@ def _refuse_elsewhere(points: Sequence[Point]) -> None:
         raise UsageError(
             f"sweep: Slurm started {tasks} of these processes in one step, and each would do all of it; type: srun --ntasks 1 …"
         )
+
+
+def _refuse_unknown(points: Sequence[Point]) -> None:
+    """Raise UsageError, which names the point, for a model or data that there is not, and a vocabulary that the data cannot have."""
+    from ...models.build import written_out
+
+    known: set[tuple[Any, ...]] = set()
+    for number, point in enumerate(points, start=1):
+        job = point.job
+        if (asked := (job.model, job.data, job.data_dir, job.vocabulary)) not in known:
+            try:
+                written_out(job)
+            except UsageError as error:
+                raise UsageError(f"point {number} of {len(points)} ({point.text}): {error}") from error
+            known.add(asked)
 
 
 def _print_plan(points: Sequence[Point], request: Request, folder: Path, *, as_json: bool) -> None:

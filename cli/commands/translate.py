@@ -12,6 +12,7 @@ import click
 
 from ...backends.base import State
 from ...checkpoint.compatibility import rebuilt_model
+from ...checkpoint.selection import Selection
 from ...core.errors import TrainerError, UsageError
 from ...core.untrusted.console import note
 from ...data.sources.translation.tokenizer import Vocabulary
@@ -21,7 +22,7 @@ from ...models.decoding.search import Hypothesis
 from ...models.decoding.settings import Decoding
 from ...models.decoding.translation import VOCABULARY
 from ...records.store.jsonl import finite_json
-from ..checkpoint_options import checkpoint_options, selection_of
+from ..checkpoint_options import checkpoint_options
 from ..input_lines import LONGEST_LINE_BYTES, arriving_lines
 from ..options import GivenPath, decoding_options, model_option, trust_option
 from ..trained_job import fitting_data, trained_job, trained_weights
@@ -58,10 +59,7 @@ class _Line:
 @trust_option("Take")
 def translate(
     source: Path,
-    best: bool,
-    checkpoint: str | None,
-    average_checkpoints: int,
-    weights: str | None,
+    selection: Selection,
     model: str | None,
     data_dir: Path | None,
     backend: str | None,
@@ -79,7 +77,6 @@ def translate(
     its translation in the same place: of an empty line it is empty, and of one that cannot be translated (no UTF-8, or too long) too,
     which standard error tells and the exit code 1 at the end.
     """
-    selection = selection_of(best=best, checkpoint=checkpoint, average_checkpoints=average_checkpoints, weights=weights)
     options = {"model": model, "data": None, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
     chosen = trained_weights(source, selection, options, trusted=trust_run)
     meta = chosen.meta

@@ -17,7 +17,18 @@ from ...core.errors import UsageError
 from ..base import DatasetSource
 from .manifest import SCHEMA
 
-__all__ = ["CACHE_VARIABLE", "HasOriginals", "cache_root", "key_without_originals", "locked", "put_aside", "store_key", "stores_of"]
+__all__ = [
+    "CACHE_VARIABLE",
+    "HasOriginals",
+    "cache_root",
+    "is_locked",
+    "key_pattern",
+    "key_without_originals",
+    "locked",
+    "put_aside",
+    "store_key",
+    "stores_of",
+]
 
 CACHE_VARIABLE = "TRAINER_DATA_CACHE"
 _PLAIN_ARGUMENTS = re.compile(r"[\w=,.]{1,80}", re.ASCII)
@@ -88,11 +99,17 @@ def stores_of(name: str, source: DatasetSource, *, any_version: bool = False) ->
 
     `any_version`: also those of other versions of the dataset or the store, which nothing reads any more.
     """
+    pattern = key_pattern(name, source, any_version=any_version)
+    base, _ = _key_parts(name)
+    return sorted(folder for folder in cache_root().glob(f"{glob.escape(base)}-v*") if pattern.fullmatch(folder.name) and folder.is_dir())
+
+
+def key_pattern(name: str, source: DatasetSource, *, any_version: bool = False) -> re.Pattern[str]:
+    """Return what the folder names of a dataset's stores look like; arguments as in `stores_of`."""
     base, own = _key_parts(name)
     version = r"\d+(\.\d+)?" if any_version else re.escape(f"{SCHEMA}.{source.version}")
     arguments = re.escape(own) if own else r"(\+[^/]*)?"
-    pattern = re.compile(f"{re.escape(base)}-v{version}{arguments}(-[0-9a-f]{{{_FINGERPRINT_LENGTH}}})?")
-    return sorted(folder for folder in cache_root().glob(f"{glob.escape(base)}-v*") if pattern.fullmatch(folder.name) and folder.is_dir())
+    return re.compile(f"{re.escape(base)}-v{version}{arguments}(-[0-9a-f]{{{_FINGERPRINT_LENGTH}}})?")
 
 
 def _fingerprint(data_dir: Path, files: Sequence[Path]) -> str:
@@ -105,11 +122,26 @@ def _fingerprint(data_dir: Path, files: Sequence[Path]) -> str:
 
 
 @contextmanager
-def locked(root: Path, key: str) -> Iterator[None]:
-    """Hold the lock for making one store; others wait. The kernel frees it when the process ends, however it ends."""
+def locked(root: Path, key: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock for making one store; others wait. The kernel frees it when the process ends, however it ends.
+
+    Without `wait` it raises BlockingIOError where a process holds the lock, which makes the store now.
+    """
     with open(root / f".{key}.lock", "ab") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
+
+
+def is_locked(root: Path, key: str) -> bool:
+    """Return whether a process makes that store now; writes nothing."""
+    try:
+        with open(root / f".{key}.lock", "rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def put_aside(store: Path) -> Path:

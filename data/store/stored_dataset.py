@@ -16,10 +16,9 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core import plugins
 from ...core.errors import DamagedStoreError, TrainerError, UsageError
 from ...core.untrusted.bounded_json import open_regular
-from ..base import IMAGE, LABEL, DataInfo, DatasetSource, Split, TextFeatures
+from ..base import IMAGE, LABEL, DataInfo, Split, TextFeatures
 from ..columns import TOKENS, Column
 from ..normalisation import normal_table
 from .build import build_store
@@ -40,7 +39,7 @@ from .manifest import (
 )
 from .resolve import resolve
 
-__all__ = ["DatasetStatus", "StoreReport", "StoredDataset", "list_datasets", "open_dataset", "prepare", "verify", "verify_store"]
+__all__ = ["StoreReport", "StoredDataset", "open_dataset", "prepare", "verify", "verify_store"]
 
 _PART = 1 << 23
 """Numbers of a map that are looked at at a time."""
@@ -120,33 +119,6 @@ class StoredDataset:
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetStatus:
-    """A row of ``trainer data list``: a dataset, and one store of it where there is one (`data_dir` where made from the user's files).
-
-    `left_out` names the originals that are not in the store; `languages` and `pieces`, the size of the
-    vocabulary, are those of text. `problem` says why the source cannot be used, or what is wrong with the
-    store at first sight.
-    """
-
-    name: str
-    description: str
-    prepared: bool
-    version: int | None = None
-    train: int | None = None
-    test: int | None = None
-    classes: int | None = None
-    input_shape: tuple[int, int, int] | None = None
-    languages: tuple[str, ...] | None = None
-    pieces: int | None = None
-    synthetic: bool | None = None
-    bytes: int | None = None
-    path: str | None = None
-    data_dir: str | None = None
-    left_out: tuple[str, ...] = ()
-    problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class StoreReport:
     """What `verify` found in one store."""
 
@@ -199,21 +171,8 @@ def verify(name: str) -> list[StoreReport]:
     return [verify_store(found.name, folder) for folder in folders]
 
 
-def list_datasets() -> list[DatasetStatus]:
-    """Return a row for every store of every known dataset, and one for a dataset without a store. A broken source has a row too."""
-    rows: list[DatasetStatus] = []
-    for name in plugins.available("dataset"):
-        try:
-            source = resolve(name).source
-        except TrainerError as error:
-            rows.append(DatasetStatus(name, "", prepared=False, problem=str(error)))
-            continue
-        stores = [_status(name, source, folder) for folder in stores_of(name, source)]
-        rows += stores or [DatasetStatus(name, source.description, prepared=False, version=source.version)]
-    return rows
-
-
 def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> StoredDataset:
+    """Open a store. Its digests are computed where the stamp does not vouch for its files, or ``always``."""
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -223,6 +182,17 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
     changed = always or not digests_verified(folder, before)
     if changed:
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
+    found = _mapped(folder, manifest, name, data_dir, look_inside=changed)
+    if changed:
+        remember(folder, before)
+    return found
+
+
+def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
+    """Map a store whose files are of the right sizes. `look_inside`: see to it that every class and token is one that there is.
+
+    Raises DamagedStoreError where the files are not what the manifest says.
+    """
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
     columns = _image_columns(arrays) if isinstance(manifest, Manifest) else _columns(manifest, arrays)
     attachments = manifest.attachments if isinstance(manifest, ColumnManifest) else {}
@@ -231,12 +201,10 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
         problem = found.wrong_with(info.column(column))
         if problem is None and len(found) != manifest.sizes[split]:
             problem = f"{column} has {len(found)} examples instead of {manifest.sizes[split]}"
-        if problem is None and changed:
+        if problem is None and look_inside:
             problem = _out_of_range(info, column, found)
         if problem is not None:
             raise _damaged(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
-    if changed:
-        remember(folder, before)
     return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns, attachments)
 
 
@@ -303,41 +271,16 @@ def verify_store(name: str, folder: Path) -> StoreReport:
     if manifest.name.partition(":")[0] != name.partition(":")[0]:
         return StoreReport(name, str(folder), (FileCheck(MANIFEST, size, f"says that it is of {manifest.name!r}"),))
     manifest_check = FileCheck(MANIFEST, size, None)
+    sizes = check_sizes(folder, manifest)
+    before = identity(folder, manifest) if not any(check.problem for check in sizes) else None
     checks = check_digests(folder, manifest)
-    if not any(check.problem for check in checks):
+    if before is not None and not any(check.problem for check in checks):
         try:
-            _open(folder, manifest.name, None, always=True)
+            _mapped(folder, manifest, manifest.name, None, look_inside=True)
+            remember(folder, before)
         except DamagedStoreError as error:
             checks.append(FileCheck("contents", None, str(error)))
     return StoreReport(manifest.name, str(folder), (manifest_check, *checks))
-
-
-def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
-    try:
-        manifest = read_manifest(folder)
-    except ValueError as error:
-        return DatasetStatus(
-            name, source.description, prepared=True, version=source.version, path=str(folder), problem=f"{MANIFEST} {error}"
-        )
-    problems = [f"{check.name} {check.problem}" for check in check_sizes(folder, manifest) if check.problem]
-    return DatasetStatus(
-        manifest.name,
-        source.description,
-        prepared=True,
-        version=manifest.version,
-        train=manifest.sizes["train"],
-        test=manifest.sizes["test"],
-        classes=manifest.classes if isinstance(manifest, Manifest) else None,
-        input_shape=manifest.input_shape if isinstance(manifest, Manifest) else None,
-        languages=manifest.languages if isinstance(manifest, ColumnManifest) else None,
-        pieces=max(manifest.vocabulary_sizes.values(), default=None) if isinstance(manifest, ColumnManifest) else None,
-        synthetic=manifest.synthetic,
-        bytes=manifest.total_bytes,
-        path=str(folder),
-        data_dir=manifest.data_dir,
-        left_out=manifest.left_out,
-        problem="; ".join(problems) or None,
-    )
 
 
 def _expect_sound(checks: Sequence[FileCheck], folder: Path, name: str, data_dir: Path | None) -> None:

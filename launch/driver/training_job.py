@@ -20,6 +20,7 @@ from ...core.errors import RunFailedError, TrainerError
 from ...core.job import Job
 from ...core.plugins import forward_plugin
 from ...core.units import Target
+from ...core.worker_layout import procs_per_node_of
 from ...data.amounts import split_amounts
 from ...data.augment import augmentation
 from ...data.sampler import Sampler, padding_share, run_sampler
@@ -90,15 +91,17 @@ class TrainingJob:
         if asked.mode == "async" and asked.accumulate > 1:
             batch = (None, asked.per_worker_batch * workers)
         share = asked.per_worker_batch if asked.mode == "async" else math.ceil(asked.global_batch / workers)
+        accumulate = math.ceil(share / asked.micro_batch) if asked.accumulate > 1 else 1
         if tokens is not None:
-            batch, tokens = (None, None), tokens if asked.mode == "async" else tokens * asked.workers // workers
+            batch = (None, None)
+            tokens = tokens if asked.mode == "async" else tokens * asked.workers * asked.accumulate // (workers * accumulate)
         changed = {
             "nodes": len(places),
-            "procs_per_node": by_node if len(set(by_node)) > 1 else by_node[0],
+            "procs_per_node": procs_per_node_of(by_node),
             "batch_size": batch[0],
             "global_batch_size": batch[1],
             "batch_tokens": tokens,
-            "accumulate": math.ceil(share / asked.micro_batch) if asked.accumulate > 1 else 1,
+            "accumulate": accumulate,
             "cores_per_node": limits if limits is None or len(limits) == 1 else tuple(limits[node] for node in places),
         }
         job = asked.model_copy(update=changed)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from ...core.errors import UsageError
+from ...core.worker_layout import procs_per_node_of
 from .base import Membership, Options, endpoint, ports_above
 
 __all__ = ["tf_config"]
@@ -48,7 +49,7 @@ def tf_config(environment: Mapping[str, str], options: Options) -> Membership | 
     here = [entry for entry in everyone if entry[2] == own[2]]
     used = {port for _, _, _, port in everyone}
     control = max(port for _, _, host, port in everyone if host == hosts[0])
-    shape: dict[str, int | tuple[int, ...]] = {"nodes": len(hosts), "procs_per_node": by_node if len(set(by_node)) > 1 else by_node[0]}
+    shape: dict[str, int | tuple[int, ...]] = {"nodes": len(hosts), "procs_per_node": procs_per_node_of(by_node)}
     if "ps" in cluster:
         shape["ps"] = len(cluster["ps"])
     return Membership(

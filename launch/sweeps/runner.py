@@ -14,6 +14,7 @@ from ...core.job import Job
 from ...core.settings.ineffective import idle_settings
 from ...core.settings.job_fields import environment_name
 from ...core.settings.sweeps import EARLIER, as_arguments
+from ...models.build import written_out
 from ...records.store.jsonl import DamagedRunError
 from ...records.store.run_directory import RunReader
 from ...records.text.numbers import duration_text, number_text, rate_text
@@ -110,11 +111,11 @@ def _run_point(sweep: SweepFolder, entry: Entry, signals: SignalsToChild, say: S
 
 
 def _typed(job: Job) -> list[str]:
-    """Return what a point's run does not take from its own files when it goes on, as it was typed for the sweep.
+    """Return what a point's run does not take from its own files when it goes on, as those have it, a vocabulary within the data's name.
 
     What a variable says the command reads there: it may hold a password.
     """
-    settings = foreign_settings(job.model_dump(mode="json"))
+    settings = foreign_settings(written_out(job).model_dump(mode="json"))
     return as_arguments({name: value for name, value in settings.items() if os.environ.get(environment_name(name)) != value})
 
 

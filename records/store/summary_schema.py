@@ -26,9 +26,8 @@ class _Evaluation(JsonObject):
     time_seconds: Seconds | None = None
     examples: Count | None = None
     loss: Loss | None = None
-    accuracy: Loss | None = None
     __pydantic_extra__: dict[str, Loss | None] = Field(init=False)
-    """The metrics of models that have others."""
+    """The metrics of the run's objective, by name: a run without accuracy has no field of that name."""
 
 
 class _Translated(JsonObject):
@@ -198,10 +197,16 @@ class Summary(JsonObject):
 
 
 def summary_type(path: Sequence[str]) -> Any:
-    """Return the type of a figure of ``summary.json``, which lies at `path`, or None in its place."""
+    """Return the type of a figure of ``summary.json``, which lies at `path`, or None in its place.
+
+    What an evaluation has beside its fields is a metric. Raises KeyError for what no summary has.
+    """
     declared: Any = Summary
     for name in path:
-        info = next(kind for kind in _parts(declared) if isinstance(kind, type) and issubclass(kind, JsonObject)).model_fields[name]
+        owner = next(kind for kind in _parts(declared) if isinstance(kind, type) and issubclass(kind, JsonObject))
+        if issubclass(owner, _Evaluation) and name not in owner.model_fields:
+            return Loss | None
+        info = owner.model_fields[name]
         declared = Annotated[(info.annotation, *info.metadata, Field())]
     return declared | None
 

@@ -28,9 +28,12 @@ _STATES = {"died": "it was killed before it could write one", "failed": "it fail
 class Run:
     """A run directory, read once: a file is opened when something in it is first asked for, and what was read is kept.
 
-    So a command opens only the files that it needs, and all that it says of a run is said of one state of it. Documents, evaluations and
-    events are kept; updates and samples, of which there may be millions, are read anew at each call of their methods. Any of these raises
-    DamagedRunError where its file cannot be read. A run at work is followed by `live.watched_run.WatchedRun`, which reads on.
+    So a command opens only the files that it needs, and all that it says of a run is said of one state of it. Documents, evaluations,
+    events and the nodes' series are kept; updates and samples, of which there may be millions, are read anew at each call of their methods.
+    Any of these raises DamagedRunError where its file cannot be read. A run at work is followed by `live.watched_run.WatchedRun`.
+
+    `recorded_until`: the run clock at the last record, of a run whose summary was computed from its records (`unfinished`); None where it
+    was read.
 
     `path` is the directory. `label` is what the run is called among others (`labels.labels`), None where it stands alone. `number` is its
     place among runs that are shown side by side, from 0.
@@ -42,6 +45,7 @@ class Run:
         self.path = self._reader.path
         self.label = label
         self.number = number
+        self.recorded_until: float | None = None
 
     @classmethod
     def of_documents(
@@ -55,9 +59,15 @@ class Run:
     ) -> Run:
         """Return a run whose documents are at hand: ``summary.json``, ``job.json``, and the nodes of ``env.json``. It has no records."""
         run = cls.__new__(cls)
-        run.path, run.label, run.number = path, label, 0
+        run.path, run.label, run.number, run.recorded_until = path, label, 0, None
         vars(run).update(_summary=summary, job=job, nodes=nodes)
         return run
+
+    def with_figures(self, summary: Mapping[str, Any], recorded_until: float) -> Run:
+        """Return the same run with a summary that was computed from its records, which go so far on the run clock."""
+        other = copy(self)
+        vars(other).update(_summary=summary, recorded_until=recorded_until)
+        return other
 
     def called(self, label: str, number: int = 0) -> Run:
         """Return the same run under a label among others; what has been read of it is not read again."""
@@ -164,6 +174,10 @@ class Run:
 
     def node_series(self) -> list[NodeSeries]:
         """Return the resource samples of each node as arrays, in node order; empty where there are none."""
+        return self._node_series
+
+    @cached_property
+    def _node_series(self) -> list[NodeSeries]:
         from ..series.arrays import read_samples
 
         return read_samples(self.path / "system.jsonl", resumed_seconds(self.job))

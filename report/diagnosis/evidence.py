@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.errors import UsageError
 from ...records.schema import Clock
 from ...records.store.jsonl import DamagedRunError
 from ...records.summary.node_usage import per_node
 from ...records.summary.segments import nodes_of_last_segment, resumed_seconds, with_segments
 from ..catalog.run import Run
+from ..catalog.unfinished import as_recorded
 from ..comparison.factors import changed_text
 from .links import Link, read_links
 from .time_shares import Shares, Worker, calibrated_segment, read_shares, read_workers
@@ -28,6 +28,7 @@ class Evidence:
     Of a calibrated run that was resumed the clock and the nodes of `summary`, the links, and what was counted are those of its last
     segment, which was calibrated; it began at `part_began_seconds` on the run clock, None for a run of one segment. Without a calibration
     all segments are added up. What other programs did is that of the whole run in both. `changed` says that it went on with other settings.
+    `recorded_until`: it wrote no summary (yet), and this one is computed from its records up to this time on the run clock.
     `steps_mixed`: it did, and its step times are those of all segments together, which an older release wrote.
     """
 
@@ -44,13 +45,13 @@ class Evidence:
     part_began_seconds: float | None
     changed: str | None
     steps_mixed: bool
+    state: str
+    recorded_until: float | None
 
 
 def read_evidence(run: Run) -> Evidence:
-    """Return what a verdict on a run rests on. Raises UsageError where it has no summary (yet)."""
-    if not run.has_summary:
-        advice = "wait until it has ended" if run.state in ("starting", "running") else "there is nothing to explain"
-        raise UsageError(f"run: {str(run.path)!r} has no summary.json, for it is {run.state}; {advice}.")
+    """Return what a verdict on a run rests on. Raises UsageError where it has recorded no update (yet)."""
+    run = as_recorded(run)
     summary, job, env = run.summary, run.job, run.nodes
     shares, workers, began, mixed = None, [], 0.0, False
     if (known := summary.get("time_shares")) is not None:
@@ -74,6 +75,8 @@ def read_evidence(run: Run) -> Evidence:
         part_began_seconds=began or None,
         changed=changed_text(run, "the verdict and the figures here are those of its last part") if began else changed_text(run),
         steps_mixed=mixed,
+        state=run.state,
+        recorded_until=run.recorded_until,
     )
 
 

@@ -265,10 +265,23 @@ def _traffic(view: NodeView) -> tuple[str, str]:
     return sent, received
 
 
+def _unfinished(state: str, recorded_until: float) -> str:
+    """Say what is missing of a run that has written no summary."""
+    at_work = state in ("starting", "running")
+    ended = "was killed before it could write one" if state == "died" else f"is {state}"
+    why = "is still at work" if at_work else ended
+    until, more = number_text(recorded_until, 1), "whatever comes yet" if at_work else "what it did after its last record"
+    return (
+        f"The run has no summary.json, for it {why}: all figures are from its records up to {until} s on the run clock. "
+        f"Missing: its calibration, how long start-up took in full, how long its end takes, and {more}."
+    )
+
+
 def notes(explanation: Explanation) -> list[str]:
     """Return what a reader has to know beside the figures."""
     evidence = explanation.evidence
-    found = [text for text in (evidence.changed, diverged_text(evidence.summary), padding_text(evidence.summary)) if text]
+    found = [] if evidence.recorded_until is None else [_unfinished(evidence.state, evidence.recorded_until)]
+    found += [text for text in (evidence.changed, diverged_text(evidence.summary), padding_text(evidence.summary)) if text]
     if not explanation.calibrated:
         found.append(MIXED if evidence.steps_mixed else NOT_CALIBRATED)
         found += _native(explanation)

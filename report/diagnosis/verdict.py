@@ -92,7 +92,17 @@ class Explanation:
         nodes = [{**asdict(node), "link": _link_json(node.link)} for node in self.nodes]
         by = None if self.starved is None else asdict(self.starved)
         began = self.evidence.part_began_seconds
-        return {"run": self.evidence.name, "calibrated": self.calibrated, "part_began_seconds": began, "starved": by, **own, "nodes": nodes}
+        until = self.evidence.recorded_until
+        return {
+            "run": self.evidence.name,
+            "state": self.evidence.state,
+            "recorded_until_seconds": until,
+            "calibrated": self.calibrated,
+            "part_began_seconds": began,
+            "starved": by,
+            **own,
+            "nodes": nodes,
+        }
 
 
 def _link_json(link: Link) -> dict[str, Any]:
@@ -100,7 +110,7 @@ def _link_json(link: Link) -> dict[str, Any]:
 
 
 def explain(run: Run) -> Explanation:
-    """Return what holds back a run. Raises UsageError where it has no summary (yet)."""
+    """Return what holds back a run. Raises UsageError where it has recorded no update (yet)."""
     return judge(read_evidence(run))
 
 

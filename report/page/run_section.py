@@ -14,10 +14,12 @@ from ...records.text.numbers import UNKNOWN, bytes_text, count_text, number_text
 from ..catalog.lost_updates import lost_updates
 from ..catalog.rerun_command import repeat_command
 from ..catalog.run import Run
+from ..catalog.unfinished import as_recorded
 from ..diagnosis.advice import advise
 from ..diagnosis.batch_size_advice import Advice
 from ..diagnosis.text import headline, notes
 from ..diagnosis.verdict import explain
+from ..questions.answers import answers
 
 __all__ = ["ENVIRONMENT", "SETTINGS", "config_text", "described"]
 
@@ -40,7 +42,7 @@ def described(run: Run) -> dict[str, Any]:
         "settings": _settings(run),
         "started": _when(segments[0].get("started_at")),
         "path": str(run.path.resolve()),
-        "verdict": _verdict(run),
+        **_explained(run),
         "environment": [_node(number, node) for number, node in enumerate(run.nodes)],
         "segments": [shlex.join(map(str, segment.get("command") or ())) for segment in segments],
         "repeat": repeat_command(run.job, {}),
@@ -70,11 +72,14 @@ def _settings(run: Run) -> list[str]:
     return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(workers), servers, batch]
 
 
-def _verdict(run: Run) -> dict[str, Any] | None:
-    if not run.has_summary:
-        return None
-    explanation = explain(run)
-    return {"text": headline(explanation), "notes": notes(explanation), "advice": [_advice(entry) for entry in advise(explanation)]}
+def _explained(run: Run) -> dict[str, Any]:
+    """Return what `trainer explain` says of the run: the verdict, and the questions with their answers; nothing where it never trained."""
+    if not run.has_summary and next(run.steps(), None) is None:
+        return {"verdict": None, "questions": []}
+    known = as_recorded(run)
+    explanation = explain(known)
+    verdict = {"text": headline(explanation), "notes": notes(explanation), "advice": [_advice(entry) for entry in advise(explanation)]}
+    return {"verdict": verdict, "questions": [(answer.question, answer.text) for answer in answers(known, explanation)]}
 
 
 def _advice(entry: Advice) -> str:

@@ -24,7 +24,10 @@ __all__ = ["answers", "answers_json", "answers_page"]
 
 
 def answers(run: Run, explanation: Explanation, wanted: Wanted = AS_PLANNED) -> list[Answer]:
-    """Return what is to be said of a run that has a summary. Raises UsageError for a plan that cannot be, DamagedRunError."""
+    """Return what is to be said of a run that has a summary, or was taken `as_recorded`.
+
+    Raises UsageError for a plan that cannot be, DamagedRunError.
+    """
     series, nodes = run.step_series(learning_rates=True), run.node_series()
     found = [
         duration(run, series, wanted),

@@ -1,19 +1,23 @@
-"""Batches by tokens in real runs: the same on both frameworks, and a run that goes on within an epoch sees each example once."""
+"""Batches by tokens in real runs: the same on both frameworks, in micro-batches too, and a run that goes on sees each example once."""
 
 import json
 import shutil
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from own_models import importable
 
 from crosstrain.checkpoint import find_checkpoint
-from crosstrain.conformance.runs import read_run, run_job, trainer
+from crosstrain.conformance.runs import norm_wise_difference, read_run, run_job, trainer
+from crosstrain.data.batching import BucketedTokens
+from crosstrain.data.sampler import Sampler
 
 pytestmark = pytest.mark.cluster
 
+SLOW = pytest.mark.slow
 ENVIRONMENT = importable(Path(__file__).parent.parent / "sequences")
 JOB = {
     "model": "crosstrain_sequences.tagger",
@@ -25,27 +29,72 @@ JOB = {
     "eval_every": "end",
     "deterministic": True,
     "calibrate": False,
+    "tensorboard": False,
+    "threads": 1,
 }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    """A run of each backend, both at the same time: what takes long is that processes start."""
     folder = tmp_path_factory.mktemp("runs")
-
-    @cache
-    def made(backend):
-        return run_job(folder, name=backend, backend=backend, environment=ENVIRONMENT, **JOB)
-
-    return made
+    with ThreadPoolExecutor() as pool:
+        started = {name: pool.submit(run_job, folder, name=name, backend=name, environment=ENVIRONMENT, **JOB) for name in ("torch", "tf")}
+    return {name: run.result() for name, run in started.items()}
 
 
 def test_both_frameworks_take_the_same_batches(runs):
-    one, other = runs("torch"), runs("tf")
+    one, other = runs["torch"], runs["tf"]
     np.testing.assert_allclose(one.losses, other.losses, rtol=2e-5)
     assert sorted(record.examples for record in one.steps) == sorted(record.examples for record in other.steps)
     assert 0 < one.summary["padding_share"] < 0.15
     assert one.summary["padding_share"] == other.summary["padding_share"]
     assert one.summary["global_batch_size"] == 2 * one.summary["batch_size"]
+
+
+def larger_batches(sentences, initial, steps, lr):
+    """Train the tagger in float64, each update on its whole batch of four budgets of 40 tokens: return losses and weights."""
+    lengths = np.array([len(tokens) for tokens, _ in sentences])
+    batches = Sampler(300, 0, BucketedTokens(40, 4, "sync"), 4, lengths={"tokens": lengths}).whole(0, 0, steps)
+    weights = {name: value.astype(np.float64) for name, value in initial.items()}
+    losses = []
+    for step in range(steps):
+        examples = [sentences[index] for index in batches.batch(step)]
+        own, wanted = (np.concatenate(parts).astype(int) for parts in zip(*examples, strict=True))
+        before = np.concatenate([[0, *found[:-1]] for found, _ in examples]).astype(int)
+        logits = weights["own"][own] + weights["before"][before]
+        chances = np.exp(logits - logits.max(1, keepdims=True))
+        chances /= chances.sum(1, keepdims=True)
+        places = np.arange(len(wanted))
+        losses.append(-np.log(chances[places, wanted]).sum() / len(wanted))
+        chances[places, wanted] -= 1.0
+        for name, rows in (("own", own), ("before", before)):
+            np.subtract.at(weights[name], rows, lr * chances / len(wanted))
+    return np.array(losses), weights
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [("torch", "sync"), ("tf", "sync"), pytest.param("torch", "async", marks=SLOW), pytest.param("tf", "async", marks=SLOW)],
+)
+def test_micro_batches_of_all_workers_make_the_update_of_the_larger_batch(backend, mode, tmp_path, monkeypatch):
+    """Σ over the tokens of all workers and micro-batches / their number: two workers with two each, or one alone with four."""
+    cluster = {"procs_per_node": 2, "accumulate": 2} if mode == "sync" else {"procs_per_node": 1, "accumulate": 4, "deterministic": False}
+    changed = {**JOB, **cluster, "batch_tokens": 40, "steps": 10, "lr": 0.5, "mode": mode}
+    run = run_job(tmp_path, name="run", backend=backend, environment=ENVIRONMENT, **changed)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "sequences"))
+    from crosstrain_sequences.data import DATASET
+    from crosstrain_sequences.tagger import build
+
+    sentences = [
+        (block["tokens"].take(np.array([index])).values, block["tags"].take(np.array([index])).values)
+        for block in DATASET.blocks("train")
+        for index in range(len(block["tokens"].lengths))
+    ]
+    initial = build(SimpleNamespace(text=DATASET.load(None).features)).initial(0)
+    losses, weights = larger_batches(sentences, initial, 10, 0.5)
+    np.testing.assert_allclose(run.losses, losses, rtol=1e-6)
+    assert norm_wise_difference(run.weights, weights) < 1e-6
 
 
 @pytest.mark.slow
@@ -54,11 +103,12 @@ def test_both_frameworks_take_the_same_batches(runs):
     [
         ("tf", ("--batch-tokens", "90", "--procs-per-node", "1")),
         ("torch", ("--batch-tokens", "45", "--mode", "async", "--no-deterministic")),
+        ("torch", ("--batch-tokens", "45", "--accumulate", "2", "--mode", "async", "--no-deterministic")),
         pytest.param("torch", ("--batch-size", "7"), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_goes_on_within_an_epoch_in_other_batches(backend, options, runs, tmp_path):
-    path = shutil.copytree(runs("torch").path, tmp_path / "copy")
+    path = shutil.copytree(runs["torch"].path, tmp_path / "copy")
     meta = find_checkpoint(path)[0].meta
     assert 0 < meta.examples < 300
     assert meta.arranged == ((0, 60, 2),)
@@ -76,6 +126,6 @@ def test_what_is_no_text_has_no_batches_by_tokens(tmp_path):
 
 
 def test_the_share_of_padding_is_told(runs):
-    done = trainer("explain", str(runs("torch").path), "--json", environment=ENVIRONMENT)
+    done = trainer("explain", str(runs["torch"].path), "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert any("of the positions that were computed were padding" in note for note in json.loads(done.stdout)["notes"])

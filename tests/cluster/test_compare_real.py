@@ -18,7 +18,7 @@ TOY = Path(__file__).parent.parent / "toy"
 def test_what_two_runs_differ_in_is_found_in_their_directories(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
     for name, nodes, seed in (("first", 1, 0), ("second", 2, 1)):
-        settings = ["--nodes", str(nodes), "--seed", str(seed), "--global-batch-size", "40", "--cores-per-node", "0.5"]
+        settings = ["--nodes", str(nodes), "--seed", str(seed), "--global-batch-size", "40", "--cores-per-node", "1"]
         done = trainer("run", "--backend", "toy", "--steps", "20", *settings, "--name", name, "--out", str(tmp_path))
         assert done.returncode == 0, done.stderr
     done = trainer("compare", "first", "second", "--by", "nodes", "--json", "--out", str(tmp_path))

@@ -1,6 +1,6 @@
 """`trainer explain` on runs whose bottleneck is certain by construction, with sizes and limits drawn at random.
 
-As many runs as there are causes, each on another backend and mode, dealt out at random; all combinations with CROSSTRAIN_TEST_CAUSES=all.
+As many runs as there are causes, each on another backend and mode, dealt out at random; the other combinations are slow.
 CROSSTRAIN_TEST_SEED repeats a draw.
 """
 
@@ -28,11 +28,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.skipif(sys.pla
 
 
 def dealt():
-    """(cause, backend, mode) of each run of this session: every cause and every combination comes up."""
-    if os.environ.get("CROSSTRAIN_TEST_CAUSES") == "all":
-        return [(cause, *combination) for cause in CAUSES for combination in COMBINATIONS]
-    causes = random.Random(SEED).sample(list(CAUSES), len(CAUSES))
-    return [(cause, *combination) for cause, combination in zip(causes, COMBINATIONS, strict=True)]
+    """(cause, backend, mode) of each run: every cause and every combination comes up in those that are not slow.
+
+    There, the slow node is PyTorch's: with part of a core for one of its workers, a run on TensorFlow takes half a minute.
+    """
+    rng = random.Random(SEED)
+    causes = rng.sample([cause for cause in CAUSES if cause != "peers"], len(CAUSES) - 1)
+    causes.insert(rng.choice([index for index, (backend, _) in enumerate(COMBINATIONS) if backend == "torch"]), "peers")
+    quick = list(zip(causes, COMBINATIONS, strict=True))
+    slow = [(cause, combination) for cause in CAUSES for combination in COMBINATIONS if (cause, combination) not in quick]
+    cases = [(case, ()) for case in quick] + [(case, pytest.mark.slow) for case in slow]
+    return [pytest.param(cause, *combination, marks=marks, id="-".join((cause, *combination))) for (cause, combination), marks in cases]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,12 +55,12 @@ def _needs_limited_nodes():
 @pytest.fixture(autouse=True)
 def _needs_the_processor():
     """Limits of CPU decide, and what is timed after a run is like the run, only where other programs leave the cores alone."""
-    others = psutil.cpu_percent(interval=1.0) / 100
+    others = psutil.cpu_percent(interval=0.5) / 100
     if others > MOST_OTHERS:
         pytest.skip(f"other programs use {others:.0%} of the processor, so that what holds a run back is not certain")
 
 
-@pytest.mark.parametrize(("cause", "backend", "mode"), dealt(), ids=lambda value: value)
+@pytest.mark.parametrize(("cause", "backend", "mode"), dealt())
 def test_the_cause_is_found(tmp_path, cause, backend, mode):
     options = draw(cause, backend, mode, SEED)
     run = run_job(tmp_path, environment={**os.environ, "TRAINER_CALIBRATE": "true"}, **options)

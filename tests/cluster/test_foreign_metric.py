@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,24 +30,32 @@ JOB = {
     "tensorboard": True,
     "calibrate": False,
 }
-COMBINATIONS = [(backend, mode) for backend in ("tf", "torch") for mode in ("sync", "async")]
+QUICK = [("tf", "sync"), ("torch", "sync"), ("torch", "async")]
+COMBINATIONS = [*QUICK, pytest.param("tf", "async", marks=pytest.mark.slow)]
+"""Each backend and each mode is among those without a marker."""
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A run on each backend in each mode: the first two stop by a metric of which less is better, the others keep the best by each."""
+def made(tmp_path_factory):
+    """Return a function that makes a run when first asked for it; it stops by a metric of which less is better and keeps the best by it."""
     folder = tmp_path_factory.mktemp("runs")
-    made = {}
-    for backend, mode in COMBINATIONS:
-        name = f"{backend}-{mode}"
+
+    @cache
+    def run(backend, mode):
         target = {"until": "mean_rank<=1.9", "epochs": 20, "keep_best": "mean_rank"}
-        made[backend, mode] = run_job(folder, name=name, backend=backend, mode=mode, environment=ENVIRONMENT, **JOB, **target)
-    return made
+        return run_job(folder, name=f"{backend}-{mode}", backend=backend, mode=mode, environment=ENVIRONMENT, **JOB, **target)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(made):
+    return {(backend, mode): made(backend, mode) for backend, mode in QUICK}
 
 
 @pytest.mark.parametrize(("backend", "mode"), COMBINATIONS)
-def test_the_run_stops_at_its_target(runs, backend, mode):
-    run = runs[backend, mode]
+def test_the_run_stops_at_its_target(made, backend, mode):
+    run = made(backend, mode)
     assert run.summary["target_reached"] is True
     assert run.evals[-1].metrics["mean_rank"] <= 1.9
     assert all(record.metrics["mean_rank"] > 1.9 for record in run.evals[:-1])
@@ -55,8 +64,8 @@ def test_the_run_stops_at_its_target(runs, backend, mode):
 
 
 @pytest.mark.parametrize(("backend", "mode"), COMBINATIONS)
-def test_the_best_is_kept_by_its_direction(runs, backend, mode):
-    run = runs[backend, mode]
+def test_the_best_is_kept_by_its_direction(made, backend, mode):
+    run = made(backend, mode)
     kept = {meta.step: meta.metrics["mean_rank"] for meta in map(peek_meta, list_checkpoints(run.path)) if meta.metrics}
     best = min(record.metrics["mean_rank"] for record in run.evals)
     assert best in kept.values()
@@ -78,7 +87,8 @@ def test_the_run_says_which_way_is_better(runs):
 
 
 VIEWS = {
-    "table": (["compare"], ["   top-5 accuracy", "   mean rank"]),
+    "table": (["compare"], ["test top-5 accuracy", "test mean rank"]),
+    "rows": (["compare", "--layout=rows"], ["   top-5 accuracy", "   mean rank"]),
     "csv": (["compare", "--csv"], ["eval_top5", "eval_mean_rank", "best_eval_top5"]),
     "markdown": (["compare", "--markdown"], ["top-5 accuracy", "mean rank"]),
     "latex": (["compare", "--latex"], ["top-5 accuracy", "mean rank"]),

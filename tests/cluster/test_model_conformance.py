@@ -1,5 +1,6 @@
 """The image models pass the suite that every model with two forward functions has to pass. Few and small images suffice."""
 
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -10,6 +11,18 @@ from crosstrain.conformance.model_suite import ModelConformance
 class TestCnn(ModelConformance):
     model = "cnn"
     data = "synthetic-images:size=32,classes=10,test=64"
+
+    # Logits and gradients are compared in tests/unit/test_image_models.py, and by this suite of logistic regression in test_toy_backend.py.
+
+    @pytest.mark.slow
+    @pytest.mark.cluster
+    def test_gradients_agree(self, tmp_path: Path) -> None:
+        super().test_gradients_agree(tmp_path)
+
+    @pytest.mark.slow
+    @pytest.mark.cluster
+    def test_logits_agree(self, train, tmp_path: Path) -> None:
+        super().test_logits_agree(train, tmp_path)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from crosstrain.cli.main import main
 from crosstrain.conformance.runs import read_run, run_job, trainer
 from crosstrain.records.store.run_directory import RunReader
 
@@ -75,10 +76,10 @@ def test_evaluates_at_the_end_only(tmp_path):
 
 
 def test_evaluates_by_time(tmp_path):
-    done = run(tmp_path, epochs=700, eval_every="0.5s")
+    done = run(tmp_path, epochs=300, eval_every="0.2s")
     assert len(done.evals) >= 2
-    assert done.evals[0].time_seconds >= 0.5
-    assert len(done.evals) <= done.summary["run_seconds"] / 0.5 + 1
+    assert done.evals[0].time_seconds >= 0.2
+    assert len(done.evals) <= done.summary["run_seconds"] / 0.2 + 1
 
 
 def test_no_plan_crosses_an_epoch_or_an_evaluation(tmp_path):
@@ -179,11 +180,23 @@ def test_host_network_counts_sockets(tmp_path):
         (["--cores-per-node", "1,1,1"], "cores", "one number"),
     ],
 )
-def test_wrong_requests_end_with_2_and_leave_nothing(tmp_path, arguments, key, hint):
-    done = trainer("run", *(["--backend", "toy"] if "--backend" not in arguments else []), *arguments, "--out", str(tmp_path / "runs"))
+def test_wrong_requests_end_with_2_and_leave_nothing(tmp_path, monkeypatch, capsys, arguments, key, hint):
+    """In this process, as none of them starts any; the next test has a process of its own."""
+    monkeypatch.syspath_prepend(str(TOY))
+    code = main(["run", *(["--backend", "toy"] if "--backend" not in arguments else []), *arguments, "--out", str(tmp_path / "runs")])
+    told = capsys.readouterr().err
+    assert code == 2
+    assert key in told
+    assert hint in told
+    assert "Traceback" not in told
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_wrong_request_of_a_process_ends_it_with_2(tmp_path):
+    done = trainer("run", "--backend", "toy", "--batch-size", "0", "--out", str(tmp_path / "runs"))
     assert done.returncode == 2
-    assert key in done.stderr
-    assert hint in done.stderr
+    assert "--batch-size" in done.stderr
+    assert "at least 1" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("runs/*"))
 

@@ -120,8 +120,19 @@ def test_async_workers_learn_it_too(backend, runs, reference):
 
 
 def test_a_checkpoint_goes_from_one_framework_to_the_other(runs, tmp_path):
-    path = shutil.copytree(runs("tf", 1).path, tmp_path / "copy")
-    done = trainer("run", "--resume", str(path), "--backend", "torch", "--epochs", "3", "--trust-run", environment=ENVIRONMENT)
+    """And from three workers to one."""
+    path = shutil.copytree(runs("tf", 3).path, tmp_path / "copy")
+    done = trainer(
+        "run",
+        "--resume",
+        str(path),
+        "--backend",
+        "torch",
+        "--procs-per-node",
+        "1",
+        *("--epochs", "3", "--trust-run"),
+        environment=ENVIRONMENT,
+    )
     assert done.returncode == 0, done.stderr
     summary = json.loads((path / "summary.json").read_text())
     assert (summary["state"], summary["steps"]) == ("succeeded", 90)
@@ -129,7 +140,7 @@ def test_a_checkpoint_goes_from_one_framework_to_the_other(runs, tmp_path):
 
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_it_is_evaluated_on_either_framework(backend, runs, reference):
-    done = trainer("evaluate", str(runs("torch", 1).path), "--backend", backend, "--trust-run", "--json", environment=ENVIRONMENT)
+    done = trainer("evaluate", str(runs("torch", 3).path), "--backend", backend, "--trust-run", "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tag_accuracy"] == pytest.approx(reference[2], abs=1e-3)
 
@@ -146,7 +157,7 @@ def test_it_is_evaluated_on_either_framework(backend, runs, reference):
     ],
 )
 def test_what_there_is_for_images_alone(arguments, words, runs, tmp_path):
-    typed = [str(runs("torch", 1).path) if one == "RUN" else str(tmp_path / one) if one.endswith(".npz") else one for one in arguments]
+    typed = [str(runs("torch", 3).path) if one == "RUN" else str(tmp_path / one) if one.endswith(".npz") else one for one in arguments]
     done = trainer(*typed, environment=ENVIRONMENT)
     assert done.returncode == 2, done.stdout
     assert words in done.stderr

@@ -71,7 +71,6 @@ def reference_run(options):
     return np.array(losses), examples, reference
 
 
-@pytest.mark.slow
 def test_sync_follows_the_formulas_on_any_number_of_ranks(ranks):
     jobs, folder = ranks
     data = torch_tasks.TinyData()

@@ -1,7 +1,4 @@
-"""A model that translates: a run on two nodes, translations of its checkpoint by both backends, its scores, and its exports.
-
-The text is small: numbers of four digits, digit by digit, which a tiny model learns in a few dozen updates well enough.
-"""
+"""A model that translates: a run on two nodes, translations of its checkpoint by both backends, its scores, and its exports."""
 
 from __future__ import annotations
 
@@ -11,28 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from digit_pairs import DIGITS, NUMBERS, lines, text
 
 from crosstrain.conformance.runs import run_job
 
 pytestmark = pytest.mark.cluster
 
-DIGITS = {
-    "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
-    "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
-}
-NUMBERS = np.random.default_rng(0).permutation(9000)[:1200] + 1000
 TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
-
-
-def lines(language, numbers=NUMBERS):
-    return [" ".join(DIGITS[language][int(digit)] for digit in str(number)) for number in numbers]
-
-
-def text(of):
-    return "".join(f"{line}\n" for line in of)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +28,8 @@ def run(tmp_path_factory):
         (folder / f"digits.{language}").write_text(text(lines(language)))
     return run_job(
         folder, backend="torch", model="transformer:tiny?dropout=0", nodes=2, network="host", batch_size=32, optimizer="adam", lr=0.002,
-        data=f"parallel-text:{folder}/digits:en-de?vocabulary=320,held-out=101", warmup_steps=20, steps=90, eval_every="45steps",
-        eval_sentences=40,
+        data=f"parallel-text:{folder}/digits:en-de?vocabulary=320,held-out=51", warmup_steps=20, steps=80, eval_every="40steps",
+        eval_sentences=20, calibrate=False, tensorboard=False, threads=1,
     )  # fmt: skip
 
 
@@ -60,25 +46,35 @@ def translations(run, numbers, *options):
 
 def alike(ours, theirs):
     """The share of sentences that both translate alike; where they differ the scores are close all the same."""
-    pairs = list(zip(ours, theirs, strict=True))
-    assert all(abs(one[0]["score"] - other[0]["score"]) <= 1e-4 for one, other in pairs)
-    return np.mean([one[0]["text"] == other[0]["text"] for one, other in pairs])
+    pairs = [(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)]
+    difference = max(abs(one["score"] - other["score"]) for one, other in pairs)
+    share = np.mean([one["text"] == other["text"] for one, other in pairs])
+    print(f"{len(pairs)} sentences: {share:.2%} alike, scores within {difference:.1e}")
+    assert difference <= 1e-4
+    return share
 
 
 def test_a_run_on_two_nodes_scores_each_sentence_once(run):
     *_, last = run.evals
     assert list(last.metrics)[:3] == ["bleu", "chrf", "exact"]
-    exact = last.metrics["exact"] * 40
+    exact = last.metrics["exact"] * 20
     assert exact == pytest.approx(round(exact), abs=1e-9)
-    assert exact > 10
+    assert exact > 5
     end, signatures = run.summary["translated"], json.loads((run.path / "job.json").read_text())["translation_signatures"]
-    assert (end["sentences"], end["step"], end["signature"]) == (101, 90, signatures["end"])
-    assert signatures["training"].endswith("|greedy,+50|sentences:40")
-    assert signatures["end"].endswith("|beam4,penalty0.6,+50|sentences:101")
+    assert (end["sentences"], end["step"], end["signature"]) == (51, 80, signatures["end"])
+    assert signatures["training"].endswith("|greedy,+50|sentences:20")
+    assert signatures["end"].endswith("|beam4,penalty0.6,+50|sentences:51")
+
+
+def on_both(run, numbers, *options):
+    """What each backend translates, at the same time."""
+    with ThreadPoolExecutor() as pool:
+        torch, tf = pool.map(lambda backend: translations(run, numbers, "--backend", backend, *options), ("torch", "tf"))
+    return torch, tf
 
 
 def test_both_backends_translate_alike(run):
-    assert alike(*(translations(run, NUMBERS[:150], "--backend", backend) for backend in ("torch", "tf"))) >= 0.995
+    assert alike(*on_both(run, NUMBERS[:40])) == 1.0
 
 
 @pytest.mark.slow
@@ -92,20 +88,28 @@ def test_the_other_backend_scores_as_the_run_did(run):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_two_thousand_sentences_alike_on_both_backends_and_alone(run):
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_two_thousand_sentences_alike_on_both_backends_and_alone(run, beam):
     numbers = np.random.default_rng(1).permutation(9000)[:2000] + 1000
-    found = {backend: translations(run, numbers, "--backend", backend) for backend in ("torch", "tf")}
-    assert alike(found["torch"], found["tf"]) >= 0.995
+    torch, tf = on_both(run, numbers, "--beam", beam)
+    by_alone = alone(run, numbers, "--beam", beam)
+    assert alike(torch, tf) >= 0.995
+    assert alike(torch, by_alone) >= 0.995
+
+
+def alone(run, numbers, *options):
+    """Translations of sentences that are a batch each: the next line is written when the last is translated."""
+    found = []
     with subprocess.Popen(
-        [*TRAINER, "translate", str(run.path), "--json", "--trust-run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
-        alone = []
-        for line in lines("en", numbers[:500]):  # the next line is written when the last is translated, so that each is a batch of its own
+        [*TRAINER, "translate", str(run.path), "--json", "--trust-run", *map(str, options)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+    ) as process:  # fmt: skip
+        for line in lines("en", numbers):
             process.stdin.write(f"{line}\n")
-            alone.append(json.loads(process.stdout.readline())["translations"])
+            found.append(json.loads(process.stdout.readline())["translations"])
         process.stdin.close()
-    assert alike(found["torch"][:500], alone) >= 0.995
+    return found
 
 
 def test_lines_that_cannot_be_translated_keep_their_place(run):
@@ -170,7 +174,7 @@ translate = lambda rows: program(torch.tensor(rows)).tolist()
 def test_an_export_translates_without_trainer(run, name):
     folder = run.path.parent / f"export-{name}"
     command("export", run.path, "--format", name, "--output", folder, "--trust-run")
-    numbers = [*NUMBERS[:8].tolist(), 12345, 7]
+    numbers = [*NUMBERS[:4].tolist(), 12345, 7]
     script = (
         PLAIN[name]
         + f"""

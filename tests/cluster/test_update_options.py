@@ -4,6 +4,7 @@ One asynchronous worker makes the updates of a synchronous run one after another
 """
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -26,13 +27,17 @@ CLUSTERS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    """Return a function that makes a run when it is first asked for: one of `CLUSTERS`, "whole" without micro-batches, or "plain"."""
     out = tmp_path_factory.mktemp("updates")
-    made = {
-        (backend, mode): run_job(out, name=f"{backend}-{mode}", backend=backend, mode=mode, **cluster, **JOB, **UPDATES)
-        for (backend, mode), cluster in CLUSTERS.items()
-    }
-    made["whole"] = run_job(out, name="whole", backend="torch", **JOB, **{**UPDATES, "accumulate": 1})
-    made["plain"] = run_job(out, name="plain", backend="torch", **JOB)
+
+    @cache
+    def made(which):
+        if which in CLUSTERS:
+            backend, mode = which
+            return run_job(out, name=f"{backend}-{mode}", backend=backend, mode=mode, **CLUSTERS[which], **JOB, **UPDATES)
+        options = {**UPDATES, "accumulate": 1} if which == "whole" else {}
+        return run_job(out, name=which, backend="torch", **JOB, **options)
+
     return made
 
 
@@ -40,10 +45,14 @@ def slots(run):
     return load_file(list_checkpoints(run.path)[0] / "optimizer.safetensors")
 
 
-@pytest.mark.parametrize("which", CLUSTERS)
+QUICK = [("torch", "sync"), ("tf", "async")]
+"""Each backend and each mode once; `make conformance` has the other two."""
+
+
+@pytest.mark.parametrize("which", [pytest.param(which, marks=() if which in QUICK else pytest.mark.slow) for which in CLUSTERS])
 def test_all_agree(runs, which):
     """Within the 1e-6 of float32's sums; of what is computed by other kernels within their rounding."""
-    run, whole = runs[which], runs["whole"]
+    run, whole = runs(which), runs("whole")
     same_framework = which[0] == "torch"
     np.testing.assert_allclose(run.losses, whole.losses, rtol=1e-6)
     assert norm_wise_difference(run.weights, whole.weights) < 1e-6
@@ -56,14 +65,14 @@ def test_all_agree(runs, which):
 
 
 def test_they_do_something(runs):
-    assert norm_wise_difference(runs["plain"].weights, runs["whole"].weights) > 1e-2
-    assert abs(runs["plain"].evals[-1].loss - runs["whole"].evals[-1].loss) > 1e-2
+    assert norm_wise_difference(runs("plain").weights, runs("whole").weights) > 1e-2
+    assert abs(runs("plain").evals[-1].loss - runs("whole").evals[-1].loss) > 1e-2
 
 
 def test_the_average_is_what_was_evaluated(runs):
     """Also by a process that only reads the checkpoint; the trained weights are there too."""
-    path = str(runs["tf", "async"].path)
-    recorded = runs["tf", "async"].evals[-1].loss
+    path = str(runs(("tf", "async")).path)
+    recorded = runs(("tf", "async")).evals[-1].loss
     for options, weights, near in (([], "ema", True), (["--weights", "trained"], "trained", False)):
         said = json.loads(trainer("evaluate", path, "--backend", "torch", *options, "--json").stdout)
         assert said["weights"] == weights

@@ -32,7 +32,7 @@ def started(folder, *arguments):
 
 def test_what_it_says_is_what_the_run_says(tmp_path):
     with started(tmp_path, "--json", "--interval", "0.1") as watch:
-        asked = ["--backend", "toy", "--nodes", "2", "--epochs", "300", "--eval-every", "100epoch", "--sample-interval", "0.2"]
+        asked = ["--backend", "toy", "--nodes", "2", "--epochs", "180", "--eval-every", "60epoch", "--sample-interval", "0.2"]
         done = trainer("run", *asked, "--out", str(tmp_path), "--name", "run", "--json")
         output, errors = watch.communicate(timeout=60)
     assert done.returncode == watch.returncode == 0, done.stderr + errors
@@ -41,7 +41,7 @@ def test_what_it_says_is_what_the_run_says(tmp_path):
     steps = [document["step"] for document in documents]
     assert steps == sorted(steps)
     assert documents[-1]["summary"] == summary
-    assert steps[-1] == summary["steps"] == documents[-1]["total_steps"] == 300 * 23
+    assert steps[-1] == summary["steps"] == documents[-1]["total_steps"] == 180 * 23
     at_work = [document for document in documents if document["state"] == "running" and 0 < document["step"] < summary["steps"]]
     assert len(at_work) >= 3
     assert [node["node"] for node in at_work[-1]["nodes"]] == [0, 1]

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from processes import free_ports
 from tf_image_tasks import opened
-from torch_image_tasks import Pictures, flat, steps
+from torch_image_tasks import Pictures, flat
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="-1", TF_USE_LEGACY_KERAS="1")
 
 import tensorflow as tf
+from update_checks import *  # noqa: F403 — tests that both frameworks share
 
 from crosstrain.backends.base import Plan, State, make_sampler
 from crosstrain.backends.tf import data as data_module
@@ -27,14 +28,23 @@ from crosstrain.data.augment import Augmentation, apply_changes
 from crosstrain.data.normalisation import normal_line
 from crosstrain.models.dropout_masks import keep_mask
 
+NORMALISED = "small_networks.normalised"
+"""With batch normalisation, and small: TensorFlow traces ResNet-18 for many seconds."""
+
 tf.config.threading.set_intra_op_parallelism_threads(1)  # as a task of one thread sets them, which cannot be changed any more
 tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+@pytest.fixture(name="opened")
+def opener():
+    """What the shared tests open a session with."""
+    return opened
 
 
 @pytest.fixture(scope="module")
 def session():
     """A trained session of the model with batch normalisation."""
-    found, _, data = opened("worker-0", {"model": "resnet18", "batch_size": 8, "momentum": 0.9}, 32, free_ports(1))
+    found, _, data = opened("worker-0", {"model": NORMALISED, "batch_size": 8, "momentum": 0.9}, 32, free_ports(1))
     list(found.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
     return found, data
 
@@ -232,65 +242,6 @@ def test_a_trace_is_written(monkeypatch, tmp_path):
     assert [result.count for result in session.train(Plan(0, 7, 0, 0, np.full(7, 0.01)))] == [2, 5]
     (trace,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
     assert b"Conv2D" in trace.read_bytes()
-
-
-def test_clipping_is_torchs_formula():
-    """Of a step of plain gradient descent: the gradient keeps its direction, and has the formula's length; a high limit changes no bit."""
-    moved = {}
-    for limit in (0.0, 0.01, 1e9):
-        session, _, _ = opened("worker-0", {"model": "logreg", "batch_size": 12, "clip_norm": limit}, 8, free_ports(1))
-        before = {name: value.copy() for name, value in session.state().parameters.items()}
-        list(session.train(Plan(0, 1, 0, 0, np.array([1.0]))))
-        moved[limit] = np.concatenate([(value - before[name]).ravel() for name, value in session.state().parameters.items()]).astype(float)
-        session.close()
-    norm = np.linalg.norm(moved[0.0])
-    assert norm > 0.1
-    assert np.array_equal(moved[1e9], moved[0.0])
-    assert np.allclose(moved[0.01], moved[0.0] * 0.01 / (norm + 1e-6), atol=1e-6 * norm)
-
-
-def test_the_moving_average_follows_its_formula():
-    session, _, _ = opened("worker-0", {"model": "logreg", "batch_size": 12, "ema_decay": 0.5}, 8, free_ports(1))
-    expected = {name: value.astype(float) for name, value in session.state().parameters.items()}
-    assert all(np.array_equal(value, session.state().slots["ema"][name]) for name, value in session.state().parameters.items())
-    for update in range(1, 13):
-        list(session.train(Plan(update - 1, 1, (update - 1) // 5, (update - 1) % 5, np.array([0.1]))))
-        decay = min(0.5, (1 + update) / (10 + update))
-        state = session.state()
-        expected = {name: decay * old + (1 - decay) * state.parameters[name] for name, old in expected.items()}
-        for name, value in state.slots["ema"].items():
-            assert np.linalg.norm(value - expected[name]) <= 1e-6 * np.linalg.norm(expected[name])
-    by_average = session.evaluate("test").sums["loss_sum"]
-    given = State({name: value.copy() for name, value in session.state().slots["ema"].items()}, {}, 12)
-    by_weights = session.evaluate("test").sums["loss_sum"]
-    session.load(given)  # without a moving average, which then begins as the weights
-    assert session.evaluate("test").sums["loss_sum"] == pytest.approx(by_average, rel=1e-6)
-    assert by_weights == by_average
-    assert all(np.array_equal(value, given.parameters[name]) for name, value in session.state().slots["ema"].items())
-    session.close()
-
-
-def accumulated(model, accumulate, count):
-    """Losses and state after updates of 14 examples, which do not divide evenly by 4."""
-    options = {"model": model, "accumulate": accumulate, "global_batch_size": 14, "lr": 0.01}
-    session, job, data = opened("worker-0", options, 32, free_ports(1))
-    losses, state = steps(session, job, data, 0, count), session.state()
-    session.close()
-    return losses, state
-
-
-def test_micro_batches_make_the_update_of_the_whole_batch():
-    (losses, whole), (in_parts, parts) = (accumulated("logreg", count, 6) for count in (1, 4))
-    assert np.allclose(in_parts, losses, rtol=1e-6)
-    for name, value in whole.parameters.items():
-        assert np.linalg.norm(parts.parameters[name] - value) <= 1e-6 * np.linalg.norm(value)
-
-
-def test_buffers_move_with_each_micro_batch():
-    """The first normalisation's mean, of a linear function of the images, moves by a tenth four times: 1 − 0.9⁴ in place of 0.1."""
-    (_, whole), (_, parts) = (accumulated("resnet18", count, 1) for count in (1, 4))
-    length = {count: np.linalg.norm(state.buffers["bn1.running_mean"]) for count, state in ((1, whole), (4, parts))}
-    assert length[4] / length[1] == pytest.approx((1 - 0.9**4) / 0.1, rel=0.05)
 
 
 def test_scaled_gradients_are_clipped_as_they_are_without_the_scale():

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from processes import free_ports
-from torch_image_tasks import Pictures, opened, steps
+from torch_image_tasks import Pictures, opened
+from update_checks import *  # noqa: F403 — tests that both frameworks share
 
-from crosstrain.backends.base import Plan, State, make_sampler
+from crosstrain.backends.base import Plan, make_sampler
 from crosstrain.backends.torch import data as data_module
 from crosstrain.backends.torch import precision
 from crosstrain.backends.torch import preprocessing as pixels_module
@@ -28,6 +29,15 @@ from crosstrain.data.sampler import Batches
 from crosstrain.models.dropout_masks import keep_mask
 
 CPU = torch.device("cpu")
+
+NORMALISED = "small_networks.normalised"
+"""A small network with batch normalisation."""
+
+
+@pytest.fixture(name="opened")
+def opener():
+    """What the shared tests open a session with."""
+    return opened
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -149,7 +159,7 @@ def test_lower_precision_is_near_and_named():
 
 def test_logits_are_those_that_are_evaluated(monkeypatch):
     monkeypatch.setattr("crosstrain.backends.torch.model.EVALUATION_BATCH", 8)
-    session, _, data = opened("worker-0", {"model": "resnet18", "batch_size": 8}, 32, free_ports(1))
+    session, _, data = opened("worker-0", {"model": NORMALISED, "batch_size": 8}, 32, free_ports(1))
     list(session.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
     logits = np.concatenate([session.predict("test", 0, 11), session.predict("test", 11, 11), session.predict("test", 11, 30)])
     assert logits.shape == (30, 4)
@@ -196,7 +206,7 @@ def test_a_few_updates_are_traced(tmp_path, monkeypatch):
 
 
 def test_an_empty_slice_changes_no_buffer():
-    session, _, _ = opened("worker-0", {"model": "resnet18", "batch_size": 8}, 32, free_ports(1))
+    session, _, _ = opened("worker-0", {"model": NORMALISED, "batch_size": 8}, 32, free_ports(1))
     model, empty = session._model, Batches(*(np.zeros(size, dtype=np.int32) for size in (0, 2, 1)), np.zeros(1))
     x, y = session._splits["train"].span(0, 0)
     context = model.passes.training(0, empty, 0)
@@ -232,65 +242,6 @@ def test_data_parallel_training_imports_no_compiler_and_leaves_it_to_models_that
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
-
-
-def test_clipping_is_torchs_formula():
-    """Of a step of plain gradient descent: the gradient keeps its direction, and has the formula's length; a high limit changes no bit."""
-    moved = {}
-    for limit in (0.0, 0.01, 1e9):
-        session, _, _ = opened("worker-0", {"model": "logreg", "batch_size": 12, "clip_norm": limit}, 8, free_ports(1))
-        before = {name: value.copy() for name, value in session.state().parameters.items()}
-        list(session.train(Plan(0, 1, 0, 0, np.array([1.0]))))
-        moved[limit] = np.concatenate([(value - before[name]).ravel() for name, value in session.state().parameters.items()]).astype(float)
-        session.close()
-    norm = np.linalg.norm(moved[0.0])
-    assert norm > 0.1
-    assert np.array_equal(moved[1e9], moved[0.0])
-    assert np.allclose(moved[0.01], moved[0.0] * 0.01 / (norm + 1e-6), atol=1e-6 * norm)
-
-
-def test_the_moving_average_follows_its_formula():
-    session, _, _ = opened("worker-0", {"model": "logreg", "batch_size": 12, "ema_decay": 0.5}, 8, free_ports(1))
-    expected = {name: value.astype(float) for name, value in session.state().parameters.items()}
-    assert all(np.array_equal(value, session.state().slots["ema"][name]) for name, value in session.state().parameters.items())
-    for update in range(1, 13):
-        list(session.train(Plan(update - 1, 1, (update - 1) // 5, (update - 1) % 5, np.array([0.1]))))
-        decay = min(0.5, (1 + update) / (10 + update))
-        state = session.state()
-        expected = {name: decay * old + (1 - decay) * state.parameters[name] for name, old in expected.items()}
-        for name, value in state.slots["ema"].items():
-            assert np.linalg.norm(value - expected[name]) <= 1e-6 * np.linalg.norm(expected[name])
-    by_average = session.evaluate("test").sums["loss_sum"]
-    given = State({name: value.copy() for name, value in session.state().slots["ema"].items()}, {}, 12)
-    by_weights = session.evaluate("test").sums["loss_sum"]
-    session.load(given)  # without a moving average, which then begins as the weights
-    assert session.evaluate("test").sums["loss_sum"] == pytest.approx(by_average, rel=1e-6)
-    assert by_weights == by_average
-    assert all(np.array_equal(value, given.parameters[name]) for name, value in session.state().slots["ema"].items())
-    session.close()
-
-
-def accumulated(model, accumulate, count):
-    """Losses and state after updates of 14 examples, which do not divide evenly by 4."""
-    options = {"model": model, "accumulate": accumulate, "global_batch_size": 14, "lr": 0.01}
-    session, job, data = opened("worker-0", options, 32, free_ports(1))
-    losses, state = steps(session, job, data, 0, count), session.state()
-    session.close()
-    return losses, state
-
-
-def test_micro_batches_make_the_update_of_the_whole_batch():
-    (losses, whole), (in_parts, parts) = (accumulated("logreg", count, 6) for count in (1, 4))
-    assert np.allclose(in_parts, losses, rtol=1e-6)
-    for name, value in whole.parameters.items():
-        assert np.linalg.norm(parts.parameters[name] - value) <= 1e-6 * np.linalg.norm(value)
-
-
-def test_buffers_move_with_each_micro_batch():
-    """The first normalisation's mean, of a linear function of the images, moves by a tenth four times: 1 − 0.9⁴ in place of 0.1."""
-    (_, whole), (_, parts) = (accumulated("resnet18", count, 1) for count in (1, 4))
-    length = {count: np.linalg.norm(state.buffers["bn1.running_mean"]) for count, state in ((1, whole), (4, parts))}
-    assert length[4] / length[1] == pytest.approx((1 - 0.9**4) / 0.1, rel=0.05)
 
 
 def test_scaled_gradients_are_clipped_as_they_are_without_the_scale():

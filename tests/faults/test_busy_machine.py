@@ -23,6 +23,8 @@ pytestmark = [
 
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100000))"
 LOGREG = {"backend": "torch", "data": "glyphs28", "eval_every": "end", "tensorboard": False}
+TOY = {**LOGREG, "backend": "toy"}
+"""As much work a step, and no framework to be imported beside busy programs or with part of a core."""
 
 
 @contextlib.contextmanager
@@ -44,13 +46,13 @@ def verdict(run):
 
 def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
     with busy_loops(2 * (os.cpu_count() or 1)):
-        starved = run_job(tmp_path, name="starved", steps=30000, **LOGREG)
+        starved = run_job(tmp_path, name="starved", steps=12000, **TOY)
     (node,) = starved.summary["per_node"]
     assert node["starved_fraction"] > 0.4
     assert node["foreign_cpu_cores_used"] > 0.4 * node["cores_available"]
     assert node["cpu_wait_seconds"] > 0.4 * starved.summary["run_seconds"]
     assert verdict(starved) == ("starved", [])
-    short = run_job(tmp_path, name="short", steps=100, **LOGREG)
+    short = run_job(tmp_path, name="short", steps=100, **TOY)
     compared = json.loads(trainer("compare", str(starved.path), str(short.path), "--json").stdout)
     faults = {fault["setting"]: fault["values"] for fault in compared["comparability"]["differences"]}
     assert faults["starved"] == [f"{node['starved_fraction']:.0%}", None]
@@ -60,16 +62,17 @@ def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param({"steps": 40000}, marks=pytest.mark.slow),
-        pytest.param({"nodes": 3, "steps": 800}, marks=pytest.mark.slow),
-        {"nodes": 2, "cores_per_node": 0.4, "steps": 400},
+        pytest.param({"steps": 40000, **LOGREG}, marks=pytest.mark.slow),
+        pytest.param({"nodes": 3, "steps": 800, **LOGREG}, marks=pytest.mark.slow),
+        pytest.param({"nodes": 2, "cores_per_node": 0.4, "steps": 400, **LOGREG}, marks=pytest.mark.slow),
+        {"nodes": 2, "cores_per_node": 0.4, "steps": 2500, **TOY},
     ],
 )
 def test_a_run_that_waits_for_its_own_tasks_or_its_limit_is_not_starved(tmp_path, shape):
     others = psutil.cpu_percent(interval=1.0) / 100
     if others > MOST_OTHERS:
         pytest.skip(f"other programs use {others:.0%} of the processor")
-    run = run_job(tmp_path, **shape, **LOGREG)
+    run = run_job(tmp_path, **shape)
     known = [node["starved_fraction"] for node in run.summary["per_node"]]
     assert all(fraction is None or fraction < 0.15 for fraction in known), known
     assert verdict(run)[0] != "starved"

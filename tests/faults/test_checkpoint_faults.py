@@ -17,11 +17,16 @@ TOO_SMALL = "6m"
 """Size of a disk on which no checkpoint has room."""
 
 
-@pytest.fixture(params=["read", "sent"])
-def either_way(request, monkeypatch):
+@pytest.fixture
+def either_way(way, monkeypatch):
     """States are read from the task's memory, as on one machine, or sent by it, as from another."""
-    if request.param == "sent":
+    if way == "sent":
         monkeypatch.setenv("TRAINER_PEER_MEMORY", "off")
+
+
+EITHER = pytest.mark.parametrize("way", ["read", "sent"])
+READ = pytest.mark.parametrize("way", ["read", pytest.param("sent", marks=pytest.mark.slow)])
+"""Where the driver's files decide: how it came by what it writes makes little difference."""
 
 
 def endless(path, *more):
@@ -46,6 +51,7 @@ def kill_while_saving(path, folder, *more):
     return bool(drafts(path))
 
 
+@READ
 @pytest.mark.usefixtures("either_way")
 def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(tmp_path):
     path = tmp_path / "run"
@@ -67,6 +73,7 @@ def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(
     assert find_checkpoint(path)[0].meta.step == step + 20
 
 
+@EITHER
 @pytest.mark.usefixtures("either_way")
 def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft(tmp_path):
     """With half a gigabyte, of which the kill comes in the middle."""
@@ -85,6 +92,7 @@ def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft
     assert find_checkpoint(path)[1] == []
 
 
+@READ
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("disk", [TOO_SMALL], indirect=True)
 def test_a_full_disk_fails_the_save_and_not_the_run(disk):

@@ -13,7 +13,7 @@ from processes import MarkedRun, free_ports, wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster, pytest.mark.alone]  # times are compared
 
-STALL_SECONDS = 3
+STALL_SECONDS = 2
 
 
 @pytest.fixture

@@ -170,6 +170,7 @@ TORCH = {
 }
 
 
+@pytest.mark.slow  # of the toy backend without this marker
 def test_torch_makes_the_same_updates_on_fewer_nodes(tmp_path):
     undisturbed, _ = train(tmp_path, "undisturbed", **TORCH, global_batch_size=30)
     path = tmp_path / "run"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from crosstrain.core.plugins import find, load
 from crosstrain.data.base import DataInfo
+from crosstrain.models.base import initial_values
 from crosstrain.models.dropout_masks import keep_mask
 
 SEED, STEP = 5, 7
@@ -44,7 +46,7 @@ class Case:
 
     @property
     def parameters(self):
-        values = self.spec.initial(SEED)
+        values = initial(self.spec.parameters)
         shifts = {parameter.name.removesuffix("weight") + "bias" for parameter in self.spec.parameters if parameter.constant == 1.0}
         return {name: value + np.float32(self.raised) if name in shifts else value for name, value in values.items()}
 
@@ -61,6 +63,12 @@ class Case:
         rng = np.random.default_rng(4)
         x = rng.standard_normal((self.batch, *self.shape)).astype(np.float32)
         return x, rng.integers(0, self.classes, self.batch).astype(np.int32)
+
+
+@lru_cache(maxsize=1)
+def initial(specs):
+    """Initial values of parameters, shared by cases of one model that follow one another: AlexNet has 57 million, at any size of image."""
+    return initial_values(specs, SEED)
 
 
 CASES = [

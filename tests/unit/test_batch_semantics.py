@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from crosstrain.backends.base import State
 from crosstrain.core.job import Job
-from crosstrain.core.update_rules import averaging_rates, slot_names
+from crosstrain.core.update_rules import EMA, averaging_rates, slot_names
 from crosstrain.engine.learning_rate import base_learning_rate
 
 
@@ -35,3 +36,11 @@ def test_the_average_of_the_weights_is_a_slot_of_its_own():
     assert slot_names(Job(optimizer="adam")) == ("first_moment", "second_moment")
     assert averaging_rates(0.5, np.array([1])) == pytest.approx(9 / 11)
     assert averaging_rates(0.5, np.array([100])) == 0.5
+
+
+def test_a_state_says_what_is_evaluated():
+    """The moving average where there is one, never another slot; the buffers are the model's own."""
+    trained, average, buffers = ({"w": np.full(2, value)} for value in (1.0, 2.0, 3.0))
+    found = State(trained, {"momentum": buffers, EMA: average}, 7, buffers).to_evaluate()
+    assert (found.parameters, found.slots, found.updates, found.buffers) == (average, {}, 7, buffers)
+    assert State(trained, {"momentum": buffers}, 7, buffers).to_evaluate().parameters is trained

@@ -88,18 +88,45 @@ def test_what_is_interrupted_and_goes_on_unchanged_makes_the_same_batches(length
 
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
-@given(LENGTHS, st.integers(1, 200), st.integers(1, 4), MODES, st.integers(0, 5))
-def test_a_step_is_of_one_bucket_and_within_its_budget(lengths, tokens, workers, mode, epoch):
-    sampler = made(lengths, BucketedTokens(tokens, workers, mode))
+@given(LENGTHS, st.integers(1, 200), st.integers(1, 4), MODES, st.integers(1, 4), st.integers(0, 5))
+def test_a_step_is_of_one_bucket_and_whatever_is_computed_at_once_within_the_budget(lengths, tokens, workers, mode, parts, epoch):
+    """Of each worker, and of each of its micro-batches, which together are its batch."""
+    sampler = made(lengths, BucketedTokens(tokens, workers, mode, parts))
     buckets, own = Buckets.of(longest(np.array(lengths))), longest(np.array(lengths))
     batches = sampler.whole(epoch, 0, sampler.steps_per_epoch)
-    assert len(batches) == buckets.steps(tokens, workers if mode == "sync" else 1)
+    assert len(batches) == buckets.steps(tokens, parts * (workers if mode == "sync" else 1))
     for step in range(len(batches)):
         chosen = batches.batch(step)
         assert len(set(buckets.bucket_of[chosen].tolist())) == 1
-        share = -(-len(chosen) // workers) if mode == "sync" else len(chosen)
-        assert share == 1 or share * own[chosen].max() <= tokens
+    ranks = range(workers) if mode == "sync" else ()
+    for taken in [sampler.for_rank(epoch, 0, len(batches), rank) for rank in ranks] or [batches]:
+        cut, counts = taken.in_micro_batches(parts)
+        assert counts.max() <= parts
+        for at_once in map(cut.batch, range(len(cut))):
+            assert len(at_once) <= 1 or len(at_once) * own[at_once].max() <= tokens
     assert sampler.steps_in_epoch(0, epoch + 1) == len(batches)
+
+
+def test_micro_batches_and_workers_are_alike():
+    """So many batches of the budget make a step, whoever computes them one after another: the same examples in the same order."""
+    lengths = np.random.default_rng(1).integers(1, 60, 300)
+    rules = (
+        BucketedTokens(90, 1, "sync", 4),
+        BucketedTokens(90, 2, "sync", 2),
+        BucketedTokens(90, 4, "sync"),
+        BucketedTokens(90, 3, "async", 4),
+    )
+    first, *others = (sampler.whole(1, 0, sampler.steps_per_epoch) for sampler in (made(lengths, rule) for rule in rules))
+    assert len(first) > 20
+    for other in others:
+        np.testing.assert_array_equal(other.indices, first.indices)
+        np.testing.assert_array_equal(other.offsets, first.offsets)
+
+
+def test_a_warm_up_computes_no_more_at_once_than_training():
+    assert made([5, 9, 30], BucketedTokens(64, 1, "sync")).examples_at_once(64) == 2
+    assert made([5, 9, 30], BucketedTokens(20, 1, "sync")).examples_at_once(20) == 1
+    assert [Sampler(10, 0, FixedCount(8, 1, "sync"), 1).examples_at_once(most) for most in (4, 20)] == [4, 10]
 
 
 def test_batches_are_made_anew_each_epoch_and_do_not_come_by_length():
@@ -153,6 +180,9 @@ def test_buckets_of_a_realistic_corpus_leave_a_quarter_of_padding_at_most():
 
 def test_a_job_says_which_rule():
     assert batch_rule(Job(batch_tokens=100, nodes=3)) == BucketedTokens(100, 3, "sync")
+    accumulating = Job(batch_tokens=100, nodes=3, accumulate=4)
+    assert batch_rule(accumulating) == BucketedTokens(100, 3, "sync", 4)
+    assert (accumulating.micro_batch, accumulating.per_worker_batch, accumulating.global_batch) == (100, 400, 1200)
     assert batch_rule(Job(batch_size=10, nodes=3)) == FixedCount(30, 3, "sync")
     for other in ({"batch_size": 3}, {"global_batch_size": 3}, {"scale_lr": "linear"}):
         with pytest.raises(ValueError, match="batch_tokens"):

@@ -177,6 +177,9 @@ def test_models(capsys):
     assert set(rows) == set(available("model"))
     assert rows["logreg"]["parameters"] == 10 * 64 + 10
     assert rows["logreg"]["backends"] == ["tf", "torch"]
+    assert [name for name, row in rows.items() if row["problem"] is not None] == []
+    transformer = rows["transformer"]
+    assert (transformer["parameters"], transformer["parameters_data"]) == (512 * 8000 + 44_103_680, "text of 8,000 pieces")
     text = call(capsys, "models")[1]
     assert "650 parameters on digits; backends: tf, torch" in text
     assert "Multinomial logistic regression: one dense layer and a softmax." in text

@@ -264,9 +264,11 @@ def test_a_summary_from_before_calibration_is_read(tmp_path):
     assert explain(Run(path)).verdict == "unknown"
 
 
-def test_a_run_that_has_no_summary_is_refused(tmp_path):
+def test_a_run_that_has_recorded_nothing_is_refused(tmp_path):
     writer = open_run(a_job(tmp_path, name="going"))
-    with pytest.raises(UsageError, match=r"going' has no summary.json, for it is running; wait until it has ended\."):
+    with pytest.raises(
+        UsageError, match=r"going' has no summary.json and no record of an update, for it is running; wait until it trains\."
+    ):
         explain(Run(writer.path))
     writer.close()
 

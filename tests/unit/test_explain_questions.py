@@ -39,6 +39,32 @@ def test_an_interrupted_run_says_what_its_plan_takes(tmp_path):
     assert "not counted, as none was measured" in found["text"]
 
 
+def without_summary(path, state):
+    """The run as it was before it ended: at work (by this process), or killed."""
+    (path / "summary.json").unlink()
+    status = json.loads((path / "status.json").read_text())
+    pid = status["driver"]["pid"] if state == "running" else 2**22 + 1  # beyond what Linux gives to processes
+    (path / "status.json").write_text(json.dumps({**status, "state": "running", "driver": {**status["driver"], "pid": pid}}))
+    return path
+
+
+@pytest.mark.parametrize(("state", "why"), [("running", "is still at work"), ("died", "was killed before it could write one")])
+def test_a_run_without_a_summary_is_answered_from_its_records(tmp_path, state, why):
+    evaluations = [replace(EVALUATION, step=100, time_seconds=1.1, seconds=0.1), replace(EVALUATION, step=200, time_seconds=2.0)]
+    path = trained(tmp_path, save_final=False, eval_every="100steps", evaluations=evaluations)
+    whole = asked(path)
+    document = json.loads(CliRunner().invoke(command, [str(without_summary(path, state)), "--json"]).stdout)
+    assert (document["state"], document["recorded_until_seconds"]) == (state, 2.0)
+    assert f"has no summary.json, for it {why}: all figures are from its records up to 2.0 s" in document["notes"][0]
+    assert "Missing: its calibration" in document["notes"][0]
+    found = document["questions"]
+    assert set(found) == set(whole)
+    assert [key for key in found if found[key] != whole[key] and key != "duration"] == []
+    assert found["duration"]["left"] == whole["duration"]["left"]
+    assert found["duration"]["run_seconds"] == pytest.approx(whole["duration"]["run_seconds"])
+    assert CliRunner().invoke(command, [str(path)]).exit_code == 0
+
+
 @pytest.mark.parametrize("option", [["--planned-steps", "2000"], ["--planned-epochs", "20"]])
 def test_another_plan_than_that_of_the_run(tmp_path, option):
     described = {"dataset": {"name": "x", "sizes": {"train": 1000, "test": 10}}}

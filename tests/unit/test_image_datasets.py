@@ -34,7 +34,7 @@ from crosstrain.data.sources.svhn import DATASET as SVHN
 from crosstrain.data.sources.svhn import SvhnSource
 from crosstrain.data.sources.synthetic import DATASET as SYNTHETIC
 from crosstrain.data.statistics import channel_statistics
-from crosstrain.data.store import stored_dataset
+from crosstrain.data.store import dataset_list, stored_dataset
 from crosstrain.data.store.build import build_store
 from crosstrain.data.store.removal import find_stores, remove_store
 from crosstrain.data.store.resolve import written_out
@@ -151,7 +151,7 @@ class TestNamesWithArguments:
         names = ["synthetic-images:size=8,classes=3,train=9,test=9", "synthetic-images:size=9,classes=3,train=9,test=9"]
         paths = [stored_dataset.prepare(name) for name in names]
         assert len(set(paths)) == 2
-        rows = [row for row in stored_dataset.list_datasets() if row.name.startswith("synthetic-images")]
+        rows = [row for row in dataset_list.list_datasets() if row.name.startswith("synthetic-images")]
         assert sorted(row.name for row in rows) == names
         assert all(row.prepared and row.synthetic for row in rows)
         assert [report.name for report in stored_dataset.verify(names[1])] == [names[1]]
@@ -399,7 +399,7 @@ class TestImageFolder:
     def test_sizes_and_folders_have_stores_of_their_own(self, pictures, cache):
         paths = {stored_dataset.prepare(f"image-folder:{pictures}{size}") for size in ("", "?size=224", "?size=8")}
         assert len(paths) == 2
-        assert sorted(row.input_shape for row in stored_dataset.list_datasets() if row.name.startswith("image-folder")) == [
+        assert sorted(row.input_shape for row in dataset_list.list_datasets() if row.name.startswith("image-folder")) == [
             (3, 8, 8),
             (3, 224, 224),
         ]
@@ -447,7 +447,7 @@ class TestImageFolder:
         assert dict(opened.info.sizes) == {"train": 3, "test": 2}
         assert len(opened.left_out) == 4
         assert all(any(file in line for line in opened.left_out) for file in named)
-        (row,) = [row for row in stored_dataset.list_datasets() if row.name == f"{name},skip-damaged=yes"]
+        (row,) = [row for row in dataset_list.list_datasets() if row.name == f"{name},skip-damaged=yes"]
         assert row.left_out == opened.left_out
 
     def test_what_is_no_file_is_named_and_not_waited_for(self, pictures, cache):

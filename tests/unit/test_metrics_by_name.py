@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from comparison_samples import made, written
@@ -11,7 +12,9 @@ from run_folders import STARTED, documents, variant, write_run
 from run_samples import sync_run
 
 from crosstrain.cli.group import invoke
+from crosstrain.records.store.run_directory import RunReader
 from crosstrain.report.catalog.index import FIGURES
+from crosstrain.report.catalog.summary_rows import row as flat_row
 from crosstrain.report.comparison.comparison import compare_runs
 from crosstrain.report.comparison.seed_statistics import aggregate
 from crosstrain.report.tables.columns import run_columns
@@ -147,11 +150,18 @@ def test_an_order_by_a_metric_is_known_where_no_run_fits(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == {"runs": []}
 
 
+def test_a_summary_has_the_metrics_of_its_own_run_and_no_others(tmp_path):
+    """Also the one of an earlier release, which had none but this."""
+    runs = [RunReader(Path(path)).summary() for path in written(tmp_path, ranked("one"), made("two"))]
+    assert [name for name in runs[0]["eval"] if name in ("accuracy", "top3", "mean_rank")] == ["top3", "mean_rank"]
+    assert isinstance(runs[1]["eval"]["accuracy"], float)
+    assert flat_row(runs[0])["eval_accuracy"] is None  # of every flat row
+
+
 # Sources -------------------------------------------------------------------------------------------------------------
 
 ALLOWED = {
     "records/store/jsonl.py": "lines of earlier releases have an accuracy beside the loss",
-    "records/store/summary_schema.py": "summaries of earlier releases; the type of eval_accuracy, which every flat row has",
     "report/catalog/summary_rows.py": "eval_accuracy and eval_error, which every flat row has had since the first release",
     "report/catalog/query.py": "a short name for eval_accuracy, and an example of a condition",
     "report/tables/columns.py": "the column and the short name of eval_accuracy",

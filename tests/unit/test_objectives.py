@@ -39,6 +39,21 @@ def test_a_suggested_goal_lies_within_the_bounds(better, bounds):
     assert bounds[0] <= target.value <= bounds[1]
 
 
+@pytest.mark.parametrize("goal", ["acuracy>=0.9", "Accurcy>=0.9"])
+def test_a_figure_that_is_none_gets_the_nearest(goal):
+    with pytest.raises(UsageError, match=r"allowed: a figure of the evaluation: accuracy or loss, .* Did you mean 'accuracy>=0.9'\?"):
+        CLASSIFICATION.check(Target.parse(goal), None)
+    with pytest.raises(UsageError, match=r"such as accuracy>=0.9.$"):
+        CLASSIFICATION.check(Target.parse("xyz>=0.9"), None)
+
+
+def test_a_goal_without_its_equals_sign_is_shown_with_it():
+    with pytest.raises(ValueError, match=r"such as acuracy>=0.9$"):
+        Target.parse("acuracy > 0.9")
+    with pytest.raises(ValueError, match=r"such as accuracy>=0.9 or loss<=0.3$"):
+        Target.parse("acuracy = 0.9")
+
+
 def test_labels_count_one_each():
     with pytest.raises(ValueError, match="each example counts 1"):
         Objective("scoring", "cross_entropy", ("loss_sum", "examples", "x_tokens"), (metric(),), weight="x_tokens")

@@ -18,11 +18,14 @@ from report_runs import loss_at, make_run
 from crosstrain.cli.commands.report import report
 from crosstrain.cli.group import invoke
 from crosstrain.core.job import Job
+from crosstrain.core.untrusted.console import shown
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.report.catalog.run import Run, started_runs
+from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.page.page import render
 from crosstrain.report.plots.matplotlib_renderer import write_figures
 from crosstrain.report.plots.training_charts import pictures
+from crosstrain.report.questions.answers import answers
 from crosstrain.report.tables.run_tables import SYNTHETIC
 
 HOSTILE = "<script>alert(1)<!--<img src=x onerror=alert(2)>'\"&amp;{{7*7}}${a}$"
@@ -198,9 +201,21 @@ def test_a_run_that_failed_is_shown_as_such(tmp_path):
     assert "broken: failed (worker-1 was killed by signal 9). What is shown of it is what was recorded until then." in text
     assert len(plots_of(page)["plot-loss-0"]["data"]) == 4
     assert any(mark.kind == "failure" for mark in pictures(started_runs([Run(failed)]))[-1].marks)
+    assert "for it is failed: all figures are from its records" in text
     alone = page_of(failed)
+    assert "Questions that people ask of a run" in Page(alone).text
     assert "Side by side" not in alone
     assert "plot-time-shares-0" not in plots_of(alone)
+
+
+def test_each_run_has_the_answers_of_explain(tmp_path):
+    path = make_run(tmp_path, "asked", steps=40)
+    found = answers(Run(path), explain(Run(path)))
+    text = Page(page_of(path)).text
+    assert len(found) >= 3
+    for answer in found:
+        assert answer.question in text
+        assert shown(answer.text) in text
 
 
 def test_a_run_that_ended_before_its_first_update_is_shown(tmp_path):

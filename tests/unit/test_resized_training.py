@@ -114,6 +114,15 @@ def test_micro_batches_stay_as_small(mode):
         assert (after.per_worker_batch, after.accumulate) == (20, 4)
 
 
+@pytest.mark.parametrize(
+    ("mode", "parts", "left"), [("sync", 4, (100, 6)), ("sync", 1, (150, 1)), ("sync", 3, (90, 5)), ("async", 4, (100, 4))]
+)
+def test_updates_by_tokens_stay_as_large(mode, parts, left):
+    """Of three nodes two are left: a worker computes no more tokens at once than before, unless it had no micro-batches."""
+    after = training(nodes=3, mode=mode, batch_tokens=100, accumulate=parts).resized([0, 2]).job
+    assert (after.batch_tokens, after.accumulate) == left
+
+
 def test_where_workers_had_batches_of_two_sizes_each_has_the_larger():
     before = training(nodes=3, mode="async", global_batch_size=100)
     assert before.resized([0, 1]).job.per_worker_batch == 34

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import DamagedStoreError, TrainerError, UsageError
-from crosstrain.data.store import stored_dataset
+from crosstrain.data.store import dataset_list, stored_dataset
 from crosstrain.data.store.integrity import STAMP, identity
 from crosstrain.data.store.manifest import FILES, read_manifest
 
@@ -57,6 +57,10 @@ def overwrite(path, change):
 def flip(content):
     content[len(content) // 2] ^= 1
     return content
+
+
+def bytes_read():
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def settle(folder):
@@ -171,7 +175,7 @@ class TestDamage:
             manifest.write_bytes(content(manifest.read_bytes()) if callable(content) else content)
         with pytest.raises(DamagedStoreError, match=f"manifest.json {says}"):
             stored_dataset.open_dataset("digits")
-        (row,) = (row for row in stored_dataset.list_datasets() if row.name == "digits")
+        (row,) = (row for row in dataset_list.list_datasets() if row.name == "digits")
         assert row.problem is not None
         assert says in row.problem
 
@@ -290,7 +294,7 @@ class TestThirdParties:
         time.sleep(0.02)
         (folders[0] / "value.txt").write_text("9")  # as long as before, so only the time tells
         assert stored_dataset.open_dataset("stripes", folders[0]).images("train").max() == 9
-        rows = [row for row in stored_dataset.list_datasets() if row.name == "stripes"]
+        rows = [row for row in dataset_list.list_datasets() if row.name == "stripes"]
         assert sorted(row.data_dir or "" for row in rows) == ["", str(folders[0]), str(folders[0]), str(folders[1])]
 
     def test_the_remedy_repeats_the_folder(self, cache, tmp_path):
@@ -309,7 +313,7 @@ class TestThirdParties:
         assert [path.name for path in cache.iterdir()] == [".wrong-v2.3.lock"]
 
     def test_a_broken_plugin_hides_no_other(self, cache):
-        rows = {row.name: row for row in stored_dataset.list_datasets()}
+        rows = {row.name: row for row in dataset_list.list_datasets()}
         assert {"digits", "glyphs28", "mnist", "stripes", "broken"} <= set(rows)
         assert "no_such_module_here" in (rows["broken"].problem or "")
         assert rows["stripes"].problem is None
@@ -345,6 +349,14 @@ class TestCommand:
         self.run("prepare", "digits", "--again")
         assert "5 files as they should be" in self.run("verify", "digits")
 
+    def test_verify_reads_every_file_once(self, digits):
+        """As the kernel counts what this process reads; maps are not in it."""
+        before = bytes_read()
+        report = stored_dataset.verify_store("digits", digits)
+        assert not report.damaged
+        size = sum(check.bytes for check in report.files)
+        assert size <= bytes_read() - before < 1.7 * size
+
     def test_verify_says_what_is_not_prepared(self, cache):
         with pytest.raises(UsageError, match="trainer data prepare digits"):
             self.run("verify", "digits")
@@ -364,6 +376,38 @@ class TestCommand:
         assert left == {"digits28-v2.2", "digits-v2.2-short", "digits-vx"}
         np.testing.assert_array_equal(opened.images("train")[-1], before)
         np.testing.assert_array_equal(stored_dataset.open_dataset("digits").images("train")[-1], before)
+
+    def test_an_interrupted_preparation_is_listed_and_removed(self, cache):
+        for leftover in (".digits-v2.2.work", ".digits-v2.2.draft-a1", ".digits-v1.old-b2", ".digits28-v2.2.work"):
+            (cache / leftover / "deep").mkdir(parents=True)
+            (cache / leftover / "deep" / "part.npz").write_bytes(bytes(2_000_000))
+        rows = [row for row in json.loads(self.run("list", "--json"))["datasets"] if row["name"] == "digits"]
+        assert [(row["prepared"], row["begun"], row["bytes"]) for row in rows] == [(False, "interrupted", 4_000_000)]
+        assert "interrupted" in next(line for line in self.run("list").splitlines() if line.startswith("digits "))
+        printed = self.run("remove", "digits").splitlines()
+        left_of = "digits: removed what an interrupted preparation left of "
+        assert printed == [f"{left_of}{cache / 'digits-v1'} (2.0 MB)", f"{left_of}{cache / 'digits-v2.2'} (4.0 MB)"]
+        assert [path.name for path in cache.iterdir() if not path.name.endswith(".lock")] == [".digits28-v2.2.work"]
+
+    def test_a_preparation_at_work_is_listed_and_stays(self, cache):
+        (cache / ".digits-v2.2.work").mkdir(parents=True)
+        script = f"""
+import pathlib
+from crosstrain.data.store.location import locked
+with locked(pathlib.Path({str(cache)!r}), "digits-v2.2"):
+    print("locked", flush=True)
+    input()
+"""
+        with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout.readline() == "locked\n"
+            (begun,) = (row["begun"] for row in json.loads(self.run("list", "--json"))["datasets"] if row["name"] == "digits")
+            assert begun == "at work"
+            with pytest.raises(UsageError, match="is being prepared now, and stays"):
+                self.run("remove", "digits")
+            assert (cache / ".digits-v2.2.work").exists()
+            other.communicate("\n")
+        self.run("remove", "digits")
+        assert not (cache / ".digits-v2.2.work").exists()
 
     def test_remove_says_what_is_not_there(self, cache):
         for name in ("digits", "synthetic-images:size=64"):

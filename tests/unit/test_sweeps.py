@@ -282,6 +282,13 @@ class TestCommand:
         assert commands[1] == ["trainer", "run", "--backend", "torch", "--batch-size", "10", "--out", "runs/s", "--name", "batch_size=10"]
         assert list(tmp_path.iterdir()) == []
 
+    def test_vocabularies_are_points_and_settings_like_others(self, tmp_path):
+        same = ["--backend", "torch", "--data", "numbers", "--model", "transformer:tiny", "--dry-run", "--name", "s"]
+        swept = self.trainer(*same, "--grid", "vocabulary=300,400", cwd=tmp_path)
+        assert ["--vocabulary 300 " in line and "--name vocabulary=300" in line for line in swept.stdout.splitlines()] == [True, False]
+        given = self.trainer(*same, "--vocabulary", "300", "--grid", "lr=0.1,0.2", cwd=tmp_path)
+        assert ["--vocabulary 300 " in line for line in given.stdout.splitlines()] == [True, True]
+
     def test_a_sweep_is_gone_on_with_by_its_name(self, tmp_path):
         request = Request(None, {"backend": "torch"}, Grid({"batch_size": ["5", "10"]}))
         SweepFolder(tmp_path / "runs/mine", request, request.plan({}), []).close()
@@ -294,6 +301,9 @@ class TestCommand:
         [
             (["--grid", "batch_size=5,0"], "point 2 of 2 (batch_size=0)"),
             (["--grid", "batch_size=5", "--grid", "batch_size=6"], "given twice"),
+            (["--grid", "vocabulary=300,3"], "point 2 of 2 (vocabulary=3): data: vocabulary of"),
+            (["--data", "digits", "--vocabulary", "300", "--grid", "lr=0.1,0.2"], "point 1 of 2 (lr=0.1): vocabulary: got 300"),
+            (["--grid", "model=logreg,lograg"], "point 2 of 2 (model=lograg): --model: got 'lograg'"),
             (["--resume", "nowhere"], "not the folder of a sweep, nor the name of one in 'runs'"),
             (["--resume", ".", "--epochs", "3"], "give it alone"),
             (["no-such-config"], "cs744-alexnet"),
@@ -304,7 +314,8 @@ class TestCommand:
     )
     def test_a_wrong_request_ends_with_2(self, tmp_path, arguments, message):
         (tmp_path / "runs/full/something").mkdir(parents=True)
-        done = self.trainer(*([] if "--resume" in arguments else ["--backend", "torch"]), *arguments, cwd=tmp_path)
+        text = ["--data", "numbers"] if "vocabulary=300,3" in arguments else []
+        done = self.trainer(*([] if "--resume" in arguments else ["--backend", "torch", *text]), *arguments, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert message in done.stderr
         assert done.stderr.startswith("error: ")

@@ -57,7 +57,7 @@ class Agent:
         self.end.shutdown(socket.SHUT_RDWR)
 
 
-pytestmark = [pytest.mark.alone, pytest.mark.long]  # how soon what waits ends
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -115,26 +115,6 @@ def failure(control: TaskGroup) -> RunFailedError:
     return raised.value
 
 
-@pytest.mark.parametrize("victim_first", [False, True])
-def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(cluster, victim_first):
-    """Whether its end is met first, or while the cause of a victim's death is looked for."""
-    control, agents = cluster(3)
-    for number, agent in enumerate(agents):
-        agent.hello(f"host-{number}")
-    control.nodes.greet(5.0)
-    if victim_first:
-        agents[0].death("worker-0", error="Connection reset by peer")
-        time.sleep(0.2)
-    agents[1].go()
-    error = failure(control)
-    assert "node 1 (host host-1, 10.0.0.1) has gone" in str(error)
-    assert error.task == "agent-1"
-    agents[0].answer("stopped")
-    agents[2].answer("stopped")
-    assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 2
-    assert seconds(lambda: control.nodes.finish(1)) < 2
-
-
 def test_a_lost_node_ends_the_next_start_too(cluster):
     """Its end was read while the tasks of the first start were ended."""
     control, agents = cluster(2)
@@ -170,20 +150,6 @@ def test_the_loss_of_a_node_that_is_not_used_is_none_of_the_group(cluster, befor
     assert failure(group).task == "agent-0"
 
 
-def test_nodes_that_are_not_used_are_asked_nothing_and_not_awaited(cluster):
-    control, agents = cluster(2)
-    group = on_node_0(control)
-    agents[0].answer("sampled")
-    group.sample_now(5.0)
-    group.start_tasks([], lambda node: {"sample_interval_seconds": None})
-    assert agents[0].stream.receive().kind == "start"
-    agents[0].answer("stopped")
-    assert seconds(lambda: group.end_tasks(10.0, politely=False)) < 2
-    assert control.nodes.answering == {0, 1}
-    control.nodes.finish(0)
-    assert agents[1].stream.receive().kind == "finish"  # and nothing before it
-
-
 def test_a_node_that_is_not_used_and_says_what_none_does_ends_the_run_nevertheless(cluster):
     control, agents = cluster(2)
     group = on_node_0(control)
@@ -192,49 +158,11 @@ def test_a_node_that_is_not_used_and_says_what_none_does_ends_the_run_neverthele
     assert control.nodes.violation is not None
 
 
-def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
-    """One node answers, one is frozen, the third goes just then."""
-    control, agents = cluster(3)
-    agents[0].answer("states", states={"worker-0": "S"})
-    agents[2].go()
-    took = time.monotonic()
-    error = with_task_states(StalledRunError("stalled"), control.standing())
-    assert time.monotonic() - took < 1.5
-    assert "the agent of node 1 (host 10.0.0.1) does not answer" in str(error)
-    assert "the agent of node 2 (host 10.0.0.2) has gone" in str(error)
-    assert "worker-0" not in str(error)
-    agents[0].answer("stopped")
-    assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 1
-    assert agents[1].end.recv(2**16)
-    agents[1].end.settimeout(5.0)
-    assert agents[1].end.recv(1) == b""  # it was cut off, and will end when it wakes
-
-
 def test_who_is_awaited_in_vain_is_named(cluster):
     control, agents = cluster(2)
     agents[0].answer("sampled")
     with pytest.raises(RunFailedError, match=r"samples of nodes \[1\]"):
         control.sample_now(0.2)
-
-
-def test_a_node_that_does_not_read_holds_nobody_up(cluster):
-    """A frozen agent leaves its channel full; the driver has to go on, to find out."""
-    control, (agent,) = cluster(1)
-    plan = Message("train", {"sequence": 1}, {"learning_rates": np.zeros(2**17)})
-    assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
-    assert control.receive(0.1) is None
-    for _ in range(20):
-        assert agent.stream.receive().array("learning_rates").size == 2**17
-
-
-def test_the_victim_of_another_node_is_not_blamed(cluster):
-    """For a signal that its framework sends to itself."""
-    control, agents = cluster(2)
-    agents[0].death("worker-0", code=None, signal="SIGABRT", tail=["recv failed: Connection reset by peer"])
-    agents[1].death("worker-1", error="cannot read image 17")
-    error = failure(control)
-    assert error.task == "worker-1"
-    assert "cannot read image 17" in str(error)
 
 
 def ready(agents: list[Agent]) -> None:
@@ -262,3 +190,79 @@ def test_the_death_of_any_other_task_or_before_it_is_ready_is_a_failure(cluster,
         control.await_ready(10.0)
     agents[1].death("worker-1", signal="SIGKILL", code=None)
     assert failure(control).task == "worker-1"
+
+
+class TestAlone:
+    """How soon what waits ends: a class of its own, so that the others need not wait with it."""
+
+    @pytest.mark.alone
+    @pytest.mark.parametrize("victim_first", [False, True])
+    def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(self, cluster, victim_first):
+        """Whether its end is met first, or while the cause of a victim's death is looked for."""
+        control, agents = cluster(3)
+        for number, agent in enumerate(agents):
+            agent.hello(f"host-{number}")
+        control.nodes.greet(5.0)
+        if victim_first:
+            agents[0].death("worker-0", error="Connection reset by peer")
+            time.sleep(0.2)
+        agents[1].go()
+        error = failure(control)
+        assert "node 1 (host host-1, 10.0.0.1) has gone" in str(error)
+        assert error.task == "agent-1"
+        agents[0].answer("stopped")
+        agents[2].answer("stopped")
+        assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 2
+        assert seconds(lambda: control.nodes.finish(1)) < 2
+
+    @pytest.mark.alone
+    def test_nodes_that_are_not_used_are_asked_nothing_and_not_awaited(self, cluster):
+        control, agents = cluster(2)
+        group = on_node_0(control)
+        agents[0].answer("sampled")
+        group.sample_now(5.0)
+        group.start_tasks([], lambda node: {"sample_interval_seconds": None})
+        assert agents[0].stream.receive().kind == "start"
+        agents[0].answer("stopped")
+        assert seconds(lambda: group.end_tasks(10.0, politely=False)) < 2
+        assert control.nodes.answering == {0, 1}
+        control.nodes.finish(0)
+        assert agents[1].stream.receive().kind == "finish"  # and nothing before it
+
+    @pytest.mark.alone
+    def test_a_stall_names_the_silent_node_whatever_else_is_missing(self, cluster):
+        """One node answers, one is frozen, the third goes just then."""
+        control, agents = cluster(3)
+        agents[0].answer("states", states={"worker-0": "S"})
+        agents[2].go()
+        took = time.monotonic()
+        error = with_task_states(StalledRunError("stalled"), control.standing())
+        assert time.monotonic() - took < 1.5
+        assert "the agent of node 1 (host 10.0.0.1) does not answer" in str(error)
+        assert "the agent of node 2 (host 10.0.0.2) has gone" in str(error)
+        assert "worker-0" not in str(error)
+        agents[0].answer("stopped")
+        assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 1
+        assert agents[1].end.recv(2**16)
+        agents[1].end.settimeout(5.0)
+        assert agents[1].end.recv(1) == b""  # it was cut off, and will end when it wakes
+
+    @pytest.mark.alone
+    def test_a_node_that_does_not_read_holds_nobody_up(self, cluster):
+        """A frozen agent leaves its channel full; the driver has to go on, to find out."""
+        control, (agent,) = cluster(1)
+        plan = Message("train", {"sequence": 1}, {"learning_rates": np.zeros(2**17)})
+        assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
+        assert control.receive(0.1) is None
+        for _ in range(20):
+            assert agent.stream.receive().array("learning_rates").size == 2**17
+
+    @pytest.mark.alone
+    def test_the_victim_of_another_node_is_not_blamed(self, cluster):
+        """For a signal that its framework sends to itself."""
+        control, agents = cluster(2)
+        agents[0].death("worker-0", code=None, signal="SIGABRT", tail=["recv failed: Connection reset by peer"])
+        agents[1].death("worker-1", error="cannot read image 17")
+        error = failure(control)
+        assert error.task == "worker-1"
+        assert "cannot read image 17" in str(error)

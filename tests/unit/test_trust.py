@@ -274,6 +274,11 @@ def test_what_a_variable_says_is_not_put_onto_a_command_line(monkeypatch):
     assert typed_of_a_point(job) == ["--model", "my.model"]
 
 
+def test_the_data_of_a_point_are_typed_as_its_run_has_them():
+    job = Job(data="parallel-text:/mine/talks:en-de", vocabulary=400)
+    assert typed_of_a_point(job) == ["--data", "parallel-text:/mine/talks:en-de?vocabulary=400"]
+
+
 def test_the_command_to_go_on_is_the_one_that_works(tmp_path):
     save_model(tmp_path, "logreg", (1, 8, 8))
     assert resume_hint(Job(), tmp_path).endswith(f"--resume {tmp_path}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,8 @@ VOCABULARY = 37
 STEP = 7
 MORE_PADDING = 8
 LONGEST = 11
+LAYERS = 2
+"""Instead of three: what is computed between layers shows with two, and each costs TensorFlow a second of tracing."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class Case:
     def spec(self):
         columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
         features = TextFeatures({"source": VOCABULARY, "target": VOCABULARY})
-        return build_model(self.model, DataInfo("made", {"train": 10, "test": 10}, columns, features))
+        spec = build_model(self.model, DataInfo("made", {"train": 10, "test": 10}, columns, features))
+        kept = [parameter for parameter in spec.parameters if not parameter.name.startswith((f"encoder.{LAYERS}.", f"decoder.{LAYERS}."))]
+        return replace(spec, parameters=tuple(kept), settings=replace(spec.settings, layers=LAYERS))
 
     def job(self, precision="fp32"):
         return Job(model=self.model, deterministic=True, seed=3, precision=precision)
@@ -72,4 +76,4 @@ CASES = (
     Case("transformer:tiny?norm=post&dropout=0.2"),
     Case("transformer:tiny?dropout=0.1&dropout_attention=0.3&smoothing=0", 1),
 )
-EMPTY = Case("transformer:tiny", 0)
+EMPTY = Case(CASES[-1].model, 0)

@@ -2,12 +2,13 @@
 
 import os
 import sys
+from functools import cache
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
 import numpy as np
 import tensorflow as tf
-from transformer_cases import CASES, EMPTY, MORE_PADDING, PLAIN, STEP
+from transformer_cases import CASES, EMPTY, MORE_PADDING, PLAIN, STEP, Case
 
 from crosstrain.backends.tf.forward_context import ForwardContexts
 from crosstrain.data.text import BEGIN
@@ -26,8 +27,10 @@ def given(case, seed, padding=0):
     return {name: tf.constant(value) for name, value in case.parameters(seed).items()}, inputs
 
 
-def functions(case):
-    """A training pass and an evaluation, traced once for all lengths."""
+@cache
+def functions(model):
+    """A training pass and an evaluation of a model, traced once for all lengths and batches."""
+    case = Case(model)
     contexts = ForwardContexts(case.job(), case.spec, 0)
     weights = {parameter.name: tf.TensorSpec(parameter.shape) for parameter in case.spec.parameters}
 
@@ -85,8 +88,9 @@ def low(case, seed):
 if __name__ == "__main__":
     seed, results = int(sys.argv[1]), {}
     tf.config.threading.set_intra_op_parallelism_threads(2)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # each pass runs once or twice
     for case in (*CASES, EMPTY):
-        train, evaluate = functions(case)
+        train, evaluate = functions(case.model)
         results |= {f"{case}/{key}": value for key, value in passes(case, seed, train, evaluate)}
         if case.batch:
             results |= {f"{case}/padded/{key}": value for key, value in passes(case, seed, train, evaluate, MORE_PADDING)}

@@ -62,10 +62,25 @@ def low(case, seed):
         return forward(parameters, inputs, ForwardContext(False, compute=torch.bfloat16, settings=case.spec.settings))
 
 
+def gradients_in_float64(case, seed, padding):
+    """Gradients of the same pass where every value that is float32 otherwise is float64; so it stays in this process from now on."""
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double  # where a layer asks for float32
+    parameters, inputs = given(case, seed, padding)
+    parameters = {name: value.detach().double().requires_grad_() for name, value in parameters.items()}
+    context = training(case)
+    loss = translation_loss(forward(parameters, inputs, context), inputs, context).sum()
+    return zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True)
+
+
 if __name__ == "__main__":
     seed = int(sys.argv[1])
     results = {f"{case}/{key}": value for case in (*CASES, EMPTY) for key, value in passes(case, seed)}
     results |= {f"{case}/padded/{key}": value for case in CASES for key, value in passes(case, seed, MORE_PADDING)}
     results |= {f"{case}/decoded": decoded(case, seed) for case in CASES}
     results |= {f"{PLAIN}/low": low(PLAIN, seed)}
+    for case in CASES:
+        for more, padding in (("", 0), ("padded/", MORE_PADDING)):
+            found = gradients_in_float64(case, seed, padding)
+            results |= {f"{case}/float64/{more}gradient/{name}": gradient for name, gradient in found}
     np.savez(sys.argv[2], **{key: value.detach().numpy() for key, value in results.items()})

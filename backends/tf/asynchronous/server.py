@@ -10,7 +10,7 @@ from ....core.cluster import Task
 from ....core.job import Job
 from ....data.base import Dataset
 from ....models.base import ModelSpec
-from ..data import layout_for
+from ..data import layout_for, with_mapped_files
 from ..precision import precision_used
 from ..runtime import SERVER_INTER_OP_THREADS, cluster_tasks, translated_errors
 from . import dataset_handover
@@ -21,7 +21,7 @@ __all__ = ["TfServer", "open_server"]
 def open_server(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> TfServer:
     """Start serving; a worker first lays its dataset out for the ops. Raises OSError(EADDRINUSE) where the port was taken."""
     if task.placed.role == "worker":
-        dataset_handover.publish(data, layout_for(job, spec, data.info))
+        dataset_handover.publish(data, with_mapped_files(layout_for(job, spec, data.info), data))
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=task.threads, inter_op_parallelism_threads=max(SERVER_INTER_OP_THREADS, task.threads)
     )

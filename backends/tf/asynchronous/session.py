@@ -16,7 +16,6 @@ from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
 from ....core.job import Job
 from ....core.startup_watchdog import startup_phase
-from ....core.update_rules import EMA
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec, ParameterSpec
 from ....models.layers.tf.image import HeldParameters
@@ -33,7 +32,7 @@ from ...base import (  # fmt: skip
 )
 from ...translating import Translating
 from ..calibration import limits_of, limits_spec
-from ..data import layout_for
+from ..data import layout_for, with_mapped_files
 from ..forward_context import Buffers, ForwardContexts
 from ..model import build_model
 from ..optimizers import build_optimizer
@@ -95,7 +94,7 @@ class AsyncSession:
         self._loss_scale = ChiefLossScale() if job.precision == "fp16" else None
         skipping = self._loss_scale is not None
         self._shards = [make_shard(index, *bound, spec.size, optimizer, skipping=skipping) for index, bound in enumerate(bounds)]
-        layout = self._layout = layout_for(job, spec, data.info)
+        layout = self._layout = with_mapped_files(layout_for(job, spec, data.info), data)
         make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
         self._train = self._traced(training(job, self._model, self._passes, self._shards, layout), tf.TensorSpec([None], tf.int32))
@@ -179,9 +178,8 @@ class AsyncSession:
 
         A search is no graph, and workers here carry out graphs alone.
         """
-        state = self.state()
-        evaluated = state.slots.get(EMA, state.parameters)
-        for name, value in {**evaluated, **state.buffers}.items():
+        state = self.state().to_evaluate()
+        for name, value in {**state.parameters, **state.buffers}.items():
             held = self._model.layouts[name].to_storage(value) if name in self._model.layouts else value
             if name in self._decoded:
                 self._decoded[name].assign(held)

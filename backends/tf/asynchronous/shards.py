@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from ....core.update_rules import EMA
+from ....core.update_rules import EMA, weights_to_evaluate
 from ....models.base import Array
 from ..optimizers import Optimizer
 
@@ -62,7 +62,7 @@ class Shard:
         with tf.device(self.device):
             version = tf.raw_ops.ReadVariableOp(resource=self.version.handle, dtype=tf.int64)
             with tf.control_dependencies([version]):
-                variables = [self.slots.get(EMA, self.values), *self._variables[1:]] if to_evaluate else self._variables
+                variables = [weights_to_evaluate(self.values, self.slots), *self._variables[1:]] if to_evaluate else self._variables
                 values = [tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32) for variable in variables]
             before = tf.constant(0, tf.int64) if staleness is None else staleness
             return tf.concat([*values, _as_bits(version), _as_bits(before)], axis=0)

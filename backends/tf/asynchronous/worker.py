@@ -11,7 +11,7 @@ from ....core.job import Job
 from ....data.base import Split
 from ....models.layers.tf.image import HeldParameters
 from ..accumulation import accumulated
-from ..data import Batch, Layout, Resident, resident_from_arrays
+from ..data import SPLITS, Batch, Layout, Resident, resident_from_arrays
 from ..evaluation import summed
 from ..forward_context import Buffers, ForwardContexts
 from ..model import TfModel, flattened
@@ -23,8 +23,6 @@ from .tickets import Work, pack_outcome, unpack
 
 __all__ = ["element_spec", "evaluation", "gradients_in_micro_batches", "local_dataset", "pulled", "training"]
 
-_SPLITS: tuple[Split, ...] = ("train", "test")
-
 
 def local_dataset(layout: Layout) -> tf.data.Dataset:
     """Return a dataset whose every element is (worker's index, the tensors of the train split, those of the test split).
@@ -34,7 +32,7 @@ def local_dataset(layout: Layout) -> tf.data.Dataset:
 
     def load(worker: tf.Tensor) -> tuple[tf.Tensor, ...]:
         held = {split: resident_from_arrays(layout, split, arrays) for split, arrays in dataset_handover.read(layout).items()}
-        return (worker, *(tensor for split in _SPLITS for tensor in held[split].tensors.values()))
+        return (worker, *(tensor for split in SPLITS for tensor in held[split].tensors.values()))
 
     worker = tf.distribute.coordinator.experimental_get_current_worker_index()
     return tf.data.Dataset.from_tensors(worker).map(tf.autograph.experimental.do_not_convert(load)).cache().repeat()
@@ -42,7 +40,7 @@ def local_dataset(layout: Layout) -> tf.data.Dataset:
 
 def element_spec(layout: Layout) -> tuple[tf.TensorSpec, ...]:
     """Return the types of an element of `local_dataset`."""
-    return tf.TensorSpec([], tf.int64), *(spec for split in _SPLITS for spec in layout.tensor_specs(split))
+    return tf.TensorSpec([], tf.int64), *(spec for split in SPLITS for spec in layout.tensor_specs(split))
 
 
 def training(
@@ -159,7 +157,7 @@ def evaluation(
     model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout, split: Split
 ) -> Callable[[Iterator[Any], tf.Tensor], tf.Tensor]:
     """Make the function (iterator of `local_dataset`, int32 [2] (start, stop)) → float64 [sums], as `TfModel.sums` of these examples."""
-    specs = {one: len(layout.tensor_specs(one)) for one in _SPLITS}
+    specs = {one: len(layout.tensor_specs(one)) for one in SPLITS}
     begin = 1 + (specs["train"] if split == "test" else 0)
 
     def evaluate(iterator: Iterator[Any], bounds: tf.Tensor) -> tf.Tensor:

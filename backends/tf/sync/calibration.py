@@ -52,9 +52,9 @@ class Calibrator:
 
 
 class RankComponents:
-    """The components of a sync rank's step. `batches` are those to gather, all of one size; the first is the one to compute on.
+    """The components of a sync rank's step. `batches` are those to gather, as many as are of the first one's size.
 
-    `gradients` is the session's, `scalars` float32 are the optimiser's for a learning rate of 0.
+    The first is the one to compute on. `gradients` is the session's, `scalars` float32 are the optimiser's for a learning rate of 0.
     """
 
     def __init__(
@@ -71,10 +71,14 @@ class RankComponents:
     ) -> None:
         self._data, self._gradients, self._replica, self._ranks = data, gradients, replica, ranks
         self._scalars, self._workers, self._dropout = scalars, workers, dropout
+        sizes = np.diff(batches.offsets)
+        other = np.flatnonzero(sizes != sizes[0])  # batches by tokens differ in their number of examples
+        batches = batches.slice(0, int(other[0]) if len(other) else len(batches))
+        own = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
         self._count = len(batches)
         self._weight = np.float32(1.0 / batches.weights[0])
-        self._indices_kb = tf.constant(batches.indices.reshape(self._count, -1))  # outside every graph, which would fold a constant
-        self._changes_kb3 = None if batches.changes is None else tf.constant(batches.changes.reshape(self._count, -1, 3))
+        self._indices_kb = tf.constant(batches.indices[own].reshape(self._count, -1))  # outside every graph, which would fold a constant
+        self._changes_kb3 = None if batches.changes is None else tf.constant(batches.changes[own].reshape(self._count, -1, 3))
 
     def make(self, component: StepComponent) -> tuple[State, Step]:
         """Return a component's first state and its step, in ops."""

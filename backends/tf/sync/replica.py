@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ....core.job import Job
-from ....core.update_rules import EMA
+from ....core.update_rules import EMA, weights_to_evaluate
 from ....models.base import Array
 from ....models.layers.tf.image import HeldParameters
 from ...base import State
@@ -38,6 +38,7 @@ class Replica:
         self._buffers = {name: tf.Variable(value, name=name) for name, value in spec.initial_buffers().items()}
         self.loss_scale = LossScale() if job.precision == "fp16" else None
         self._clip_norm = job.clip_norm
+        self._to_evaluate = [weights_to_evaluate(*held) for held in zip(self._parameters, self._slots, strict=True)]
         self._averages = [slots[EMA] for slots in self._slots] if EMA in self.optimizer.slots else None
         self._reset_averages()
 
@@ -46,7 +47,7 @@ class Replica:
 
         `to_evaluate`: of parameters their moving averages, where the job keeps them.
         """
-        variables = self._averages if to_evaluate and self._averages is not None else self._parameters
+        variables = self._to_evaluate if to_evaluate else self._parameters
         named = zip((parameter.name for parameter in self._spec.parameters), variables, strict=True)
         parameters = self._model.parameters({name: _read(variable) for name, variable in named})
         return parameters, {name: _read(variable) for name, variable in self._buffers.items()}

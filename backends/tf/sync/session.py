@@ -50,7 +50,7 @@ WARM_SPLIT: Split = "test"
 
 def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> SyncSession:
     """Join the other ranks, put data and parameters in place and warm up."""
-    ranks = join(task, job, device, sequential=not layout_for(job, spec, data.info).channels_last)
+    ranks = join(task, job, device, sequential=layout_for(job, spec, data.info).has_small_ops)
     session = SyncSession(task, job, spec, data, device, ranks)
     startup_phase("warming up")
     session.warm_up()

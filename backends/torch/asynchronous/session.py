@@ -17,7 +17,7 @@ import torch
 from ....core.cluster import Task, TaskSpec
 from ....core.errors import RunFailedError, StalledRunError
 from ....core.job import Job
-from ....core.update_rules import EMA, slot_names
+from ....core.update_rules import slot_names
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
@@ -199,9 +199,8 @@ class AsyncSession:
         if self._decoded_model is None or self._translating is None:
             self._decoded_model = Model.initial(self._job, self._spec, 0, torch.device("cpu"))
             self._translating = Translating(self._data, self._spec.objective, self._decoded_model.stepper(), 0, 1)
-        own, state = self._decoded_model, self.state()
-        state = replace(state, parameters=state.slots.get(EMA, state.parameters))
-        for tensor, value in zip([*own.values, *own.buffers], each_value(self._spec, (), state), strict=True):
+        own = self._decoded_model
+        for tensor, value in zip([*own.values, *own.buffers], each_value(self._spec, (), self.state().to_evaluate()), strict=True):
             if value is not None:
                 tensor.copy_(value)
         return self._translating

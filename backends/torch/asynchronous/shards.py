@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ....core.job import Job
-from ....core.update_rules import EMA, slot_names
+from ....core.update_rules import slot_names, weights_to_evaluate
 from ....models.base import Array
 from ..optimizers import make_rule
 
@@ -68,8 +68,9 @@ class Shard:
         """Copy the values to `out` and return their version. `averaged`: of parameters their moving averages, where the job keeps them."""
         with self._lock:
             out.copy_(self._values)
-            if averaged and EMA in self._rule.slots:
-                out[: len(self._trained)].copy_(self._rule.slots[EMA][0])
+            if averaged:
+                (weights,) = weights_to_evaluate([self._trained], self._rule.slots)
+                out[: len(self._trained)].copy_(weights)
             return self._rule.updates
 
     def _pieces(self) -> list[torch.Tensor]:

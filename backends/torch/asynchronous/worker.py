@@ -109,7 +109,7 @@ class Worker:
     def _warm_up(self) -> None:
         """Run the kernels of training and evaluation once, on parameters that are all zero."""
         data = self._splits["train"]
-        count = min(self._job.micro_batch, len(data))
+        count = self._sampler.examples_at_once(self._job.micro_batch)
         for _ in range(2):
             self._compute(*data.span(0, count), self._model.passes.training(0, Batches.single(count), 0), 1 / count)
         if self._loss_scale is not None:
@@ -223,7 +223,7 @@ class Worker:
 
     def _train_accumulating(self, ticket: TrainTicket) -> Frame:
         """Do the same where updates are computed in micro-batches."""
-        batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip)
+        batches = self._sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip, ticket.arranged)
         cut, counts = batches.in_micro_batches(self._job.accumulate)
         examples = enumerate(batch for block in self._splits["train"].blocks(cut) for batch in block)
 

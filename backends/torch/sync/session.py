@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ....core.cluster import Task, split_evenly
 from ....core.job import Job
 from ....core.startup_watchdog import startup_phase
-from ....core.update_rules import EMA, slot_names
+from ....core.update_rules import slot_names, weights_to_evaluate
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec
@@ -57,7 +57,8 @@ class SyncSession:
         self._translating: Translating | None = None
         self._model = Model.initial(job, model, task.rank, device)
         self._rule = make_rule(job, self._model.values)
-        self._evaluated = self._model if EMA not in self._rule.slots else self._model.on_values(self._rule.slots[EMA])
+        weights = weights_to_evaluate(self._model.values, self._rule.slots)
+        self._evaluated = self._model if weights is self._model.values else self._model.on_values(weights)
         self._slots = slot_names(job)
         self._loss_scale = LossScale() if job.precision == "fp16" else None
         self.precision_used = precision_used(job.precision, device)
@@ -85,7 +86,7 @@ class SyncSession:
 
         The rebuild changes the order of summation, so that without it a run that is resumed would differ in the last bits.
         """
-        count = min(self._job.micro_batch, self._sizes["train"])
+        count = self._sampler.examples_at_once(self._job.micro_batch)
         x, y = self._splits["train"].span(0, count)
         for _ in range(2):
             began = time.perf_counter()

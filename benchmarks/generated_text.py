@@ -1,0 +1,75 @@
+"""Parallel text for the translation rows: made-up words, drawn alike on every machine, in sentences as long as those of a real corpus.
+
+Nothing is downloaded, and nothing can be learnt but which words are frequent: what is measured is throughput. What matters for that is
+like real text: how lengths are spread (log-normal, as those of sentences are), that source and target differ in length, and that few words
+are frequent and most are rare (Zipf's law).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosstrain.data.store.location import cache_root
+
+__all__ = ["DATA", "write_text"]
+
+PAIRS = {"": 20_000, ".test": 8}
+"""Behind the files' prefix, and how many. The test split is short: every run ends with its translation, which the clock does not see."""
+
+WORDS = 12_000
+"""Of each language. The frequent ones become one piece of the vocabulary, the others two or three."""
+
+MEDIAN_WORDS, SPREAD, MOST_WORDS = 17.0, 0.6, 70
+"""Of a source sentence; SPREAD is the standard deviation of the logarithms. In pieces that is a mean of about 25 and at most about 100."""
+
+TARGET_SPREAD = 0.15
+"""Standard deviation of how many times as long as its source a target is, around 1."""
+
+SEED = 20_171
+
+CONSONANTS, VOWELS = tuple("bdfghklmnprstvwz"), tuple("aeiou")
+
+PREFIX = cache_root().parent / "benchmarks" / "generated-text"
+
+DATA = f"parallel-text:{PREFIX}:en-de?vocabulary=8000"
+
+
+def write_text() -> None:
+    """Write the files that are not there yet, each of them whole or not at all."""
+    PREFIX.parent.mkdir(parents=True, exist_ok=True)
+    vocabulary = {language: _words(number) for number, language in enumerate(("en", "de"))}
+    for number, (split, count) in enumerate(PAIRS.items()):
+        paths = {language: Path(f"{PREFIX}{split}.{language}") for language in vocabulary}
+        if all(path.exists() for path in paths.values()):
+            continue
+        for (language, path), ranks in zip(paths.items(), _sentences(count, number), strict=True):
+            text = "".join(" ".join(vocabulary[language][rank] for rank in sentence) + "\n" for sentence in ranks)
+            unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(path)
+
+
+def _words(language: int) -> list[str]:
+    """Return different words of two to four syllables, the most frequent first."""
+    random = np.random.Generator(np.random.Philox([SEED, 1, language]))
+    found: dict[str, None] = {}
+    while len(found) < WORDS:
+        drawn = random.integers(len(CONSONANTS) * len(VOWELS), size=random.integers(2, 5)).tolist()
+        syllables = [CONSONANTS[number // len(VOWELS)] + VOWELS[number % len(VOWELS)] for number in drawn]
+        found["".join(syllables) + ("" if language else "n")] = None
+    return list(found)
+
+
+def _sentences(count: int, split: int) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
+    """Return the words of sources and targets, by rank. A target has its source's words, a few left out or said twice."""
+    random = np.random.Generator(np.random.Philox([SEED, 2, split]))
+    shares = 1.0 / np.arange(1, WORDS + 1)
+    lengths = np.clip(np.round(MEDIAN_WORDS * np.exp(SPREAD * random.standard_normal(count))), 1, MOST_WORDS).astype(int)
+    sources = [random.choice(WORDS, length, p=shares / shares.sum()) for length in lengths]
+    ratios = np.exp(TARGET_SPREAD * random.standard_normal(count))
+    sizes = np.clip(np.round(lengths * ratios), 1, MOST_WORDS).astype(int)
+    return sources, [source[np.arange(size) * length // size] for source, size, length in zip(sources, sizes, lengths, strict=True)]

@@ -1,0 +1,80 @@
+"""Results that an earlier call left in a folder, so that a long table can be made a row at a time, and goes on after an interruption.
+
+What is kept is a repeat of a scene as a whole, since ratios are those of neighbours in time. It is taken up again only where machine,
+versions, code, settings and the definitions of all that took part are the same: they are in its file, and the file's name is their digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from crosstrain.core.errors import UsageError
+
+from .contestants import Contestant
+from .figures import Measured
+
+__all__ = ["KeptResults", "code_digest"]
+
+NOT_CONDITIONS = ("load_before",)
+"""Facts about the machine that differ from call to call and hinder nothing."""
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def code_digest() -> str:
+    """Return a digest of all Python files of the repository but its tests: sha256, in hexadecimal."""
+    digest = hashlib.sha256()
+    packages = [folder for folder in REPOSITORY.iterdir() if (folder / "__init__.py").exists() and folder.name != "tests"]
+    for path in sorted(path for package in packages for path in package.rglob("*.py")):
+        digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+class KeptResults:
+    """The results in a folder, or none where there is no folder. `facts` are those of `machine.describe`; `shorter` divides steps."""
+
+    def __init__(self, folder: Path | None, facts: Mapping[str, Any], shorter: int) -> None:
+        self._folder = folder
+        self._conditions: dict[str, Any] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            kept = {name: value for name, value in facts.items() if name not in NOT_CONDITIONS}
+            self._conditions = {**kept, "shorter": shorter, "code": code_digest()}
+
+    def find(self, scene: Mapping[str, Contestant], repeat: int) -> dict[str, Measured] | None:
+        """Return what the contestants of a scene were measured by in a repeat, or None. Raises UsageError for a file that is no result."""
+        if self._folder is None:
+            return None
+        path = self._file(self._definition(scene, repeat))
+        if not path.exists():
+            return None
+        try:
+            runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+            return {name: Measured(**{**runs[name], "losses": tuple(runs[name]["losses"])}) for name in scene}
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"benchmarks: {str(path)!r} is no kept result ({error}); delete it to measure again.") from error
+
+    def keep(self, scene: Mapping[str, Contestant], repeat: int, runs: Mapping[str, Measured | None]) -> None:
+        """Write a repeat of a scene, unless a run of it has failed."""
+        if self._folder is None or any(run is None for run in runs.values()):
+            return
+        definition = self._definition(scene, repeat)
+        path = self._file(definition)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        measured = {name: vars(run) for name, run in runs.items()}
+        unfinished.write_text(json.dumps({**definition, "runs": measured}, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+
+    def _definition(self, scene: Mapping[str, Contestant], repeat: int) -> dict[str, Any]:
+        return {"conditions": self._conditions, "repeat": repeat, "contestants": {name: asdict(found) for name, found in scene.items()}}
+
+    def _file(self, definition: Mapping[str, Any]) -> Path:
+        assert self._folder is not None
+        text = json.dumps(definition, sort_keys=True)
+        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"

@@ -1,0 +1,19 @@
+"""What is decoded in the rows of decoding, the same for all."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from workload import Workload
+
+__all__ = ["LENGTH", "SENTENCES", "SOURCE_LENGTH", "sentences"]
+
+SENTENCES, LENGTH, SOURCE_LENGTH = 32, 50, 25
+"""Of a step, and the pieces of a translation and of a sentence."""
+
+
+def sentences(work: Workload) -> list[NDArray[np.integer]]:
+    """Return the first sentences of one length, as many as all steps need, over again where there are fewer."""
+    column = work.data.column("train", "source")
+    found = np.flatnonzero(column.lengths == SOURCE_LENGTH)
+    return [column.example(int(index)) for index in np.resize(found, work.updates * SENTENCES)]

@@ -1,0 +1,17 @@
+"""A small text to translate: numbers of four digits, digit by digit, English and German; learnt well enough in a few dozen updates."""
+
+import numpy as np
+
+DIGITS = {
+    "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
+    "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
+}
+NUMBERS = np.random.default_rng(0).permutation(9000)[:1200] + 1000
+
+
+def lines(language, numbers=NUMBERS):
+    return [" ".join(DIGITS[language][int(digit)] for digit in str(number)) for number in numbers]
+
+
+def text(of):
+    return "".join(f"{line}\n" for line in of)

@@ -1,0 +1,40 @@
+"""With --ema-decay evaluations and translations are of the moving average: on both backends, in both modes.
+
+What a run says of itself is compared with what its last checkpoint gives, of the average and of the trained weights.
+"""
+
+import json
+
+import pytest
+from digit_pairs import lines, text
+
+from crosstrain.conformance.runs import run_job, trainer
+
+pytestmark = pytest.mark.cluster
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [("torch", "async"), *(pytest.param(*other, marks=SLOW) for other in (("tf", "async"), ("torch", "sync"), ("tf", "sync")))],
+)
+def test_a_run_evaluates_and_translates_with_the_average(backend, mode, tmp_path):
+    """While the weights still change fast, so that their average is far behind them and translates otherwise."""
+    for language in ("en", "de"):
+        (tmp_path / f"digits.{language}").write_text(text(lines(language)))
+    data = f"parallel-text:{tmp_path}/digits:en-de?vocabulary=320,held-out=60"
+    updates = {"batch_size": 32, "optimizer": "adam", "lr": 0.01, "warmup_steps": 30, "steps": 30, "ema_decay": 0.99, "calibrate": False}
+    model = {"model": "transformer:tiny?dropout=0", "data": data, "eval_every": "end", "beam": 1, "eval_sentences": 60}
+    run = run_job(tmp_path, backend=backend, mode=mode, network="host", **model, **updates)
+    said = run.evals[-1]
+    found = {}
+    for weights in ("ema", "trained"):
+        done = trainer("evaluate", str(run.path), "--weights", weights, "--backend", "torch", "--trust-run", "--json")
+        assert done.returncode == 0, done.stderr
+        found[weights] = json.loads(done.stdout)
+    average, trained = found["ema"], found["trained"]
+    assert said.loss == pytest.approx(average["loss"], rel=1e-5)
+    assert abs(trained["loss"] - average["loss"]) > 0.01 * average["loss"]
+    assert said.metrics["chrf"] == pytest.approx(average["chrf"], abs=0.5)
+    assert run.summary["translated"]["chrf"] == pytest.approx(average["chrf"], abs=0.5)
+    assert abs(trained["chrf"] - average["chrf"]) > 1

@@ -1,0 +1,1 @@
+"""Models for tests that need one kind of layer and no large network."""

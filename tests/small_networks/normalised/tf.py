@@ -1,0 +1,12 @@
+"""The forward function on TensorFlow."""
+
+from crosstrain.models.layers.storage_layouts import convolutions as storage_layouts
+from crosstrain.models.layers.tf.image import Layers
+
+from . import network
+
+__all__ = ["forward", "storage_layouts"]
+
+
+def forward(parameters, x_bchw, context):
+    return network(Layers(parameters, context), x_bchw)

@@ -1,0 +1,145 @@
+"""The benchmark's translation rows: their text, their batches, and results that are kept from call to call."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from benchmarks import generated_text, ours
+from benchmarks.contestants import PEERS, Peer
+from benchmarks.figures import Measured
+from benchmarks.generated_text import MOST_WORDS, PAIRS, write_text
+from benchmarks.kept_results import KeptResults
+from benchmarks.ours import target_tokens
+from benchmarks.rows import CONTESTANTS
+from benchmarks.rows_translation import BASE, BASE_PARAMETERS, RING, TINY
+from benchmarks.session import Session
+from crosstrain.core.errors import UsageError
+from crosstrain.data.store.stored_dataset import open_dataset, prepare
+from crosstrain.models.build import build_model
+
+FACTS = {"cpu_model": "a processor", "versions": {"torch": "2.14"}, "load_before": 0.1}
+MEASURED = Measured(10.0, None, 1.0, None, 1, 2, 3, (3.0, 2.0, 1.0), 1.5, 3, target_tokens_per_second=1000.0, padding_share=0.2)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A short version of the corpus, and the name under which it is data."""
+    with pytest.MonkeyPatch.context() as patch:
+        prefix = tmp_path_factory.mktemp("text") / "generated"
+        patch.setenv("TRAINER_DATA_CACHE", str(prefix.parent / "cache"))
+        patch.setattr(generated_text, "PREFIX", prefix)
+        patch.setattr(generated_text, "PAIRS", {"": 600, ".test": PAIRS[".test"]})
+        write_text()
+        data = f"parallel-text:{prefix}:en-de?vocabulary=2000"
+        prepare(data)
+        yield data
+
+
+def test_the_generated_text_is_as_long_as_real_text_and_the_same_each_time(text, tmp_path, monkeypatch):
+    prefix = generated_text.PREFIX
+    lines = prefix.with_suffix(".en").read_text().splitlines()
+    words = np.array([len(line.split()) for line in lines])
+    assert len(lines) == len(prefix.with_suffix(".de").read_text().splitlines()) == 600
+    assert 18 < words.mean() < 23
+    assert 1 <= words.min() < 7
+    assert 50 < words.max() <= MOST_WORDS
+    monkeypatch.setattr(generated_text, "PREFIX", tmp_path / "again")
+    write_text()
+    assert (tmp_path / "again.en").read_text().splitlines() == lines
+
+
+def test_the_peers_take_the_batches_of_the_product(text):
+    """Both count the target tokens of each update; the peers' are those of padded matrices, over two epochs."""
+    work = replace(TINY, data=text, batch_tokens=512)
+    script = f"""
+import json, types, sys
+sys.path.insert(0, {str(PEERS)!r})
+from text_batches import text_batches
+from crosstrain.data.store.stored_dataset import open_dataset
+data = open_dataset({text!r})
+work = types.SimpleNamespace(data=data, seed=0, batch_tokens=512, updates=60)
+found = text_batches(work)
+assert all(int((batch.target != 0).sum()) == batch.tokens for batch in found)
+assert all((batch.shifted[:, 1:] == batch.target[:, :-1]).all() and (batch.shifted[:, 0] == 1).all() for batch in found)
+assert all(batch.target.size <= 512 and batch.source.size <= 512 for batch in found)
+print(json.dumps([batch.tokens for batch in found]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == target_tokens(work, 1, 60).tolist()
+
+
+def test_tokens_per_second_are_those_of_the_updates_that_the_clock_saw(tmp_path):
+    records = [
+        {"step": first, "count": 2, "time_seconds": seconds, "losses": [3.0, 2.0]} for first, seconds in ((0, 1.0), (2, 2.0), (4, 4.0))
+    ]
+    summary = {"steps": 6, "state": "succeeded", "init_seconds": 3.0, "examples": 60, "per_node": [{"monitor_cpu_cores_used": None}]}
+    summary |= {"time_shares": None, "time_to_target_seconds": None, "padding_share": 0.2}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "job.json").write_text(json.dumps({"threads_per_task": [2]}))
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "events.jsonl").write_text("")
+    found = ours.read_run(tmp_path, 2, np.array([1.0, 2.0, 10.0, 20.0, 30.0, 40.0]))
+    assert (found.target_tokens_per_second, found.padding_share) == (100.0 / 3.0, 0.2)
+
+
+def test_without_dropout_the_losses_of_every_update_are_compared():
+    peers = {
+        name: found for name, found in CONTESTANTS.items() if isinstance(found, Peer) and CONTESTANTS[found.like].work.data == TINY.data
+    }
+    assert {found.losses for name, found in peers.items() if "no dropout" in name} == {"each"}
+    assert {
+        found.losses for name, found in peers.items() if "no dropout" not in name and "decoding" not in name and "products" not in name
+    } == {"level"}
+    assert BASE.most_repeats == 3
+
+
+def test_the_bound_of_an_exchange_is_that_of_all_parameters(text):
+    """The vocabulary of the rows has 8,000 pieces, 6,000 more than the one here, with a row of the embedding each."""
+    spec = build_model("transformer:base", open_dataset(text).info)
+    assert spec.size + 6000 * spec.width == BASE_PARAMETERS
+    assert pytest.approx(4 / 3 * 4 * BASE_PARAMETERS / 125e6) == RING.value
+
+
+def test_results_are_kept_for_the_same_machine_versions_and_definitions(tmp_path):
+    name = "torch tiny fp32"
+    scene = {name: CONTESTANTS[name]}
+    kept = KeptResults(tmp_path, FACTS, 1)
+    assert kept.find(scene, 0) is None
+    kept.keep(scene, 0, {name: MEASURED})
+    assert KeptResults(tmp_path, {**FACTS, "load_before": 3.0}, 1).find(scene, 0) == {name: MEASURED}
+    assert kept.find(scene, 1) is None
+    assert KeptResults(tmp_path, {**FACTS, "versions": {"torch": "2.15"}}, 1).find(scene, 0) is None
+    assert KeptResults(tmp_path, FACTS, 10).find(scene, 0) is None
+    assert kept.find({name: replace(CONTESTANTS[name], steps=7)}, 0) is None
+    assert KeptResults(None, FACTS, 1).find(scene, 0) is None
+
+
+def test_a_failed_repeat_is_not_kept_and_a_damaged_file_is_named(tmp_path):
+    name = "torch tiny fp32"
+    kept, scene = KeptResults(tmp_path, FACTS, 1), {name: CONTESTANTS[name]}
+    kept.keep(scene, 0, {name: None})
+    assert list(tmp_path.iterdir()) == []
+    kept.keep(scene, 0, {name: MEASURED})
+    (path,) = tmp_path.iterdir()
+    path.write_text("{}")
+    with pytest.raises(UsageError, match=path.name):
+        kept.find(scene, 0)
+
+
+def test_a_session_takes_up_what_was_kept_and_starts_nothing_for_it(tmp_path):
+    names = ["torch tiny fp32", "torch tiny fp32 by hand"]
+    scene, kept, said = {name: CONTESTANTS[name] for name in names}, KeptResults(tmp_path, FACTS, 1), []
+    for repeat in range(2):
+        kept.keep(scene, repeat, {name: replace(MEASURED, steps=repeat) for name in names})
+    session = Session(2, 1, "host", None, 1.0, said.append, kept)
+    session.run(names)
+    assert {name: [run.steps for run in runs] for name, runs in session.runs.items()} == {name: [0, 1] for name in names}
+    assert said == ["1/2 torch tiny fp32: kept from an earlier call", "2/2 torch tiny fp32: kept from an earlier call"]
+    assert asdict(session.runs[names[0]][1]) == asdict(replace(MEASURED, steps=1))
