@@ -176,8 +176,10 @@ class Job(BaseModel):
     )
     mllog: bool = Field(False, description="Write MLPerf's event log (:::MLLOG) as mllog.txt beside the other records.")
 
-    launcher: Literal["auto", "local"] = Field(
-        "auto", description="local starts all nodes here; auto also follows torchrun, TF_CONFIG and --rendezvous."
+    launcher: str = Field(
+        "auto",
+        description="What starts the nodes: local (all of them here) or ssh (on --hosts); auto takes ssh where there are hosts, and also "
+        "follows torchrun, TF_CONFIG and --rendezvous.",
     )
     network: Literal["auto", "isolated", "host"] = Field(
         "auto", description="isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."

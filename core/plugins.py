@@ -1,4 +1,4 @@
-"""Which backends, models, datasets and forward functions exist, and where they live.
+"""Which backends, models, datasets, forward functions and launchers exist, and where they live.
 
 Built-ins are rows of a table, others come from entry points; a module is imported only when its plugin is used, so that no
 framework is loaded by listing names. A broken plugin is reported by name and never hides the others.
@@ -33,13 +33,14 @@ __all__ = [
     "module_exists",
 ]
 
-Kind = Literal["backend", "model", "dataset", "forward"]
+Kind = Literal["backend", "model", "dataset", "forward", "launcher"]
 
 GROUPS: Mapping[Kind, str] = {
     "backend": "crosstrain.backends",
     "model": "crosstrain.models",
     "dataset": "crosstrain.datasets",
     "forward": "crosstrain.forwards",
+    "launcher": "crosstrain.launchers",
 }
 
 
@@ -121,6 +122,7 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),
     ),
     "forward": tuple(Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in _MODELS for on in _BACKENDS),
+    "launcher": tuple(Plugin(name, f"crosstrain.launch.launchers.{name}:make") for name in ("rendezvous", "local", "ssh")),
 }
 
 

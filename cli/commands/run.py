@@ -26,7 +26,9 @@ from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.base import Launcher
-from ...launch.launchers.registry import LaunchRequest, choose_launcher
+from ...launch.launchers.host_list import Host, parse_hosts, read_hostfile
+from ...launch.launchers.registry import FOLLOW_OTHERS, LaunchRequest, choose_launcher
+from ...launch.launchers.remote import shape_of_hosts
 from ...launch.resume.trust import TRUST_RUN
 from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
 from ..options import GivenPath, given_options, job_options, name_settings, trust_option
@@ -52,6 +54,13 @@ __all__ = ["run"]
     type=GivenPath(),
     envvar="TRAINER_SECRET_FILE",
     help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
+)
+@click.option(
+    "--hosts", envvar="TRAINER_HOSTS", metavar="HOST,HOST", help="Start the nodes on these hosts by ssh, in this order; also node[01-03]."
+)
+@click.option("--hostfile", type=GivenPath(), envvar="TRAINER_HOSTFILE", help="The same from a file: a host a line, as MPI has them.")
+@click.option(
+    "--python", type=GivenPath(), envvar="TRAINER_PYTHON", help="With hosts: the interpreter there. [default: the path of this one]"
 )
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
 @click.option(
@@ -80,6 +89,9 @@ def run(
     node_rank: int | None,
     rendezvous: str | None,
     secret_file: Path | None,
+    hosts: str | None,
+    hostfile: Path | None,
+    python: Path | None,
     resume: Path | None,
     force: bool,
     trust_run: bool,
@@ -92,7 +104,7 @@ def run(
     Every setting can also be given as environment variable (--batch-size: TRAINER_BATCH_SIZE) or as key of a --config file
     (batch_size); flags win over the environment, the environment over the file, the file over the defaults.
     """
-    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, quiet=quiet)
+    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, _given_hosts(hosts, hostfile), python, quiet=quiet)
     _refuse_contradictions(resume, force=force, trust_run=trust_run, repeats=repeats)
     if resume is not None and not print_config and (place := _place(typed, typed.given_settings)) is not None and not place.is_driver:
         return _join_resumed(typed, resume, place)
@@ -111,7 +123,7 @@ def run(
 
         return repeat(resolved.job, ctx.obj or (), repeats, as_json=as_json)
     sources: Mapping[str, str] = resolved.sources
-    request = LaunchRequest(resolved.job, note)
+    request = LaunchRequest(resolved.job, note, hosts=typed.hosts, python=typed.python)
     if place is not None:
         sources, request = _request_elsewhere(typed, resolved, place)
         if not place.is_driver:
@@ -132,17 +144,33 @@ class _Typed:
     rendezvous: str | None
     node_rank: int | None
     secret_file: Path | None
+    hosts: Sequence[Host]
+    python: Path | None
     quiet: bool
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The settings of the job that were typed."""
-        return given_options(self.ctx)
+        """The settings of the job that were typed, with those that the hosts decide. Raises UsageError where these disagree."""
+        typed = given_options(self.ctx)
+        decided = shape_of_hosts(self.hosts) if self.hosts else {}
+        for key, value in decided.items():
+            if typed.get(key, value) != value:
+                raise UsageError(f"{key}: got {typed[key]}, but the hosts say {value}; leave it out or make them agree")
+        return {**typed, **decided}
 
     @cached_property
     def given_settings(self) -> dict[str, Any]:
         """Of a run that goes on: the settings that were given for that, by flag, variable or file."""
         return given_settings(self.options, os.environ, self.config)
+
+
+def _given_hosts(hosts: str | None, hostfile: Path | None) -> Sequence[Host]:
+    """Return the hosts on which the nodes are to be, none where the command names none."""
+    if hosts is not None and hostfile is not None:
+        raise UsageError("--hosts and --hostfile: both name the nodes' hosts; give one of them")
+    if hosts is not None:
+        return parse_hosts(hosts)
+    return read_hostfile(hostfile) if hostfile is not None else ()
 
 
 def _refuse_contradictions(resume: Path | None, *, force: bool, trust_run: bool, repeats: int | None) -> None:
@@ -197,7 +225,11 @@ def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
         if job.launcher == "auto":
             refuse_step(os.environ, typed.ctx.obj or ("run",))
         if typed.secret_file is not None:
-            _tell_unused(typed.ctx, "secret_file", quiet=typed.quiet)
+            _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
+        if typed.python is not None and not typed.hosts:
+            _tell_unused(typed, "python", "this run has no other hosts", "--hosts")
+    elif typed.hosts:
+        raise UsageError(f"--hosts: starts the nodes, but {place.contract} has started them already; leave one of the two out")
     if typed.options.get("tensorboard") and not typed.quiet and (place is None or place.is_driver):
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
 
@@ -216,11 +248,13 @@ def _request_elsewhere(typed: _Typed, resolved: Resolved, place: Membership) -> 
 
 def _place(typed: _Typed, settings: Mapping[str, Any]) -> Membership | None:
     """Return where this process stands among those that something else started; None where it is alone. `settings`: as far as known."""
-    if settings.get("launcher", "auto") == "auto":
+    if settings.get("launcher", "auto") in FOLLOW_OTHERS:
         nodes, tasks = settings.get("nodes"), read_procs_per_node(settings.get("procs_per_node", 1))
         return detect(os.environ, typed.rendezvous, typed.node_rank, nodes, tasks)
     if typed.rendezvous is not None or typed.node_rank is not None:
-        raise UsageError("--launcher: 'local' starts all nodes here; --rendezvous and --node-rank need 'auto'")
+        raise UsageError(
+            f"--launcher: {settings['launcher']!r} starts the nodes itself; --rendezvous and --node-rank need 'auto' or 'rendezvous'"
+        )
     return None
 
 
@@ -232,12 +266,12 @@ def _start_timeout(resume: Path, given: Mapping[str, Any]) -> float:
     return standing if standing is not None else float(Job.model_fields["start_timeout"].default)
 
 
-def _tell_unused(ctx: click.Context, option: str, *, quiet: bool) -> None:
-    """Refuse an option of nodes started by hand that was typed where nobody else takes part; a variable may be set for other runs."""
-    why = "this run starts all of its nodes itself, and nothing uses it"
-    if ctx.get_parameter_source(option) == ParameterSource.COMMANDLINE:
-        raise UsageError(f"--{option.replace('_', '-')}: {why}; leave it out, or give --rendezvous and --node-rank")
-    if not quiet:
+def _tell_unused(typed: _Typed, option: str, why: str, belongs_to: str) -> None:
+    """Refuse an option that was typed and that nothing uses; a variable may be set for other runs, and is only told of."""
+    why = f"{why}, and nothing uses it"
+    if typed.ctx.get_parameter_source(option) == ParameterSource.COMMANDLINE:
+        raise UsageError(f"--{option.replace('_', '-')}: {why}; leave it out, or give {belongs_to}")
+    if not typed.quiet:
         note(f"TRAINER_{option.upper()}: {why}")
 
 

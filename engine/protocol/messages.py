@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FILE_PIECE_BYTES", "PROTOCOL", "Message", "ProtocolError", "RawArray", "ReusableBuffer", "Stream"]
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised by one with every change of what is said, or when; driver and agents have to agree on it."""
 
 MAX_HEADER_BYTES = 2 * 2**20
@@ -32,6 +32,9 @@ MAX_HEADER_BYTES = 2 * 2**20
 
 MAX_ARRAY_BYTES = 32 * 2**20
 """Of the arrays of one message together: logits come in blocks, and states and files in chunks."""
+
+MAX_PREFACE_BYTES = 16 * 2**20
+"""Of what a node's shell prints before the agent's first message."""
 
 HEADER_WEIGHT = 50
 """How many bytes of memory a byte of a header takes at most, once it is read: a list of empty lists does."""
@@ -106,15 +109,21 @@ class Stream:
     """Messages over a pair of binary files. Sending is safe from several threads; receiving belongs to one.
 
     Cutting and closing are safe from any thread, and wait for none. `weight` is about how many bytes of memory the message takes that was
-    received last.
+    received last. What precedes the line `begins_after` is skipped, where there is such a line; `begun`: it has come.
     """
 
-    def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
+    def __init__(self, reader: IO[bytes], writer: IO[bytes], begins_after: bytes | None = None) -> None:
         self._reader: Any = reader  # has readinto besides, as every buffered binary file
         self._writer = writer
         self._lock = threading.Lock()
         self.weight = 0
         self._taken_bytes = 0
+        self._begins_after = begins_after
+
+    @property
+    def begun(self) -> bool:
+        """Whether the next that is received is a message."""
+        return self._begins_after is None
 
     def send(self, message: Message) -> None:
         """Write one message and flush. Raises OSError (BrokenPipeError) where the peer is gone."""
@@ -133,6 +142,8 @@ class Stream:
 
         Raises ProtocolError for anything that is not a message, ConnectionError where the stream ends within one.
         """
+        if not self.begun and not self._skip_preface():
+            return None
         line = self._reader.readline(MAX_HEADER_BYTES)
         self._taken_bytes += len(line)
         if not line.endswith(b"\n"):
@@ -161,6 +172,17 @@ class Stream:
             self._fill(data)
             arrays[name] = RawArray(dtype, shape, data)
         return Message(kind, header, arrays)
+
+    def _skip_preface(self) -> bool:
+        """Read up to the line after which the messages begin; return whether it came. Raises ProtocolError where too much precedes it."""
+        while line := self._reader.readline(MAX_HEADER_BYTES):
+            self._taken_bytes += len(line)
+            if line.rstrip(b"\r\n") == self._begins_after:
+                self._begins_after = None
+                return True
+            if self._taken_bytes > MAX_PREFACE_BYTES:
+                raise ProtocolError("too much before its first message")
+        return False
 
     def _fill(self, data: memoryview) -> None:
         while data:

@@ -6,6 +6,7 @@ awaited at the moment is checked in `outstanding_requests.py`, and whether an an
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -85,6 +86,7 @@ class _Hello(_Said):
     identity: _Identity
     host: _Host
     scratch: Name
+    address: Name | None
 
 
 class _Ports(_Said):
@@ -281,11 +283,21 @@ def wrong_with(node: int, message: Message, node_of: Mapping[str, int]) -> str |
         return f"{what} for a task that it does not have"
     if isinstance(said, _Hello) and said.node != node:
         return f"{what} of node {said.node}"
+    if isinstance(said, _Hello) and said.address is not None and not _is_address(said.address):
+        return f"{what} from {said.address[:100]!r}, which is no address"
     if isinstance(said, _Sample):
         return _wrong_with_sample(node, message["record"], node_of)
     if isinstance(said, _StateBegin) and len(said.addresses) != len(said.entries):
         return f"{what} with {len(said.addresses)} addresses of {len(said.entries)} arrays"
     return None
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _wrong_with_arrays(message: Message) -> str | None:

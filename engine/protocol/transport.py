@@ -21,11 +21,14 @@ from ...core.errors import UsageError
 from ...core.untrusted.listener import PROOF_SECONDS, Exchange
 from .messages import Stream
 
-__all__ = ["HandshakeError", "WrongSecretError", "accept", "connect", "over_socket", "read_secret", "start_over_stdio"]
+__all__ = ["AGENT_BEGINS", "HandshakeError", "WrongSecretError", "accept", "connect", "over_socket", "read_secret", "start_over_stdio"]
 
 CHALLENGE_BYTES = 32
 DIGEST_BYTES = 32
 SECRET_VARIABLE = "TRAINER_SECRET"
+
+AGENT_BEGINS = b"crosstrain-agent-begins"
+"""The line after which an agent's messages begin, where a shell or a daemon may have printed before it."""
 
 
 class HandshakeError(ConnectionError):
@@ -56,17 +59,20 @@ def read_secret(secret_file: Path | None) -> bytes:
     return text.encode()
 
 
-def start_over_stdio(popen: Callable[..., subprocess.Popen[bytes]], command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Stream]:
+def start_over_stdio(
+    popen: Callable[..., subprocess.Popen[bytes]], command: Sequence[str], begins_after: bytes | None = None
+) -> tuple[subprocess.Popen[bytes], Stream]:
     """Start a child in a session of its own; return it, and the channel to it over its standard input and output.
 
-    `popen` takes what `subprocess.Popen` takes. The output is a socket, which a whole state passes in a fraction of a pipe's time.
+    `popen` takes what `subprocess.Popen` takes, and `begins_after` is as in `Stream`. The output is a socket, which a whole state passes in
+    a fraction of a pipe's time.
     """
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = popen(command, stdin=subprocess.PIPE, stdout=theirs, start_new_session=True)
         reader = ours.makefile("rb")  # keeps our end open
     assert process.stdin is not None
-    return process, Stream(reader, process.stdin)
+    return process, Stream(reader, process.stdin, begins_after)
 
 
 def over_socket(connection: socket.socket) -> Stream:

@@ -12,6 +12,7 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...models.base import ModelSpec
 from ..launchers.base import NodeChannel
+from ..node.identity import node_identity
 
 __all__ = [
     "cluster_document",
@@ -60,8 +61,9 @@ def machine_of(host: Mapping[str, Any]) -> str:
 
 
 def node_beside_driver(places: Sequence[int], hosts: Hosts) -> int | None:
-    """Return the first of these nodes that is on the machine of node 0, where the driver is; None where none is."""
-    return next((node for node in places if machine_of(hosts[node]) == machine_of(hosts[0])), None)
+    """Return the first of these nodes that is on the driver's machine; None where none is."""
+    own = node_identity()["boot"]
+    return next((node for node in places if machine_of(hosts[node]) == own), None)
 
 
 def nodes_sharing_cores(channels: Sequence[NodeChannel], hosts: Hosts) -> int:

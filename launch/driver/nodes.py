@@ -5,10 +5,11 @@ Tasks come and go on them (`task_group.py`); a node that is lost is so for all o
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ __all__ = ["Nodes"]
 FLUSH_SECONDS = 2.0
 """How long the last words to the agents may take."""
 
-OWN_END_SECONDS = 0.1
-"""How long is waited for the exit code of an agent of our own whose channel has ended."""
+OWN_END_SECONDS = 0.5
+"""How long is waited for the exit code of a child whose channel has ended."""
 
 
 class Nodes:
@@ -117,8 +118,12 @@ class Nodes:
                 f"node {node} speaks protocol {message['protocol']}, this driver {PROTOCOL}: install the same version everywhere"
             )
         self._hosts[node] = message["host"]["hostname"]
-        if self.channels[node].process is not None:
-            self.channels[node].scratch = Path(message["scratch"])
+        channel = self.channels[node]
+        if channel.shares_files:
+            channel.scratch = Path(message["scratch"])
+        channel.address = channel.address or message["address"] or ""
+        if not channel.address:
+            raise RunFailedError(f"{self.name(node)} does not say under which address the others reach it")
         return {**message["host"], "identity": message["identity"]}
 
     def receive(self, timeout_seconds: float, node_of: Mapping[str, int]) -> tuple[int, Message | None] | None:
@@ -213,20 +218,19 @@ class Nodes:
             places = " and ".join(self.name(each) for each in sorted(members.silent))
             have = "have" if len(members.silent) > 1 else "has"
             return f"{places} {have} not been heard of for {members.silent[node]:g} s (--node-timeout)"
-        process = self.channels[node].process
-        code = process.poll() if process is not None else None
-        if process is not None and code is None:
-            time.sleep(OWN_END_SECONDS)
-            code = process.poll()
-        if code is None:
-            how = "has gone: the connection to it has ended"
-        else:
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"the agent of {self.name(node)} {how}"
+        return f"the agent of {self.name(node)} {self._how_it_ended(self.channels[node])}"
+
+    @staticmethod
+    def _how_it_ended(channel: NodeChannel) -> str:
+        if channel.process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                return channel.explain(channel.process.wait(timeout=OWN_END_SECONDS))
+        return "has gone: the connection to it has ended"
 
     def name(self, node: int) -> str:
         """Name a node, with its host where the run has nodes on others than this."""
-        if all(channel.process is not None for channel in self.channels):
+        if all(channel.shares_files for channel in self.channels):
             return f"node {node}"
-        host, address = self._hosts.get(node), self.channels[node].address
-        return f"node {node} (host {address})" if host is None else f"node {node} (host {host}, {address})"
+        channel = self.channels[node]
+        known = (channel.host, self._hosts.get(node), channel.address)
+        return f"node {node} (host {', '.join(dict.fromkeys(name for name in known if name))})"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,16 +13,32 @@ from ...core.job import Job
 from ...core.process import python
 from ...engine.protocol.messages import Message, Stream
 
-__all__ = ["AgentStarter", "Launcher", "NodeChannel", "StartedAgent", "agent_command", "close_input", "send_prepare"]
+__all__ = [
+    "AgentStarter",
+    "Launcher",
+    "NodeChannel",
+    "StartedAgent",
+    "agent_command",
+    "end_agents",
+    "ending_in_words",
+    "send_prepare",
+]
+
+
+def ending_in_words(code: int) -> str:
+    """Say how a process ended, by its exit code as `subprocess` has it: below 0 for a signal."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 @dataclass(slots=True)
 class NodeChannel:
     """The driver's end of one node: its channel, address, and what is known about its resources.
 
-    `isolated`: the node has interfaces of its own, so that their counters are the node's; None where the agent has to find out.
-    `cores` is the node's CPU limit, where it has one. `shares_files`: the agent sees the driver's files. `ports` are those that a
-    contract assigns to tasks. `scratch` is the folder of temporary files of an agent that is our child.
+    `address` is empty until the agent has said it, where only that knows it. `host` is the node's name as the user has written it, where he
+    has. `isolated`: the node has interfaces of its own, so that their counters are the node's; None where the agent has to find out.
+    `cores` is the node's CPU limit, where it has one. `shares_files`: the agent is on this machine, and sees the driver's files. `process`
+    is our child, the agent or what has started it on another machine, and `explain` says what its exit code means. `ports` are those that
+    a contract assigns to tasks. `scratch` is the folder of temporary files of an agent on this machine.
     """
 
     node: int
@@ -31,15 +48,17 @@ class NodeChannel:
     cores: float | None
     shares_files: bool
     process: subprocess.Popen[bytes] | None = None
+    host: str | None = None
+    explain: Callable[[int], str] = ending_in_words
     ports: Mapping[str, int] = field(default_factory=dict)
     scratch: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StartedAgent:
-    """An agent that is a child of this process: the process, the channel over its standard input and output, and its node.
+    """An agent that a child of this process is, or has started: the child, the channel over its standard input and output, and its node.
 
-    `address`, `isolated` and `cores` as in `NodeChannel`.
+    `address`, `isolated`, `cores`, `host` and `explain` as in `NodeChannel`.
     """
 
     process: subprocess.Popen[bytes]
@@ -47,13 +66,15 @@ class StartedAgent:
     address: str
     isolated: bool | None
     cores: float | None = None
+    host: str | None = None
+    explain: Callable[[int], str] = ending_in_words
 
 
 class AgentStarter(Protocol):
     """Starts a command on a node, with a channel to its standard input and output; where that is, is all that starters differ in.
 
-    The command is `agent_command(node)`. A starter whose agents are children of this process adds ``--parent`` with its number, so that
-    they end with it however it ends; the others end with whatever has started them, or with their input.
+    The command is `agent_command(node)`. An agent on this machine is given ``--parent`` with this process's number, so that it ends with it
+    however it ends; the others end with whatever has started them, with their input, or when they no longer hear of the driver.
     """
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
@@ -93,9 +114,9 @@ class Launcher(Protocol):
         ...
 
 
-def agent_command(node: int) -> list[str]:
+def agent_command(node: int, *options: str) -> list[str]:
     """Return the command of the agent of a node, with this interpreter."""
-    return python("crosstrain.launch.node.agent", "--node", str(node))
+    return python("crosstrain.launch.node.agent", "--node", str(node), *options)
 
 
 def send_prepare(stream: Stream, job: Job, node: int) -> None:
@@ -109,7 +130,7 @@ def send_prepare(stream: Stream, job: Job, node: int) -> None:
         return  # the agent has gone; the end of its stream says so
 
 
-def close_input(agent: subprocess.Popen[bytes]) -> None:
+def _close_input(agent: subprocess.Popen[bytes]) -> None:
     """Close the agent's input, which ends it; one that is gone already is fine."""
     if agent.stdin is None:
         return
@@ -117,3 +138,16 @@ def close_input(agent: subprocess.Popen[bytes]) -> None:
         agent.stdin.close()
     except BrokenPipeError:
         return
+
+
+def end_agents(agents: Sequence[subprocess.Popen[bytes]], patience_seconds: float = 5.0) -> None:
+    """End our children that are agents, or have started them, by the end of their input; kill whichever takes longer than this."""
+    for agent in agents:
+        _close_input(agent)
+    deadline = time.monotonic() + patience_seconds
+    for agent in agents:
+        try:
+            agent.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()

@@ -15,7 +15,7 @@ from ...core.job import Job
 from ...engine.protocol.transport import start_over_stdio
 from ..node.scratch import remove_scratch
 from ..virtual.errors import MissingCapabilityError
-from .base import AgentStarter, Launcher, NodeChannel, StartedAgent, agent_command, close_input, send_prepare
+from .base import AgentStarter, Launcher, NodeChannel, StartedAgent, agent_command, end_agents, send_prepare
 from .registry import LaunchRequest
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ __all__ = ["LocalLauncher", "make"]
 
 
 def make(run: LaunchRequest) -> Launcher:
-    """Return the launcher of a run whose nodes are all on this machine."""
+    """Return the launcher of a run whose nodes are all on this machine. Raises UsageError where they are to be elsewhere."""
+    elsewhere = "--hosts" if run.hosts else run.membership.contract if run.membership is not None else None
+    if elsewhere is not None:
+        raise UsageError(
+            f"launcher: 'local' starts all nodes on this machine, and {elsewhere} has them elsewhere; leave one of the two out"
+        )
     return LocalLauncher(run.job, run.warn)
 
 
@@ -56,7 +61,7 @@ class LocalLauncher:
             network = self._virtual_network()
             starter: AgentStarter = NamespaceStarter(network) if network else HostStarter()
             for node in range(self.job.nodes):
-                agent = starter.start(node, [*agent_command(node), "--parent", str(os.getpid())])
+                agent = starter.start(node, agent_command(node, "--parent", str(os.getpid())))
                 self._agents.append(agent.process)
                 send_prepare(agent.stream, self.job, node)
                 self._channels.append(NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, True, agent.process))
@@ -64,14 +69,7 @@ class LocalLauncher:
 
     def close(self) -> None:
         """End the agents (they kill their tasks when their input closes), then the virtual network."""
-        for agent in self._agents:
-            close_input(agent)
-        for agent in self._agents:
-            try:
-                agent.wait(timeout=5.0)
-            except subprocess.TimeoutExpired:
-                agent.kill()
-                agent.wait()
+        end_agents(self._agents)
         for channel in self._channels:
             channel.stream.close()
         self._agents.clear()

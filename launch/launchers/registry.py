@@ -1,21 +1,23 @@
-"""Which launchers there are, and which of them starts the nodes of a run: a table, asked in order.
+"""Which launcher starts the nodes of a run? The one that the job names, else the first of a table that serves the request.
 
-Each is a module with a function ``make``, which is imported only where it is chosen.
+Launchers are a kind of plug-in (`core.plugins`): each is a function that makes one for a `LaunchRequest`, and is imported only where it is
+chosen.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ...core.errors import UsageError
 from ...core.job import Job
+from ...core.plugins import find, load
 from ..environments.base import Membership
 from .base import Launcher
+from .host_list import Host
 
-__all__ = ["LAUNCHERS", "LaunchRequest", "LauncherRow", "choose_launcher"]
+__all__ = ["AUTOMATIC", "FOLLOW_OTHERS", "LaunchRequest", "choose_launcher"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class LaunchRequest:
     """A run whose nodes are to be started, by the process that is to be its driver.
 
     `membership` is the place of this process among those that something else started, None where nothing did; `secret` is what these
-    share, and `asked` what all of them must have been asked for (`joining.py`). `warn` is called with a sentence for the user.
+    share, and `asked` what all of them must have been asked for (`joining.py`). `hosts` are where the nodes are to be, in node order, and
+    `python` is the interpreter there: an absolute path, or None for the same as here. `warn` is called with a sentence for the user.
     """
 
     job: Job
@@ -31,34 +34,30 @@ class LaunchRequest:
     membership: Membership | None = None
     secret: bytes = b""
     asked: Mapping[str, Any] = field(default_factory=dict)
+    hosts: Sequence[Host] = ()
+    python: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherRow:
-    """A launcher: the name by which ``--launcher`` may ask for it, what it starts, its module, and whether it can serve a request."""
+Serves = Callable[[LaunchRequest], bool]
 
-    name: str
-    starts: str
-    module: str
-    serves: Callable[[LaunchRequest], bool]
-
-
-LAUNCHERS: Sequence[LauncherRow] = (
-    LauncherRow(
-        "rendezvous", "node 0's agent; the others were started elsewhere, and join", ".rendezvous", lambda run: run.membership is not None
-    ),
-    LauncherRow("local", "every node, on this machine", ".local", lambda run: run.membership is None),
+AUTOMATIC: Sequence[tuple[str, Serves]] = (
+    ("rendezvous", lambda run: run.membership is not None),
+    ("ssh", lambda run: bool(run.hosts)),
+    ("local", lambda run: True),
 )
-"""In the order in which they are asked where the job says ``auto``; the first that serves a request is taken."""
+"""What ``auto`` stands for: the launchers' names, and which requests each serves, in the order in which they are asked."""
 
 
-def choose_launcher(run: LaunchRequest, launchers: Sequence[LauncherRow] = LAUNCHERS) -> Launcher:
-    """Return the launcher that the job names, or with ``auto`` the first that serves the request. Raises UsageError where none does."""
+FOLLOW_OTHERS = ("auto", "rendezvous")
+"""The launchers with which a process looks whether something else has started it as one of several."""
+
+
+def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] = AUTOMATIC) -> Launcher:
+    """Return the launcher that the job names, or with ``auto`` the first that serves the request.
+
+    Raises UsageError where there is none of that name, or where it cannot start the nodes of this run.
+    """
     wanted = run.job.launcher
-    for row in launchers:
-        if wanted in ("auto", row.name) and row.serves(run):
-            launcher: Launcher = importlib.import_module(row.module, __package__).make(run)
-            return launcher
-    raise UsageError(
-        f"launcher: got {wanted!r}, which cannot start the nodes of this run; there are {', '.join(row.name for row in launchers)}"
-    )
+    name = next(name for name, serves in automatic if serves(run)) if wanted == "auto" else wanted
+    launcher: Launcher = load(find("launcher", name), "launcher")(run)
+    return launcher

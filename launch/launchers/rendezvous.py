@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
-from ...core.settings.sweeps import value_text
 from ...core.untrusted.console import note
 from ...core.untrusted.listener import AuthenticatingListener, Exchange
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import accept, start_over_stdio
 from ..environments.base import Membership
-from .base import Launcher, NodeChannel, agent_command, close_input, send_prepare
+from .base import Launcher, NodeChannel, agent_command, end_agents, send_prepare
 from .joining import another_protocol, difference
 from .registry import LaunchRequest
+from .remote import refuse_virtual_nodes
 
 __all__ = ["ExternalLauncher", "apply_membership", "make"]
 
@@ -34,9 +34,11 @@ LOOK_SECONDS = 0.2
 
 
 def make(run: LaunchRequest) -> Launcher:
-    """Return the launcher of a run whose other processes something else started."""
+    """Return the launcher of a run whose other processes something else started. Raises UsageError where nothing has."""
     if run.membership is None:
-        raise ValueError("a process that nothing else started has nobody to await")
+        raise UsageError(
+            "launcher: 'rendezvous' awaits nodes that are started elsewhere; give --rendezvous and --node-rank on each of them"
+        )
     return ExternalLauncher(run.job, run.membership, run.secret, run.asked)
 
 
@@ -46,11 +48,7 @@ def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) ->
         given = getattr(job, key)
         if not sources[key].startswith(("default", "run ")) and given != value:
             raise UsageError(f"{key}: got {given}, but {place.contract} says {value}; leave it out or make them agree")
-    virtual = {"bandwidth": job.bandwidth, "cores_per_node": job.cores_per_node, "network": job.network == "isolated" or None}
-    for key, limit in virtual.items():
-        if limit is not None:
-            shown = job.network if key == "network" else value_text(limit)
-            raise UsageError(f"{key}: got {shown!r}, which is for virtual nodes; these were started by {place.contract}. Leave it out.")
+    refuse_virtual_nodes(job, place.contract)
     if "ps" in place.shape and job.mode == "sync":
         raise UsageError(f"mode: got 'sync', but {place.contract} has parameter servers; allowed: async")
     shaped = Job.model_validate({**job.model_dump(), **place.shape})
@@ -109,7 +107,7 @@ class ExternalLauncher:
         return [channels[node] for node in sorted(channels)]
 
     def _gather(self) -> dict[int, NodeChannel]:
-        command = [*agent_command(0), "--parent", str(os.getpid())]
+        command = agent_command(0, "--parent", str(os.getpid()))
         self._own, stream = start_over_stdio(subprocess.Popen, command)
         channels = {0: self._channel(0, stream, self._own_address(), self._own)}
         standbys: set[tuple[int, int]] = set()
@@ -146,12 +144,7 @@ class ExternalLauncher:
             except OSError:
                 continue
         if self._own is not None:
-            close_input(self._own)
-            try:
-                self._own.wait(timeout=5.0)
-            except subprocess.TimeoutExpired:
-                self._own.kill()
-                self._own.wait()
+            end_agents([self._own])
         self._shut_door("the run has ended")
 
     def interrupt(self) -> None:
@@ -238,7 +231,7 @@ class ExternalLauncher:
 
     def _channel(self, node: int, stream: Stream, address: str, process: subprocess.Popen[bytes] | None) -> NodeChannel:
         send_prepare(stream, self.job, node)
-        return NodeChannel(node, stream, address, None, None, process is not None, process, self.place.ports)
+        return NodeChannel(node, stream, address, None, None, process is not None, process, ports=self.place.ports)
 
     def _own_address(self) -> str:
         """Return node 0's address: what the contract says, else what the rendezvous stands for; names are resolved for the tasks."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import resource
-import socket
 import sys
 import threading
 import time
@@ -24,6 +23,8 @@ from ...core.process import ignore_interrupts
 from ...core.untrusted.console import note
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
+from ...engine.protocol.transport import AGENT_BEGINS
+from .identity import node_identity
 from .port_reservation import PortBlock
 from .scratch import make_scratch, remove_scratch
 from .supervisor import Death, Supervisor, tail
@@ -138,8 +139,8 @@ class Agent:
         from ...monitor.host import describe_host
 
         host = describe_host(recorded_packages(message["job"]["backend"]))
-        greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": _identity(), "host": host}
-        self._send(Message("hello", {**greeting, "scratch": str(self._scratch)}))
+        greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": node_identity(), "host": host}
+        self._send(Message("hello", {**greeting, "scratch": str(self._scratch), "address": _address_for_others()}))
         self._node_timeout_seconds = message["job"]["node_timeout"]
         threading.Thread(target=self._give_signs_of_life, name="alive", daemon=True).start()
 
@@ -282,14 +283,10 @@ def _watch_parent(agent: Agent, parent: int) -> None:
     agent.abandon()
 
 
-def _identity() -> dict[str, str]:
-    """Tell machines and network namespaces apart, so that the driver knows which nodes share cores or interfaces."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    network = Path("/proc/self/ns/net")
-    return {
-        "boot": boot.read_text().strip() if boot.exists() else socket.gethostname(),
-        "network": os.readlink(network) if network.exists() else "host",
-    }
+def _address_for_others() -> str | None:
+    """Return the address by which the driver's machine has reached this one, as ssh says; None where another started this agent."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()  # the client's address and port, then ours
+    return parts[2] if len(parts) == 4 else None
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -297,11 +294,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="crosstrain.launch.node.agent")
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--parent", type=int, help="the driver's process number, where the agent is a child of the driver")
+    parser.add_argument("--remote", action="store_true", help="the driver is on another machine, and may be cut off from this one")
     options = parser.parse_args(arguments)
     ignore_interrupts()
     writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    agent = Agent(Stream(sys.stdin.buffer, writer), options.node)
+    if options.remote:
+        writer.write(b"\n" + AGENT_BEGINS + b"\n")
+        writer.flush()
+    agent = Agent(Stream(sys.stdin.buffer, writer), options.node, remote=options.remote)
     threading.Thread(target=_watch_parent, args=(agent, options.parent or os.getppid()), name="parent", daemon=True).start()
     agent.serve()
 

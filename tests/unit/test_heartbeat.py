@@ -162,7 +162,7 @@ class Nodes:
 
     def greet(self, protocol=PROTOCOL):
         for node, stream in enumerate(self.streams):
-            told = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "protocol": protocol}
+            told = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "address": None, "protocol": protocol}
             stream.send(Message("hello", {**told, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
         self.control.nodes.greet(30.0)
 

@@ -57,7 +57,7 @@ SOUND = {
             "hello",
             {
                 "protocol": PROTOCOL, "node": 1, "pid": 7, "identity": {"boot": "b", "network": "n"},
-                "host": json.loads(json.dumps(describe_host({}))), "scratch": "/tmp/x",
+                "host": json.loads(json.dumps(describe_host({}))), "scratch": "/tmp/x", "address": None,
             },
         ),
         Message("ports", {"ports": [4000]}),

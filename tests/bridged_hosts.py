@@ -1,0 +1,65 @@
+"""Hosts on this machine: network namespaces whose links meet in a bridge, each with an address of its own."""
+
+import os
+import subprocess
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+__all__ = ["BridgedHosts", "bridged_hosts"]
+
+
+@dataclass(frozen=True)
+class BridgedHosts:
+    """`namespaces` are the hosts' names for ``ip netns``; `addresses` theirs on link ``eth``. `hub` is one more, on the bridge itself."""
+
+    namespaces: tuple[str, ...]
+    addresses: tuple[str, ...]
+    hub: str
+
+    def within(self, host: int | None) -> list[str]:
+        """What stands before a command that is to run on a host; None for the hub."""
+        return ["ip", "netns", "exec", self.hub if host is None else self.namespaces[host]]
+
+    def set_link(self, host: int, state: str) -> None:
+        """Take a host's link ``down``, or ``up`` again."""
+        _do("-n", self.namespaces[host], "link", "set", "eth", state)
+
+    def numbers(self) -> set[int]:
+        """The namespaces' numbers, as `living_in` takes them; without the hub's."""
+        return {os.stat(f"/run/netns/{name}").st_ino for name in self.namespaces}
+
+
+@contextmanager
+def bridged_hosts(count: int, prefix: str):
+    """Make the hosts, 10.99.0.1 and on, and the hub, 10.99.0.254; remove them. Skips the test where there can be none."""
+    name = f"{prefix}{os.getpid()}"
+    if _ip("netns", "add", f"{name}-hub").returncode != 0:
+        pytest.skip("no network namespaces can be made here")
+    with ExitStack() as cleanup:
+        cleanup.callback(_ip, "netns", "del", f"{name}-hub")
+        _do("-n", f"{name}-hub", "link", "add", "bridge", "type", "bridge")
+        _do("-n", f"{name}-hub", "address", "add", "10.99.0.254/24", "dev", "bridge")
+        for link in ("lo", "bridge"):
+            _do("-n", f"{name}-hub", "link", "set", link, "up")
+        for host in range(count):
+            own = f"{name}-{host}"
+            _do("netns", "add", own)
+            cleanup.callback(_ip, "netns", "del", own)
+            _do("-n", own, "link", "add", "eth", "type", "veth", "peer", "name", f"host{host}", "netns", f"{name}-hub")
+            _do("-n", f"{name}-hub", "link", "set", f"host{host}", "master", "bridge", "up")
+            _do("-n", own, "address", "add", f"10.99.0.{host + 1}/24", "dev", "eth")
+            for link in ("lo", "eth"):
+                _do("-n", own, "link", "set", link, "up")
+        names, addresses = zip(*((f"{name}-{host}", f"10.99.0.{host + 1}") for host in range(count)), strict=True)
+        yield BridgedHosts(names, addresses, f"{name}-hub")
+
+
+def _ip(*arguments):
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+
+
+def _do(*arguments):
+    done = _ip(*arguments)
+    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
