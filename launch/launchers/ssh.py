@@ -62,9 +62,7 @@ class SshStarter:
         host = self.hosts[node].name
         options = ["BatchMode=yes", f"ConnectTimeout={max(1, int(self.connect_seconds))}", "ClearAllForwardings=yes", "ControlMaster=no"]
         words = [self.program, "-T", *(part for option in options for part in ("-o", option)), "--", host, f"exec {shlex.join(command)}"]
-        process, stream = start_over_stdio(
-            partial(subprocess.Popen[bytes], stderr=subprocess.PIPE), command_ending_with_parent(words), AGENT_BEGINS
-        )
+        process, stream = start_over_stdio(_popen, command_ending_with_parent(words), AGENT_BEGINS)
         assert process.stderr is not None
         said = _Said(host, process.stderr, stream)
         return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, host, said))
