@@ -7,7 +7,7 @@ environment or a file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.settings.job_fields import choices, flag_name, is_boolean, schema
+from ..launch.launchers.host_list import Host, parse_hosts, read_hostfile
 from ..models.decoding.settings import LARGEST_BEAM
 from .group import SOURCES
 
@@ -25,7 +26,9 @@ __all__ = [
     "NumberRange",
     "check_typed_model",
     "decoding_options",
+    "given_hosts",
     "given_options",
+    "hosts_options",
     "job_options",
     "job_options_without",
     "model_option",
@@ -115,6 +118,29 @@ def check_typed_model(typed: str | None, recorded: str) -> None:
 def name_settings(sources: Mapping[str, str]) -> None:
     """Have an error of the command that begins with one of these fields say where its value came from, by field name."""
     click.get_current_context().meta[SOURCES] = sources
+
+
+def hosts_options(function: Function) -> Function:
+    """Add ``--hosts``, ``--hostfile`` and ``--python``: where the nodes are, and with which interpreter."""
+    hosts = click.option(
+        "--hosts", envvar="TRAINER_HOSTS", metavar="HOST,HOST", help="The nodes' hosts, reached by ssh, in this order; also node[01-03]."
+    )
+    hostfile = click.option(
+        "--hostfile", type=GivenPath(), envvar="TRAINER_HOSTFILE", help="The same from a file: a host a line, as MPI has them."
+    )
+    python = click.option(
+        "--python", type=GivenPath(), envvar="TRAINER_PYTHON", help="With hosts: the interpreter there. [default: the path of this one]"
+    )
+    return hosts(hostfile(python(function)))
+
+
+def given_hosts(hosts: str | None, hostfile: Path | None) -> Sequence[Host]:
+    """Return the hosts that a command names, none where it names none. Raises UsageError for what is no list of hosts."""
+    if hosts is not None and hostfile is not None:
+        raise UsageError("--hosts and --hostfile: both name the nodes' hosts; give one of them")
+    if hosts is not None:
+        return parse_hosts(hosts)
+    return read_hostfile(hostfile) if hostfile is not None else ()
 
 
 def given_options(ctx: click.Context) -> dict[str, Any]:

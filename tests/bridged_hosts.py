@@ -26,6 +26,14 @@ class BridgedHosts:
         """Take a host's link ``down``, or ``up`` again."""
         _do("-n", self.namespaces[host], "link", "set", "eth", state)
 
+    def lose_route(self, host: int, other: int) -> None:
+        """Have a host no longer reach another, which so gets no answer from it either."""
+        _do("-n", self.namespaces[host], "route", "add", "unreachable", f"{self.addresses[other]}/32")
+
+    def find_route(self, host: int, other: int) -> None:
+        """Undo `lose_route`."""
+        _do("-n", self.namespaces[host], "route", "del", "unreachable", f"{self.addresses[other]}/32")
+
     def numbers(self) -> set[int]:
         """The namespaces' numbers, as `living_in` takes them; without the hub's."""
         return {os.stat(f"/run/netns/{name}").st_ino for name in self.namespaces}

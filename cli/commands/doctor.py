@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
+from ...launch.launchers.host_list import Host
 from ...launch.machine_checks import Check, check_machine
+from ..options import NumberRange, given_hosts, hosts_options
 
 __all__ = ["doctor"]
 
 
 @click.command("doctor", short_help="Check this machine and say what to do about each lack.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
+@hosts_options
+@click.option(
+    "--timeout", type=NumberRange(1, 86_400), default=30.0, show_default=True, help="Seconds within which the hosts have to answer."
+)
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool) -> None:
+def doctor(ctx: click.Context, as_json: bool, hosts: str | None, hostfile: Path | None, python: Path | None, timeout: float) -> None:
     """Check this machine: frameworks, GPUs, cores and memory with their limits, virtual nodes, room on disk.
 
     Exits 0 when at least one backend can train, 1 otherwise. Takes a few seconds, as each framework is imported once.
+
+    With --hosts or --hostfile it checks those machines by ssh instead, all at once: releases, cores, memory, clocks, and whether they reach
+    each other. Exits 0 when a run could begin on them, 1 otherwise.
     """
+    if named := given_hosts(hosts, hostfile):
+        ctx.exit(_check_hosts(named, python, timeout, as_json=as_json))
     checks, can_train = check_machine()
     if as_json:
         click.echo(json.dumps({"can_train": can_train, "python": platform.python_version(), "checks": list(map(asdict, checks))}, indent=2))
@@ -28,6 +41,27 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         click.echo("\n".join(map(_line, checks)))
         click.echo(f"\n{_verdict(checks, can_train)}")
     ctx.exit(0 if can_train else 1)
+
+
+def _check_hosts(hosts: Sequence[Host], python: Path | None, timeout_seconds: float, *, as_json: bool) -> int:
+    from ...launch.launchers.host_checks import HostChecks
+    from ...launch.launchers.ssh import make_starter
+    from ...launch.preflight.findings import table
+
+    checks = HostChecks(make_starter(hosts, timeout_seconds), len(hosts), python)
+    try:
+        found = checks.findings(timeout_seconds)
+    finally:
+        checks.close()
+    bad = {one.host for one in found if one.state == "bad"}
+    if as_json:
+        click.echo(
+            json.dumps({"can_train": not bad, "hosts": [host.name for host in hosts], "findings": list(map(asdict, found))}, indent=2)
+        )
+    else:
+        click.echo(table(found))
+        click.echo(f"\n{f'{len(bad)} of {len(hosts)} hosts cannot take part in a run.' if bad else 'A run can begin on these hosts.'}")
+    return 1 if bad else 0
 
 
 def _line(check: Check) -> str:

@@ -26,12 +26,12 @@ from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.base import Launcher
-from ...launch.launchers.host_list import Host, parse_hosts, read_hostfile
+from ...launch.launchers.host_list import Host
 from ...launch.launchers.registry import FOLLOW_OTHERS, LaunchRequest, choose_launcher
 from ...launch.launchers.remote import shape_of_hosts
 from ...launch.resume.trust import TRUST_RUN
 from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
-from ..options import GivenPath, given_options, job_options, name_settings, trust_option
+from ..options import GivenPath, given_hosts, given_options, hosts_options, job_options, name_settings, trust_option
 from ..run_arguments import find_run_or_checkpoint, recorded_start_timeout
 
 if TYPE_CHECKING:
@@ -55,13 +55,7 @@ __all__ = ["run"]
     envvar="TRAINER_SECRET_FILE",
     help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
 )
-@click.option(
-    "--hosts", envvar="TRAINER_HOSTS", metavar="HOST,HOST", help="Start the nodes on these hosts by ssh, in this order; also node[01-03]."
-)
-@click.option("--hostfile", type=GivenPath(), envvar="TRAINER_HOSTFILE", help="The same from a file: a host a line, as MPI has them.")
-@click.option(
-    "--python", type=GivenPath(), envvar="TRAINER_PYTHON", help="With hosts: the interpreter there. [default: the path of this one]"
-)
+@hosts_options
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
 @click.option(
     "--resume",
@@ -104,7 +98,7 @@ def run(
     Every setting can also be given as environment variable (--batch-size: TRAINER_BATCH_SIZE) or as key of a --config file
     (batch_size); flags win over the environment, the environment over the file, the file over the defaults.
     """
-    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, _given_hosts(hosts, hostfile), python, quiet=quiet)
+    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, given_hosts(hosts, hostfile), python, quiet=quiet)
     _refuse_contradictions(resume, force=force, trust_run=trust_run, repeats=repeats)
     if resume is not None and not print_config and (place := _place(typed, typed.given_settings)) is not None and not place.is_driver:
         return _join_resumed(typed, resume, place)
@@ -162,15 +156,6 @@ class _Typed:
     def given_settings(self) -> dict[str, Any]:
         """Of a run that goes on: the settings that were given for that, by flag, variable or file."""
         return given_settings(self.options, os.environ, self.config)
-
-
-def _given_hosts(hosts: str | None, hostfile: Path | None) -> Sequence[Host]:
-    """Return the hosts on which the nodes are to be, none where the command names none."""
-    if hosts is not None and hostfile is not None:
-        raise UsageError("--hosts and --hostfile: both name the nodes' hosts; give one of them")
-    if hosts is not None:
-        return parse_hosts(hosts)
-    return read_hostfile(hostfile) if hostfile is not None else ()
 
 
 def _refuse_contradictions(resume: Path | None, *, force: bool, trust_run: bool, repeats: int | None) -> None:

@@ -14,6 +14,7 @@ from ...core.process import python
 from ...engine.protocol.messages import Message, Stream
 
 __all__ = [
+    "AGENT_MODULE",
     "AgentStarter",
     "Launcher",
     "NodeChannel",
@@ -23,6 +24,8 @@ __all__ = [
     "ending_in_words",
     "send_prepare",
 ]
+
+AGENT_MODULE = "crosstrain.launch.node.agent"
 
 
 def ending_in_words(code: int) -> str:
@@ -73,8 +76,9 @@ class StartedAgent:
 class AgentStarter(Protocol):
     """Starts a command on a node, with a channel to its standard input and output; where that is, is all that starters differ in.
 
-    The command is `agent_command(node)`. An agent on this machine is given ``--parent`` with this process's number, so that it ends with it
-    however it ends; the others end with whatever has started them, with their input, or when they no longer hear of the driver.
+    The command is one of ours. On another machine its messages begin after the line `AGENT_BEGINS`. An agent on this machine is given
+    ``--parent`` with this process's number, so that it ends with it however it ends; the others end with whatever has started them, with
+    their input, or when they no longer hear of the driver.
     """
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
@@ -115,8 +119,8 @@ class Launcher(Protocol):
 
 
 def agent_command(node: int, *options: str) -> list[str]:
-    """Return the command of the agent of a node, with this interpreter."""
-    return python("crosstrain.launch.node.agent", "--node", str(node), *options)
+    """Return the command of the agent of a node on this machine, with this interpreter."""
+    return python(AGENT_MODULE, "--node", str(node), *options)
 
 
 def send_prepare(stream: Stream, job: Job, node: int) -> None:

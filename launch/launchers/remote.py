@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.sweeps import value_text
-from .base import AgentStarter, NodeChannel, agent_command, end_agents, send_prepare
+from .base import AGENT_MODULE, AgentStarter, NodeChannel, end_agents, send_prepare
+from .host_checks import HostChecks, refuse, remote_python
 from .host_list import Host
 
 __all__ = ["RemoteLauncher", "refuse_virtual_nodes", "shape_of_hosts"]
@@ -41,42 +40,68 @@ def refuse_virtual_nodes(job: Job, contract: str) -> None:
 
 @dataclass
 class RemoteLauncher:
-    """Starts an agent a node by `starter`, with the interpreter `python` of the node: by default the path of this one."""
+    """Starts an agent a node by `starter`, with the interpreter `python` of the node: by default the path of this one.
+
+    The hosts are looked at meanwhile; where one of them cannot take part, nothing begins, and a table says what is wrong where.
+    """
 
     job: Job
     starter: AgentStarter
     python: Path | None = None
+    warn: Callable[[str], None] = lambda text: None
+    _checks: HostChecks | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
     _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def prestart(self) -> None:
-        """Start the agents, which are on their way while the driver loads."""
-        self.start()
+        """Start the probes and the agents, which are on their way while the driver loads."""
+        if self._channels:
+            return
+        self._checks = HostChecks(self.starter, self.job.nodes, self.python)
+        self._checks.start()
+        for node in range(self.job.nodes):
+            agent = self.starter.start(node, remote_python(self.python, AGENT_MODULE, "--node", str(node), "--remote"))
+            self._agents.append(agent.process)
+            send_prepare(agent.stream, self.job, node)
+            channel = NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, False, agent.process)
+            channel.host, channel.explain = agent.host, agent.explain
+            self._channels.append(channel)
 
     def start(self) -> list[NodeChannel]:
-        """Start one agent a node; a second call returns the same ones. Whether they came to life is heard when they greet."""
-        if not self._channels:
-            for node in range(self.job.nodes):
-                agent = self.starter.start(node, self._command(node))
-                self._agents.append(agent.process)
-                send_prepare(agent.stream, self.job, node)
-                channel = NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, False, agent.process)
-                channel.host, channel.explain = agent.host, agent.explain
-                self._channels.append(channel)
+        """Start one agent a node, and await what the probes say; a second call returns the same channels.
+
+        Raises UsageError or RunFailedError, with a table, where a host cannot take part, and InterruptedRunError.
+        """
+        self.prestart()
+        if self._checks is not None:
+            found = self._checks.findings(self.job.start_timeout, self.job)
+            refuse(found)
+            for one in found:
+                if one.state == "odd":
+                    self.warn(f"{one.host}: {one.what}: {one.found}")
+            self._checks.close()
+            self._checks = None
         return self._channels
 
     def close(self) -> None:
-        """End the agents by the end of their input: they kill their tasks then."""
+        """End the probes, and the agents by the end of their input: they kill their tasks then."""
+        if self._checks is not None:
+            self._checks.close()
+            self._checks = None
         end_agents(self._agents, END_SECONDS)
         for channel in self._channels:
             channel.stream.close()
         self._agents.clear()
 
     def interrupt(self) -> None:
-        """Nothing waits for others here."""
+        """Have a `start` that waits for the probes raise InterruptedRunError."""
+        if self._checks is not None:
+            self._checks.interrupt()
 
     def kill(self) -> None:
-        """Kill what carries the channels; the agents end with them."""
+        """Kill what carries the channels; the agents and probes end with them."""
+        if self._checks is not None:
+            self._checks.kill()
         for agent in self._agents:
             agent.kill()
 
@@ -85,12 +110,3 @@ class RemoteLauncher:
 
     def ended(self, exit_code: int) -> None:
         """Nothing to do: nobody else waits for the code."""
-
-    def _command(self, node: int) -> list[str]:
-        """Return the agent's command there. It finds modules where this process does: a model under development lies on PYTHONPATH."""
-        _, *arguments = agent_command(node, "--remote")
-        command = [str(self.python or sys.executable), *arguments]
-        folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-        if not folders:
-            return command
-        return ["env", f"PYTHONPATH={os.pathsep.join(os.path.abspath(folder) for folder in folders)}", *command]

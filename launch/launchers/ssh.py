@@ -25,7 +25,7 @@ from .host_list import Host
 from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes
 
-__all__ = ["SshStarter", "make"]
+__all__ = ["SshStarter", "make", "make_starter"]
 
 SSH_FAILED, NO_PROGRAM = 255, 127
 """What ssh exits with where it failed itself, and the shell over there where there is no such program."""
@@ -43,10 +43,15 @@ def make(run: LaunchRequest) -> Launcher:
     if not run.hosts:
         raise UsageError("launcher: 'ssh' starts the nodes on other machines; name them by --hosts node0,node1 or --hostfile")
     refuse_virtual_nodes(run.job, "ssh")
+    return RemoteLauncher(run.job, make_starter(run.hosts, run.job.start_timeout), run.python, run.warn)
+
+
+def make_starter(hosts: Sequence[Host], connect_seconds: float) -> SshStarter:
+    """Return what starts commands on these hosts. Raises UsageError where there is no ssh here."""
     program = shutil.which("ssh")
     if program is None:
         raise UsageError("launcher: 'ssh' needs the program ssh, which is not on PATH; install it (Debian: apt install openssh-client)")
-    return RemoteLauncher(run.job, SshStarter(run.hosts, program, run.job.start_timeout), run.python)
+    return SshStarter(hosts, program, connect_seconds)
 
 
 @dataclass(frozen=True)

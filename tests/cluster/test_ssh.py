@@ -61,28 +61,52 @@ def test_the_same_result_as_here(hosts, tmp_path):
     assert not agents(hosts)
 
 
-def test_what_is_wrong_is_said(hosts, tmp_path):
-    """An unknown host, a host whose key is not the known one, an interpreter that is not there, and one without crosstrain."""
-    cases = [
-        (["--hosts", "node0,nowhere"], r"node 1 \(host nowhere\) is out of reach.*Could not resolve hostname nowhere.*ssh nowhere true"),
-        (["--python", "/no/such/python"], r"could not be started: there is no such program.*/no/such/python.*--python"),
-        (["--python", "/usr/bin/python3"], r"ended with exit code 1.*No module named|ended with exit code 1.*ModuleNotFoundError"),
-    ]
-    for number, (more, message) in enumerate(cases):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        with run(hosts, folder, "--backend", "torch", "--steps", "2", *more) as failed:
-            assert failed.wait(60) == 1
-            assert re.search(message, failed.stderr()), failed.stderr()
-            assert "Traceback" not in failed.stderr()
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ["--hosts", "node0,nowhere"],
+            r"1 of 2 hosts .*\nLACK  nowhere  ssh  is out of reach.*resolve hostname nowhere.*`ssh nowhere true`",
+        ),
+        (
+            ["--python", "/no/such/python"],
+            r"3 of 3 .*\nLACK  node0  ssh  could not be started: there is no such program.*/no/such.*--python",
+        ),
+        (["--python", "/usr/bin/python3"], r"ended with exit code 1: /usr/bin/python3: .*ModuleNotFoundError"),
+    ],
+)
+def test_a_host_that_does_not_answer_is_named_with_the_reason(hosts, tmp_path, more, message):
+    with run(hosts, tmp_path, "--backend", "torch", "--steps", "2", *more) as failed:
+        assert failed.wait(60) == 1
+        assert re.search(message, failed.stderr()), failed.stderr()
+        assert "Traceback" not in failed.stderr()
+    wait_until(lambda: not agents(hosts), 10, "the end of every agent")
+
+
+def test_the_hosts_are_looked_at_all_at_once(hosts, tmp_path):
+    """One has another key than the known one, one cannot reach the others; then all is well."""
+
+    def looked():
+        command = [*hosts.before, sys.executable, "-m", "crosstrain.cli.main", "doctor", "--hosts", "node[0-2]", "--json"]
+        done = subprocess.run(command, env={**os.environ, **hosts.environment}, capture_output=True, text=True, timeout=60)
+        document = json.loads(done.stdout)
+        assert done.returncode == (0 if document["can_train"] else 1)
+        return {(one["host"], one["what"]): one for one in document["findings"]}
+
     hosts.forget_key(1)
+    hosts.hosts.lose_route(2, 0)
     try:
-        with run(hosts, tmp_path, "--backend", "torch", "--steps", "2") as failed:
-            assert failed.wait(60) == 1
-            assert re.search(r"node 1 \(host node1\) is out of reach.*Host key verification failed", failed.stderr()), failed.stderr()
+        found = looked()
     finally:
         hosts.know_keys()
-    wait_until(lambda: not agents(hosts), 10, "the end of every agent")
+        hosts.hosts.find_route(2, 0)
+    assert "Host key verification failed" in found["node1", "ssh"]["found"]
+    assert re.search("10.99.0.3 on eth; does not reach node0: No route to host", found["node2", "network"]["found"])
+    assert [one for one in found if found[one]["state"] == "bad"] == [("node0", "network"), ("node1", "ssh"), ("node2", "network")]
+    found = looked()
+    assert {one["state"] for one in found.values()} == {"ok"}
+    assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
+    assert not agents(hosts)
 
 
 @pytest.mark.faults

@@ -1,0 +1,118 @@
+"""Looks at all hosts of a run at once, by a probe on each (`launch/preflight`), before the run begins or for ``trainer doctor``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...core.errors import RunFailedError, UsageError
+from ...core.job import Job
+from ...core.plugins import find
+from ...core.process import python
+from ..preflight.findings import Finding, Here, findings, table
+from ..preflight.interview import Probe, interview
+from .base import AgentStarter, StartedAgent, end_agents
+
+__all__ = ["HostChecks", "refuse", "remote_python"]
+
+END_SECONDS = 2.0
+"""How long a probe may take to end with its input."""
+
+EXIT_SECONDS = 0.5
+"""How long is waited for the exit code of what carried a channel that has ended."""
+
+
+def remote_python(interpreter: Path | None, module: str, *arguments: str) -> list[str]:
+    """Return the command that runs one of our modules on a node, with `interpreter`, by default one at the path of this one.
+
+    It finds modules where this process does: a model under development lies on PYTHONPATH.
+    """
+    _, *rest = python(module, *arguments)
+    command = [str(interpreter or sys.executable), *rest]
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if not folders:
+        return command
+    return ["env", f"PYTHONPATH={os.pathsep.join(os.path.abspath(folder) for folder in folders)}", *command]
+
+
+@dataclass
+class HostChecks:
+    """The probes on so many hosts, started by `starter` with the interpreter `python` there."""
+
+    starter: AgentStarter
+    hosts: int
+    python: Path | None = None
+    _started: list[StartedAgent] = field(default_factory=list)
+    _interrupted: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Start a probe on each host; a second call does nothing."""
+        if not self._started:
+            command = remote_python(self.python, "crosstrain.launch.preflight.probe")
+            self._started = [self.starter.start(host, command) for host in range(self.hosts)]
+
+    def findings(self, timeout_seconds: float, job: Job | None = None) -> list[Finding]:
+        """Return what was found within so many seconds, for a job or, without one, for any. Raises InterruptedRunError."""
+        self.start()
+        backend = "" if job is None else job.backend
+        probes = [Probe(one.host or str(number), one.stream, _explanation(one)) for number, one in enumerate(self._started)]
+        reports = interview(probes, backend, job, timeout_seconds, self._interrupted.is_set)
+        return findings(reports, _here(job), None if job is None else find("backend", backend).requires)
+
+    def interrupt(self) -> None:
+        """Have `findings` raise InterruptedRunError soon; safe in a signal handler."""
+        self._interrupted.set()
+
+    def close(self) -> None:
+        """End the probes; a second call does nothing."""
+        end_agents([one.process for one in self._started], END_SECONDS)
+        for one in self._started:
+            one.stream.close()
+        self._started.clear()
+
+    def kill(self) -> None:
+        """Kill what carries the channels; the probes end with them. Safe in a signal handler."""
+        for one in self._started:
+            one.process.kill()
+
+
+def refuse(found: Sequence[Finding]) -> None:
+    """Raise an error with the table of what is wrong, where something is that no run can begin with.
+
+    It is a UsageError where the user can put it right, RunFailedError where a host does not answer.
+    """
+    bad = [one for one in found if one.state == "bad"]
+    if not bad:
+        return
+    hosts = list(dict.fromkeys(one.host for one in bad))
+    text = f"{len(hosts)} of {len({one.host for one in found})} hosts cannot take part in this run:\n{table(bad)}"
+    raise RunFailedError(text) if any(one.what == "ssh" for one in bad) else UsageError(text)
+
+
+def _here(job: Job | None) -> Here:
+    from ...monitor.host import PACKAGES, installed_versions
+
+    packages = installed_versions(PACKAGES)
+    if job is None:
+        return Here(packages)
+    from ...data.store.resolve import resolve
+    from ...data.store.stored_dataset import open_dataset
+    from ..preflight.model_source import source_digest
+
+    folder = resolve(job.data, job.data_dir).data_dir
+    return Here(packages, open_dataset(job.data, job.data_dir).digest, source_digest(job.model), folder)
+
+
+def _explanation(one: StartedAgent) -> Callable[[], str]:
+    def explain() -> str:
+        try:
+            return one.explain(one.process.wait(EXIT_SECONDS))
+        except subprocess.TimeoutExpired:
+            return "has ended its output, and does not end"
+
+    return explain

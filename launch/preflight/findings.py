@@ -1,0 +1,176 @@
+"""What is wrong where: compares what the hosts of a run say with each other and with this machine, and says what to do about it."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ...engine.protocol.messages import PROTOCOL
+from .interview import HostReport
+
+__all__ = ["Finding", "Here", "findings", "table"]
+
+MOST_CLOCK_SECONDS = 1.0
+"""Records of all nodes stand on one time axis; by less than this they are not told apart."""
+
+LEAST_MEMORY_BYTES = 2**30
+"""A worker that has loaded its framework takes half of it or more."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """What the driver's machine has: releases by package, the digests of data and model, and the folder of the data's original files."""
+
+    packages: Mapping[str, str | None]
+    data_digest: str | None = None
+    model_digest: str | None = None
+    data_folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at on a host. ``bad``: the run cannot be; ``odd``: it can, and the user should know."""
+
+    host: str
+    state: Literal["ok", "odd", "bad"]
+    what: str
+    found: str
+    remedy: str = ""
+
+
+def findings(reports: Sequence[HostReport], here: Here, module: str | None = None) -> list[Finding]:
+    """Return what was found, host by host.
+
+    `module` is the top-level module of the framework that is to train; empty where that is none, None where it may be any.
+    """
+    answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
+    machines = Counter(map(_machine, answering))
+    found: list[Finding] = []
+    for report in reports:
+        if report.problem is not None:
+            found.append(Finding(report.host, "bad", "ssh", report.problem))
+            continue
+        if report not in answering:
+            spoken = f"protocol {report.described['protocol']}, here {PROTOCOL}"
+            found.append(Finding(report.host, "bad", "crosstrain", spoken, "install the same release there"))
+            continue
+        found += _releases(report, answering[0], here, module)
+        found += _machine_findings(report, machines)
+        found += _content(report, here)
+        found += _network(report)
+    return found
+
+
+def table(found: Sequence[Finding]) -> str:
+    """Write the findings, a line each, with what to do below."""
+    width = max((len(one.host) for one in found), default=0)
+    what = max((len(one.what) for one in found), default=0)
+    lines = []
+    for one in found:
+        mark = {"ok": "ok  ", "odd": "note", "bad": "LACK"}[one.state]
+        lines.append(f"{mark}  {one.host:<{width}}  {one.what:<{what}}  {one.found}")
+        if one.remedy:
+            lines.append(f"{'':<{width + what + 10}}→ {one.remedy}")
+    return "\n".join(lines)
+
+
+def _releases(report: HostReport, first: HostReport, here: Here, module: str | None) -> Iterator[Finding]:
+    packages = report.described["host"]["packages"]
+    own, ours = packages.get("crosstrain"), here.packages.get("crosstrain")
+    if own != ours:
+        yield Finding(
+            report.host, "bad", "crosstrain", f"{own}, here {ours}", f"install the same release there: pip install crosstrain=={ours}"
+        )
+    else:
+        yield Finding(report.host, "ok", "crosstrain", str(own))
+    others = first.described["host"]["packages"]
+    python, its = report.described["host"]["python"], first.described["host"]["python"]
+    differs = python.rsplit(".", 1)[0] != its.rsplit(".", 1)[0]
+    yield Finding(report.host, "odd" if differs else "ok", "Python", f"{python}{f', on {first.host} {its}' if differs else ''}")
+    modules = sorted(packages.keys() - {"crosstrain", "numpy"}) if module is None else [module] if module else []
+    for name in modules:
+        yield from _framework(report, first, name, packages.get(name), others.get(name), needed=module is not None)
+
+
+def _framework(report: HostReport, first: HostReport, name: str, own: str | None, its: str | None, *, needed: bool) -> Iterator[Finding]:
+    if own is None:
+        if needed:
+            yield Finding(report.host, "bad", name, "not installed", "install it for the Python that the run uses there (--python)")
+        elif its is not None:
+            yield Finding(report.host, "odd", name, f"not installed, on {first.host} {its}")
+    elif own != its and its is not None:
+        yield Finding(
+            report.host, "odd", name, f"{own}, on {first.host} {its}: another release may compute other numbers, at another speed"
+        )
+    else:
+        yield Finding(report.host, "ok", name, own)
+
+
+def _machine(report: HostReport) -> tuple[str, str]:
+    identity = report.described["identity"]
+    return identity["boot"], identity["network"]
+
+
+def _machine_findings(report: HostReport, machines: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
+    host = report.described["host"]
+    cores, memory = host["cores_available"], host["memory_limit_bytes"] or host["memory_total_bytes"]
+    seen = f"{'?' if cores is None else f'{cores:g}'} cores, {memory / 2**30:.1f} GiB"
+    if machines[_machine(report)] > 1:
+        yield Finding(report.host, "odd", "machine", f"{seen}; another of these hosts is the same machine, and shares its cores")
+    elif memory < LEAST_MEMORY_BYTES:
+        yield Finding(report.host, "odd", "machine", f"{seen}; a worker may need more memory")
+    else:
+        yield Finding(report.host, "ok", "machine", seen)
+    ahead, error = report.ahead_seconds, report.error_seconds
+    clock = f"{abs(ahead):.3f} s {'ahead' if ahead >= 0 else 'behind'} (± {error:.3f})"
+    if abs(ahead) - error > MOST_CLOCK_SECONDS:
+        yield Finding(
+            report.host, "odd", "clock", f"{clock}: its times of day are not this machine's", "let the hosts set their clocks (NTP)"
+        )
+    else:
+        yield Finding(report.host, "ok", "clock", clock)
+
+
+def _content(report: HostReport, here: Here) -> Iterator[Finding]:
+    if report.data is not None:
+        yield _data(report.host, report.data.fields, here)
+    if report.model is not None and (here.model_digest is not None or report.model.kind != "found"):
+        problem = report.model.get("text")
+        if problem is not None:
+            yield Finding(report.host, "bad", "model", problem, "copy it there, to the same path, or install it")
+        elif report.model["digest"] != here.model_digest:
+            yield Finding(report.host, "bad", "model", "its Python files are not those that are here", "copy them there")
+        else:
+            yield Finding(report.host, "ok", "model", "the same source as here")
+
+
+def _data(host: str, answer: Mapping[str, Any], here: Here) -> Finding:
+    folder = here.data_folder
+    copy = "" if folder is None else f"rsync -a --mkpath {shlex.quote(f'{folder}/')} {shlex.quote(f'{host}:{folder}/')}"
+    problem = answer.get("text")
+    if problem is not None:
+        return Finding(host, "bad", "data", problem, copy)
+    if answer["digest"] != here.data_digest:
+        return Finding(host, "bad", "data", "not the same examples as here", copy or "prepare them anew: trainer data prepare --again")
+    return Finding(host, "ok", "data", "the same as here")
+
+
+def _network(report: HostReport) -> Iterator[Finding]:
+    address = report.described.get("address")
+    if address is None:
+        yield Finding(report.host, "bad", "network", "does not say under which address the others reach it")
+        return
+    name = next((name for name, one in report.described["host"]["interfaces"].items() if address in one["addresses"]), None)
+    where = f"{address} on {name}" if name is not None else address
+    if not report.unreachable:
+        yield Finding(report.host, "ok", "network", f"{where}; reaches the others")
+        return
+    listed = "; ".join(f"{peer}: {why}" for peer, why in report.unreachable.items())
+    remedy = (
+        "open the hosts' ports for each other (tasks take free ones of the system's range), or name addresses of a network that they share"
+    )
+    yield Finding(report.host, "bad", "network", f"{where}; does not reach {listed}", remedy)

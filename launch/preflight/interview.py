@@ -1,0 +1,145 @@
+"""Asks the probes of all hosts at once: what they are, what time it is there, what data and model they have, and whom they reach."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ...core.errors import InterruptedRunError
+from ...core.job import Job
+from ...engine.protocol.messages import Message, Stream
+
+__all__ = ["HostReport", "Probe", "interview", "peers_of"]
+
+LOOK_SECONDS = 0.1
+"""How often is looked whether the user has interrupted."""
+
+TIME_QUESTIONS = 3
+"""How often a host is asked for the time: the answer that took least is the one that counts."""
+
+ALL_PAIRS_UP_TO = 16
+"""Hosts: with more of them each tries the next one, the second, the fourth, the eighth … after it, which reaches every switch between."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A probe that was started on a host: the channel to it, and what says why it has ended, once it has."""
+
+    host: str
+    stream: Stream
+    explain: Callable[[], str]
+
+
+@dataclass
+class HostReport:
+    """What is known of a host. `problem`: why it does not answer, None where it does.
+
+    `described` is what the probe says of the host. Its clock is ahead of this one's by `ahead_seconds`, give or take `error_seconds`.
+    `data` and `model` are answers, None where nothing was asked. `unreachable` says by host why a peer cannot be reached from here.
+    """
+
+    host: str
+    problem: str | None = None
+    described: Mapping[str, Any] = field(default_factory=dict)
+    ahead_seconds: float = 0.0
+    error_seconds: float = 0.0
+    data: Message | None = None
+    model: Message | None = None
+    port: int | None = None
+    unreachable: dict[str, str] = field(default_factory=dict)
+
+
+class _ProbeEndedError(Exception):
+    """The probe does not answer any more; why."""
+
+
+def interview(
+    probes: Sequence[Probe], backend: str, job: Job | None, timeout_seconds: float, interrupted: Callable[[], bool] = lambda: False
+) -> list[HostReport]:
+    """Ask every probe everything, all hosts side by side; return what is known after so many seconds at the latest, in order.
+
+    With a job also its data, which a host may have to prepare, and a model of the user's. Raises InterruptedRunError where the user
+    interrupts.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    reports = [HostReport(probe.host, f"does not answer within {timeout_seconds:g} s") for probe in probes]
+    pairs = list(zip(probes, reports, strict=True))
+    _side_by_side([partial(_ask, probe, report, backend, job) for probe, report in pairs], deadline, interrupted)
+    there = [(probe, report) for probe, report in pairs if report.problem is None]
+    ports = {report.host: (report.described["address"], report.port) for _, report in there if report.described.get("address")}
+    _side_by_side([partial(_reach, probe, report, ports) for probe, report in there], deadline, interrupted)
+    return reports
+
+
+def peers_of(own: str, hosts: Sequence[str]) -> list[str]:
+    """Return whom a host tries to reach: all others or, where there are many, those at distances of powers of two."""
+    place, count = hosts.index(own), len(hosts)
+    if count <= ALL_PAIRS_UP_TO:
+        return [host for host in hosts if host != own]
+    return [hosts[(place + distance) % count] for distance in (1 << power for power in range(count.bit_length())) if distance < count]
+
+
+def _side_by_side(work: Sequence[Callable[[], None]], deadline: float, interrupted: Callable[[], bool]) -> None:
+    """Do it all in threads of their own, and wait for the last or the deadline; what takes longer is left to end with its probe."""
+    threads = [threading.Thread(target=each, name="preflight", daemon=True) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and time.monotonic() < deadline:
+            thread.join(LOOK_SECONDS)
+            if interrupted():
+                raise InterruptedRunError("interrupted by the user, while the hosts were looked at")
+
+
+def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> None:
+    try:
+        report.described = _found(probe, "describe", backend=backend)
+        report.error_seconds, report.ahead_seconds = min((_compare_clocks(probe) for _ in range(TIME_QUESTIONS)), key=lambda each: each[0])
+        report.port = _found(probe, "listen")["port"]
+        if job is not None:
+            report.model = _answer(probe, "model", model=job.model)
+            report.data = _answer(probe, "data", data=job.data, data_dir=None if job.data_dir is None else str(job.data_dir))
+    except _ProbeEndedError as error:
+        report.problem = str(error)
+    else:
+        report.problem = None
+
+
+def _compare_clocks(probe: Probe) -> tuple[float, float]:
+    """Return by how much the answer may be off, and how far the host's clock is ahead: it was read halfway between question and answer."""
+    asked, begun = time.time(), time.monotonic()
+    there = _found(probe, "time")["seconds"]
+    seconds = time.monotonic() - begun
+    return seconds / 2, there - (asked + seconds / 2)
+
+
+def _reach(probe: Probe, report: HostReport, ports: Mapping[str, tuple[str, int | None]]) -> None:
+    peers = peers_of(report.host, list(ports)) if report.host in ports else []
+    try:
+        problems = _found(probe, "connect", peers=[ports[peer] for peer in peers])["problems"]
+    except _ProbeEndedError as error:
+        report.problem = str(error)
+        return
+    report.unreachable = {peer: problem for peer, problem in zip(peers, problems, strict=True) if problem is not None}
+
+
+def _found(probe: Probe, question: str, **fields: Any) -> Mapping[str, Any]:
+    answer = _answer(probe, question, **fields)
+    if answer.kind != "found":
+        raise _ProbeEndedError(f"cannot say what it is: {answer.get('text')}")
+    return answer.fields
+
+
+def _answer(probe: Probe, question: str, **fields: Any) -> Message:
+    try:
+        probe.stream.send(Message(question, fields))
+        answer = probe.stream.receive()
+    except OSError:
+        answer = None
+    if answer is None:
+        raise _ProbeEndedError(probe.explain())
+    return answer

@@ -1,0 +1,146 @@
+"""The probe: a process on a host that says what is there, opens a port, and tries those of others.
+
+Started as ``python -m crosstrain.launch.preflight.probe``; it answers one question after another over its standard input and output, in the
+messages of the control protocol, and ends with its input.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import TrainerError
+from ...core.process import ignore_interrupts
+from ...engine.protocol.messages import PROTOCOL, Message, Stream
+from ...engine.protocol.transport import AGENT_BEGINS
+from ..node.identity import node_identity
+
+__all__ = ["answer", "main"]
+
+CONNECT_SECONDS = 3.0
+"""Within which a peer's port has to answer."""
+
+MOST_CONNECTIONS = 16
+"""Tried side by side."""
+
+_ports: list[socket.socket] = []
+"""What this process listens on, until it ends."""
+
+
+def main() -> None:
+    """Answer what is asked on standard input; end with it, whatever is still at work."""
+    ignore_interrupts()
+    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    writer.write(b"\n" + AGENT_BEGINS + b"\n")
+    writer.flush()
+    stream = Stream(sys.stdin.buffer, writer)
+    asked: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(stream, asked), name="questions", daemon=True).start()
+    while True:
+        stream.send(answer(asked.get()))
+
+
+def _listen(stream: Stream, asked: queue.SimpleQueue[Message]) -> None:
+    try:
+        while (message := stream.receive()) is not None:
+            asked.put(message)
+    finally:
+        os._exit(0)  # whoever asked has gone, and waits for nothing
+
+
+def answer(question: Message) -> Message:
+    """Return the answer to a question: ``found`` with what was asked for, or ``problem`` with a sentence."""
+    try:
+        return Message("found", _ANSWERS[question.kind](question.fields))
+    except (TrainerError, OSError) as error:
+        return Message("problem", {"text": str(error)})
+
+
+def _describe(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what this host is, and which releases it has."""
+    from ...backends.packages import recorded_packages
+    from ...monitor.host import describe_host
+
+    host = describe_host(recorded_packages(asked["backend"]))
+    return {"protocol": PROTOCOL, "identity": node_identity(), "host": host, "address": _address()}
+
+
+def _address() -> str | None:
+    """Return the address under which the asking host has reached this one, where ssh says so."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    return parts[2] if len(parts) == 4 else None
+
+
+def _tell_time(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {"seconds": time.time()}
+
+
+def _open_data(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Open the data, which are prepared first where they are not; return their digest."""
+    from ...data.store.stored_dataset import open_dataset
+
+    data_dir = None if asked["data_dir"] is None else Path(asked["data_dir"])
+    return {"digest": open_dataset(asked["data"], data_dir).digest}
+
+
+def _import_model(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Find the model's module, and return the digest of its source."""
+    from .model_source import source_digest
+
+    return {"digest": source_digest(asked["model"])}
+
+
+def _open_port(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Listen on a free port of every address; what connects is closed again."""
+    server = socket.create_server(("", 0), backlog=128)
+    _ports.append(server)
+    threading.Thread(target=_greet_all, args=(server,), name="port", daemon=True).start()
+    return {"port": server.getsockname()[1]}
+
+
+def _greet_all(server: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        connection.close()
+
+
+def _connect(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Try to reach some peers, given as [address, port]; return why each cannot be reached, None of those that can."""
+    with ThreadPoolExecutor(MOST_CONNECTIONS) as pool:
+        return {"problems": list(pool.map(_problem_with, asked["peers"]))}
+
+
+def _problem_with(peer: tuple[str, int]) -> str | None:
+    try:
+        socket.create_connection((peer[0], peer[1]), timeout=CONNECT_SECONDS).close()
+    except TimeoutError:
+        return f"no answer within {CONNECT_SECONDS:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+_ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "describe": _describe,
+    "time": _tell_time,
+    "data": _open_data,
+    "model": _import_model,
+    "listen": _open_port,
+    "connect": _connect,
+}
+
+
+if __name__ == "__main__":
+    main()
