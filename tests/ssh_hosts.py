@@ -23,6 +23,7 @@ class SshHosts:
 
     hosts: BridgedHosts
     folder: Path
+    daemons: list[subprocess.Popen]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -32,6 +33,16 @@ class SshHosts:
     def before(self) -> list[str]:
         """What stands before a command that is to run beside the hosts."""
         return self.hosts.within(None)
+
+    @contextmanager
+    def without(self, host: int, folder: Path):
+        """Within the block a host sees an empty folder in this one's place."""
+        inside = ["nsenter", "--mount", "--target", str(self.daemons[host].pid)]
+        subprocess.run([*inside, "mount", "-t", "tmpfs", "none", folder], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*inside, "umount", folder], check=True)
 
     def forget_key(self, host: int) -> None:
         """Take a host's key out of the known ones."""
@@ -53,10 +64,10 @@ def ssh_hosts(count: int, folder: Path):
     if os.geteuid() != 0:
         pytest.skip("an sshd that lets its users in has to be started by root")
     with bridged_hosts(count, "ssh") as hosts:
-        found = SshHosts(hosts, folder)
+        daemons: list[subprocess.Popen] = []
+        found = SshHosts(hosts, folder, daemons)
         _write_files(found)
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        daemons = []
         try:
             for host in range(count):
                 log = folder / f"sshd{host}.log"
@@ -80,7 +91,7 @@ def _write_files(found: SshHosts) -> None:
     (folder / "sshd_config").write_text(
         f"Port 22\nHostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "StrictModes no\nPermitRootLogin prohibit-password\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\n"
-        "UseDNS no\nPidFile none\n"
+        f"UseDNS no\nPidFile none\nSetEnv TRAINER_DATA_CACHE={folder}/cache\n"
     )
     names = "".join(f"Host node{host}\n  HostName {address}\n" for host, address in enumerate(found.hosts.addresses))
     (folder / "ssh_config").write_text(

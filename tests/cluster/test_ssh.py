@@ -2,8 +2,11 @@
 
 import json
 import os
+import random
 import re
+import shutil
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -24,9 +27,9 @@ def hosts(tmp_path_factory):
         yield found
 
 
-def run(hosts, folder, *more):
+def run(hosts, folder, *more, environment=()):
     job = ["run", "--eval-every", "end", "--out", str(folder), "--name", "run", "--hosts", f"node[0-{NODES - 1}]", *more]
-    return MarkedRun(job, folder, hosts.environment, before=hosts.before)
+    return MarkedRun(job, folder, {**hosts.environment, **dict(environment)}, before=hosts.before)
 
 
 def losses(folder):
@@ -107,6 +110,31 @@ def test_the_hosts_are_looked_at_all_at_once(hosts, tmp_path):
     assert {one["state"] for one in found.values()} == {"ok"}
     assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
     assert not agents(hosts)
+
+
+def test_data_and_models_of_ones_own(hosts, tmp_path):
+    """A model on PYTHONPATH is found on every host where its source is the same; files that are here alone are named."""
+    texts, models = tmp_path / "texts", tmp_path / "models"
+    texts.mkdir()
+    for language in ("en", "de"):
+        words = ["".join(random.choices(string.ascii_lowercase, k=4)) for _ in range(2000)]
+        (texts / f"some.{language}").write_text("".join(f"{' '.join(words[at : at + 4])}\n" for at in range(0, 2000, 4)))
+    data = ["--data", f"parallel-text:{texts}/some:en-de?held-out=30", "--vocabulary", "320"]
+    job = ["--model", "transformer:tiny", *data, "--steps", "2", "--backend", "torch"]
+    own_data = {"TRAINER_DATA_CACHE": str(tmp_path / "cache")}
+    (tmp_path / "cache").mkdir()
+    with hosts.without(1, texts), run(hosts, tmp_path, *job, environment=own_data) as refused:
+        assert refused.wait(100) == 2
+    wanted = rf"1 of 3 hosts .*\nLACK  node1  data .*{texts}.*\n *→ rsync -a --mkpath {texts}/ node1:{texts}/"
+    assert re.search(wanted, refused.stderr()), refused.stderr()
+    shutil.copytree(Path(__file__).parents[1] / "small_networks", models / "my_networks")
+    job = ["--model", "my_networks.normalised", "--steps", "2", "--backend", "torch"]
+    environment = {"PYTHONPATH": str(models)}
+    with hosts.without(2, models), run(hosts, tmp_path, *job, environment=environment) as refused:
+        assert refused.wait(60) == 2
+    assert re.search(r"1 of 3 hosts .*\nLACK  node2  model .*my_networks", refused.stderr()), refused.stderr()
+    with run(hosts, tmp_path, *job, environment=environment) as there:
+        assert there.wait(60) == 0, there.stderr()
 
 
 @pytest.mark.faults

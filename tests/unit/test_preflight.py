@@ -1,0 +1,132 @@
+"""What is wrong where: every lack of a host is named with the host, and hosts that lack nothing say so."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.core.errors import RunFailedError, UsageError
+from crosstrain.engine.protocol.messages import PROTOCOL, Message
+from crosstrain.launch.launchers.host_checks import refuse
+from crosstrain.launch.preflight.findings import Here, findings, table
+from crosstrain.launch.preflight.interview import HostReport, peers_of
+from crosstrain.launch.preflight.model_source import source_digest
+from crosstrain.launch.preflight.probe import answer
+from crosstrain.monitor.host import PACKAGES, installed_versions
+
+HERE = Here({"crosstrain": "1.0"}, "data", "model", Path("/texts"))
+
+
+def report(name="node0", **changes):
+    """A sound host; what is given replaces parts of what it says."""
+    packages = {"crosstrain": "1.0", "numpy": "2", "torch": "2.5", "tensorflow": None, **changes.pop("packages", {})}
+    interfaces = {"eth0": {"addresses": ["10.0.0.1"]}}
+    host = {"packages": packages, "python": "3.11.7", "cores_available": 8.0, "memory_total_bytes": 2**34, "memory_limit_bytes": None}
+    host |= {"interfaces": interfaces} | changes.pop("host", {})
+    described = {"protocol": PROTOCOL, "identity": {"boot": name, "network": "n"}, "host": host, "address": "10.0.0.1"}
+    described |= changes.pop("described", {})
+    found = HostReport(name, None, described, 0.001, 0.002, Message("found", {"digest": "data"}), Message("found", {"digest": "model"}), 1)
+    for key, value in changes.items():
+        setattr(found, key, value)
+    return found
+
+
+def states(reports, module="torch"):
+    return {(one.host, one.what): one.state for one in findings(reports, HERE, module) if one.state != "ok"}
+
+
+def test_sound_hosts_lack_nothing():
+    reports = [report(f"node{number}") for number in range(3)]
+    assert states(reports) == {}
+    found = findings(reports, HERE, "torch")
+    assert [(one.host, one.what) for one in found[:7]] == [
+        ("node0", what) for what in ("crosstrain", "Python", "torch", "machine", "clock", "data", "model")
+    ]
+    refuse(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "state"),
+    [
+        ({"problem": "is out of reach"}, "ssh", "bad"),
+        ({"described": {"protocol": PROTOCOL + 1, "host": {}}}, "crosstrain", "bad"),
+        ({"packages": {"crosstrain": "1.1"}}, "crosstrain", "bad"),
+        ({"packages": {"torch": None}}, "torch", "bad"),
+        ({"packages": {"torch": "2.6"}}, "torch", "odd"),
+        ({"host": {"python": "3.12.1"}}, "Python", "odd"),
+        ({"host": {"memory_limit_bytes": 2**29}}, "machine", "odd"),
+        ({"described": {"identity": {"boot": "node0", "network": "n"}}}, "machine", "odd"),
+        ({"ahead_seconds": -7.0}, "clock", "odd"),
+        ({"data": Message("problem", {"text": "no folder"})}, "data", "bad"),
+        ({"data": Message("found", {"digest": "other"})}, "data", "bad"),
+        ({"model": Message("problem", {"text": "no such module"})}, "model", "bad"),
+        ({"model": Message("found", {"digest": "other"})}, "model", "bad"),
+        ({"described": {"address": None}}, "network", "bad"),
+        ({"unreachable": {"node0": "no answer within 3 s"}}, "network", "bad"),
+    ],
+)
+def test_a_lack_is_the_hosts_that_has_it(changes, what, state):
+    reports = [report("node0"), report("node1", **changes), report("node2")]
+    found = states(reports)
+    shared = {"node0"} if changes.get("described", {}).get("identity") else set()  # both of them are the one machine
+    assert found == {(host, what): state for host in {"node1"} | shared}
+    if state == "bad":
+        with pytest.raises(
+            RunFailedError if what == "ssh" else UsageError, match="^1 of 3 hosts cannot take part in this run:\nLACK  node1  "
+        ):
+            refuse(findings(reports, HERE, "torch"))
+
+
+def test_what_is_here_alone_can_be_copied():
+    found = findings([report("node 1", data=Message("problem", {"text": "no folder"}))], HERE, "torch")
+    assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(found)
+
+
+@given(st.integers(1, 200))
+def test_whoever_is_tried_by_somebody_reaches_all(count):
+    hosts = [f"n{number}" for number in range(count)]
+    tried = {host: peers_of(host, hosts) for host in hosts}
+    assert all(host not in peers and len(set(peers)) == len(peers) for host, peers in tried.items())
+    assert all(len(peers) <= max(15, count.bit_length()) for peers in tried.values())
+    reached, edge = {hosts[0]}, [hosts[0]]
+    while edge:
+        edge = [peer for host in edge for peer in tried[host] if peer not in reached and not reached.add(peer)]
+    assert reached == set(hosts)
+
+
+def test_a_probe_says_what_is_there_or_why_not():
+    described = answer(Message("describe", {"backend": "torch"}))
+    assert described.kind == "found"
+    assert json.loads(json.dumps(dict(described.fields)))["host"]["packages"]["crosstrain"] == installed_versions(PACKAGES)["crosstrain"]
+    assert "digest" in answer(Message("data", {"data": "digits", "data_dir": None})).fields
+    refused = answer(Message("data", {"data": "digits", "data_dir": "/no/such/folder"}))
+    assert refused.kind == "problem"
+    assert "/no/such/folder" in refused["text"]
+    assert answer(Message("model", {"model": "no.such_model"})).kind == "problem"
+    port = answer(Message("listen"))["port"]
+    problems = answer(Message("connect", {"peers": [["127.0.0.1", port], ["127.0.0.1", 1]]}))["problems"]
+    assert problems[0] is None
+    assert "refused" in problems[1]
+
+
+def test_a_models_source_is_all_of_its_files(tmp_path, monkeypatch):
+    package = tmp_path / "models_of_a_test" / "deep"
+    package.mkdir(parents=True)
+    for file in (package.parent / "__init__.py", package / "__init__.py", package / "torch.py"):
+        file.write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "models_of_a_test.deep"
+    try:
+        first = source_digest(f"{name}?size=3")
+        (package / "torch.py").write_text("x = 1\n")
+        second = source_digest(name)
+        (package / "torch.py").rename(package / "tf.py")
+        third = source_digest(name)
+        assert len({first, second, third}) == 3
+        assert source_digest("logreg") is None
+    finally:
+        for module in [module for module in sys.modules if module.startswith("models_of_a_test")]:
+            del sys.modules[module]
