@@ -75,7 +75,7 @@ def test_a_lack_is_the_hosts_that_has_it(changes, what, state):
     assert found == {(host, what): state for host in {"node1"} | shared}
     if state == "bad":
         with pytest.raises(
-            RunFailedError if what == "ssh" else UsageError, match="^1 of 3 hosts cannot take part in this run:\nLACK  node1  "
+            RunFailedError if what == "ssh" else UsageError, match=r"^1 of 3 hosts cannot take part in this run:\nLACK  node1  "
         ):
             refuse(findings(reports, HERE, "torch"))
 
