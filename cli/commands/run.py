@@ -27,8 +27,9 @@ from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.base import Launcher
 from ...launch.launchers.host_list import Host
-from ...launch.launchers.registry import FOLLOW_OTHERS, LaunchRequest, choose_launcher
+from ...launch.launchers.registry import FOLLOW_OTHERS, USE_ALLOCATION, LaunchRequest, choose_launcher
 from ...launch.launchers.remote import shape_of_hosts
+from ...launch.launchers.slurm import allocated_hosts
 from ...launch.resume.trust import TRUST_RUN
 from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
 from ..options import GivenPath, given_hosts, given_options, hosts_options, job_options, name_settings, trust_option
@@ -116,8 +117,9 @@ def run(
         from .run_repeats import repeat
 
         return repeat(resolved.job, ctx.obj or (), repeats, as_json=as_json)
+    resolved, allocated = _within_allocation(typed, resolved, place)
     sources: Mapping[str, str] = resolved.sources
-    request = LaunchRequest(resolved.job, note, hosts=typed.hosts, python=typed.python)
+    request = LaunchRequest(resolved.job, note, hosts=typed.hosts, allocated=allocated, python=typed.python)
     if place is not None:
         sources, request = _request_elsewhere(typed, resolved, place)
         if not place.is_driver:
@@ -211,12 +213,21 @@ def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
             refuse_step(os.environ, typed.ctx.obj or ("run",))
         if typed.secret_file is not None:
             _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
-        if typed.python is not None and not typed.hosts:
+        if typed.python is not None and not typed.hosts and not allocated_hosts(os.environ):
             _tell_unused(typed, "python", "this run has no other hosts", "--hosts")
     elif typed.hosts:
         raise UsageError(f"--hosts: starts the nodes, but {place.contract} has started them already; leave one of the two out")
     if typed.options.get("tensorboard") and not typed.quiet and (place is None or place.is_driver):
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
+
+
+def _within_allocation(typed: _Typed, resolved: Resolved, place: Membership | None) -> tuple[Resolved, Sequence[Host]]:
+    """Return the job, and the nodes that a batch system has allocated for it: as many of them as the job says, all where it does not."""
+    allocated = () if place is not None or typed.hosts else allocated_hosts(os.environ)
+    if not allocated or resolved.job.launcher not in USE_ALLOCATION or not resolved.sources["nodes"].startswith("default"):
+        return resolved, allocated
+    job = Job.model_validate({**resolved.job.model_dump(), "nodes": len(allocated)})
+    return replace(resolved, job=job, sources={**resolved.sources, "nodes": "SLURM_JOB_NODELIST"}), allocated
 
 
 def _request_elsewhere(typed: _Typed, resolved: Resolved, place: Membership) -> tuple[Mapping[str, str], LaunchRequest]:

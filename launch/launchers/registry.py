@@ -17,7 +17,7 @@ from ..environments.base import Membership
 from .base import Launcher
 from .host_list import Host
 
-__all__ = ["AUTOMATIC", "FOLLOW_OTHERS", "LaunchRequest", "choose_launcher"]
+__all__ = ["AUTOMATIC", "FOLLOW_OTHERS", "USE_ALLOCATION", "LaunchRequest", "choose_launcher"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,9 @@ class LaunchRequest:
     """A run whose nodes are to be started, by the process that is to be its driver.
 
     `membership` is the place of this process among those that something else started, None where nothing did; `secret` is what these
-    share, and `asked` what all of them must have been asked for (`joining.py`). `hosts` are where the nodes are to be, in node order, and
-    `python` is the interpreter there: an absolute path, or None for the same as here. `warn` is called with a sentence for the user.
+    share, and `asked` what all of them must have been asked for (`joining.py`). `hosts` are where the nodes are to be, in node order,
+    `allocated` those that a batch system has given to the job in which this process runs, and `python` is the interpreter there: an
+    absolute path, or None for the same as here. `warn` is called with a sentence for the user.
     """
 
     job: Job
@@ -35,6 +36,7 @@ class LaunchRequest:
     secret: bytes = b""
     asked: Mapping[str, Any] = field(default_factory=dict)
     hosts: Sequence[Host] = ()
+    allocated: Sequence[Host] = ()
     python: Path | None = None
 
 
@@ -43,6 +45,7 @@ Serves = Callable[[LaunchRequest], bool]
 AUTOMATIC: Sequence[tuple[str, Serves]] = (
     ("rendezvous", lambda run: run.membership is not None),
     ("ssh", lambda run: bool(run.hosts)),
+    ("slurm", lambda run: len(run.allocated) > 1),
     ("local", lambda run: True),
 )
 """What ``auto`` stands for: the launchers' names, and which requests each serves, in the order in which they are asked."""
@@ -50,6 +53,9 @@ AUTOMATIC: Sequence[tuple[str, Serves]] = (
 
 FOLLOW_OTHERS = ("auto", "rendezvous")
 """The launchers with which a process looks whether something else has started it as one of several."""
+
+USE_ALLOCATION = ("auto", "slurm")
+"""The launchers that start as many nodes as a batch system has allocated, unless the job says how many."""
 
 
 def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] = AUTOMATIC) -> Launcher:

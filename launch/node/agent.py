@@ -24,7 +24,7 @@ from ...core.untrusted.console import note
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
-from .identity import node_identity
+from .identity import address_for_others, node_identity
 from .port_reservation import PortBlock
 from .scratch import make_scratch, remove_scratch
 from .supervisor import Death, Supervisor, tail
@@ -140,7 +140,7 @@ class Agent:
 
         host = describe_host(recorded_packages(message["job"]["backend"]))
         greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": node_identity(), "host": host}
-        self._send(Message("hello", {**greeting, "scratch": str(self._scratch), "address": _address_for_others()}))
+        self._send(Message("hello", {**greeting, "scratch": str(self._scratch), "address": address_for_others(os.environ)}))
         self._node_timeout_seconds = message["job"]["node_timeout"]
         threading.Thread(target=self._give_signs_of_life, name="alive", daemon=True).start()
 
@@ -281,12 +281,6 @@ def _watch_parent(agent: Agent, parent: int) -> None:
         time.sleep(ORPHAN_CHECK_SECONDS)
     time.sleep(ORPHAN_PATIENCE_SECONDS)
     agent.abandon()
-
-
-def _address_for_others() -> str | None:
-    """Return the address by which the driver's machine has reached this one, as ssh says; None where another started this agent."""
-    parts = os.environ.get("SSH_CONNECTION", "").split()  # the client's address and port, then ours
-    return parts[2] if len(parts) == 4 else None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["node_identity"]
+__all__ = ["address_for_others", "node_identity"]
+
+ANY_PORT = 9
+"""Nothing is sent there."""
 
 
 def node_identity() -> dict[str, str]:
@@ -17,3 +21,20 @@ def node_identity() -> dict[str, str]:
         "boot": boot.read_text().strip() if boot.exists() else socket.gethostname(),
         "network": os.readlink(network) if network.exists() else "host",
     }
+
+
+def address_for_others(environment: Mapping[str, str]) -> str | None:
+    """Return the address by which the machine that started this process has reached this one; None where that is not known.
+
+    In a step of Slurm, whose environment may have come from a shell that was reached by ssh, it is the one from which packets leave for the
+    host where srun runs; else what ssh says.
+    """
+    launched_from = environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    if launched_from and "SLURM_STEP_ID" in environment:
+        family = socket.AF_INET6 if ":" in launched_from else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((launched_from, ANY_PORT))
+            address: str = probe.getsockname()[0]
+            return address
+    parts = environment.get("SSH_CONNECTION", "").split()  # the client's address and port, then ours
+    return parts[2] if len(parts) == 4 else None

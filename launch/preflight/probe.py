@@ -21,7 +21,7 @@ from ...core.errors import TrainerError
 from ...core.process import ignore_interrupts
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
-from ..node.identity import node_identity
+from ..node.identity import address_for_others, node_identity
 
 __all__ = ["answer", "main"]
 
@@ -71,13 +71,7 @@ def _describe(asked: Mapping[str, Any]) -> dict[str, Any]:
     from ...monitor.host import describe_host
 
     host = describe_host(recorded_packages(asked["backend"]))
-    return {"protocol": PROTOCOL, "identity": node_identity(), "host": host, "address": _address()}
-
-
-def _address() -> str | None:
-    """Return the address under which the asking host has reached this one, where ssh says so."""
-    parts = os.environ.get("SSH_CONNECTION", "").split()
-    return parts[2] if len(parts) == 4 else None
+    return {"protocol": PROTOCOL, "identity": node_identity(), "host": host, "address": address_for_others(os.environ)}
 
 
 def _tell_time(asked: Mapping[str, Any]) -> dict[str, Any]:

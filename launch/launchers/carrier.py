@@ -1,0 +1,57 @@
+"""What carries an agent's channel from another machine: a child of this process, such as ssh or srun, and what that says as errors."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import IO, Any
+
+from ...core.process import command_ending_with_parent
+from ...core.untrusted.console import note, one_line
+from ...engine.protocol.messages import Stream
+from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
+
+__all__ = ["ErrorLines", "start_elsewhere"]
+
+LONGEST_LINE_BYTES = 4096
+LAST_LINES = 4
+"""How much is kept of a line, and how many lines are told."""
+
+READ_SECONDS = 0.5
+"""How long is waited for the last lines of a process that has ended."""
+
+
+def start_elsewhere(host: str, command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Stream, ErrorLines]:
+    """Start a command that carries a channel from `host`, and ends with this process; return it, the channel and what it says."""
+    process, stream = start_over_stdio(_popen, command_ending_with_parent(command), AGENT_BEGINS)
+    assert process.stderr is not None
+    return process, stream, ErrorLines(host, process.stderr, stream)
+
+
+def _popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stderr=subprocess.PIPE, **options)
+
+
+class ErrorLines:
+    """What the carrier, and the agent over there, say on standard error: told with the host's name once the agent is there, kept before."""
+
+    def __init__(self, host: str, file: IO[bytes], stream: Stream) -> None:
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._thread = threading.Thread(target=self._relay, args=(host, file, stream), name=f"said-by-{host}", daemon=True)
+        self._thread.start()
+
+    def behind(self) -> str:
+        """Return a colon and the last lines, to stand behind what happened; empty where there are none. For when the process has ended."""
+        self._thread.join(READ_SECONDS)
+        return "".join(f": {line}" for line in self._lines)
+
+    def _relay(self, host: str, file: IO[bytes], stream: Stream) -> None:
+        with file:
+            while line := file.readline(LONGEST_LINE_BYTES):
+                text = one_line(line.decode(errors="replace").rstrip("\r\n"))
+                if text.strip():
+                    self._lines.append(text)
+                    if stream.begun:
+                        note(f"{host}: {text}")

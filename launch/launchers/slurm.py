@@ -1,0 +1,72 @@
+"""The launcher of nodes that Slurm has allocated: srun starts the agents, inside of ``salloc`` or ``sbatch``."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ...core.errors import UsageError
+from .base import Launcher, StartedAgent, ending_in_words
+from .carrier import ErrorLines, start_elsewhere
+from .host_list import Host, parse_hosts
+from .registry import LaunchRequest
+from .remote import RemoteLauncher, refuse_virtual_nodes
+
+__all__ = ["SrunStarter", "allocated_hosts", "make"]
+
+OPTIONS = ("--quiet", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--unbuffered", "--export=ALL")
+"""Of each step: beside the others of its node, with all cores and memory that the job has there."""
+
+
+def allocated_hosts(environment: Mapping[str, str]) -> Sequence[Host]:
+    """Return the nodes that Slurm has allocated to the job in which this process runs, in Slurm's order; none outside of a job.
+
+    The job's own list counts, not a step's: in a step of one node that would be itself alone. Raises UsageError for what is no list.
+    """
+    listed = environment.get("SLURM_JOB_NODELIST", "").strip()
+    if not listed or not environment.get("SLURM_JOB_ID", "").strip():
+        return ()
+    return parse_hosts(listed, "SLURM_JOB_NODELIST")
+
+
+def make(run: LaunchRequest) -> Launcher:
+    """Return the launcher of a run on the first nodes of Slurm's allocation. Raises UsageError outside of one, or where it is too small."""
+    if run.hosts:
+        raise UsageError("launcher: 'slurm' starts the nodes where Slurm has allocated them; leave --hosts out")
+    if not run.allocated:
+        raise UsageError(
+            "launcher: 'slurm' starts the nodes of a Slurm job; type it inside of one (salloc --nodes 3, or a script for sbatch)"
+        )
+    if run.job.nodes > len(run.allocated):
+        raise UsageError(f"nodes: got {run.job.nodes}, but Slurm has allocated {len(run.allocated)} to this job (SLURM_JOB_NODELIST)")
+    refuse_virtual_nodes(run.job, "Slurm")
+    program = shutil.which("srun")
+    if program is None:
+        raise UsageError(
+            "launcher: 'slurm' needs the program srun, which is not on PATH here; a container has to have it, and Slurm's files"
+        )
+    return RemoteLauncher(run.job, SrunStarter(run.allocated, program), run.python, run.warn)
+
+
+@dataclass(frozen=True)
+class SrunStarter:
+    """Starts agents on allocated hosts, each in a step of its own of the job."""
+
+    hosts: Sequence[Host]
+    program: str
+
+    def start(self, node: int, command: Sequence[str]) -> StartedAgent:
+        """Start an agent; see `AgentStarter`. Its step ends with srun, and that with this process."""
+        host = self.hosts[node].name
+        process, stream, said = start_elsewhere(
+            host, [self.program, *OPTIONS, f"--nodelist={host}", "sh", "-c", f"exec {shlex.join(command)}"]
+        )
+        return StartedAgent(process, stream, "", isolated=None, host=host, explain=partial(_explain, said))
+
+
+def _explain(said: ErrorLines, code: int) -> str:
+    """Say how srun ended, with what it and the node have said last."""
+    return f"{ending_in_words(code)} of srun{said.behind()}"
