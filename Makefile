@@ -15,13 +15,14 @@ LINK   := .dev/crosstrain
 SHELL  := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test check conformance lint types format bench install clean distclean
+.PHONY: help demo test check clusters conformance lint types format bench install clean distclean
 
 help:
 	@echo 'make demo       train on TensorFlow (async) and on torch (sync), three nodes each, and compare'
 	@echo 'make test       ruff, mypy and every test'
 	@echo 'make check      ruff, mypy and the quick unit tests, for the daily loop'
 	@echo 'make conformance  every backend, optimiser and number of workers against the float64 reference; all slow tests'
+	@echo 'make clusters   runs on hosts behind ssh and Slurm, and their faults'
 	@echo 'make lint       ruff and mypy alone;  make format  puts the sources in shape'
 	@echo 'make bench      the speed of trainer beside hand-written loops and other trainers'
 	@echo 'make clean      remove what was built;  make distclean  also .venv'
@@ -41,6 +42,9 @@ test: lint
 check: lint
 	@echo '== pytest (unit tests)'
 	@$(BIN)/python -m pytest tests/unit -n $(JOBS) --dist loadscope --no-loadscope-reorder -m 'not slow and not long and not cluster' $(PYTEST)
+
+clusters: $(VENV)/.dev
+	@$(BIN)/python -m pytest -m 'clusters or cluster' tests/cluster/test_ssh.py tests/cluster/test_slurm.py $(PYTEST)
 
 conformance: $(VENV)/.dev
 	@CROSSTRAIN_CONFORMANCE=full $(BIN)/python -m pytest --timeout 1200 -m '' -k 'conformance or toy or slow' $(PYTEST)

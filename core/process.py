@@ -1,6 +1,6 @@
 """Processes: the command of one that runs Python, its end with its parent, and how to tell it from a later one with its number.
 
-``python -m crosstrain.core.process PARENT PROGRAM ARGUMENTS`` becomes a program that ends with the process that started it.
+``python -m crosstrain.core.process PARENT SIGNAL PROGRAM ARGUMENTS`` becomes a program that ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ def isolated_python(*arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", *arguments]
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when the thread that started it ends, and end at once where that has happened already.
+def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, and end at once where that has happened already.
 
     Elsewhere than on Linux this does nothing: there the end of the control stream ends the process. See prctl(2), PR_SET_PDEATHSIG.
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(70)
 
 
-def command_ending_with_parent(program: Sequence[str]) -> list[str]:
+def command_ending_with_parent(program: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
     """Return the command that runs `program` as a child of this process's main thread, and no longer than that lives.
 
-    The program keeps the child's id, and the kernel's order to kill it when its parent has ended, however that ended.
+    The program keeps the child's id, and the kernel's order to send it the signal when its parent has ended, however that ended.
     """
-    return python("crosstrain.core.process", str(os.getpid()), *program)
+    return python("crosstrain.core.process", str(os.getpid()), str(int(number)), *program)
 
 
 def ignore_interrupts() -> None:
@@ -136,6 +136,6 @@ def start_of(pid: int) -> int:
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent, *command = sys.argv[1:]
-    die_with_parent(int(parent))
+    parent, ending, *command = sys.argv[1:]
+    die_with_parent(int(parent), int(ending))
     os.execvp(command[0], command)

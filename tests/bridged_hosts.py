@@ -4,6 +4,7 @@ import os
 import subprocess
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,10 @@ class BridgedHosts:
         """What stands before a command that is to run on a host; None for the hub."""
         return ["ip", "netns", "exec", self.hub if host is None else self.namespaces[host]]
 
+    def in_network(self, host: int | None) -> list[str]:
+        """The same with this machine's own files, where /sys has the control groups too."""
+        return ["nsenter", f"--net=/run/netns/{self.hub if host is None else self.namespaces[host]}"]
+
     def set_link(self, host: int, state: str) -> None:
         """Take a host's link ``down``, or ``up`` again."""
         _do("-n", self.namespaces[host], "link", "set", "eth", state)
@@ -34,9 +39,19 @@ class BridgedHosts:
         """Undo `lose_route`."""
         _do("-n", self.namespaces[host], "route", "del", "unreachable", f"{self.addresses[other]}/32")
 
-    def numbers(self) -> set[int]:
-        """The namespaces' numbers, as `living_in` takes them; without the hub's."""
-        return {os.stat(f"/run/netns/{name}").st_ino for name in self.namespaces}
+    def processes(self, daemon: str) -> list[int]:
+        """The processes on the hosts, without the hub's and those whose command has `daemon` in it."""
+        inside = {os.stat(f"/run/netns/{name}").st_ino for name in self.namespaces}
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and os.stat(entry / "ns/net").st_ino in inside:
+                    command = (entry / "cmdline").read_bytes().decode(errors="replace")
+                    if command and daemon not in command:  # none: it is over
+                        found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
 
 
 @contextmanager

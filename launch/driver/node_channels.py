@@ -132,11 +132,7 @@ class Members:
 
     def give_up(self, node: int) -> None:
         """Cut a node off that does not answer: its agent is killed where it is our child, and loses its channel where it is not."""
-        channel = self._channels[node]
-        if channel.process is not None:
-            channel.process.kill()
-        else:
-            channel.stream.cut()
+        self._channels[node].cut_off()
 
     def _read(self, channel: NodeChannel) -> None:
         while True:

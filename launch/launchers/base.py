@@ -56,6 +56,15 @@ class NodeChannel:
     ports: Mapping[str, int] = field(default_factory=dict)
     scratch: Path | None = None
 
+    def cut_off(self) -> None:
+        """Give the node up at once: kill an agent on this machine, end what carries the channel of another, or the connection itself."""
+        if self.process is not None and self.shares_files:
+            self.process.kill()
+            return
+        if self.process is not None:
+            self.process.terminate()
+        self.stream.cut()
+
 
 @dataclass(frozen=True, slots=True)
 class StartedAgent:

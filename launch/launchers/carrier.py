@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
 from collections import deque
@@ -24,8 +25,12 @@ READ_SECONDS = 0.5
 
 
 def start_elsewhere(host: str, command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Stream, ErrorLines]:
-    """Start a command that carries a channel from `host`, and ends with this process; return it, the channel and what it says."""
-    process, stream = start_over_stdio(_popen, command_ending_with_parent(command), AGENT_BEGINS)
+    """Start a command that carries a channel from `host`, and ends with this process; return it, the channel and what it says.
+
+    It is asked to end (SIGTERM), not killed: srun that is killed cannot tell the node, whose agent would go on until it has missed the
+    driver for too long.
+    """
+    process, stream = start_over_stdio(_popen, command_ending_with_parent(command, signal.SIGTERM), AGENT_BEGINS)
     assert process.stderr is not None
     return process, stream, ErrorLines(host, process.stderr, stream)
 

@@ -76,9 +76,9 @@ class HostChecks:
         self._started.clear()
 
     def kill(self) -> None:
-        """Kill what carries the channels; the probes end with them. Safe in a signal handler."""
+        """End what carries the channels; the probes end with it. Safe in a signal handler."""
         for one in self._started:
-            one.process.kill()
+            one.process.terminate()
 
 
 def refuse(found: Sequence[Finding]) -> None:

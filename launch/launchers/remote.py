@@ -99,11 +99,11 @@ class RemoteLauncher:
             self._checks.interrupt()
 
     def kill(self) -> None:
-        """Kill what carries the channels; the agents and probes end with them."""
+        """End what carries the channels; the agents and probes end with it."""
         if self._checks is not None:
             self._checks.kill()
         for agent in self._agents:
-            agent.kill()
+            agent.terminate()
 
     def check(self) -> None:
         """Nothing to do: the nodes live in nothing of ours."""

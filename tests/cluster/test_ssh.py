@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import MarkedRun, living_in, wait_until
+from processes import MarkedRun, wait_until
 from ssh_hosts import GREETING, ssh_hosts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
@@ -39,15 +39,7 @@ def losses(folder):
 
 def agents(hosts):
     """The processes on the hosts that are no sshd."""
-    commands = {pid: command_of(pid) for pid in living_in(hosts.hosts.numbers(), "none")}
-    return [pid for pid, command in commands.items() if command and b"sshd" not in command]
-
-
-def command_of(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    return hosts.hosts.processes("sshd")
 
 
 def test_the_same_result_as_here(hosts, tmp_path):
@@ -86,6 +78,7 @@ def test_a_host_that_does_not_answer_is_named_with_the_reason(hosts, tmp_path, m
     wait_until(lambda: not agents(hosts), 10, "the end of every agent")
 
 
+@pytest.mark.clusters
 def test_the_hosts_are_looked_at_all_at_once(hosts, tmp_path):
     """One has another key than the known one, one cannot reach the others; then all is well."""
 
@@ -112,6 +105,7 @@ def test_the_hosts_are_looked_at_all_at_once(hosts, tmp_path):
     assert not agents(hosts)
 
 
+@pytest.mark.clusters
 def test_data_and_models_of_ones_own(hosts, tmp_path):
     """A model on PYTHONPATH is found on every host where its source is the same; files that are here alone are named."""
     texts, models = tmp_path / "texts", tmp_path / "models"
@@ -137,6 +131,7 @@ def test_data_and_models_of_ones_own(hosts, tmp_path):
         assert there.wait(60) == 0, there.stderr()
 
 
+@pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_nothing_is_left_when_the_driver_ends(hosts, tmp_path, name):
@@ -152,6 +147,7 @@ def test_nothing_is_left_when_the_driver_ends(hosts, tmp_path, name):
         assert running.wait(5) == (-9 if name == "SIGKILL" else 75)
 
 
+@pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.alone  # times are compared
 def test_a_cut_link_is_the_named_hosts(hosts, tmp_path):
@@ -174,7 +170,7 @@ def test_a_cut_link_is_the_named_hosts(hosts, tmp_path):
         assert ended_seconds < 4 + 5
 
 
-@pytest.mark.slow
+@pytest.mark.clusters
 @pytest.mark.parametrize(("backend", "mode"), [("tf", "async"), ("tf", "sync"), ("torch", "async")])
 def test_every_backend_and_mode(hosts, tmp_path, backend, mode):
     with run(hosts, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as there:

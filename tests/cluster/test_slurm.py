@@ -1,0 +1,95 @@
+"""Runs inside of Slurm's allocations: srun starts the agents, and nothing outlives the run."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from processes import MarkedRun, wait_until
+from slurm_cluster import slurm_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+NODES = 3
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with slurm_cluster(NODES, tmp_path_factory.mktemp("slurm")) as found:
+        yield found
+
+
+def allocated(cluster, folder, *more, nodes=NODES):
+    """`trainer run` in an allocation of its own, in the shell where salloc was typed."""
+    job = ["run", "--eval-every", "end", "--out", str(folder), "--name", "run", *more]
+    before = [*cluster.before, "salloc", "--quiet", "--nodes", str(nodes), "--immediate=30"]
+    return MarkedRun(job, folder, cluster.environment, before=before)
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def on_nodes(cluster):
+    """The processes on the nodes that are none of Slurm's."""
+    return cluster.hosts.processes("slurm")
+
+
+def test_an_allocation_is_the_cluster(cluster, tmp_path):
+    with allocated(cluster, tmp_path, "--backend", "torch", "--steps", "20", "--json") as run:
+        assert run.wait(120) == 0, run.stderr()
+        assert json.loads(run.stdout())["steps"] == 20
+    job = json.loads((tmp_path / "run/job.json").read_text())
+    assert job["nodes"] == NODES
+    assert job["sources"]["nodes"] == "SLURM_JOB_NODELIST"
+    assert job["cluster"]["addresses"] == list(cluster.hosts.addresses)
+    assert not on_nodes(cluster)
+
+
+@pytest.mark.clusters
+def test_a_part_of_an_allocation_is_enough_and_more_than_all_of_it_is_refused(cluster, tmp_path):
+    with allocated(cluster, tmp_path, "--backend", "torch", "--nodes", "2", "--steps", "4", "--json", nodes=3) as run:
+        assert run.wait(120) == 0, run.stderr()
+        assert json.loads(run.stdout())["nodes"] == 2
+    with allocated(cluster, tmp_path, "--backend", "torch", "--nodes", "3", "--steps", "4", nodes=2) as run:
+        assert run.wait(60) == 2
+        assert "nodes: got 3, but Slurm has allocated 2 to this job" in run.stderr()
+
+
+@pytest.mark.clusters
+@pytest.mark.faults
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGUSR1", "scancel"])
+def test_nothing_is_left_when_the_run_or_its_job_ends(cluster, tmp_path, how):
+    more = ["--backend", "torch", "--epochs", "1000000", "--checkpoint-every", "100000steps"]
+    with allocated(cluster, tmp_path, *more) as run:
+        steps = tmp_path / "run/steps.jsonl"
+        wait_until(lambda: run.process.poll() is not None or (steps.exists() and steps.stat().st_size), 90, "the first step")
+        assert run.process.poll() is None, run.stderr()
+        assert len(on_nodes(cluster)) >= 2 * NODES
+        if how == "scancel":
+            (job,) = cluster.do("squeue", "--noheader", "--format", "%i").split()
+            cluster.do("scancel", job)
+        else:
+            (driver,) = [pid for pid in run.alive("crosstrain.cli.main") if b"salloc" not in command_of(pid)]
+            os.kill(driver, getattr(signal, how))
+        ended = time.monotonic()
+        wait_until(lambda: not on_nodes(cluster) and not run.alive(), 40, "the end of agents, tasks and srun")
+        print(f"{how}: {time.monotonic() - ended:.1f} s")
+        state = json.loads((tmp_path / "run/status.json").read_text())
+        if how == "SIGUSR1":
+            assert (state["state"], state["exit_code"]) == ("interrupted", 75), run.stderr()
+    wait_until(lambda: not cluster.do("squeue", "--noheader"), 60, "the end of the job")
+
+
+@pytest.mark.clusters
+@pytest.mark.parametrize(("backend", "mode"), [("tf", "async"), ("tf", "sync"), ("torch", "async")])
+def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
+    with allocated(cluster, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as run:
+        assert run.wait(120) == 0, run.stderr()
+        assert json.loads(run.stdout())["steps"] == 20
+    assert not on_nodes(cluster)
