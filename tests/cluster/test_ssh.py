@@ -69,6 +69,7 @@ def test_the_same_result_as_here(hosts, tmp_path):
         ),
         (["--python", "/usr/bin/python3"], r"ended with exit code 1: /usr/bin/python3: .*ModuleNotFoundError"),
     ],
+    ids=["unknown", "no-interpreter", "no-crosstrain"],
 )
 def test_a_host_that_does_not_answer_is_named_with_the_reason(hosts, tmp_path, more, message):
     with run(hosts, tmp_path, "--backend", "torch", "--steps", "2", *more) as failed:
