@@ -15,6 +15,7 @@ from ..core.plugins import available, forward_backends, forward_plugin
 from ..core.settings.job_fields import choices
 from ..core.untrusted.console import note
 from ..data.base import DataInfo, TextFeatures
+from ..data.sources.translation.tokenizer import pieces_digest
 from ..data.store.resolve import written_out
 from ..data.store.stored_dataset import StoredDataset, open_dataset
 from ..launch.resume.trust import refuse_foreign
@@ -121,6 +122,7 @@ def fitting_data(meta: Meta, job: Job) -> StoredDataset:
     info, trained = dataset.info, meta.data
     if "columns" in trained or info.normalisation is None:
         _require_same_columns(info, data_info(trained), job.data)
+        _require_same_pieces(dataset, trained, job.data)
         return dataset
     for what, given, expected in (
         ("images of shape", list(info.input_shape), list(trained["input_shape"])),
@@ -141,6 +143,16 @@ def fitting_data(meta: Meta, job: Job) -> StoredDataset:
     if (list(info.mean), list(info.std)) != (list(trained["mean"]), list(trained["std"])):
         note(f"data: {job.data} is normalised by the mean and standard deviation of {trained['name']}, as in training")
     return dataset.normalised_as(trained["mean"], trained["std"])
+
+
+def _require_same_pieces(dataset: StoredDataset, trained: Mapping[str, Any], name: str) -> None:
+    """Raise UsageError where the numbers of a dataset's text stand for other pieces than in training: the model would read nonsense."""
+    expected = trained.get("pieces_sha256")
+    if expected is not None and pieces_digest(dataset) != expected:
+        raise UsageError(
+            f"--data: the vocabulary of {name!r} has other pieces than the one that the model was trained with: its text, or what prepares"
+            " it, has changed since. Give the text as it was then, or train anew."
+        )
 
 
 def _require_same_columns(info: DataInfo, trained: DataInfo, name: str) -> None:
