@@ -35,16 +35,16 @@ def _known_dir(meta: Meta, data: str | None) -> str | None:
 def trained_weights(source: Path, selection: Selection, typed: Mapping[str, Any], *, trusted: bool) -> ChosenWeights:
     """Return the weights that are asked for, and tell of damaged checkpoints that others are taken for.
 
-    `typed` has the settings that may be typed, by field, None where they are not: `model`, `data` and `data_dir` among them. Raises
-    UsageError where what is not typed would be taken from a run of somebody else's that is not `trusted`.
+    `typed` has the settings that the command has options for, by field, None where they are not typed. Raises UsageError where what is not
+    typed would be taken from a run of somebody else's that is not `trusted`.
     """
     chosen = choose(find_run_or_checkpoint(source), selection)
     for error in chosen.damaged:
         note(f"{error} Another one is taken.")
     name_settings({field: "flag" if value is not None else f"checkpoint {chosen.path.name}" for field, value in typed.items()})
-    check_typed_model(typed["model"], chosen.meta.job["model"])
-    taken = _taken_settings(chosen.meta, typed["model"], typed["data"], typed["data_dir"])
-    refuse_foreign(taken, chosen.path, ("model", "data", "data_dir"), trusted=trusted)
+    model, data, data_dir = (typed.get(field) for field in ("model", "data", "data_dir"))
+    check_typed_model(model, chosen.meta.job["model"])
+    refuse_foreign(_taken_settings(chosen.meta, model, data, data_dir), chosen.path, typed, trusted=trusted)
     return chosen
 
 

@@ -12,6 +12,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.sources.translation.tokenizer import VOCABULARY, Vocabulary, pieces_digest
 from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.launch.resume.trust import refuse_foreign
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +56,12 @@ def test_a_size_of_what_has_none_is_refused(capsys):
     code, _, err = call(capsys, "run", "--backend", "torch", "--data", "digits", "--vocabulary", "300", "--print-config")
     assert code == 2
     assert "'digits' is no text" in err
+
+
+def test_only_what_a_command_has_an_option_for_is_offered(tmp_path):
+    """A text of one's own lies under a path that the run names: `translate` has no option for it, `evaluate` has."""
+    taken = {"data": f"parallel-text:{tmp_path}:en-de"}
+    with pytest.raises(UsageError, match=r"add --trust-run\.$"):
+        refuse_foreign(taken, tmp_path, {"model": None, "data_dir": None}, trusted=False)
+    with pytest.raises(UsageError, match=r"add --trust-run, or type --data yourself\.$"):
+        refuse_foreign(taken, tmp_path, {"model": None, "data": None, "data_dir": None}, trusted=False)
