@@ -102,6 +102,7 @@ class _ColumnData(_Data):
     vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=2**31)]]
     languages: Annotated[list[Annotated[str, Field(max_length=40)]], Field(max_length=10)] = Field(default_factory=list)
     bleu_tokenizer: Annotated[str, Field(max_length=40)] = "13a"
+    pieces_sha256: Annotated[str, Field(max_length=64)] | None = None
 
 
 class _Spent(JsonObject):
@@ -180,13 +181,17 @@ def described_model(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def described_data(info: DataInfo, digest: str, data_dir: Path | None) -> dict[str, Any]:
-    """Return what a checkpoint says of its data. `digest` is the store's, `data_dir` the folder of the user's original files."""
+def described_data(info: DataInfo, digest: str, data_dir: Path | None, pieces_sha256: str | None = None) -> dict[str, Any]:
+    """Return what a checkpoint says of its data.
+
+    `digest` is the store's, `data_dir` the folder of the user's original files, and `pieces_sha256` the digest of a text's pieces.
+    """
     return {
         "name": info.name,
         "data_dir": None if data_dir is None else str(data_dir),
         "digest": digest,
         **_described_features(info),
+        **({} if pieces_sha256 is None else {"pieces_sha256": pieces_sha256}),
         "sizes": dict(info.sizes),
         "synthetic": info.synthetic,
     }

@@ -15,6 +15,7 @@ from ..core.plugins import available, forward_backends, forward_plugin
 from ..core.settings.job_fields import choices
 from ..core.untrusted.console import note
 from ..data.base import DataInfo, TextFeatures
+from ..data.sources.translation.tokenizer import pieces_digest
 from ..data.store.resolve import written_out
 from ..data.store.stored_dataset import StoredDataset, open_dataset
 from ..launch.resume.trust import refuse_foreign
@@ -34,16 +35,16 @@ def _known_dir(meta: Meta, data: str | None) -> str | None:
 def trained_weights(source: Path, selection: Selection, typed: Mapping[str, Any], *, trusted: bool) -> ChosenWeights:
     """Return the weights that are asked for, and tell of damaged checkpoints that others are taken for.
 
-    `typed` has the settings that may be typed, by field, None where they are not: `model`, `data` and `data_dir` among them. Raises
-    UsageError where what is not typed would be taken from a run of somebody else's that is not `trusted`.
+    `typed` has the settings that the command has options for, by field, None where they are not typed. Raises UsageError where what is not
+    typed would be taken from a run of somebody else's that is not `trusted`.
     """
     chosen = choose(find_run_or_checkpoint(source), selection)
     for error in chosen.damaged:
         note(f"{error} Another one is taken.")
     name_settings({field: "flag" if value is not None else f"checkpoint {chosen.path.name}" for field, value in typed.items()})
-    check_typed_model(typed["model"], chosen.meta.job["model"])
-    taken = _taken_settings(chosen.meta, typed["model"], typed["data"], typed["data_dir"])
-    refuse_foreign(taken, chosen.path, ("model", "data", "data_dir"), trusted=trusted)
+    model, data, data_dir = (typed.get(field) for field in ("model", "data", "data_dir"))
+    check_typed_model(model, chosen.meta.job["model"])
+    refuse_foreign(_taken_settings(chosen.meta, model, data, data_dir), chosen.path, typed, trusted=trusted)
     return chosen
 
 
@@ -121,6 +122,7 @@ def fitting_data(meta: Meta, job: Job) -> StoredDataset:
     info, trained = dataset.info, meta.data
     if "columns" in trained or info.normalisation is None:
         _require_same_columns(info, data_info(trained), job.data)
+        _require_same_pieces(dataset, trained, job.data)
         return dataset
     for what, given, expected in (
         ("images of shape", list(info.input_shape), list(trained["input_shape"])),
@@ -141,6 +143,16 @@ def fitting_data(meta: Meta, job: Job) -> StoredDataset:
     if (list(info.mean), list(info.std)) != (list(trained["mean"]), list(trained["std"])):
         note(f"data: {job.data} is normalised by the mean and standard deviation of {trained['name']}, as in training")
     return dataset.normalised_as(trained["mean"], trained["std"])
+
+
+def _require_same_pieces(dataset: StoredDataset, trained: Mapping[str, Any], name: str) -> None:
+    """Raise UsageError where the numbers of a dataset's text stand for other pieces than in training: the model would read nonsense."""
+    expected = trained.get("pieces_sha256")
+    if expected is not None and pieces_digest(dataset) != expected:
+        raise UsageError(
+            f"--data: the vocabulary of {name!r} has other pieces than the one that the model was trained with: its text, or what prepares"
+            " it, has changed since. Give the text as it was then, or train anew."
+        )
 
 
 def _require_same_columns(info: DataInfo, trained: DataInfo, name: str) -> None:

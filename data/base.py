@@ -299,6 +299,11 @@ class Dataset(Protocol):
         """
         ...
 
+    @property
+    def attachments(self) -> tuple[str, ...]:
+        """The names of the files that lie beside the arrays."""
+        ...
+
     def attachment(self, name: str) -> bytes:
         """Return a file that lies beside the arrays, such as ``vocabulary.model``. Raises UsageError where there is none."""
         ...

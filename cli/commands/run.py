@@ -274,7 +274,7 @@ def _tell_unused(typed: _Typed, option: str, why: str, belongs_to: str) -> None:
 def _with_lasting_names(resolved: Resolved) -> Resolved:
     """Name the data and the model so that the run means the same from any directory, and one text stands for one meaning."""
     job = resolved.job
-    if ":" not in job.data and job.data_dir is None and model_base(job.model) == job.model:
+    if ":" not in job.data and job.data_dir is None and job.vocabulary is None and model_base(job.model) == job.model:
         return resolved  # nothing to name, and no import before the nodes start
     from ...models.build import written_out
 

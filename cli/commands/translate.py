@@ -77,7 +77,7 @@ def translate(
     its translation in the same place: of an empty line it is empty, and of one that cannot be translated (no UTF-8, or too long) too,
     which standard error tells and the exit code 1 at the end.
     """
-    options = {"model": model, "data": None, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
+    options = {"model": model, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
     chosen = trained_weights(source, selection, options, trusted=trust_run)
     meta = chosen.meta
     spec = rebuilt_model(meta)

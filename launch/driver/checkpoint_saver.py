@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint import CHECKPOINTS, ArrayEntry, CheckpointWriter, Meta, described_data, described_model, prune
+from ...checkpoint import CHECKPOINTS, ArrayEntry, CheckpointWriter, Meta, described_model, prune
 from ...core.peer_memory import PeerMemory
 from ...engine.loop_interfaces import ImpossibleAnswerError, PendingCheckpoint
 from ...engine.protocol.messages import Message, RawArray
@@ -177,7 +177,7 @@ class CheckpointSaver:
             seed=job.seed,
             job=self._training.asked.recorded(),
             model=described_model(self._training.model),
-            data=described_data(self._training.data.info, self._training.data.digest, job.data_dir),
+            data=self._training.data_description,
             scalars=dict(message["scalars"]),
             metrics=None if evaluation is None else {LOSS.name: evaluation.loss, **evaluation.metrics},
             spent={**self._spent(), "updates": message["updates"]},

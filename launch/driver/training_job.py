@@ -24,6 +24,7 @@ from ...core.worker_layout import procs_per_node_of
 from ...data.amounts import split_amounts
 from ...data.augment import augmentation
 from ...data.sampler import Sampler, padding_share, run_sampler
+from ...data.sources.translation.tokenizer import pieces_digest
 from ...data.store.stored_dataset import StoredDataset, open_dataset
 from ...engine.learning_rate import refuse_without_width
 from ...engine.loop_interfaces import TrainingTotals
@@ -125,13 +126,18 @@ class TrainingJob:
         return {task.index: task.node for task in self.placed if task.role == "worker"}
 
     @property
+    def data_description(self) -> dict[str, Any]:
+        """What ``job.json`` and checkpoints say of the data."""
+        return described_data(self.data.info, self.data.digest, self.asked.data_dir, pieces_digest(self.data))
+
+    @property
     def document(self) -> dict[str, Any]:
         """What ``job.json`` says of it, whoever asked for it and wherever it runs."""
         return {
             **self.asked.recorded(),
             "global_batch_size_resolved": self.asked.global_batch if self.asked.batch_tokens is None else None,
             "dataset": {
-                **described_data(self.data.info, self.data.digest, self.asked.data_dir),
+                **self.data_description,
                 "stored": {split: split_amounts(self.data, split) for split in self.data.info.sizes},
             },
             "framework_packages": list(self.packages),

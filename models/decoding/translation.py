@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...data.base import Dataset, Split
-from ...data.sources.translation.tokenizer import Vocabulary
+from ...data.sources.translation.tokenizer import VOCABULARY, Vocabulary
 from ...metrics.language import sentence_sums
 from .batches import decode
 from .quality import TranslationQuality
@@ -16,9 +16,6 @@ from .search import Stepper
 from .settings import Decoding
 
 __all__ = ["VOCABULARY", "TranslationScorer"]
-
-VOCABULARY = "vocabulary.model"
-"""The attachment of a dataset of text that has its pieces."""
 
 TEST_REFERENCES = "test.target.txt"
 """The attachment that has the test split's references as they were written; those of another split are made of its pieces."""

@@ -16,7 +16,7 @@ from ...columns import ColumnSpec
 from .encoding import PairEncoder, PairReader
 from .packages import text_package
 from .reading_progress import ReadingProgress
-from .tokenizer import Vocabulary, train_vocabulary
+from .tokenizer import DESCRIPTION, VOCABULARY, Vocabulary, train_vocabulary
 
 __all__ = ["MOST_SAMPLED_LINES", "chosen", "prepared_pairs"]
 
@@ -24,7 +24,6 @@ MOST_SAMPLED_LINES = 1_000_000
 """From which a vocabulary is made, both languages together."""
 
 SAMPLE_SEED = 1
-MODEL, DESCRIPTION = "vocabulary.model", "vocabulary.json"
 
 
 def chosen(count: int, most: int, seed: int) -> NDArray[np.int64]:
@@ -60,7 +59,7 @@ def prepared_pairs(
     def attachments() -> dict[str, bytes]:
         texts = {f"test.{side}.txt": lines for side, lines in zip(("source", "target"), encoder.test_lines, strict=True)}
         files = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in texts.items()}
-        return {MODEL: model, DESCRIPTION: description, **files}
+        return {VOCABULARY: model, DESCRIPTION: description, **files}
 
     return PreparedColumns(
         columns,
@@ -107,7 +106,7 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
     }
     description = (json.dumps(facts, indent=2) + "\n").encode()
     if work is not None:
-        for name, content in ((DESCRIPTION, description), (MODEL, model)):  # the model last: with it both are there
+        for name, content in ((DESCRIPTION, description), (VOCABULARY, model)):  # the model last: with it both are there
             draft = work / f"{name}.draft"
             draft.write_bytes(content)
             os.replace(draft, work / name)
@@ -116,7 +115,7 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
 
 def _kept(work: Path, size: int) -> tuple[bytes, bytes] | None:
     try:
-        model, description = (work / MODEL).read_bytes(), (work / DESCRIPTION).read_bytes()
+        model, description = (work / VOCABULARY).read_bytes(), (work / DESCRIPTION).read_bytes()
         sound = Vocabulary(model).size == size
     except (FileNotFoundError, ValueError):
         return None

@@ -17,10 +17,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ....core.errors import UsageError
+from ...base import Dataset
 from ...text import BEGIN, END, PADDING, UNKNOWN
 from .packages import text_package
 
-__all__ = ["LARGEST_VOCABULARY", "SMALLEST_VOCABULARY", "Vocabulary", "train_vocabulary"]
+__all__ = ["DESCRIPTION", "LARGEST_VOCABULARY", "SMALLEST_VOCABULARY", "VOCABULARY", "Vocabulary", "pieces_digest", "train_vocabulary"]
+
+VOCABULARY = "vocabulary.model"
+"""The attachment of a dataset of text that has its pieces."""
+
+DESCRIPTION = "vocabulary.json"
+"""The attachment that says how they were made."""
 
 SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 32, 65_535
 """Pieces are stored as uint16."""
@@ -28,6 +35,18 @@ SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 32, 65_535
 BYTE_PIECES = 256
 COVERAGE_WITH_BYTES = 0.9995
 """The share of all characters that get pieces of their own where the rest is written as bytes: sentencepiece's own default."""
+
+
+def pieces_digest(data: Dataset) -> str | None:
+    """Return the digest of a dataset's pieces (`Vocabulary.pieces_sha256`), None where it has none.
+
+    A dataset may say it beside the vocabulary, which spares reading that. Raises UsageError where sentencepiece is needed and missing.
+    """
+    if DESCRIPTION in data.attachments:
+        said = json.loads(data.attachment(DESCRIPTION)).get("pieces_sha256")
+        if isinstance(said, str):
+            return said
+    return Vocabulary(data.attachment(VOCABULARY)).pieces_sha256 if VOCABULARY in data.attachments else None
 
 
 class Vocabulary:
