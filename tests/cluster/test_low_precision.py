@@ -73,7 +73,8 @@ def write(folder, functions):
     return "own_formats.model"
 
 
-QUICK = [("tf", "one process"), ("tf", "async"), ("torch", "sync")]
+QUICK = [("tf", "async"), ("torch", "sync")]
+"""Each backend, and each mode of several processes; `make conformance` has the others, one process alone among them."""
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,17 @@ from crosstrain.conformance.runs import trainer
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 
-def endless(backend, mode, out, *more):
-    shape = ["--backend", backend, "--mode", mode, "--nodes", "3"]
+def endless(backend, mode, out, *more, nodes=3):
+    shape = ["--backend", backend, "--mode", mode, "--nodes", str(nodes)]
     return ["run", *shape, "--epochs", "1000000", "--eval-every", "end", "--out", str(out), *more]
 
 
-def start(tmp_path, backend="toy", mode="sync", *more):
+def start(tmp_path, backend="toy", mode="sync", *more, nodes=3):
     temporary_files = tmp_path / "tmp"
     temporary_files.mkdir()
-    return MarkedRun(endless(backend, mode, tmp_path / "runs", "--name", "run", *more), tmp_path, {"TMPDIR": str(temporary_files)})
+    return MarkedRun(
+        endless(backend, mode, tmp_path / "runs", "--name", "run", *more, nodes=nodes), tmp_path, {"TMPDIR": str(temporary_files)}
+    )
 
 
 def training(run, tmp_path):
@@ -53,7 +55,7 @@ def task_pid(run, tmp_path, task):
     ],
 )
 def test_a_killed_task_fails_the_run_and_is_named(tmp_path, backend, mode, victim):
-    with start(tmp_path, backend, mode) as run:
+    with start(tmp_path, backend, mode, nodes=2 if victim == "ps-0" else 3) as run:
         training(run, tmp_path)
         os.kill(task_pid(run, tmp_path, victim), signal.SIGKILL)
         killed = time.monotonic()
@@ -126,7 +128,7 @@ def test_a_driver_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(tmp
 
 
 def test_a_frozen_async_worker_is_named_while_the_others_go_on(tmp_path):
-    with start(tmp_path, "torch", "async", "--stall-timeout", "3") as run:
+    with start(tmp_path, "torch", "async", "--stall-timeout", "3", nodes=2) as run:
         training(run, tmp_path)
         steps = tmp_path / "runs/run/steps.jsonl"
         wait_until(lambda: steps.read_bytes().count(b"\n") >= 300, 40, "plans that are long enough for a worker to be left behind")
@@ -153,7 +155,7 @@ def test_a_frozen_async_worker_is_named_whether_the_others_go_on_or_wait(tmp_pat
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def test_a_frozen_async_worker_is_a_stall_where_the_others_wait_for_it(tmp_path, backend):
-    with start(tmp_path, backend, "async", "--stall-timeout", "3", "--checkpoint-every", "1s") as run:
+    with start(tmp_path, backend, "async", "--stall-timeout", "3", "--checkpoint-every", "1s", nodes=2) as run:
         training(run, tmp_path)
         os.kill(task_pid(run, tmp_path, "worker-1"), signal.SIGSTOP)
         assert run.wait(40) == 1

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from dataclasses import replace
+from functools import cache
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
@@ -17,9 +19,10 @@ def tensors(values):
     return {name: tf.convert_to_tensor(value) for name, value in values.items()}
 
 
-def passes(case, compute=None):
+@cache
+def functions(case, compute):
+    """Return a case's training and evaluation pass as traced functions, for any number of examples."""
     forward = load(forward_plugin(case.model, "tf"), "forward").forward
-    x, y = case.examples
 
     def dropout(x_bi, rate, layer):
         return x_bi * tf.constant(kept(layer, case.batch, x_bi.shape[1], rate), x_bi.dtype) / (1 - rate)
@@ -39,11 +42,20 @@ def passes(case, compute=None):
     def evaluate(parameters, buffers, x):
         return forward(parameters, x, ForwardContext(False, buffers))
 
+    shapes = {parameter.name: parameter.shape for parameter in case.spec.parameters}
+    buffers = {name: value.shape for name, value in case.spec.initial_buffers().items()}
+    given = tuple({name: tf.TensorSpec(shape) for name, shape in part.items()} for part in (shapes, buffers))
+    return train.get_concrete_function(*given, images, labels), evaluate.get_concrete_function(*given, images)
+
+
+def passes(case, compute=None):
+    # the masks of AlexNet's dropout are constants of its graph; the other models have one graph for all numbers of examples
+    train, evaluate = functions(case if case.model == "alexnet" else replace(case, batch=1, raised=0.0), compute)
+    x, y = case.examples
     state = tensors(case.parameters), tensors(case.buffers)
-    given = tuple({name: tf.TensorSpec(value.shape, value.dtype) for name, value in part.items()} for part in state)
-    trained, gradients, updated = train.get_concrete_function(*given, images, labels)(*state, tf.constant(x), tf.constant(y))
+    trained, gradients, updated = train(*state, tf.constant(x), tf.constant(y))
     yield "trained", trained
-    yield "evaluated", evaluate.get_concrete_function(*given, images)(*state, tf.constant(x))
+    yield "evaluated", evaluate(*state, tf.constant(x))
     yield from ((f"gradient/{name}", thinned(gradient)) for name, gradient in gradients.items())
     yield from ((f"buffer/{name}", value) for name, value in updated.items())
 
