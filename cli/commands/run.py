@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+AUTO = Path("auto")
+"""With --resume: the run that the job names, whether it begins or goes on."""
+
 
 @click.command("run", short_help="Train one job and write a comparable run directory.")
 @click.option("--config", metavar="PATH|NAME", help="A TOML file with any of these settings, or the name of a shipped one.")
@@ -61,9 +64,10 @@ __all__ = ["run"]
 @click.option(
     "--resume",
     type=GivenPath(),
-    metavar="RUN|CHECKPOINT",
+    metavar="RUN|CHECKPOINT|auto",
     help="Go on with a run from its newest sound checkpoint, or from this one. Settings given besides replace the run's; "
-    "--steps +500 counts from where it stands, --epochs +1 from the end of the epoch that it stands in.",
+    "--steps +500 counts from where it stands, --epochs +1 from the end of the epoch that it stands in. auto: begin the run of this "
+    "--name, or go on with it.",
 )
 @click.option("--force", is_flag=True, help="With --resume: go on although model, data or seed are not the checkpoint's.")
 @trust_option("With --resume: take")
@@ -101,6 +105,15 @@ def run(
     """
     typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, given_hosts(hosts, hostfile), python, quiet=quiet)
     _refuse_contradictions(resume, force=force, trust_run=trust_run, repeats=repeats)
+    if resume == AUTO:
+        typed, succeeded = _standing(typed)
+        if succeeded is not None:
+            note(f"the run {succeeded.name} has succeeded already")
+            from ...records.store.run_directory import RunReader
+
+            _print_summary(str(succeeded), RunReader(succeeded).summary() or {}, as_json=as_json)
+            return 0
+        resume = typed.resume
     if resume is not None and not print_config and (place := _place(typed, typed.given_settings)) is not None and not place.is_driver:
         return _join_resumed(typed, resume, place)
     resolved, resumption = _resolved_job(typed, force=force, trust_run=trust_run)
@@ -143,6 +156,8 @@ class _Typed:
     hosts: Sequence[Host]
     python: Path | None
     quiet: bool
+    automatic: Resolved | None = None
+    """With ``--resume auto``: the job as it is typed, alike for every process, whether the run begins or goes on."""
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -152,12 +167,29 @@ class _Typed:
         for key, value in decided.items():
             if typed.get(key, value) != value:
                 raise UsageError(f"{key}: got {typed[key]}, but the hosts say {value}; leave it out or make them agree")
+        if self.automatic is not None and self.resume is not None:
+            typed = {key: value for key, value in typed.items() if key not in ("out", "name")}  # they have led to the run
         return {**typed, **decided}
 
     @cached_property
     def given_settings(self) -> dict[str, Any]:
         """Of a run that goes on: the settings that were given for that, by flag, variable or file."""
         return given_settings(self.options, os.environ, self.config)
+
+
+def _standing(typed: _Typed) -> tuple[_Typed, Path | None]:
+    """Return what was typed with the run to go on with in the place of ``auto``, none where it begins; and the run if it has succeeded."""
+    from ..automatic_resume import Standing, standing_run
+
+    new = replace(typed, resume=None)
+    resolved = resolve(new.options, os.environ, new.config)
+    place = _place(new, resolved.job.model_dump())
+    if place is not None and not place.is_driver:
+        return replace(new, automatic=resolved), None
+    standing, path = standing_run(resolved.job)
+    if standing is Standing.HAS_SUCCEEDED:
+        return new, path
+    return replace(new, automatic=resolved, resume=path if standing is Standing.GOES_ON else None), None
 
 
 def _refuse_contradictions(resume: Path | None, *, force: bool, trust_run: bool, repeats: int | None) -> None:
@@ -233,12 +265,15 @@ def _within_allocation(typed: _Typed, resolved: Resolved, place: Membership | No
 def _request_elsewhere(typed: _Typed, resolved: Resolved, place: Membership) -> tuple[Mapping[str, str], LaunchRequest]:
     """Return the sources of the settings, and the request to launch, of a run whose nodes something else has started."""
     from ...engine.protocol.transport import read_secret
-    from ...launch.launchers.joining import job_request, resume_request
+    from ...launch.launchers.joining import automatic_request, job_request, resume_request
     from ...launch.launchers.rendezvous import apply_membership
 
     secret = read_secret(typed.secret_file)
     job, sources = apply_membership(resolved.job, resolved.sources, place)
-    asked = job_request(job) if typed.resume is None else resume_request(typed.resume, typed.given_settings, place)
+    if typed.automatic is not None:
+        asked = automatic_request(apply_membership(typed.automatic.job, typed.automatic.sources, place)[0])
+    else:
+        asked = job_request(job) if typed.resume is None else resume_request(typed.resume, typed.given_settings, place)
     return sources, LaunchRequest(job, note, place, secret, asked)
 
 

@@ -19,7 +19,7 @@ from ...engine.protocol.transport import WrongSecretError, connect
 from ..environments.base import Membership
 from ..node.agent import Agent
 
-__all__ = ["another_protocol", "difference", "job_request", "join_run", "resume_request"]
+__all__ = ["another_protocol", "automatic_request", "difference", "job_request", "join_run", "resume_request"]
 
 OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir", "mlflow", "mlflow_experiment"})
 """Fields that may differ between the nodes of one job."""
@@ -44,12 +44,19 @@ def resume_request(resume: Path, given: Mapping[str, Any], place: Membership) ->
     return {RESUME: resume.name, **_alike(given), **place.shape}
 
 
+def automatic_request(job: Job) -> dict[str, Any]:
+    """Return the same for a run that begins or goes on, as it stands: the job as it was typed, and that it was typed so."""
+    return {RESUME: "auto", **job_request(job)}
+
+
 def _alike(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in OWN_TO_EACH_NODE}
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
     """Say what another process was asked for that the driver was not, or the other way round; None where they agree."""
+    if "auto" in (ours.get(RESUME), theirs.get(RESUME)) and ours.get(RESUME) != theirs.get(RESUME):
+        return "it and the driver were not both started with --resume auto"
     if (RESUME in ours) != (RESUME in theirs):
         return "it goes on with a run (--resume), the driver begins one" if RESUME in theirs else "the driver goes on with a run: --resume"
     different = sorted(key for key in ours.keys() | theirs.keys() if key not in ours or key not in theirs or ours[key] != theirs[key])

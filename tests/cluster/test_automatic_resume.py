@@ -1,0 +1,80 @@
+"""``--resume auto``: one command that begins a run, goes on with it after whatever ended it, and does nothing when it has succeeded."""
+
+import json
+import os
+import secrets
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from processes import MarkedRun, free_ports, wait_until
+
+pytestmark = [pytest.mark.cluster]
+
+STEPS = 6000
+
+
+@pytest.fixture(autouse=True)
+def _toy_installed(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent / "toy"))
+
+
+def command(folder, *more):
+    job = ["run", "--backend", "toy", "--steps", str(STEPS), "--checkpoint-every", "1500steps", "--eval-every", "end", "--no-monitor"]
+    return [*job, "--out", str(folder), "--name", "run", "--resume", "auto", *more]
+
+
+def steps_done(folder):
+    lines = (folder / "run/steps.jsonl").read_text().splitlines()
+    return [step for line in lines for entry in [json.loads(line)] for step in range(entry["step"], entry["step"] + entry["count"])]
+
+
+def test_the_same_command_serves_every_start(tmp_path):
+    with MarkedRun(command(tmp_path), tmp_path) as first:
+        wait_until(lambda: first.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+    with MarkedRun(command(tmp_path), tmp_path) as second:
+        assert second.wait(60) == 0, second.stderr()
+        assert "resuming run from step" in second.stderr()
+    assert len(steps_done(tmp_path)) == STEPS
+    records = (tmp_path / "run/steps.jsonl").read_bytes()
+    with MarkedRun([*command(tmp_path), "--json"], tmp_path) as third:
+        assert third.wait(60) == 0, third.stderr()
+        assert json.loads(third.stdout())["steps"] == STEPS
+        assert "the run run has succeeded already" in third.stderr()
+    assert (tmp_path / "run/steps.jsonl").read_bytes() == records
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path):
+    with MarkedRun([*command(tmp_path), "--checkpoint-every", "5000steps"], tmp_path) as first:
+        wait_until(lambda: (tmp_path / "run/job.json").exists(), 60, "the run directory")
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+    with MarkedRun(command(tmp_path), tmp_path) as second:
+        assert second.wait(60) == 0, second.stderr()
+        assert "begins anew" in second.stderr()
+    assert len(steps_done(tmp_path)) == STEPS
+    assert (tmp_path / "run.before-1/job.json").exists()
+
+
+def test_nodes_started_by_hand_need_not_know_which_it_is(tmp_path):
+    """Node 1 has no run at all, and types the same as node 0, the first time and the second."""
+    port, checkpoints = free_ports(1), tmp_path / "node0/run/checkpoints"
+    for number in range(2):
+        folders = [tmp_path / "node0", tmp_path / f"node1-{number}"]
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+        secret = {"TRAINER_SECRET": secrets.token_hex(16)}
+        with ExitStack() as entered:
+            place = ["--nodes", "2", "--rendezvous", f"127.0.0.1:{port}"]
+            runs = [
+                entered.enter_context(MarkedRun(command(folder, *place, "--node-rank", str(node)), folder, secret))
+                for node, folder in enumerate(folders)
+            ]
+            if number == 0:
+                wait_until(lambda: list(checkpoints.glob("step-*")), 60, "a checkpoint")
+                os.kill(runs[0].process.pid, signal.SIGTERM)
+            assert [run.wait(60) for run in runs] == ([75, 75] if number == 0 else [0, 0]), [run.stderr() for run in runs]
+    assert len(steps_done(tmp_path / "node0")) == STEPS
