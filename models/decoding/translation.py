@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...data.base import Dataset, Split
 from ...data.sources.translation.tokenizer import VOCABULARY, Vocabulary
-from ...metrics.language import sentence_sums
 from .batches import decode
-from .quality import TranslationQuality
+from .quality import TranslationQuality, checked_sums
 from .search import Stepper
 from .settings import Decoding
 
@@ -59,7 +58,7 @@ class TranslationScorer:
         """Return the best translation of each sentence."""
         return [self.vocabulary.decode(best[0].pieces) for best in decode(stepper, sources, decoding)]
 
-    def sums(self, stepper: Stepper, split: Split, start: int, stop: int, decoding: Decoding) -> NDArray[np.float64]:
-        """Return what the sentences start … stop − 1 add to the quality's sums, in their order."""
+    def sums(self, stepper: Stepper, split: Split, start: int, stop: int, decoding: Decoding) -> Mapping[str, float]:
+        """Return by name what the sentences start … stop − 1 add to the quality's sums."""
         found = self.translations(stepper, self.sources(split, start, stop), decoding)
-        return sentence_sums(found, self.references(split, start, stop), self._quality.tokenizer)
+        return checked_sums(self._quality, found, self.references(split, start, stop))
