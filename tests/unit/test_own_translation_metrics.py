@@ -21,7 +21,7 @@ from crosstrain.models.metric_trials import refuse_uncomputable
 from crosstrain.models.objectives import CLASSIFICATION, Objective
 from crosstrain.models.transformer.spec import TRANSLATION
 
-WORDS = "The cat Sat on a mat".split()
+WORDS = ["The", "cat", "Sat", "on", "a", "mat"]
 
 
 class Caseless(TranslationQuality):
