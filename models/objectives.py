@@ -19,7 +19,7 @@ example adds: of a sequence, the sum over its tokens::
 `context` is the `ForwardContext` of the forward pass that gave the logits.
 
 An evaluation of an objective with `translation` also translates: its forward module then has, beside `forward`, `encode`, `empty_cache` and
-`decode_step` (`backends.decoding_functions`), and further sums are those of `models.decoding.quality`, or of a model's own subclass of that.
+`decode_step` (`backends.decoding_functions`), and further sums are those of `models.decoding.quality`, or of a subclass of the model's own.
 """
 
 from __future__ import annotations
