@@ -252,7 +252,11 @@ class HasVocabulary(Protocol):
     """A source of text whose vocabulary can be of another size."""
 
     def with_vocabulary(self, size: int) -> DatasetSource:
-        """Return the same with a vocabulary of so many pieces. Raises UsageError for a size that is not possible."""
+        """Return the same with a vocabulary of so many pieces. Raises UsageError for a size that is not possible.
+
+        Its name says the size, unless that is the default one, in a form that `TakesArguments.with_arguments` takes: a run knows its data
+        by name alone.
+        """
         ...
 
 

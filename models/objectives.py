@@ -19,7 +19,7 @@ example adds: of a sequence, the sum over its tokens::
 `context` is the `ForwardContext` of the forward pass that gave the logits.
 
 An evaluation of an objective with `translation` also translates: its forward module then has, beside `forward`, `encode`, `empty_cache` and
-`decode_step` (`backends.decoding_functions`), and further sums are those of `models.decoding.quality`.
+`decode_step` (`backends.decoding_functions`), and further sums are those of `models.decoding.quality`, or of a subclass of the model's own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..core.errors import RunFailedError, UsageError
+from ..core.errors import RunFailedError, TrainerError, UsageError
 from ..core.suggestions import nearest
 from ..core.units import Target
 from ..metrics import LOSS, Better, Metric, MetricInfo
 from ..metrics.base import MOST_METRICS, MOST_SUMS
 from ..metrics.classification import ACCURACY
+from ..metrics.language import SENTENCES
 from .decoding.quality import TranslationQuality
 
 __all__ = ["CLASSIFICATION", "COUNTED", "CROSS_ENTROPY", "LOSS_SUM", "Objective"]
@@ -50,7 +51,7 @@ _COMPARISONS: Mapping[Better, str] = {"higher": ">=", "lower": "<="}
 class Objective:
     """`loss` names the function whose weighted mean training lowers; `weight` is the sum that the losses' sum is divided by.
 
-    `metrics` are functions of the sums, the first of them the headline. With `translation` an evaluation also translates sentences, and
+    `metrics` are functions of `every_sum`, the first of them the headline. With `translation` an evaluation also translates sentences, and
     the metrics of that stand before `metrics` (`every_metric`). Raises ValueError where a sum is missing, names repeat or
     there are too many, and where labels that count 1 each would be weighted otherwise.
     """
@@ -66,6 +67,8 @@ class Objective:
         missing = {LOSS_SUM, COUNTED, self.weight} - set(self.sums)
         if missing:
             raise ValueError(f"objective {self.name!r}: its sums lack {', '.join(sorted(missing))}")
+        if self.translation is not None and SENTENCES not in self.translation.sums:
+            raise ValueError(f"objective {self.name!r}: the sums of its translation lack {SENTENCES}, by which sentences are counted")
         if len(self.every_sum) > MOST_SUMS or len(self.every_metric) > MOST_METRICS:
             most = f"at most {MOST_SUMS:,} sums and {MOST_METRICS} metrics"
             raise ValueError(f"objective {self.name!r}: {most}; it has {len(self.every_sum):,} and {len(self.every_metric)}")
@@ -146,26 +149,40 @@ class Objective:
         return dict(zip(self.sums, sums, strict=True))
 
     def wrong_with(self, sums: Mapping[str, float]) -> str | None:
-        """Return why forward passes cannot have these sums, or None: others than the objective's, no counts, a metric out of bounds."""
+        """Return why forward passes cannot have these sums, or None: others than the objective's, no counts, a metric out of bounds.
+
+        Where sentences are translated as well, metrics may need the sums of that: see `out_of_bounds`.
+        """
         if set(sums) != set(self.sums):
             return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.sums))}"
         for name in {COUNTED, self.weight}:
             if not (sums[name] > 0 and float(sums[name]).is_integer()):
                 return f"{sums[name]:g} {name}"
-        for metric in self.metrics:
-            value, (least, most) = self._value(metric, sums), metric.bounds or (-math.inf, math.inf)
+        return self.out_of_bounds(sums) if self.translation is None else None
+
+    def out_of_bounds(self, sums: Mapping[str, float]) -> str | None:
+        """Return which metric of `every_sum` is out of its bounds, or None."""
+        for metric in self.every_metric:
+            value, (least, most) = self.value(metric, sums), metric.bounds or (-math.inf, math.inf)
             if value < least or value > most:  # a NaN, of a run that diverged, is neither
                 return f"{metric.label} {value:g}, which lies between {least:g} and {most:g}"
         return None
 
     def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the mean loss and every metric by name, from `every_sum`."""
-        return {LOSS.name: sums[LOSS_SUM] / sums[self.weight], **{metric.name: self._value(metric, sums) for metric in self.every_metric}}
+        return {LOSS.name: sums[LOSS_SUM] / sums[self.weight], **{metric.name: self.value(metric, sums) for metric in self.every_metric}}
 
-    def _value(self, metric: Metric, sums: Mapping[str, float]) -> float:
+    def translation_figures(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of `translation` by name, from its sums alone; none where nothing is translated."""
+        metrics = () if self.translation is None else self.translation.metrics
+        return {metric.name: self.value(metric, sums) for metric in metrics}
+
+    def value(self, metric: Metric, sums: Mapping[str, float]) -> float:
         """Compute a metric. Raises RunFailedError, naming it, where its function fails or returns no number."""
         try:
             return float(metric.value(sums))
+        except TrainerError:
+            raise
         except Exception as error:
             found = ", ".join(f"{name} {value:g}" for name, value in sums.items())
             raise RunFailedError(f"metric {metric.name!r} cannot be computed from {found}: {type(error).__name__}: {error}") from error

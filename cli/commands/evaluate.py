@@ -22,6 +22,8 @@ from ...data.base import Split
 from ...data.store.stored_dataset import StoredDataset
 from ...launch.standalone.evaluation import Evaluated, Evaluator
 from ...metrics import MetricInfo
+from ...models.decoding.translation import refuse_unscorable
+from ...models.metric_trials import refuse_uncomputable
 from ...records.store.jsonl import finite_json
 from ...records.text.numbers import number_text
 from ..checkpoint_options import checkpoint_options
@@ -80,6 +82,9 @@ def evaluate(
         raise UsageError(f"--{'beam' if beam is not None else 'length-penalty'}: does nothing here, as {job.model!r} translates nothing.")
     if predictions is not None and not spec.classes:
         raise UsageError(f"--predictions: {job.model!r} has no classes, so that there are no logits of examples to write.")
+    refuse_uncomputable(spec.objective)
+    if spec.objective.translation is not None:
+        refuse_unscorable(dataset, spec.objective.translation)
     evaluator = Evaluator(job, spec, dataset, note)
     evaluated = evaluator.evaluate(state, cast(Split, split), logits=predictions is not None)
     _print(_figures(chosen, job, dataset, evaluated, predictions), spec.objective.infos, as_json=as_json)

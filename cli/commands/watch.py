@@ -157,13 +157,13 @@ class _PlainLines:
             self._state = run.state
             self._say("state", state_line(run))
         for record in news:
-            note(news_line(record))
+            note(news_line(record, run.metrics))
             if isinstance(record, EvalRecord):
-                self._said["evaluation"] = last_evaluation(record)
+                self._said["evaluation"] = last_evaluation(record, run.metrics)
         figures = figures_line(run)
         if due and figures is not None and not is_in_summary(run):
             if run.evaluation is not None:
-                self._say("evaluation", last_evaluation(run.evaluation))
+                self._say("evaluation", last_evaluation(run.evaluation, run.metrics))
             if self._say("figures", figures):
                 for line in node_lines(run):
                     note(line)
@@ -201,7 +201,7 @@ class _Picture:
 
     def show(self, run: WatchedRun, news: list[News], due: bool) -> None:
         for record in news:
-            self._console.print(Text(news_line(record)))
+            self._console.print(Text(news_line(record, run.metrics)))
         if due:
             self._live.update(picture(run), refresh=True)
 

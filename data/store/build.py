@@ -17,6 +17,7 @@ from ...core.errors import TrainerError, UsageError
 from ...core.untrusted.bounded_json import first_problem
 from ...core.untrusted.console import note
 from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, PreparedColumns, Split
+from ..sources.translation.scoring_files import wrong_scoring_files
 from ..statistics import PixelCounts
 from .column_writer import ColumnWriter
 from .location import CACHE_VARIABLE, locked, put_aside
@@ -145,6 +146,11 @@ def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None,
                 writer.add(block)
             entries |= writer.finish()
             sizes[split] = writer.count
+    attachments = prepared.attachments()
+    if features.languages:
+        translated = {name: size for name, size in vocabulary_sizes.items() if name in ("source", "target")}
+        if (wrong := wrong_scoring_files(attachments, translated, sizes["test"])) is not None:
+            raise BrokenSourceError(f"it says its languages {', '.join(features.languages)}, and {wrong}")
     try:
         return ColumnManifest(
             name=name,
@@ -158,7 +164,7 @@ def _write_columns(folder: Path, name: str, version: int, data_dir: Path | None,
             bleu_tokenizer=features.bleu_tokenizer,
             left_out=tuple(prepared.left_out()),
             files=entries,
-            attachments=_write_attachments(folder, prepared.attachments()),
+            attachments=_write_attachments(folder, attachments),
         )
     except ValidationError as error:
         raise BrokenSourceError(first_problem(error)) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,13 +40,18 @@ def resolve(name: str, data_dir: Path | None = None) -> Resolved:
     if not isinstance(source, TakesArguments):
         raise UsageError(f"data: got {name!r}, but {base!r} takes no arguments. Leave {colon + text!r} out.")
     given = source.with_arguments(text)
-    rest = given.name.partition(":")[2]
-    full_name = f"{base}:{rest}" if rest else base
+    full_name = _full_name(base, given)
     if not (isinstance(given, HasFolder) and given.folder):
         return Resolved(full_name, given, data_dir)
     if data_dir is not None:
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {name!r} names a folder too; give one of the two.")
     return Resolved(full_name, given, given.folder, folder_in_name=True)
+
+
+def _full_name(base: str, source: DatasetSource) -> str:
+    """Return the name by which `resolve` finds a source with its arguments, whose plugin is called `base`."""
+    rest = source.name.partition(":")[2]
+    return f"{base}:{rest}" if rest else base
 
 
 def whole_path(data_dir: Path) -> Path:
@@ -65,8 +72,28 @@ def written_out(job: Job) -> Job:
     return job.model_copy(update={"data": name, "data_dir": data_dir, "vocabulary": None})
 
 
+_DUTIES = "Mend it: with_vocabulary has to return a source whose name says the size, and with_arguments to take that."
+
+
 def _with_vocabulary(name: str, size: int) -> str:
+    """Return the name of the same text with another vocabulary. Raises UsageError where there is none that would be found again."""
     source = resolve(name).source
     if not isinstance(source, HasVocabulary):
         raise UsageError(f"vocabulary: got {size}, but {name!r} is no text, or its vocabulary has one size. Choose text: trainer data list")
-    return source.with_vocabulary(size).name
+    base = name.partition(":")[0]
+    if not isinstance(source, TakesArguments):
+        raise UsageError(f"vocabulary: got {size}, but the source of {base!r} has no with_arguments to find it again by. {_DUTIES}")
+    full_name = _full_name(base, source.with_vocabulary(size))
+    if full_name in _names_of_other_sizes(base, source, size):
+        raise UsageError(f"vocabulary: got {size}, but {full_name!r} is the name that its source has with another size as well. {_DUTIES}")
+    found = resolve(full_name).name
+    if found != full_name:
+        raise UsageError(f"vocabulary: got {size}, but the name {full_name!r} that {base!r} has with it leads to {found!r}. {_DUTIES}")
+    return full_name
+
+
+def _names_of_other_sizes(base: str, source: HasVocabulary, size: int) -> Iterator[str]:
+    """Yield what a source is called with some other sizes, as far as it can have them: of the default one its name may say nothing."""
+    for other in (size - 1, size + 1):
+        with contextlib.suppress(UsageError):
+            yield _full_name(base, source.with_vocabulary(other))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TextIO
 
 from ...core.job import Job
+from ...metrics import MetricInfo
 from ...records.schema import EvalRecord, SystemRecord
 from .plain import PlainProgress
 from .rich import RichProgress
@@ -17,8 +18,8 @@ __all__ = ["PlainProgress", "Progress", "QuietProgress", "RichProgress", "make_p
 class Progress(Protocol):
     """Whom the driver tells how a run proceeds. Calls are cheap and come at any rate, from any thread."""
 
-    def start(self, job: Job, total_steps: int | None) -> None:
-        """A run begins; `total_steps` is None where only a target ends it."""
+    def start(self, job: Job, metrics: Sequence[MetricInfo], total_steps: int | None) -> None:
+        """A run begins, whose evaluations have these metrics; `total_steps` is None where only a target ends it."""
         ...
 
     def update(self, step: int, loss: float, steps_per_second: float | None, time_left_seconds: float | None, epoch: float) -> None:
@@ -45,7 +46,7 @@ class Progress(Protocol):
 class QuietProgress:
     """Writes nothing."""
 
-    def start(self, job: Job, total_steps: int | None) -> None:
+    def start(self, job: Job, metrics: Sequence[MetricInfo], total_steps: int | None) -> None:
         """Say nothing."""
 
     def update(self, step: int, loss: float, steps_per_second: float | None, time_left_seconds: float | None, epoch: float) -> None:

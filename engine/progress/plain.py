@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TextIO
 
 from ...core.job import Job
+from ...metrics import MetricInfo
 from ...records.schema import EvalRecord, SystemRecord
 from ...records.text.numbers import count_text
 from ...records.text.progress import NodeSamples, TrainingState, evaluation_text
@@ -25,13 +27,15 @@ class PlainProgress:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._state = TrainingState()
+        self._metrics: Sequence[MetricInfo] = ()
         self._nodes = NodeSamples()
         self._started = False
         self._written = self._nodes_written = 0.0
 
-    def start(self, job: Job, total_steps: int | None) -> None:
+    def start(self, job: Job, metrics: Sequence[MetricInfo], total_steps: int | None) -> None:
         """Write what will be trained."""
         self._state.begin(job, total_steps)
+        self._metrics = metrics
         self._started = True
         self._written = self._nodes_written = time.monotonic()
         total = f", {count_text(total_steps)} steps" if total_steps is not None else ""
@@ -58,7 +62,7 @@ class PlainProgress:
 
     def evaluation(self, record: EvalRecord) -> None:
         """Write a line."""
-        self.message(evaluation_text(record))
+        self.message(evaluation_text(record, self._metrics))
 
     def message(self, text: str) -> None:
         """Write a line."""

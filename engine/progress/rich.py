@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from rich.console import Group
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ...core.job import Job
 from ...core.untrusted.terminal_pictures import Drawing
+from ...metrics import MetricInfo
 from ...records.schema import EvalRecord, SystemRecord
 from ...records.text.progress import NodeSamples, TrainingState, evaluation_text
 
@@ -28,13 +29,15 @@ class RichProgress:
     def __init__(self, stream: TextIO) -> None:
         self._console = Drawing(stream)
         self._state = TrainingState()
+        self._metrics: Sequence[MetricInfo] = ()
         self._nodes = NodeSamples()
         self._live: Live | None = None
         self._drawn = 0.0
 
-    def start(self, job: Job, total_steps: int | None) -> None:
+    def start(self, job: Job, metrics: Sequence[MetricInfo], total_steps: int | None) -> None:
         """Begin to draw."""
         self._state.begin(job, total_steps)
+        self._metrics = metrics
         self._live = Live(
             console=self._console, auto_refresh=False, get_renderable=self._picture, redirect_stdout=False, redirect_stderr=False
         )
@@ -52,7 +55,7 @@ class RichProgress:
 
     def evaluation(self, record: EvalRecord) -> None:
         """Leave a line above the picture."""
-        self._console.print(Text(evaluation_text(record)))
+        self._console.print(Text(evaluation_text(record, self._metrics)))
 
     def message(self, text: str) -> None:
         """Leave a line above the picture."""

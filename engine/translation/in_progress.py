@@ -73,6 +73,9 @@ class EvaluationInProgress:
             return None
         self._orders = None
         if self._evaluated is None:
-            return AllTranslated(orders.sentences, orders.signature, orders.seconds, orders.figures())
+            return AllTranslated(orders.sentences, orders.signature, orders.seconds, self._objective.translation_figures(orders.sums))
         (result, step), self._evaluated = self._evaluated, None
-        return replace(result, sums={**result.sums, **orders.sums}, seconds=result.seconds + orders.seconds), step
+        sums = {**result.sums, **orders.sums}
+        if (wrong := self._objective.out_of_bounds(sums)) is not None:
+            raise ImpossibleAnswerError(f"an evaluation with {wrong}")
+        return replace(result, sums=sums, seconds=result.seconds + orders.seconds), step

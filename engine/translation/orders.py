@@ -70,7 +70,3 @@ class TranslationOrders:
     def seconds(self) -> float:
         """How long the slowest leading task was at it."""
         return max(self._seconds)
-
-    def figures(self) -> dict[str, float]:
-        """Return the figures of the translations alone, by name."""
-        return {metric.name: metric.value(self._sums) for metric in self._quality.metrics}

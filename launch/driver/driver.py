@@ -244,7 +244,7 @@ class Driver:
             recording.event("run_restarted", **attempt.origin.place, **nodes)
         else:
             recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event, **nodes)
-            self._progress.start(self.job, attempt.loop.triggers.total)
+            self._progress.start(self.job, attempt.loop.objective.infos, attempt.loop.triggers.total)
         attempt.train()
 
     def _begin_segment(self, attempt: Attempt, run_seconds: float) -> dict[str, Any]:

@@ -32,6 +32,8 @@ from ...engine.translation.decodings import described, refuse_idle
 from ...metrics.recorded import described_metrics
 from ...models.base import ModelSpec
 from ...models.build import build_model
+from ...models.decoding.translation import refuse_unscorable
+from ...models.metric_trials import refuse_uncomputable
 from ...records.schema import Clock
 from ...records.store.run_directory import RunState
 from ...records.summary.summary import summarise
@@ -68,6 +70,9 @@ class TrainingJob:
         model.objective.check(Target.parse(job.until) if job.until else None, job.keep_best)
         refuse_idle(job, model.objective)
         described(job, model.objective, data.info.sizes["test"])  # raises where translations cannot be scored here
+        refuse_uncomputable(model.objective)
+        if model.objective.translation is not None:
+            refuse_unscorable(data, model.objective.translation)
         refuse_without_width(job, model.width)
         forward_plugin(job.model, job.backend)
         refuse_empty_servers(job, model)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...core.errors import RunFailedError, TrainerError
 from ...metrics import Metric, language
 from .settings import Decoding
 
-__all__ = ["TranslationQuality"]
+__all__ = ["TranslationQuality", "checked_sums"]
+
+_COUNTS = frozenset(language.SUMS)
+"""Sums that are whole numbers; of a model's own ones that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class TranslationQuality:
     """Of an objective whose evaluations translate: `source` is the column that is decoded, `target` the one that it is compared with.
 
-    `tokenizer` is BLEU's. Its metrics are functions of `metrics.language.SUMS`, which stand beside the objective's own sums.
+    `tokenizer` is BLEU's. Its metrics are functions of `metrics.language.SUMS`, which stand beside the objective's own sums. A subclass may
+    have others: then it overrides `sums`, of which `metrics.language.SENTENCES` has to stay one, `metrics` and `sentence_sums`, and
+    `signature` where BLEU is none of them.
     """
 
     source: str
@@ -31,6 +38,14 @@ class TranslationQuality:
     def metrics(self) -> tuple[Metric, ...]:
         """BLEU, chrF and the share of exact matches."""
         return language.metrics(self.tokenizer)
+
+    def sentence_sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> Mapping[str, float]:
+        """Return by name what some translations, none or more, add to `sums` together; `references` is what each of them should be.
+
+        It has to be a sum over the sentences, as they are scored in parts, by several processes.
+        """
+        found = language.sentence_sums(hypotheses, references, self.tokenizer)
+        return dict(zip(language.SUMS, found.tolist(), strict=True))
 
     def signature(self, decoding: Decoding, sentences: int) -> str:
         """Return what two scores have to have in common to be comparable: sacrebleu's signature, the decoding, and how many sentences.
@@ -48,11 +63,25 @@ class TranslationQuality:
         if set(sums) != set(self.sums):
             return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.sums))}"
         for name, value in sums.items():
-            if not (0 <= value <= 2**53 and float(value).is_integer()):
+            if not (0 <= value <= 2**53 and float(value).is_integer() if name in _COUNTS else math.isfinite(value)):
                 return f"{value:g} {name}"
         if sums[language.SENTENCES] != sentences:
             return f"{sums[language.SENTENCES]:g} sentences, where {sentences} were to be translated"
         for matching, among in language.PARTS:
-            if sums[matching] > sums[among]:
+            if matching in sums and among in sums and sums[matching] > sums[among]:
                 return f"{sums[matching]:g} {matching} of {sums[among]:g} {among}"
         return None
+
+
+def checked_sums(quality: TranslationQuality, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Return what some translations add to a quality's sums. Raises RunFailedError where its `sentence_sums` fails or returns others."""
+    what = f"the model's {type(quality).__name__}.sentence_sums"
+    try:
+        found = {name: float(value) for name, value in quality.sentence_sums(hypotheses, references).items()}
+    except TrainerError:
+        raise
+    except Exception as error:
+        raise RunFailedError(f"{what} fails: {type(error).__name__}: {error}") from error
+    if (wrong := quality.wrong_with(found, len(hypotheses))) is not None:
+        raise RunFailedError(f"{what} returned {wrong}")
+    return found

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.errors import UsageError
 from ...data.base import Dataset, Split
+from ...data.sources.translation.scoring_files import SCORING_FILES, TEST_REFERENCES, reference_lines, wrong_scoring_files
 from ...data.sources.translation.tokenizer import VOCABULARY, Vocabulary
-from ...metrics.language import sentence_sums
 from .batches import decode
-from .quality import TranslationQuality
+from .quality import TranslationQuality, checked_sums
 from .search import Stepper
 from .settings import Decoding
 
-__all__ = ["VOCABULARY", "TranslationScorer"]
+__all__ = ["VOCABULARY", "TranslationScorer", "refuse_unscorable"]
 
-TEST_REFERENCES = "test.target.txt"
-"""The attachment that has the test split's references as they were written; those of another split are made of its pieces."""
+
+def refuse_unscorable(data: Dataset, quality: TranslationQuality) -> None:
+    """Raise UsageError for a dataset whose translations cannot be scored: its attachments are missing, or fit not its columns."""
+    sizes = data.info.text.vocabulary_sizes
+    columns = {name: sizes[name] for name in (quality.source, quality.target) if name in sizes}
+    files = {name: data.attachment(name) for name in SCORING_FILES if name in data.attachments}
+    if (wrong := wrong_scoring_files(files, columns, data.info.sizes["test"])) is not None:
+        raise UsageError(
+            f"data: translations of {data.info.name!r} cannot be scored: {wrong}. Its source has to be mended, and made again."
+        )
 
 
 class TranslationScorer:
@@ -42,7 +51,7 @@ class TranslationScorer:
             column = self._data.column(split, self._quality.target)
             return [self.vocabulary.decode(column.example(number).tolist()) for number in range(start, stop)]
         if self._test_references is None:
-            self._test_references = self._data.attachment(TEST_REFERENCES).decode().removesuffix("\n").split("\n")
+            self._test_references = reference_lines(self._data.attachment(TEST_REFERENCES))
             if len(self._test_references) != self._data.info.sizes["test"]:
                 raise RuntimeError(
                     f"{TEST_REFERENCES} of {self._data.info.name!r} has {len(self._test_references)} lines, and the test split"
@@ -59,7 +68,7 @@ class TranslationScorer:
         """Return the best translation of each sentence."""
         return [self.vocabulary.decode(best[0].pieces) for best in decode(stepper, sources, decoding)]
 
-    def sums(self, stepper: Stepper, split: Split, start: int, stop: int, decoding: Decoding) -> NDArray[np.float64]:
-        """Return what the sentences start … stop − 1 add to the quality's sums, in their order."""
+    def sums(self, stepper: Stepper, split: Split, start: int, stop: int, decoding: Decoding) -> Mapping[str, float]:
+        """Return by name what the sentences start … stop − 1 add to the quality's sums."""
         found = self.translations(stepper, self.sources(split, start, stop), decoding)
-        return sentence_sums(found, self.references(split, start, stop), self._quality.tokenizer)
+        return checked_sums(self._quality, found, self.references(split, start, stop))

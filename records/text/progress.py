@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...core.job import Job
+from ...metrics import MetricInfo
 from ..schema import EvalRecord, SystemRecord
 from ..summary.node_usage import rate_between
 from .numbers import UNKNOWN, bytes_text, duration_text, number_text, rate_text
@@ -48,11 +49,11 @@ def _steps(per_second: float | None) -> str:
     return UNKNOWN if per_second is None else rate_text(per_second).replace("/s", " steps/s")
 
 
-def evaluation_text(record: EvalRecord) -> str:
-    """Return an evaluation in one line."""
-    metrics = "".join(f"  {name.replace('_', ' ')} {number_text(value)}" for name, value in record.metrics.items())
-    figures = f"{record.split} loss {number_text(record.loss)}{metrics}"
-    return f"evaluated after step {record.step:,}  epoch {record.epoch:.4g}  {figures}"
+def evaluation_text(record: EvalRecord, metrics: Iterable[MetricInfo]) -> str:
+    """Return an evaluation in one line; `metrics` are the run's, by whose labels its figures are called, as everywhere."""
+    labels = {info.name: info.label for info in metrics}
+    shown = "".join(f"  {labels.get(name, name)} {number_text(value)}" for name, value in record.metrics.items())
+    return f"evaluated after step {record.step:,}  epoch {record.epoch:.4g}  {record.split} loss {number_text(record.loss)}{shown}"
 
 
 class NodeSamples:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ...core.job import Job
 from ...core.untrusted.console import one_line
+from ...metrics import MetricInfo
 from ...records.schema import EvalRecord, EventRecord
 from ...records.text.numbers import UNKNOWN, bytes_text, duration_text, number_text, rate_text
 from ...records.text.progress import TrainingState, evaluation_text
@@ -24,6 +25,9 @@ SILENT_SECONDS = 10
 
 BAR_WIDTH = 40
 """Characters of the progress bar."""
+
+_WITH_FIGURES = ("translated",)
+"""Events that have metrics among their details."""
 
 _STYLES = {"running": "green", "succeeded": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 
@@ -82,18 +86,21 @@ def node_lines(run: WatchedRun) -> list[str]:
     return [f"node {row['node']}  " + "  ".join(f"{name} {row[name]}" for name in row if name != "node") for row in node_rows(run)]
 
 
-def news_line(record: News) -> str:
-    """Return an evaluation or an event in one line, with its time on the run clock."""
+def news_line(record: News, metrics: Sequence[MetricInfo]) -> str:
+    """Return an evaluation or an event of a run with these metrics in one line, with its time on the run clock."""
     if not isinstance(record, EventRecord):
-        return f"{duration_text(record.time_seconds)}  {evaluation_text(record)}"
-    detail = ", ".join(_detail(name, value) for name, value in record.detail.items() if value not in (None, {}, []))
+        return f"{duration_text(record.time_seconds)}  {evaluation_text(record, metrics)}"
+    labels = {info.name: info.label for info in metrics} if record.event in _WITH_FIGURES else {}
+    detail = ", ".join(_detail(name, value, labels) for name, value in record.detail.items() if value not in (None, {}, []))
     words = record.event.replace("_", " ")
     when = f"{duration_text(record.time_seconds)}  " if record.time_seconds >= 0 else ""
     return one_line(f"{when}{words}: {detail}" if detail else f"{when}{words}")
 
 
-def _detail(name: str, value: Any) -> str:
+def _detail(name: str, value: Any, labels: Mapping[str, str]) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
+        if name in labels:
+            return f"{labels[name]} {number_text(value)}"
         if name.endswith("seconds"):
             return f"{name.removesuffix('seconds').replace('_', ' ').strip() or 'took'} {duration_text(value)}"
         if name.endswith("bytes"):
@@ -102,9 +109,9 @@ def _detail(name: str, value: Any) -> str:
     return f"{name.replace('_', ' ')} {shown}"
 
 
-def last_evaluation(record: EvalRecord) -> str:
-    """Return the last evaluation in one line."""
-    return f"last {evaluation_text(record)}"
+def last_evaluation(record: EvalRecord, metrics: Sequence[MetricInfo]) -> str:
+    """Return the last evaluation of a run with these metrics in one line."""
+    return f"last {evaluation_text(record, metrics)}"
 
 
 def is_in_summary(run: WatchedRun) -> bool:
@@ -125,7 +132,7 @@ def picture(run: WatchedRun) -> RenderableType:
     if figures is not None:
         parts.append(Text(figures))
     if run.evaluation is not None:
-        parts.append(Text(last_evaluation(run.evaluation), style="cyan"))
+        parts.append(Text(last_evaluation(run.evaluation, run.metrics), style="cyan"))
     rows = node_rows(run)
     if rows:
         parts.append(_node_table(rows))

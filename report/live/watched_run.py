@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ...metrics import MetricInfo
+from ...metrics.recorded import read_metrics
 from ...records.schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from ...records.store.run_directory import RunReader
 from ...records.summary.node_usage import rate_between
@@ -139,6 +141,11 @@ class WatchedRun:
         """Close the files; a second call does nothing."""
         for tail in (self._steps, self._evals, self._events, self._system):
             tail.close()
+
+    @property
+    def metrics(self) -> Sequence[MetricInfo]:
+        """The metrics of its evaluations; none while nothing is known of it."""
+        return () if self.job is None else read_metrics(self.job)
 
     @property
     def ended(self) -> bool:

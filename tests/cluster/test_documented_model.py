@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from digit_pairs import lines, text
 from documents import write_package
 
 from crosstrain.conformance.runs import trainer
@@ -48,3 +50,49 @@ def test_a_model_of_sequences_trains_on_torch(repository, tmp_path, monkeypatch)
     done = trainer("run", *asked, "--out", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["eval"]["tag_accuracy"] > 0.5
+
+
+BROKEN = """
+from dataclasses import replace
+
+from crosstrain.metrics import Metric
+
+from ..translator import build as whole
+
+
+def build(data):
+    spec = whole(data)
+    ratio = Metric("ratio", "length ratio", "higher", lambda sums: sums["bleu_hypothesis_length"] / sums["bleu_reference_lenght"])
+    return replace(spec, objective=replace(spec.objective, metrics=(ratio,)))
+"""
+
+
+def test_a_model_that_translates_is_scored_by_its_own_metric(repository, tmp_path, monkeypatch):
+    """It stops the run, keeps the best, and is among the figures of the run, of `evaluate` and of tables; a broken one is refused."""
+    package = tmp_path / "package"
+    write_package(repository / "docs/adding-a-model.md", package)
+    (package / "my_models/broken").mkdir()
+    (package / "my_models/broken/__init__.py").write_text(BROKEN)
+    (package / "my_models/broken/torch.py").write_text("from ..translator.torch import *")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    large = np.random.default_rng(1).random(len(lines("de"))) < 0.5  # nothing says which German lines begin with a large letter
+    (tmp_path / "digits.en").write_text(text(lines("en")))
+    (tmp_path / "digits.de").write_text(text(line.capitalize() if up else line for line, up in zip(lines("de"), large, strict=True)))
+    asked = ["--data", f"parallel-text:{tmp_path}/digits:en-de?vocabulary=320,held-out=51", "--backend", "torch", "--no-calibrate"]
+    asked += ["--optimizer", "adam", "--lr", "0.01", "--batch-size", "64", "--eval-every", "50steps", "--keep-best", "caseless"]
+    asked += ["--checkpoint-every", "50steps", "--until", "caseless>=0.4", "--epochs", "20", "--out", str(tmp_path / "runs")]
+    broken = trainer("run", "--model", "my_models.broken", *asked)
+    assert broken.returncode == 2
+    assert "model: metric 'ratio' cannot be computed from" in broken.stderr
+    assert "bleu_reference_lenght" in broken.stderr
+    assert not (tmp_path / "runs").exists()
+    done = trainer("run", "--model", "my_models.translator", *asked, "--name", "own", "--json")
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)
+    assert run["target_reached"] is True
+    assert run["eval"]["caseless"] >= 0.4
+    assert run["eval"]["caseless"] > run["eval"]["exact"]
+    assert "right but for case 0." in done.stderr
+    evaluated = json.loads(trainer("evaluate", str(tmp_path / "runs/own"), "--trust-run", "--json").stdout)
+    assert evaluated["caseless"] == run["translated"]["caseless"]
+    assert "right but for case" in trainer("compare", str(tmp_path / "runs/own"), str(tmp_path / "runs/own")).stdout

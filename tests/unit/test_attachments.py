@@ -18,7 +18,7 @@ from crosstrain.data.store.manifest import MOST_ATTACHMENT_BYTES, read_manifest,
 @dataclass
 class Source:
     attachments: dict = field(default_factory=lambda: {"vocabulary.model": b"pieces", "test.source.txt": b""})
-    languages: tuple = ("en", "de")
+    languages: tuple = ()
     name: str = "text"
     description: str = "made for a test"
     version: int = 1
@@ -46,7 +46,7 @@ def test_they_come_back(tmp_path):
     assert dataset.attachments == ("vocabulary.model", "test.source.txt")
     assert dataset.attachment("vocabulary.model") == b"pieces"
     assert dataset.attachment("test.source.txt") == b""
-    assert dataset.info.text == TextFeatures({"source": 5}, ("en", "de"), "char")
+    assert dataset.info.text == TextFeatures({"source": 5}, (), "char")
     assert data_info(described_data(dataset.info, "", None)) == dataset.info
     with pytest.raises(UsageError, match=r"no attachment 'other'; it has vocabulary\.model, test\.source\.txt"):
         dataset.attachment("other")

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -19,8 +20,13 @@ from crosstrain.cli.commands.run import run
 from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.options import given_options
 from crosstrain.core import plugins
+from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import RESERVED_VARIABLES, ResumedRun, resolve
 from crosstrain.data.base import DataInfo
+from crosstrain.data.store.resolve import written_out
+from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.models.decoding.quality import TranslationQuality
+from crosstrain.models.decoding.translation import refuse_unscorable
 from crosstrain.models.layers import LayerSpecs, convolved
 from crosstrain.models.layers.protocol import NetworkLayers
 from crosstrain.records import schema
@@ -164,6 +170,24 @@ class TestAddingADataset:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
             assert done.returncode == 0, done.stderr
         assert re.search(r"^stripes +yes +5,000 +1,000 .*horizontal and vertical stripes", done.stdout, re.MULTILINE)
+
+    def test_its_translation_has_the_vocabulary_that_is_asked_for(self, repository, installed, tmp_path, monkeypatch):
+        monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
+        write_package(repository / "docs/adding-a-dataset.md", installed)
+        name = written_out(Job(data="spelled", vocabulary=60)).data
+        data = open_dataset(name)
+        refuse_unscorable(data, TranslationQuality("source", "target", data.info.text.bleu_tokenizer))
+        assert (name, data.info.text.vocabulary_sizes) == ("spelled:vocabulary=60", {"source": 60, "target": 60})
+
+    def test_two_files_beside_the_package_make_it_known(self, repository, tmp_path):
+        for body in blocks(repository / "docs/adding-a-dataset.md", "python"):
+            if body.startswith("# my_package/"):
+                (tmp_path / "my_package").mkdir(exist_ok=True)
+                (tmp_path / body[2:].partition("\n")[0]).write_text(body, encoding="utf-8")
+        (script,) = blocks(repository / "docs/adding-a-dataset.md", "bash")
+        shown = f"set -e\n{script}\n{shlex.quote(sys.executable)} -m crosstrain.cli.main data list"
+        done = subprocess.run(["bash", "-c", shown], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert re.search("^stripes .*horizontal and vertical stripes", done.stdout, re.MULTILINE), done.stderr
 
     def test_the_arrays_repeat(self, repository, installed):
         write_package(repository / "docs/adding-a-dataset.md", installed)

@@ -20,6 +20,8 @@ from run_samples import EVALUATION, a_job, sample
 
 from crosstrain.engine.progress import plain
 from crosstrain.engine.progress.base import PlainProgress, QuietProgress, RichProgress, make_progress, terminal
+from crosstrain.metrics.base import MetricInfo
+from crosstrain.models.objectives import CLASSIFICATION
 from crosstrain.records.text.numbers import number_text
 from crosstrain.records.text.progress import TrainingState, evaluation_text
 
@@ -28,7 +30,7 @@ JOB = a_job("runs", mode="async", nodes=2, data="digits")
 
 def play(progress):
     progress.message("starting 2 nodes")
-    progress.start(JOB, 4500)
+    progress.start(JOB, CLASSIFICATION.infos, 4500)
     progress.node(sample(1, 0.5, cpu_cores_used=None, network_sent_bytes=None))
     progress.node(sample(0, 0.5, network_sent_bytes=0, network_received_bytes=0))
     progress.node(sample(0, 1.0, network_sent_bytes=600_000, network_received_bytes=1_000_000_000))
@@ -57,7 +59,7 @@ def test_plain_lines():
 @given(loss=st.floats(), accuracy=st.floats(0, 1))
 def test_a_loss_is_told_in_few_characters_however_large_or_small(loss, accuracy):
     """In the line of an evaluation, that of an update and in tables, and with its first digits right."""
-    told = evaluation_text(replace(EVALUATION, loss=loss, metrics={"accuracy": accuracy}))
+    told = evaluation_text(replace(EVALUATION, loss=loss, metrics={"accuracy": accuracy}), CLASSIFICATION.infos)
     text = re.fullmatch(r"evaluated after step 10  epoch 1  test loss (\S+)  accuracy (\S+)", told)[1]
     state = TrainingState()
     state.update(0, loss, None, None, 0)
@@ -73,12 +75,21 @@ def test_a_loss_is_told_in_few_characters_however_large_or_small(loss, accuracy)
         assert shown == Decimal(loss) or abs(shown / Decimal(loss) - 1) <= Decimal("0.005")
 
 
+def test_a_metric_is_called_by_its_label_as_in_the_summary():
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    metrics = (MetricInfo("top5", "top-5 accuracy", "higher"), MetricInfo("tag_accuracy", "tags found", "higher"))
+    progress.start(JOB, metrics, None)
+    progress.evaluation(replace(EVALUATION, metrics={"tag_accuracy": 0.25, "top5": 0.5, "unheard_of": 1.0}))
+    assert stream.getvalue().splitlines()[-1].endswith("test loss 0.7500  tags found 0.2500  top-5 accuracy 0.5000  unheard_of 1.0000")
+
+
 def test_plain_lines_come_at_their_pace(monkeypatch):
     stream = io.StringIO()
     progress = PlainProgress(stream)
     now = time.monotonic()
     progress.node(sample(0, -20.0))
-    progress.start(JOB, None)
+    progress.start(JOB, (), None)
     for tick in range(100):  # 25 s
         monkeypatch.setattr(plain.time, "monotonic", lambda tick=tick: now + 0.25 * tick)
         progress.update(tick, 0.5, None, None, 0)
@@ -151,7 +162,7 @@ def test_a_terminal_is_drawn_on(screen):
 
 def test_a_terminal_is_drawn_on_at_most_four_times_a_second(screen):
     progress = RichProgress(screen.stream)
-    progress.start(JOB, 10**6)
+    progress.start(JOB, (), 10**6)
     end = time.monotonic() + 1.0
     updates, cost = 0, time.process_time()
     while time.monotonic() < end:

@@ -1,7 +1,12 @@
 """--vocabulary: a setting like others that becomes part of the dataset's name, and --batch-tokens beside --batch-size."""
 
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
 import pytest
 
+from crosstrain.core import plugins
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import resolve
@@ -29,6 +34,76 @@ def test_it_becomes_a_part_of_the_name(data, name):
 def test_what_has_no_such_vocabulary_is_refused(data, size):
     with pytest.raises(UsageError, match="vocabulary"):
         written_out(Job(data=data, vocabulary=size))
+
+
+@dataclass
+class Letters:
+    """Text of somebody's, whose name says the size of its vocabulary: ``letters:90``."""
+
+    size: int = 50
+    description = "made for a test"
+    version = 1
+
+    @property
+    def name(self):
+        return "letters" if self.size == 50 else f"letters:{self.size}"
+
+    def with_arguments(self, text):
+        return type(self)(int(text))
+
+    def with_vocabulary(self, size):
+        if not 40 <= size <= 400:
+            raise UsageError("vocabulary: 40 to 400")
+        return type(self)(size)
+
+
+class WithoutSize(Letters):
+    name = "letters"
+
+
+class Forgetful(Letters):
+    def with_arguments(self, text):
+        return type(self)()
+
+
+class WithoutArguments(Letters):
+    with_arguments = None
+
+
+@pytest.fixture
+def letters(monkeypatch):
+    """Make a source known by the name letters."""
+
+    def known(source):
+        module = ModuleType("letters_of_a_test")
+        module.DATASET = source
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        plugin = plugins.Plugin("letters", f"{module.__name__}:DATASET")
+        monkeypatch.setitem(plugins.BUILT_IN, "dataset", (*plugins.BUILT_IN["dataset"], plugin))
+
+    return known
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "name"), [("letters", 90, "letters:90"), ("letters:60", 400, "letters:400"), ("letters:60", 50, "letters")]
+)
+def test_a_source_of_ones_own_has_it(letters, data, size, name):
+    letters(Letters())
+    assert written_out(Job(data=data, vocabulary=size)).data == name
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (WithoutSize(), "'letters' is the name that its source has with another size as well"),
+        (Forgetful(), "the name 'letters:90' that 'letters' has with it leads to 'letters'"),
+        (WithoutArguments(), "the source of 'letters' has no with_arguments"),
+    ],
+)
+def test_a_source_whose_name_does_not_say_it_is_refused(letters, source, said):
+    letters(source)
+    with pytest.raises(UsageError, match=f"^vocabulary: got 90, .*{said}.* with_vocabulary has to return a source whose name"):
+        written_out(Job(data="letters", vocabulary=90))
 
 
 def test_it_comes_from_flags_variables_and_files(tmp_path):

@@ -16,6 +16,7 @@ import pytest
 from processes import wait_until
 from run_samples import CLOCK, EVALUATION, a_job, open_run, sample, summary_of, sync_run
 
+from crosstrain.metrics import MetricInfo
 from crosstrain.records.schema import EventRecord, StepRecord
 from crosstrain.records.store.run_directory import RunReader, RunWriter
 from crosstrain.records.summary.summary import summarise
@@ -289,8 +290,16 @@ def test_nothing_is_news_twice_when_a_run_goes_on_from_a_checkpoint(watched):
     assert (run.training.step, run.evaluation.step, run.total_steps) == (20, 10, 50)
     writer.step(group(4))
     writer.event(EventRecord("run_resumed", 2.0, {"checkpoint": "step-20", "step": 20}))
-    assert [news_line(record) for record in run.poll()] == ["2.00 s  run resumed: checkpoint step-20, step 20"]
+    assert [news_line(record, ()) for record in run.poll()] == ["2.00 s  run resumed: checkpoint step-20, step 20"]
     assert run.training.step == 25
+
+
+def test_news_call_a_metric_by_its_label():
+    metrics = (MetricInfo("word_errors", "words wrong", "lower"),)
+    evaluated = news_line(replace(EVALUATION, metrics={"word_errors": 0.25}), metrics)
+    translated = news_line(EventRecord("translated", 2.0, {"step": 5, "word_errors": 0.25}), metrics)
+    assert evaluated.endswith("test loss 0.7500  words wrong 0.2500")
+    assert translated == "2.00 s  translated: step 5, words wrong 0.2500"
 
 
 def test_what_was_there_before_is_no_news_but_counts(watched):

@@ -1,0 +1,170 @@
+"""Metrics of one's own over translations: of their sums and of the text itself, computed like those that are there, or refused at once."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from crosstrain.backends.base import EvalResult
+from crosstrain.core.cluster import split_evenly
+from crosstrain.core.errors import RunFailedError, UsageError
+from crosstrain.core.job import Job
+from crosstrain.core.units import Target
+from crosstrain.engine.protocol.impossible_answers import ImpossibleAnswerError
+from crosstrain.engine.protocol.translation_messages import decoded_message
+from crosstrain.engine.translation.in_progress import EvaluationInProgress
+from crosstrain.metrics import Metric
+from crosstrain.metrics.language import SENTENCES
+from crosstrain.models.decoding.quality import TranslationQuality, checked_sums
+from crosstrain.models.metric_trials import refuse_uncomputable
+from crosstrain.models.objectives import CLASSIFICATION, Objective
+from crosstrain.models.transformer.spec import TRANSLATION
+
+WORDS = ["The", "cat", "Sat", "on", "a", "mat"]
+
+
+class Caseless(TranslationQuality):
+    """With the share of translations that are right but for their case, and how far off they are in length."""
+
+    @property
+    def sums(self):
+        return (*super().sums, "right_but_for_case", "length_error")
+
+    @property
+    def metrics(self):
+        right = Metric("caseless", "right but for case", "higher", lambda sums: sums["right_but_for_case"] / sums[SENTENCES], (0.0, 1.0))
+        return (*super().metrics, right)
+
+    def sentence_sums(self, hypotheses, references):
+        pairs = list(zip(hypotheses, references, strict=True))
+        right = sum(hypothesis.lower() == reference.lower() for hypothesis, reference in pairs)
+        error = sum(abs(len(hypothesis) - len(reference)) / 2 for hypothesis, reference in pairs)
+        return {**super().sentence_sums(hypotheses, references), "right_but_for_case": right, "length_error": error}
+
+
+class WithoutBleu(TranslationQuality):
+    """Has nothing but a metric of its own."""
+
+    sums = (SENTENCES, "right")
+    metrics = (Metric("right", "right", "higher", lambda sums: sums["right"] / sums[SENTENCES], (0.0, 1.0)),)
+
+    def sentence_sums(self, hypotheses, references):
+        return {SENTENCES: len(hypotheses), "right": sum(map(str.__eq__, hypotheses, references))}
+
+    def signature(self, decoding, sentences):
+        return f"right|{decoding.signature}|sentences:{sentences}"
+
+
+RATIO = Metric(
+    "length_ratio", "length ratio", "higher", lambda sums: sums["bleu_hypothesis_length"] / sums["bleu_reference_length"], (0.0, math.inf)
+)
+MIXED = Metric("mixed", "mixed", "lower", lambda sums: sums["length_error"] + sums["loss_sum"] / sums["target_tokens"])
+
+
+def objective(*metrics, quality=None):
+    quality = quality or Caseless("source", "target", "13a")
+    return Objective("translation", "loss", TRANSLATION.sums, (*TRANSLATION.metrics, *metrics), "target_tokens", quality)
+
+
+def sentences(count):
+    draw = random.Random(count)
+    references = [" ".join(draw.choices(WORDS, k=draw.randint(1, 9))) for _ in range(count)]
+    return [draw.choice([line, line.swapcase(), line[:-1], ""]) for line in references], references
+
+
+def evaluated(goal, count, leaders, change=None):
+    """What an evaluation comes to whose sentences are shared out among so many tasks."""
+    hypotheses, references = sentences(count)
+    evaluation = EvaluationInProgress(Job(eval_sentences=count), goal, {"train": 9, "test": count}, leaders)
+    _, *orders = evaluation.begin("test")
+    sums = {"loss_sum": 7.0, "nll_sum": 6.0, "correct_tokens": 3.0, "target_tokens": 9.0, "examples": float(count)}
+    assert evaluation.on_evaluated(EvalResult("test", sums, 1.0, 5), 5) is None
+    for order in orders:
+        for leader in range(leaders):
+            first, last = (order["start"] + place for place in split_evenly(order["stop"] - order["start"], leaders)[leader])
+            found = checked_sums(goal.translation, hypotheses[first:last], references[first:last])
+            whole = evaluation.on_decoded(leader, decoded_message(order, {**found, **(change or {})}, 0.5))
+    return goal.figures(whole[0].sums)
+
+
+@pytest.mark.parametrize(("count", "leaders"), [(1, 1), (40, 2), (601, 3)])
+def test_a_model_of_ones_own_scores_the_text_and_the_sums(count, leaders):
+    figures = evaluated(objective(RATIO, MIXED), count, leaders)
+    hypotheses, references = sentences(count)
+    assert figures["caseless"] == np.mean([one.lower() == other.lower() for one, other in zip(hypotheses, references, strict=True)])
+    assert figures["mixed"] == sum(abs(len(one) - len(other)) for one, other in zip(hypotheses, references, strict=True)) / 2 + 7 / 9
+    words = [sum(len(line.split()) for line in lines) for lines in (hypotheses, references)]
+    assert figures["length_ratio"] == words[0] / words[1]
+    assert list(figures) == ["loss", "bleu", "chrf", "exact", "caseless", "perplexity", "token_accuracy", "length_ratio", "mixed"]
+
+
+def test_it_needs_nothing_of_bleu():
+    goal = objective(quality=WithoutBleu("source", "target", "13a"))
+    refuse_uncomputable(goal)
+    hypotheses, references = sentences(30)
+    assert evaluated(goal, 30, 2)["right"] == np.mean(np.array(hypotheses) == np.array(references))
+    assert [info.name for info in goal.infos] == ["right", "perplexity", "token_accuracy", "loss"]
+
+
+def test_a_run_can_stop_by_it_and_keep_the_best():
+    goal = objective(RATIO)
+    goal.check(Target.parse("caseless>=0.9"), "length_ratio")
+    with pytest.raises(UsageError, match="caseless from 0 to 1"):
+        goal.check(Target.parse("caseless>=1.5"), None)
+
+
+def test_a_figure_out_of_its_bounds_is_noticed_with_the_translations():
+    with pytest.raises(ImpossibleAnswerError, match="right but for case 2, which lies between 0 and 1"):
+        evaluated(objective(), 5, 1, {"right_but_for_case": 10.0})
+
+
+def test_metrics_that_can_be_computed_pass():
+    needs_an_error = Metric("x", "x", "lower", lambda sums: math.log(sums["loss_sum"] - sums["correct"]))  # not with every made-up sum
+    for goal in (CLASSIFICATION, TRANSLATION, objective(RATIO, MIXED)):
+        refuse_uncomputable(goal)
+    refuse_uncomputable(Objective("x", "cross_entropy", CLASSIFICATION.sums, (needs_an_error,)))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (lambda sums: sums["bleu_hypothesis_lenght"], "KeyError: 'bleu_hypothesis_lenght'"),
+        (lambda sums: None, "TypeError"),
+        (lambda sums: math.sqrt(-sums["examples"]), "ValueError"),
+        (lambda sums: 1 / 0 * sums["examples"], "ZeroDivisionError"),
+    ],
+)
+def test_a_metric_that_cannot_be_computed_is_refused_by_name(value, said):
+    with pytest.raises(UsageError, match=rf"model: metric 'broken' cannot be computed from .*{said}"):
+        refuse_uncomputable(objective(Metric("broken", "broken", "higher", value)))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({SENTENCES: 1.0}, f"returned sums {SENTENCES}, instead of right, {SENTENCES}"),
+        ({SENTENCES: 1.0, "right": math.nan}, "returned nan right"),
+        ({SENTENCES: 2.0, "right": 1.0}, "returned 2 sentences, where 1 were"),
+        (np.zeros(2), "fails: AttributeError"),
+        ({SENTENCES: 1.0, "right": "all"}, "fails: ValueError"),
+    ],
+)
+def test_sums_of_sentences_that_are_none_are_refused(found, said):
+    class Broken(WithoutBleu):
+        def sentence_sums(self, hypotheses, references):
+            return found
+
+    broken = Broken("source", "target", "13a")
+    with pytest.raises(RunFailedError, match=rf"the model's Broken\.sentence_sums {said}"):
+        checked_sums(broken, ["a"], ["b"])
+    with pytest.raises(UsageError, match=said):
+        refuse_uncomputable(objective(quality=broken))
+
+
+def test_sentences_have_to_be_counted():
+    class Uncounted(WithoutBleu):
+        sums = ("right",)
+
+    with pytest.raises(ValueError, match=f"lack {SENTENCES}"):
+        objective(quality=Uncounted("source", "target", "13a"))
