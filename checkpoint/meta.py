@@ -43,7 +43,7 @@ Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 def _adapter(field: str) -> TypeAdapter[Any]:
     """Return what tells the values that a field of the job may have, taken as they are."""
     declared = Job.model_fields[field]
-    return TypeAdapter(Annotated[declared.annotation, declared], config=ConfigDict(strict=True))  # type: ignore[name-defined]
+    return TypeAdapter(Annotated[declared.annotation, declared], config=ConfigDict(strict=True))  # type: ignore[arg-type]
 
 
 class _Job(JsonObject):

@@ -8,9 +8,11 @@ import time
 
 import numpy as np
 import pytest
-from checkpoint_tools import arrays, meta, save
+from checkpoint_tools import BUFFERS, PARAMETERS, arrays, meta, save
 
 from crosstrain.checkpoint import DamagedCheckpointError, newest_sound, read_checkpoint
+from crosstrain.checkpoint.compatibility import model_problem
+from crosstrain.models.base import ModelSpec, ParameterSpec
 
 
 def other_arrays(draw, values):
@@ -93,3 +95,19 @@ def test_a_job_that_no_run_can_have(tmp_path, field, value, words):
 def test_what_a_job_may_have_is_read(tmp_path):
     job = {**meta().job, "beam": 64, "length_penalty": 1, "precision": "bf16", "device": "cpu"}
     assert read_checkpoint(save(tmp_path, job=job)).meta.job == job
+
+
+@pytest.mark.parametrize(
+    ("parameters", "buffers", "words"),
+    [
+        ({**PARAMETERS}, {**BUFFERS}, None),
+        ({**PARAMETERS, "dense.bias": (11,)}, {**BUFFERS}, "parameter dense.bias has shape (11,) in the model and (10,) in the checkpoint"),
+        ({**PARAMETERS, "more": (2,)}, {**BUFFERS}, "parameter more has shape (2,) in the model and none in the checkpoint"),
+        ({**PARAMETERS}, {}, "buffer norm.running_mean has shape none in the model and (10,) in the checkpoint"),
+        ({**PARAMETERS}, {"norm.running_mean": (3,)}, "buffer norm.running_mean has shape (3,) in the model"),
+    ],
+)
+def test_a_run_goes_on_with_a_model_of_the_same_arrays(parameters, buffers, words):
+    specs = [tuple(ParameterSpec(name, shape) for name, shape in shapes.items()) for shapes in (parameters, buffers)]
+    problems = model_problem(ModelSpec("logreg", specs[0], buffers=specs[1]), meta())
+    assert problems == [] if words is None else words in problems[0]
