@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +16,21 @@ from .quality import TranslationQuality
 from .search import Stepper
 from .settings import Decoding
 
-__all__ = ["VOCABULARY", "TranslationScorer"]
+__all__ = ["VOCABULARY", "Scored", "TranslationScorer"]
 
 VOCABULARY = "vocabulary.model"
 """The attachment of a dataset of text that has its pieces."""
 
 TEST_REFERENCES = "test.target.txt"
 """The attachment that has the test split's references as they were written; those of another split are made of its pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What translations add to each of the quality's sums, and of how many sentences the model's output was not finite."""
+
+    sums: Mapping[str, float]
+    without_numbers: int
 
 
 class TranslationScorer:
@@ -58,11 +67,9 @@ class TranslationScorer:
         column = self._data.column(split, self._quality.source)
         return [column.example(number).astype(np.int64) for number in range(start, stop)]
 
-    def translations(self, stepper: Stepper, sources: Sequence[NDArray[np.int64]], decoding: Decoding) -> list[str]:
-        """Return the best translation of each sentence."""
-        return [self.vocabulary.decode(best[0].pieces) for best in decode(stepper, sources, decoding)]
-
-    def sums(self, stepper: Stepper, split: Split, start: int, stop: int, decoding: Decoding) -> NDArray[np.float64]:
-        """Return what the sentences start … stop − 1 add to the quality's sums, in their order."""
-        found = self.translations(stepper, self.sources(split, start, stop), decoding)
-        return sentence_sums(found, self.references(split, start, stop), self._quality.tokenizer)
+    def scored(self, stepper: Stepper, split: Split, start: int, stop: int, decoding: Decoding) -> Scored:
+        """Translate the sentences start … stop − 1. One without a hypothesis counts as an empty translation."""
+        found = decode(stepper, self.sources(split, start, stop), decoding)
+        texts = [self.vocabulary.decode(best[0].pieces) if best else "" for best in found]
+        sums = sentence_sums(texts, self.references(split, start, stop), self._quality.tokenizer)
+        return Scored(dict(zip(self._quality.sums, sums.tolist(), strict=True)), sum(not best for best in found))
