@@ -113,7 +113,7 @@ class ForwardContext(Generic[Tensor]):
       and reductions stay float32 (docs/architecture.md).
     - `dropout(x, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers
       the model's dropout layers from 0. The identity where `training` is false. `x` is [batch, features], [batch, positions, features]
-      or an attention's [batch, heads, queries, keys].
+      or an attention's [batch, heads, queries, keys]. A rate below 1 and above 1 − 2⁻¹⁵ is taken for that (`dropout_masks.LARGEST_RATE`).
     - `settings`: those of the `ModelSpec`.
     """
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...core.job import Job
 from ...models.base import ForwardContext, ModelSpec
-from ...models.dropout_masks import keep_mask_of_shape
+from ...models.dropout_masks import drawn_rate, keep_mask_of_shape
 from .precision import low_format
 
 __all__ = ["Buffers", "Context", "ForwardContexts"]
@@ -55,6 +55,7 @@ class ForwardContexts:
             step = step + tf.cast(micro_batch, tf.int64) * FIRST_STEP_OF_NO_RUN
 
         def drop(x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+            rate = drawn_rate(rate)
             kept = self._shared_mask if self._shared_masks else self._drawn_mask
             return tf.where(kept(step, indices, x, rate, layer), x * tf.cast(1.0 / (1.0 - rate), x.dtype), tf.zeros([], x.dtype))
 

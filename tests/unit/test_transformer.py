@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformer_cases import CASES, EMPTY, LONGEST, PLAIN, VOCABULARY, Case
+from transformer_cases import CASES, DROPPED, EMPTY, LONGEST, PLAIN, VOCABULARY, Case, rates
 
 from crosstrain.conformance.runs import norm_wise_difference
 from crosstrain.core.errors import UsageError
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import ColumnSpec
 from crosstrain.models.build import build_model, canonical_model
+from crosstrain.models.dropout_masks import LARGEST_RATE
 
 FOLDER = Path(__file__).parent
 LOGITS_TOLERANCE, GRADIENT_TOLERANCE, PADDING_TOLERANCE = 1e-4, 1e-3, 1e-6
@@ -150,6 +151,18 @@ def test_the_loss_is_that_of_smoothed_labels(results, seed, case):
     expected = np.where(inputs["target"] != 0, losses, 0).sum(1)
     for framework in FRAMEWORKS:
         assert results[framework][f"{case}/losses"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dimensions", DROPPED)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_rate_below_one_drops_that_share(results, seed, framework, dimensions):
+    """What is kept is scaled so that the mean stays; of rates that hardly keep anything, to six deviations."""
+    drawn = np.array([min(rate, LARGEST_RATE) for rate in rates(seed)])
+    deviations = np.sqrt(drawn / (1 - drawn) / np.prod(DROPPED[dimensions]))
+    for shared in (False, True):
+        means = results[framework][f"dropped/{shared}/{dimensions}"]
+        assert np.all(np.abs(means - 1) <= 6 * deviations + 1e-3)
 
 
 # What is built ---------------------------------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ class Case:
         kept = [parameter for parameter in spec.parameters if not parameter.name.startswith((f"encoder.{LAYERS}.", f"decoder.{LAYERS}."))]
         return replace(spec, parameters=tuple(kept), settings=replace(spec.settings, layers=LAYERS))
 
-    def job(self, precision="fp32"):
-        return Job(model=self.model, deterministic=True, seed=3, precision=precision)
+    def job(self, precision="fp32", deterministic=True):
+        return Job(model=self.model, deterministic=deterministic, seed=3, precision=precision)
 
     def parameters(self, seed):
         """Initial values, of which the constant ones are moved, so that each takes part."""
@@ -68,6 +68,16 @@ class Case:
                 tokens[row, :length] = [*draw.integers(4, VOCABULARY, length - 1), END]
             found |= {column: tokens, f"{column}_lengths": lengths.astype(np.int32)}
         return found
+
+
+DROPPED = {2: (64, 512), 3: (64, 16, 32), 4: (64, 2, 8, 32)}
+"""Shapes of what is dropped of, by their number of dimensions."""
+
+
+def rates(seed):
+    """Rates of dropout, as far as the largest number below 1."""
+    drawn = 1.0 - 10.0 ** np.random.default_rng([seed, 3]).uniform(-17, 0, 20)
+    return [float(rate) for rate in (*drawn[drawn < 1.0], 0.0, 0.999993, 1 - 2.0**-15, 1 - 2.0**-16, 1 - 2.0**-33, np.nextafter(1.0, 0.0))]
 
 
 PLAIN = Case("transformer:tiny?dropout=0")
