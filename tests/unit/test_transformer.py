@@ -154,6 +154,19 @@ def test_the_loss_is_that_of_smoothed_labels(results, seed, case):
 
 
 @pytest.mark.long
+def test_results_of_layers_are_float32_unless_asked_for_otherwise(results, seed):
+    """With bf16, whatever format a layer is given, on both frameworks; and their values are alike."""
+    texts = {name: {key: str(value) for key, value in part(results[name], "format", "").items()} for name in FRAMEWORKS}
+    assert texts["tf"] == texts["torch"]
+    assert texts["tf"] == {key: "bfloat16" if key.endswith(", low") else "float32" for key in texts["tf"]}
+    assert len(texts["tf"]) > 20
+    ours, theirs = (part(results[name], "layer", "") for name in FRAMEWORKS)
+    own = PLAIN.inputs(seed)["source"] != 0
+    for key, value in theirs.items():
+        assert norm_wise_difference({key: ours[key][own]}, {key: value[own]}) < 0.02, key
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("dimensions", DROPPED)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_rate_below_one_drops_that_share(results, seed, framework, dimensions):

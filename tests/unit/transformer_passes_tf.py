@@ -8,7 +8,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
 import numpy as np
 import tensorflow as tf
-from transformer_cases import CASES, DROPPED, EMPTY, MORE_PADDING, PLAIN, STEP, Case, rates
+from transformer_cases import CASES, DROPPED, EMPTY, MORE_PADDING, PLAIN, STEP, Case, rates, result_formats
 
 from crosstrain.backends.tf.forward_context import ForwardContexts
 from crosstrain.data.text import BEGIN
@@ -85,6 +85,15 @@ def low(case, seed):
     return forward(parameters, inputs, ForwardContexts(case.job("bf16"), case.spec, 0).evaluation({}))
 
 
+def formats(case, seed):
+    parameters, inputs = given(case, seed)
+    layers = SequenceLayers(parameters, ForwardContexts(case.job("bf16"), case.spec, 0).evaluation({}))
+    x_btd = layers.embedding(inputs["source"], "embedding")
+    for name, value in result_formats(layers, x_btd, inputs["source"], inputs["source_lengths"]):
+        yield f"format/{name}", value.dtype.name
+        yield f"layer/{name}", tf.cast(value, tf.float32)
+
+
 def dropped(seed):
     """By kind of mask and number of dimensions, the means of ones of which so much is dropped, one for each rate."""
     for shared in (False, True):
@@ -110,5 +119,5 @@ if __name__ == "__main__":
             results |= {f"{case}/padded/{key}": value for key, value in passes(case, seed, train, evaluate, MORE_PADDING)}
             results |= {f"{case}/decoded": decoded(case, seed)}
     results |= {f"{PLAIN}/low": low(PLAIN, seed)}
-    results |= dict(dropped(seed))
-    np.savez(sys.argv[2], **{key: value.numpy() for key, value in results.items()})
+    results |= {**dict(dropped(seed)), **dict(formats(PLAIN, seed))}
+    np.savez(sys.argv[2], **{key: value if isinstance(value, str) else value.numpy() for key, value in results.items()})
