@@ -14,12 +14,19 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...models.base import ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape
+from ..tensor_functions import TensorFunctions
 from .precision import low_format
 
-__all__ = ["Buffers", "Context", "ForwardContexts"]
+__all__ = ["TENSORS", "Buffers", "Context", "ForwardContexts"]
 
 Buffers = Mapping[str, tf.Tensor]
 Context = ForwardContext[tf.Tensor]
+
+TENSORS = TensorFunctions(
+    lambda array: tf.constant(array.astype(np.int32) if np.issubdtype(array.dtype, np.integer) else array),
+    lambda tensor: tensor.numpy(),
+)
+"""Tensors as forward functions are given them, and back."""
 
 
 FIRST_STEP_OF_NO_RUN = 1 << 40

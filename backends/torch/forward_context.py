@@ -16,10 +16,17 @@ from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape
+from ..tensor_functions import TensorFunctions
 
-__all__ = ["Dropout", "ForwardContexts"]
+__all__ = ["TENSORS", "Dropout", "ForwardContexts"]
 
 Context = ForwardContext[torch.Tensor]
+
+TENSORS = TensorFunctions(
+    lambda array: torch.from_numpy(array.astype(np.int64) if np.issubdtype(array.dtype, np.integer) else array),
+    lambda tensor: tensor.detach().numpy(),
+)
+"""Tensors as forward functions are given them, on the CPU, and back."""
 
 
 class Dropout:
