@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from ..data.text import END
 from ..models.decoding.batches import decode
 from ..models.decoding.search import Hypothesis, Stepper
 from ..models.decoding.settings import GREEDY, Decoding
-from ..models.decoding.translation import TranslationScorer
+from ..models.decoding.translation import Scored, TranslationScorer
 from ..models.objectives import Objective
 
 __all__ = ["Translating"]
@@ -34,10 +34,10 @@ class Translating:
         self._scorer = TranslationScorer(data, objective.translation)
         self._task, self._tasks = task, tasks
 
-    def sums(self, split: Split, start: int, stop: int, decoding: Decoding) -> Mapping[str, float]:
-        """Translate this task's share of the sentences start … stop − 1, and return by name what they add to the quality's sums."""
+    def scored(self, split: Split, start: int, stop: int, decoding: Decoding) -> Scored:
+        """Translate this task's share of the sentences start … stop − 1, and return what they add to the quality's sums."""
         first, last = split_evenly(stop - start, self._tasks)[self._task]
-        return self._scorer.sums(self._stepper, split, start + first, start + last, decoding)
+        return self._scorer.scored(self._stepper, split, start + first, start + last, decoding)
 
     def translate(self, sources: Sequence[NDArray[np.integer]], decoding: Decoding, n_best: int) -> list[list[Hypothesis]]:
         """Return the best hypotheses of sentences that end with END, in their order; see `models.decoding.search`."""

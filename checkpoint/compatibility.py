@@ -29,12 +29,14 @@ def rebuilt_model(meta: Meta) -> ModelSpec:
 
 
 def model_problem(spec: ModelSpec, meta: Meta) -> list[str]:
-    """Return how a model's parameters differ from those of a checkpoint: nothing, or one sentence about the first."""
-    known = {name: tuple(shape) for name, shape in meta.model["parameters"]}
-    built = {parameter.name: parameter.shape for parameter in spec.parameters}
-    for name in [*built, *known]:
-        if built.get(name) != known.get(name):
-            return [f"parameter {name} has shape {built.get(name, 'none')} in the model and {known.get(name, 'none')} in the checkpoint"]
+    """Return how a model's parameters and buffers differ from those of a checkpoint: nothing, or one sentence about the first."""
+    now = described_model(spec)
+    for kind in ("parameters", "buffers"):
+        known, built = ({name: tuple(shape) for name, shape in described[kind]} for described in (meta.model, now))
+        for name in [*built, *known]:
+            if built.get(name) != known.get(name):
+                one = kind.removesuffix("s")
+                return [f"{one} {name} has shape {built.get(name, 'none')} in the model and {known.get(name, 'none')} in the checkpoint"]
     return []
 
 

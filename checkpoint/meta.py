@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from ..core.settings.job_fields import choices
+from ..core.job import Job
+from ..core.settings.job_fields import allowed
 from ..core.untrusted.bounded_json import JsonObject, first_problem, read_json
 from ..data.base import DataInfo, TextFeatures
 from ..data.columns import ColumnSpec
@@ -26,8 +39,15 @@ Extent = Annotated[int, Field(ge=1, lt=2**31)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 
 
+@cache
+def _adapter(field: str) -> TypeAdapter[Any]:
+    """Return what tells the values that a field of the job may have, taken as they are."""
+    declared = Job.model_fields[field]
+    return TypeAdapter(Annotated[declared.annotation, declared], config=ConfigDict(strict=True))  # type: ignore[arg-type]
+
+
 class _Job(JsonObject):
-    """What readers take of the job by itself."""
+    """What readers take of the job by itself; of these, numbers and choices have to be such as a job may have."""
 
     model: str
     data: str = ""
@@ -35,13 +55,17 @@ class _Job(JsonObject):
     seed: int = 0
     precision: str = "fp32"
     device: str = "auto"
+    beam: int = 4
+    length_penalty: float = 0.6
 
-    @field_validator("precision", "device")
+    @field_validator("seed", "precision", "device", "beam", "length_penalty", mode="before")
     @classmethod
-    def _listed(cls, value: str, info: ValidationInfo) -> str:
-        if value not in choices(info.field_name or ""):
-            raise ValueError(f"is {value[:40]!r}; allowed: {', '.join(choices(info.field_name or ''))}")
-        return value
+    def _as_in_a_job(cls, value: Any, info: ValidationInfo) -> Any:
+        field = info.field_name or ""
+        try:
+            return _adapter(field).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"is {repr(value)[:40]}; allowed: {allowed(field)}") from error
 
 
 class _Model(JsonObject):
@@ -56,6 +80,13 @@ class _Model(JsonObject):
         if not all(isinstance(name, str) and isinstance(shape, list) for name, shape in value):
             raise ValueError("has to be a list of names, each with a shape")
         return value
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        names = [name for name, _ in (*self.parameters, *self.buffers)]
+        if len(set(names)) < len(names):
+            raise ValueError("names an array twice")
+        return self
 
 
 class _Data(JsonObject):

@@ -1,12 +1,14 @@
-"""Reading a checkpoint, with every digest compared first."""
+"""Reading a checkpoint, with every digest compared first, and then its arrays with its own description of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
@@ -84,13 +86,39 @@ def _verified(path: Path, listed: frozenset[str]) -> Checkpoint:
         meta = read_meta(path)
     except (OSError, ValueError) as error:
         raise DamagedCheckpointError(path, META, str(error)) from error
-    buffers = {name for name, _ in meta.model["buffers"]}
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, array in _map(path, PARAMETERS).items():
-        arrays[f"{'buffers' if name in buffers else 'parameters'}/{name}"] = array
+    parameters, buffers = (_shapes(meta.model[kind]) for kind in ("parameters", "buffers"))
+    found = _map(path, PARAMETERS)
+    _check(path, PARAMETERS, found, chain(parameters.items(), buffers.items()))
+    arrays = {f"{'buffers' if name in buffers else 'parameters'}/{name}": array for name, array in found.items()}
     if OPTIMIZER in listed:
-        arrays.update({f"slots/{name}": array for name, array in _map(path, OPTIMIZER).items()})
+        slots = _map(path, OPTIMIZER)
+        kinds = dict.fromkeys(name.partition("/")[0] for name in slots)
+        _check(path, OPTIMIZER, slots, ((f"{slot}/{name}", shape) for slot in kinds for name, shape in parameters.items()))
+        arrays.update({f"slots/{name}": array for name, array in slots.items()})
     return Checkpoint(path, meta, arrays)
+
+
+def _shapes(described: list[tuple[str, list[int]]]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in described}
+
+
+def _check(path: Path, file: str, found: Mapping[str, NDArray[Any]], described: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Raise DamagedCheckpointError for the first array that is missing, of another shape or no float32, or not described."""
+    known = set()
+    for name, shape in described:
+        if name not in found:
+            raise DamagedCheckpointError(path, file, f"lacks {_shown(name)}, which {META} has with the shape {_shown(shape)}")
+        if found[name].shape != shape or found[name].dtype != np.float32:
+            there = f"{found[name].dtype} of the shape {found[name].shape}"
+            raise DamagedCheckpointError(path, file, f"has {_shown(name)} as {there}, and {META} as float32 of the shape {_shown(shape)}")
+        known.add(name)
+    for name in found:
+        if name not in known:
+            raise DamagedCheckpointError(path, file, f"has {_shown(name)}, of which {META} says nothing")
+
+
+def _shown(what: object) -> str:
+    return repr(what)[:100]
 
 
 def _map(path: Path, file: str) -> dict[str, NDArray[Any]]:

@@ -6,7 +6,9 @@ Subclass `ModelConformance` in a pytest module and name the model::
         model = "my_package.my_model"
 
 Every case runs real processes through the command ``trainer``, each backend in its own, two at the same time. Tolerances: logits within
-1e-4 and gradients within 1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers.
+1e-4 and gradients within 1e-3 norm-wise, the losses of 50 steps within 1e-3 relative, on 1, 2 and 3 workers. Of a model that reads
+sequences the logits of each position are compared (`sequence_passes`): on all backends, with more padding (1e-6), and of one that
+translates with those of decoding piece by piece (1e-4).
 
 A model whose fifty steps take minutes may name fewer `quick_steps`; those are compared unless the environment has
 CROSSTRAIN_CONFORMANCE=full. Comparisons on other numbers of workers than 1 and `quick_workers` carry the marker
@@ -27,13 +29,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ..backends.loading import declared_capabilities
+from ..backends.loading import declared_capabilities, load_backend
 from ..checkpoint import find_checkpoint
 from ..core.job import Job
 from ..core.plugins import Plugin, available, forward_backends, missing_packages
 from ..data.store.stored_dataset import open_dataset
 from ..models.build import build_model
 from .runs import FinishedRun, norm_wise_difference, relative_difference, run_job, trainer
+from .sequence_passes import PADDED, PLAIN, STEPWISE, reads_sequences, sequence_passes
 
 __all__ = ["ModelConformance"]
 
@@ -41,6 +44,7 @@ LOGITS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
 LOSS_TOLERANCE = 1e-3
 BUFFER_TOLERANCE = 1e-4
+PADDING_TOLERANCE = 1e-6
 
 GLOBAL_BATCH = 64
 """Shared by 1, 2 and 3 workers as 64, 32 + 32, 22 + 21 + 21."""
@@ -48,6 +52,8 @@ GLOBAL_BATCH = 64
 T = TypeVar("T")
 
 Train = Callable[[int], Mapping[str, FinishedRun]]
+Passes = Mapping[str, Mapping[str, NDArray[np.float32]]]
+"""By backend, the passes of a model of sequences."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +117,9 @@ class ModelConformance:
         return names
 
     @classmethod
-    def on_all(cls, compute: Callable[[str], T]) -> Mapping[str, T]:
+    def on_all(cls, compute: Callable[[str], T], names: Sequence[str] | None = None) -> Mapping[str, T]:
         """Return what `compute` returns for each backend; two at once, since starting a framework keeps one core busy."""
-        names = cls.compared_backends()
+        names = cls.compared_backends() if names is None else names
         with ThreadPoolExecutor(2) as pool:
             return dict(zip(names, pool.map(compute, names), strict=True))
 
@@ -134,6 +140,19 @@ class ModelConformance:
             return cls.on_all(lambda backend: cls.run(out, backend=backend, nodes=workers, steps=steps, save_final=workers == 1))
 
         return cache(trained)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def passes(cls, tmp_path_factory: pytest.TempPathFactory) -> Passes:
+        """Return the passes of each backend that can compute them by themselves; skips where the model reads no sequences."""
+        info = open_dataset(cls.data).info
+        if not reads_sequences(build_model(cls.model, info), info):
+            pytest.skip(f"model {cls.model} reads no sequences")
+        names = [name for name in cls.compared_backends() if hasattr(load_backend(name), "tensor_functions")]
+        if not names:
+            pytest.skip("no backend has `tensor_functions`, so that no forward function can be called by itself")
+        folder = tmp_path_factory.mktemp("passes")
+        return cls.on_all(lambda backend: sequence_passes(backend, cls.model, cls.data, folder / f"{backend}.npz"), names)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Say on how many workers losses are compared."""
@@ -190,6 +209,29 @@ class ModelConformance:
             assert norm_wise_difference({"logits": ours}, {"logits": theirs}) <= LOGITS_TOLERANCE, names
             assert np.all(np.isfinite(theirs)), names
             assert theirs.std() > 0, names
+
+    @pytest.mark.cluster
+    def test_logits_of_positions_agree(self, passes: Passes) -> None:
+        """All backends compute the same of each position."""
+        for found in passes.values():
+            assert np.all(np.isfinite(found[PLAIN]))
+            assert found[PLAIN].std() > 0
+        for names, ours, theirs in pairs(passes):
+            assert norm_wise_difference({PLAIN: ours[PLAIN]}, {PLAIN: theirs[PLAIN]}) <= LOGITS_TOLERANCE, names
+
+    @pytest.mark.cluster
+    def test_more_padding_changes_nothing(self, passes: Passes) -> None:
+        """What stands behind the end of an example reaches no position of its own."""
+        for backend, found in passes.items():
+            assert norm_wise_difference({PLAIN: found[PADDED]}, {PLAIN: found[PLAIN]}) <= PADDING_TOLERANCE, backend
+
+    @pytest.mark.cluster
+    def test_decoding_step_by_step_is_the_forward_pass(self, passes: Passes) -> None:
+        """Of a model that translates: the logits of a piece after another are those of all of them at once."""
+        if not any(STEPWISE in found for found in passes.values()):
+            pytest.skip(f"model {self.model} does not translate {self.data}")
+        for backend, found in passes.items():
+            assert norm_wise_difference({PLAIN: found[STEPWISE]}, {PLAIN: found[PLAIN]}) <= LOGITS_TOLERANCE, backend
 
     @staticmethod
     def logits(run: FinishedRun, backend: str, out: Path) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ def refuse_without_width(job: Job, width: int | None) -> None:
     if job.schedule == "noam" and width is None:
         raise UsageError(
             f"schedule: got 'noam', whose rate depends on the width of the model, and {job.model!r} has none; "
-            "allowed there: constant, step, cosine."
+            "allowed there: constant, step, cosine. A model says its width in ModelSpec.width."
         )
 
 

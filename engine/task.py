@@ -161,8 +161,9 @@ class CommandLoop:
         elif command.kind == "decode":
             self._states.wait()  # a session may decode with its copy
             began = time.perf_counter()
-            sums = self._session.translating().sums(command["split"], command["start"], command["stop"], decoding_of(command))
-            self._stream.send(decoded_message(command, sums, time.perf_counter() - began))
+            decoding = decoding_of(command)
+            scored = self._session.translating().scored(command["split"], command["start"], command["stop"], decoding)
+            self._stream.send(decoded_message(command, scored.sums, scored.without_numbers, time.perf_counter() - began))
         elif command.kind == "translate":
             found = self._session.translating().translate(sources_of(command), decoding_of(command), command["n_best"])
             self._stream.send(translated_message(command, found))

@@ -53,8 +53,8 @@ class ModelSpec:
     """A model as numpy sees it. `objective` is what training lowers and what an evaluation counts; `classes` is the number of logits.
 
     `input_shape` is the shape of one image, channels first; a model without images or classes has () and 0. `multiply_adds` is the
-    number of multiplications with a weight that one example's forward pass takes; a model that uses its weights more than once
-    (a convolution) says so, else each counts once.
+    number of multiplications with a weight that one example's forward pass takes, or of sequences one piece of it; a model that uses
+    its weights more than once (a convolution) says so, else each counts once.
     `inputs` are the columns of the data that the forward function is given, `target` the one that the loss compares its result with.
     `logits_per_position` is how many logits there are for each element of the target, of a model that has a result for each: it bounds
     how much an evaluation computes at once. 0 where an example has one result.
@@ -91,7 +91,10 @@ class ModelSpec:
 
     @property
     def training_flops(self) -> int:
-        """Floating-point operations of one example's training: two a multiply-add, and the backward pass costs two forward passes."""
+        """Floating-point operations of training on one example, of sequences on one piece.
+
+        Two a multiply-add, and the backward pass costs two forward passes.
+        """
         return 6 * (self.size if self.multiply_adds is None else self.multiply_adds)
 
     def initial(self, seed: int) -> dict[str, Array]:
@@ -113,7 +116,7 @@ class ForwardContext(Generic[Tensor]):
       and reductions stay float32 (docs/architecture.md).
     - `dropout(x, rate, layer)`: zeroes elements with probability `rate` and scales the others by 1 / (1 − rate); `layer` numbers
       the model's dropout layers from 0. The identity where `training` is false. `x` is [batch, features], [batch, positions, features]
-      or an attention's [batch, heads, queries, keys].
+      or an attention's [batch, heads, queries, keys]. A rate below 1 and above 1 − 2⁻¹⁵ is taken for that (`dropout_masks.LARGEST_RATE`).
     - `settings`: those of the `ModelSpec`.
     """
 

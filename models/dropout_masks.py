@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["keep_mask", "keep_mask_of_positions", "keep_mask_of_shape", "philox_4x32"]
+__all__ = ["LARGEST_RATE", "drawn_rate", "keep_mask", "keep_mask_of_positions", "keep_mask_of_shape", "philox_4x32"]
 
 Numbers = NDArray[np.uint64] | np.uint64
 
@@ -24,6 +24,14 @@ FEATURES_OF_BLOCK = 8
 
 BLOCKS_AT_ONCE = 1 << 15
 """Their words stay in a second-level cache."""
+
+LARGEST_RATE = 1.0 - 2.0**-15
+"""Above it half words would keep nothing, and what is kept could not be scaled in fp16, whose largest number is 65504."""
+
+
+def drawn_rate(rate: float) -> float:
+    """Return the rate at which is dropped where `rate`, below 1, is asked for; the two differ above `LARGEST_RATE` alone."""
+    return min(rate, LARGEST_RATE)
 
 
 def keep_mask_of_shape(
@@ -54,7 +62,7 @@ def keep_mask_of_positions(
     blocks = -(-width // FEATURES_OF_BLOCK)
     kept = np.empty((len(indices_b), positions, width), np.bool_)
     key = np.random.SeedSequence([seed, step]).generate_state(2, np.uint32).tolist()
-    threshold = np.uint16(round(rate * 2**16))
+    threshold = np.uint16(round(drawn_rate(rate) * 2**16))
     features_f, positions_t1 = np.arange(blocks, dtype=np.uint64), np.arange(positions, dtype=np.uint64)[:, None]
     rows = max(1, BLOCKS_AT_ONCE // max(1, positions * blocks))
     for first in range(0, len(indices_b), rows):
@@ -88,5 +96,5 @@ def keep_mask(seed: int, step: int, layer: int, indices_b: NDArray[np.integer], 
     random_bw = np.empty((len(indices_b), words), np.dtype("<u8"))
     for row, index in enumerate(indices_b):
         random_bw[row] = np.random.Philox(key=[seed, step], counter=[0, 0, layer, int(index)]).random_raw(words)
-    kept: NDArray[np.bool_] = random_bw.view("<u4")[:, :width] >= np.uint32(round(rate * 2**32))
+    kept: NDArray[np.bool_] = random_bw.view("<u4")[:, :width] >= np.uint32(round(drawn_rate(rate) * 2**32))
     return kept

@@ -12,6 +12,7 @@ from crosstrain.checkpoint import ArrayEntry, CheckpointWriter, Meta
 
 PARAMETERS = {"dense.weight": (10, 64), "dense.bias": (10,)}
 BUFFERS = {"norm.running_mean": (10,)}
+KINDS = ("parameters/", "buffers/")
 
 
 def meta(step=500, **changed):
@@ -49,18 +50,27 @@ def arrays(seed=0):
 def large_arrays():
     """Arrays of several pieces of a file and a part of one."""
     draw = np.random.default_rng(1)
-    return {
-        key: draw.standard_normal(700_003).astype(np.float32) for key in ("parameters/large", "slots/momentum/large", "parameters/more")
-    }
+    return {key: draw.standard_normal(700_003).astype(np.float32) for key in ("parameters/large", "slots/momentum/large", "buffers/more")}
 
 
 def entries(values):
     return [ArrayEntry(key, value.dtype.str, value.shape) for key, value in values.items()]
 
 
+def described(values):
+    """What ``checkpoint.json`` says of the model that some arrays are the state of."""
+    shapes = {
+        kind: [[key.removeprefix(kind), list(value.shape)] for key, value in values.items() if key.startswith(kind)] for kind in KINDS
+    }
+    return {"name": "logreg", "loss": "cross_entropy", "parameters": shapes["parameters/"], "buffers": shapes["buffers/"]}
+
+
 def save(run, step=500, values=None, chunk=1000, **changed):
-    """Write a checkpoint of a run in chunks and return its folder."""
-    values = arrays(step) if values is None else values
+    """Write a checkpoint of a run in chunks and return its folder. Without a `model` the arrays are described as they are."""
+    if values is None:
+        values = arrays(step)
+    else:
+        changed = {"model": described(values), **changed}
     writer = CheckpointWriter(run / "checkpoints", meta(step, **changed), entries(values))
     whole = b"".join(value.tobytes() for value in values.values())
     for start in range(0, len(whole), chunk):

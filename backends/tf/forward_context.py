@@ -13,13 +13,20 @@ from numpy.typing import NDArray
 
 from ...core.job import Job
 from ...models.base import ForwardContext, ModelSpec
-from ...models.dropout_masks import keep_mask_of_shape
+from ...models.dropout_masks import drawn_rate, keep_mask_of_shape
+from ..tensor_functions import TensorFunctions
 from .precision import low_format
 
-__all__ = ["Buffers", "Context", "ForwardContexts"]
+__all__ = ["TENSORS", "Buffers", "Context", "ForwardContexts"]
 
 Buffers = Mapping[str, tf.Tensor]
 Context = ForwardContext[tf.Tensor]
+
+TENSORS = TensorFunctions(
+    lambda array: tf.constant(array.astype(np.int32) if np.issubdtype(array.dtype, np.integer) else array),
+    lambda tensor: tensor.numpy(),
+)
+"""Tensors as forward functions are given them, and back."""
 
 
 FIRST_STEP_OF_NO_RUN = 1 << 40
@@ -55,6 +62,7 @@ class ForwardContexts:
             step = step + tf.cast(micro_batch, tf.int64) * FIRST_STEP_OF_NO_RUN
 
         def drop(x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+            rate = drawn_rate(rate)
             kept = self._shared_mask if self._shared_masks else self._drawn_mask
             return tf.where(kept(step, indices, x, rate, layer), x * tf.cast(1.0 / (1.0 - rate), x.dtype), tf.zeros([], x.dtype))
 

@@ -17,6 +17,7 @@ from ..base import Availability, Server, Session
 from ..capabilities import Capabilities, ExportFormat
 from ..export import Export
 from ..placement import parameter_server_placement, ranks_placement
+from ..tensor_functions import TensorFunctions
 
 __all__ = ["BACKEND", "EXPORT_FORMATS", "TorchBackend"]
 
@@ -100,6 +101,12 @@ class TorchBackend:
         from .asynchronous.worker import Worker
 
         return Worker(task, job, model, data, device)
+
+    def tensor_functions(self) -> TensorFunctions:
+        """Import torch, and return what makes tensors of arrays and arrays of tensors; see `HasTensors`."""
+        from .forward_context import TENSORS
+
+        return TENSORS
 
     def export(self, request: Export) -> None:
         """Write a trained model in one of the formats; see `Exporter`."""

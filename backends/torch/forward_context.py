@@ -15,11 +15,18 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import ForwardContext, ModelSpec
-from ...models.dropout_masks import keep_mask_of_shape
+from ...models.dropout_masks import drawn_rate, keep_mask_of_shape
+from ..tensor_functions import TensorFunctions
 
-__all__ = ["Dropout", "ForwardContexts"]
+__all__ = ["TENSORS", "Dropout", "ForwardContexts"]
 
 Context = ForwardContext[torch.Tensor]
+
+TENSORS = TensorFunctions(
+    lambda array: torch.from_numpy(array.astype(np.int64) if np.issubdtype(array.dtype, np.integer) else array),
+    lambda tensor: tensor.detach().numpy(),
+)
+"""Tensors as forward functions are given them, on the CPU, and back."""
 
 
 class Dropout:
@@ -36,6 +43,7 @@ class Dropout:
 
     def __call__(self, x: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
         """Return x with elements zeroed with probability `rate` and the others divided by 1 − rate; see `ForwardContext`."""
+        rate = drawn_rate(rate)
         if self._shared_masks:
             kept = keep_mask_of_shape(self._seed, self._step, layer, self._indices, x.shape, rate)
             factors = torch.from_numpy(kept).to(x.device).to(x.dtype)

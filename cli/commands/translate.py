@@ -32,6 +32,8 @@ __all__ = ["translate"]
 MOST_PIECES = 1024
 """Of a sentence, END included: what attention takes grows with the square, and no model is trained on such sentences."""
 
+NOT_FINITE = "the model's output is not finite"
+
 
 @dataclass(frozen=True, slots=True)
 class _Line:
@@ -74,8 +76,8 @@ def translate(
     """Translate standard input line by line to standard output, as lines arrive.
 
     RUN is a run directory, whose newest sound checkpoint is taken unless another is asked for; CHECKPOINT is one of those. Every line has
-    its translation in the same place: of an empty line it is empty, and of one that cannot be translated (no UTF-8, or too long) too,
-    which standard error tells and the exit code 1 at the end.
+    its translation in the same place: of an empty line it is empty, and of one that cannot be translated (no UTF-8, too long, or the
+    model's output for it is not finite) too, which standard error tells and the exit code 1 at the end.
     """
     options = {"model": model, "data_dir": data_dir, "backend": backend, "precision": precision, "device": device}
     chosen = trained_weights(source, selection, options, trusted=trust_run)
@@ -144,16 +146,19 @@ class _Writer:
     def write(self, line: _Line, hypotheses: Sequence[Hypothesis]) -> None:
         """Write what is to be printed of one line."""
         self.lines += 1
-        if line.problem is not None:
+        problem = NOT_FINITE if line.pieces and not hypotheses else line.problem
+        if problem is not None:
             self.untranslated += 1
-            note(f"line {line.number}: {line.problem}; its translation is empty")
+            note(f"line {line.number}: {problem}; its translation is empty")
+        elif line.pieces and len(hypotheses) < (self._n_best or 1):
+            note(f"line {line.number}: {len(hypotheses)} of {self._n_best} translations; the model gives all others the probability 0")
         texts = [self._text(hypothesis) for hypothesis in hypotheses]
         if self._as_json:
             found = [
                 {"text": text, "score": one.score, "log_probability": one.log_probability, "ended": one.ended}
                 for text, one in zip(texts, hypotheses, strict=True)
             ]
-            document = {"line": line.number, "source": line.text, "problem": line.problem, "translations": found}
+            document = {"line": line.number, "source": line.text, "problem": problem, "translations": found}
             click.echo(json.dumps(finite_json(document), ensure_ascii=False))
         elif self._n_best is None:
             click.echo(texts[0] if texts else "")

@@ -176,6 +176,7 @@ class _Predicted(_OfTask):
 class _Decoded(_OfTask):
     start: Count
     sums: Annotated[dict[Name, float], msgspec.Meta(max_length=MOST_SUMS)]
+    without_numbers: Count
     seconds: Duration
 
 

@@ -38,9 +38,10 @@ def decode_message(split: Split, start: int, stop: int, decoding: Decoding) -> M
     return Message("decode", {"split": split, "start": start, "stop": stop, **_decoding_fields(decoding)})
 
 
-def decoded_message(order: Message, sums: Mapping[str, float], seconds: float) -> Message:
-    """Return the answer to that: what a task's share adds to the sums."""
-    return Message("decoded", {"start": order["start"], "sums": dict(sums), "seconds": seconds})
+def decoded_message(order: Message, sums: Mapping[str, float], without_numbers: int, seconds: float) -> Message:
+    """Return the answer to that: what a task's share adds to the sums, and how many of its sentences had no finite log-probabilities."""
+    fields = {"start": order["start"], "sums": dict(sums), "without_numbers": without_numbers, "seconds": seconds}
+    return Message("decoded", fields)
 
 
 def translate_message(sources: Sequence[Sequence[int]], decoding: Decoding, n_best: int) -> Message:
@@ -56,7 +57,7 @@ def sources_of(message: Message) -> list[NDArray[np.int64]]:
 
 
 def translated_message(order: Message, translations: Sequence[Sequence[Hypothesis]]) -> Message:
-    """Return the answer to that: the hypotheses of each sentence, the best first."""
+    """Return the answer to that: the hypotheses of each sentence, the best first; see `models.decoding.search`."""
     every = [hypothesis for hypotheses in translations for hypothesis in hypotheses]
     arrays = {
         "counts": np.array([len(hypotheses) for hypotheses in translations], np.int64),
@@ -73,7 +74,7 @@ def hypotheses_of(message: Message, sentences: int) -> list[list[Hypothesis]]:
     """Return the hypotheses of so many sentences. Raises ValueError where the message has others, or numbers that cannot be."""
     counts, lengths = message.array("counts"), message.array("lengths")
     scores, totals, ended = message.array("scores"), message.array("log_probabilities"), message.array("ended")
-    fits = len(counts) == sentences and counts.min(initial=1) >= 1 and lengths.min(initial=0) >= 0 and int(counts.sum()) == len(lengths)
+    fits = len(counts) == sentences and counts.min(initial=0) >= 0 and lengths.min(initial=0) >= 0 and int(counts.sum()) == len(lengths)
     if not fits or int(lengths.sum()) != len(message.array("pieces")) or not len(lengths) == len(scores) == len(totals) == len(ended):
         raise ValueError(f"translations of {len(counts)} sentences that do not fit the {sentences} that were asked for")
     pieces = _cut(message.array("pieces"), lengths)

@@ -17,7 +17,10 @@ largest model on a few cores an order takes less than a minute."""
 
 
 class TranslationOrders:
-    """The orders for one evaluation. `signature` says what the scores are comparable with."""
+    """The orders for one evaluation.
+
+    `signature` says what the scores are comparable with, `without_numbers` of how many sentences the model's output was not finite.
+    """
 
     def __init__(self, quality: TranslationQuality, split: Split, decoded: Decoded, leaders: int) -> None:
         self._quality, self._split, self._decoded, self._leaders = quality, split, decoded, leaders
@@ -26,6 +29,7 @@ class TranslationOrders:
         self._counted = dict.fromkeys(self._awaited, 0.0)
         self._sums = dict.fromkeys(quality.sums, 0.0)
         self._seconds = [0.0] * leaders
+        self.without_numbers = 0
         self.signature = decoded.signature(quality)
 
     @property
@@ -43,12 +47,15 @@ class TranslationOrders:
             raise ImpossibleAnswerError(f"translations of the sentences from {start} on, which nobody asked for")
         if (wrong := self._quality.wrong_with(sums, sentences)) is not None:
             raise ImpossibleAnswerError(f"translations with {wrong}")
+        if message["without_numbers"] > sentences:
+            raise ImpossibleAnswerError(f"translations of {sentences:g} sentences, {message['without_numbers']} of them without numbers")
         self._awaited[start].discard(leader)
         self._counted[start] += sentences
         size = self._stop(start) - start
         if self._counted[start] > size or (not self._awaited[start] and self._counted[start] != size):
             raise ImpossibleAnswerError(f"translations of {self._counted[start]:g} sentences, where {size} were asked for")
         self._sums = {name: value + sums[name] for name, value in self._sums.items()}
+        self.without_numbers += message["without_numbers"]
         self._seconds[leader] += message["seconds"]
 
     @property

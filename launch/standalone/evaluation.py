@@ -33,7 +33,8 @@ class Evaluated:
     """What came out.
 
     The sums, the figures that they make by name, the precision that was really used, and logits float32 [n, classes] where they were
-    asked for. `signature` is what figures of translations are comparable with, None of a model that translates nothing.
+    asked for. `signature` is what figures of translations are comparable with, None of a model that translates nothing;
+    `without_numbers` of how many sentences the model's output was not finite.
     """
 
     result: EvalResult
@@ -41,6 +42,7 @@ class Evaluated:
     precision_used: str
     logits: Array | None
     signature: str | None = None
+    without_numbers: int = 0
 
 
 class Evaluator:
@@ -57,15 +59,17 @@ class Evaluator:
         """
         with self._task as task:
             task.start(state)
-            result, signature = eval_from_message(task.ask(Message("evaluate", {"split": split}))), None
+            result = eval_from_message(task.ask(Message("evaluate", {"split": split})))
+            signature, without_numbers = None, 0
             if self._model.objective.translation is not None:
                 decoded = at_the_end(self._job, self._data.info.sizes[split])
                 orders = TranslationOrders(self._model.objective.translation, split, decoded, leaders=1)
                 self._translate(orders)
-                signature = orders.signature
+                signature, without_numbers = orders.signature, orders.without_numbers
                 result = replace(result, sums={**result.sums, **orders.sums}, seconds=result.seconds + orders.seconds)
             figures = self._model.objective.figures(result.sums)
-            return Evaluated(result, figures, task.precision_used, self._predict(split) if logits else None, signature)
+            predicted = self._predict(split) if logits else None
+            return Evaluated(result, figures, task.precision_used, predicted, signature, without_numbers)
 
     def _translate(self, orders: TranslationOrders) -> None:
         for message in orders.messages:

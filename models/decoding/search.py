@@ -8,6 +8,8 @@ at the longest length, so that no hypothesis can finish with a score above (its 
 finished ones that are asked for are at least as good as that, none that comes later can take a place, since of equal scores the
 one that was found first stands first.
 
+Log-probabilities that are no numbers, of a model that has diverged, say nothing: a sentence in whose search they come up has no hypothesis.
+
 Sums are taken in float64 for each sentence by itself, and of equal continuations that of the better hypothesis is taken, then that by the
 lower piece number: a sentence's result depends on nothing but its own log-probabilities.
 """
@@ -83,11 +85,12 @@ class _Beams:
 
 
 def search(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_best: int = 1) -> list[list[Hypothesis]]:
-    """Return for each source its `n_best` (at most the beam) best hypotheses that ended, the best first; fewer where fewer ended.
+    """Return for each source its `n_best` (at most the beam) best hypotheses.
 
-    Where none ended within the longest allowed length, the most probable one that was cut off stands for them. PADDING and BEGIN are never
-    taken, nor is a piece whose log-probability is −inf or no number (of a model that has diverged); where nothing is left, a sentence is
-    cut off. Raises ValueError for a source without pieces, or where `n_best` is beyond the beam.
+    Those that ended stand first, the best of them before the others; behind them, where there are too few, the most probable of those that
+    were cut off at the longest allowed length. There are fewer where the model gives all others the probability 0, and none where what it
+    gives is not finite: NaN or +inf for any piece, or −inf for every one. PADDING and BEGIN are never taken. Raises ValueError for a source
+    without pieces, or where `n_best` is beyond the beam.
     """
     if not 1 <= n_best <= decoding.beam:
         raise ValueError(f"{n_best} best hypotheses of a beam of {decoding.beam}")
@@ -100,7 +103,9 @@ def search(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_be
     beams = _Beams(len(sources), max(limits))
     stepper.begin(sources)
     for place in range(max(limits)):
-        row_m, piece_m, total_m = _continuations(beams, stepper.advance(beams.last_n, beams.rows_n), decoding.beam)
+        row_m, piece_m, total_m, broken = _continuations(beams, stepper.advance(beams.last_n, beams.rows_n), decoding.beam)
+        for sentence in broken:
+            finished[sentence].clear()
         ends_m = piece_m == END
         for row, total in zip(row_m[ends_m].tolist(), total_m[ends_m].tolist(), strict=True):
             hypothesis = Hypothesis(beams.pieces(row, place), total / decoding.penalty(place + 1), total, ended=True)
@@ -110,16 +115,14 @@ def search(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_be
         for sentence in np.unique(beams.sentence_n).tolist():
             found = finished[sentence]
             first, last = np.searchsorted(beams.sentence_n[row_m], [sentence, sentence + 1]).tolist()
-            if first == last:  # no piece has a probability, or all of the best continuations ended
-                if not found:
-                    row = int(np.searchsorted(beams.sentence_n, sentence))
-                    found.append(_cut_off(beams.pieces(row, place), float(beams.total_n[row]), decoding))
-            elif place + 1 == limits[sentence]:
+            if place + 1 == limits[sentence]:
                 goes_on_m[first:last] = False
-                if not found:
-                    pieces = (*beams.pieces(int(row_m[first]), place), int(piece_m[first]))
-                    found.append(_cut_off(pieces, float(total_m[first]), decoding))
-            elif len(found) == n_best and found[-1].score >= total_m[first] / decoding.penalty(limits[sentence]):
+                for row, piece, total in zip(*(of_m[first:last].tolist() for of_m in (row_m, piece_m, total_m)), strict=True):
+                    if len(found) == n_best:
+                        break
+                    pieces = (*beams.pieces(row, place), piece)
+                    found.append(Hypothesis(pieces, total / decoding.penalty(len(pieces)), total, ended=False))
+            elif first < last and len(found) == n_best and found[-1].score >= total_m[first] / decoding.penalty(limits[sentence]):
                 goes_on_m[first:last] = False
         if not goes_on_m.any():
             break
@@ -127,10 +130,13 @@ def search(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_be
     return finished
 
 
-def _continuations(beams: _Beams, log_probabilities_nv: LogProbabilities, beam: int) -> tuple[Indices, Indices, NDArray[np.float64]]:
+def _continuations(
+    beams: _Beams, log_probabilities_nv: LogProbabilities, beam: int
+) -> tuple[Indices, Indices, NDArray[np.float64], list[int]]:
     """Return the `beam` most probable continuations of each sentence: (row, piece, log-probability of the whole), [m], in the rows' order.
 
-    They are sorted by sentence and then from the most probable to the least; impossible ones are left out. Overwrites its input.
+    They are sorted by sentence and then from the most probable to the least; impossible ones are left out, and all of the sentences
+    that come last, of which a row is not finite. Overwrites its input.
     """
     log_probabilities_nv[:, [PADDING, BEGIN]] = -np.inf
     count, vocabulary = log_probabilities_nv.shape
@@ -139,12 +145,11 @@ def _continuations(beams: _Beams, log_probabilities_nv: LogProbabilities, beam: 
     piece_nk, value_nk = np.empty((count, most), np.int64), np.empty((count, most))
     for rank in range(most):  # argmax takes the first of equals; a few of them are faster than any sort of so many columns
         piece_nk[:, rank] = log_probabilities_nv.argmax(axis=1)
-        if np.isnan(value_n := log_probabilities_nv[every_row_n, piece_nk[:, rank]]).any():  # argmax takes NaN for the largest
-            np.copyto(log_probabilities_nv, -np.inf, where=np.isnan(log_probabilities_nv))
-            piece_nk[:, rank] = log_probabilities_nv.argmax(axis=1)
-            value_n = log_probabilities_nv[every_row_n, piece_nk[:, rank]]
-        value_nk[:, rank] = value_n
+        value_nk[:, rank] = log_probabilities_nv[every_row_n, piece_nk[:, rank]]
         log_probabilities_nv[every_row_n, piece_nk[:, rank]] = -np.inf
+    broken: list[int] = np.unique(beams.sentence_n[~np.isfinite(value_nk[:, 0])]).tolist()  # argmax takes NaN for the largest
+    if broken:
+        value_nk[np.isin(beams.sentence_n, broken)] = -np.inf
     total_m = (beams.total_n[:, None] + value_nk).ravel()
     row_m = np.repeat(every_row_n, most)
     sentence_m = beams.sentence_n[row_m]
@@ -152,7 +157,7 @@ def _continuations(beams: _Beams, log_probabilities_nv: LogProbabilities, beam: 
     ordered_m = sentence_m[order_m]
     rank_m = np.arange(len(order_m)) - np.searchsorted(ordered_m, ordered_m)
     chosen_m = order_m[(rank_m < beam) & (total_m[order_m] > -np.inf)]
-    return row_m[chosen_m], piece_nk.ravel()[chosen_m], total_m[chosen_m]
+    return row_m[chosen_m], piece_nk.ravel()[chosen_m], total_m[chosen_m], broken
 
 
 def _insert(found: list[Hypothesis], hypothesis: Hypothesis, most: int) -> None:
@@ -160,7 +165,3 @@ def _insert(found: list[Hypothesis], hypothesis: Hypothesis, most: int) -> None:
     found.append(hypothesis)
     found.sort(key=lambda one: -one.score)
     del found[most:]
-
-
-def _cut_off(pieces: tuple[int, ...], total: float, decoding: Decoding) -> Hypothesis:
-    return Hypothesis(pieces, total / decoding.penalty(len(pieces)), total, ended=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from .quality import TranslationQuality, checked_sums
 from .search import Stepper
 from .settings import Decoding
 
-__all__ = ["VOCABULARY", "TranslationScorer", "refuse_unscorable"]
+__all__ = ["VOCABULARY", "Scored", "TranslationScorer", "refuse_unscorable"]
 
 
 def refuse_unscorable(data: Dataset, quality: TranslationQuality) -> None:
@@ -28,6 +29,14 @@ def refuse_unscorable(data: Dataset, quality: TranslationQuality) -> None:
         raise UsageError(
             f"data: translations of {data.info.name!r} cannot be scored: {wrong}. Its source has to be mended, and made again."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What translations add to each of the quality's sums, and of how many sentences the model's output was not finite."""
+
+    sums: Mapping[str, float]
+    without_numbers: int
 
 
 class TranslationScorer:
@@ -64,11 +73,9 @@ class TranslationScorer:
         column = self._data.column(split, self._quality.source)
         return [column.example(number).astype(np.int64) for number in range(start, stop)]
 
-    def translations(self, stepper: Stepper, sources: Sequence[NDArray[np.int64]], decoding: Decoding) -> list[str]:
-        """Return the best translation of each sentence."""
-        return [self.vocabulary.decode(best[0].pieces) for best in decode(stepper, sources, decoding)]
-
-    def sums(self, stepper: Stepper, split: Split, start: int, stop: int, decoding: Decoding) -> Mapping[str, float]:
-        """Return by name what the sentences start … stop − 1 add to the quality's sums."""
-        found = self.translations(stepper, self.sources(split, start, stop), decoding)
-        return checked_sums(self._quality, found, self.references(split, start, stop))
+    def scored(self, stepper: Stepper, split: Split, start: int, stop: int, decoding: Decoding) -> Scored:
+        """Translate the sentences start … stop − 1. One without a hypothesis counts as an empty translation."""
+        found = decode(stepper, self.sources(split, start, stop), decoding)
+        texts = [self.vocabulary.decode(best[0].pieces) if best else "" for best in found]
+        sums = checked_sums(self._quality, texts, self.references(split, start, stop))
+        return Scored(sums, sum(not best for best in found))

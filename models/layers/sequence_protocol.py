@@ -14,8 +14,11 @@ __all__ = ["SequenceNetworkLayers"]
 class SequenceNetworkLayers(Protocol):
     """The layers of one forward pass, on tensors of some framework. Each with weights takes the name its parameters are found under.
 
-    Matrix products are computed in the context's number format, all else in float32: embedding, normalisation, softmax and sums. `rate` is
-    the probability with which a dropout drops, `layer` its number within the model. A batch may be empty, and so may a time.
+    Matrix products are computed in the context's number format, all else in float32: embedding, normalisation, softmax and sums. Every
+    result is float32 whatever the format of what is given, on every framework, so that results may be added to each other. A layer with
+    `low` leaves it in the number format of products where that is asked for, because a product follows; `heads`, `appended` and `dropout`
+    keep the format that they are given. `rate` is the probability with which a dropout drops, `layer` its number within the model. A
+    batch may be empty, and so may a time.
     """
 
     def embedding(self, tokens_bt: Any, name: str) -> Any:
@@ -42,15 +45,15 @@ class SequenceNetworkLayers(Protocol):
         ...
 
     def linear(self, x_btd: Any, name: str, *, low: bool = False) -> Any:
-        """Multiply by ``<name>.weight`` [out, in]: float32, or with `low` left in the number format of products, for another one."""
+        """Multiply by ``<name>.weight`` [out, in]: x_bto."""
         ...
 
     def dense(self, x_btd: Any, name: str) -> Any:
-        """Multiply by ``<name>.weight`` [out, in] and add ``<name>.bias``, float32."""
+        """Multiply by ``<name>.weight`` [out, in] and add ``<name>.bias``."""
         ...
 
-    def dense_relu(self, x_btd: Any, name: str) -> Any:
-        """Return max(0, `dense`); it may be in the number format of products."""
+    def dense_relu(self, x_btd: Any, name: str, *, low: bool = False) -> Any:
+        """Return max(0, `dense`)."""
         ...
 
     def heads(self, x_btd: Any, parts: int, count: int) -> tuple[Any, ...]:
@@ -58,7 +61,16 @@ class SequenceNetworkLayers(Protocol):
         ...
 
     def attention(
-        self, query_bhqe: Any, key_bhke: Any, value_bhke: Any, mask: Any, rate: float, layer: int, *, causal: bool = False
+        self,
+        query_bhqe: Any,
+        key_bhke: Any,
+        value_bhke: Any,
+        mask: Any,
+        rate: float,
+        layer: int,
+        *,
+        causal: bool = False,
+        low: bool = False,
     ) -> Any:
         """Return softmax(query · key / √e) · value with the heads side by side, [batch, query, width]; dropout on the softmax.
 
@@ -68,7 +80,7 @@ class SequenceNetworkLayers(Protocol):
         ...
 
     def appended(self, before: Any, new: Any) -> Any:
-        """Return two x_bhte with one time after the other."""
+        """Return two x_bhte of one format with one time after the other."""
         ...
 
     def dropout(self, x_btd: Any, rate: float, layer: int) -> Any:
@@ -76,5 +88,5 @@ class SequenceNetworkLayers(Protocol):
         ...
 
     def logits(self, x_btd: Any, name: str) -> Any:
-        """Multiply by ``<name>.weight`` [pieces, width]: logits_btv, float32."""
+        """Multiply by ``<name>.weight`` [pieces, width]: logits_btv."""
         ...

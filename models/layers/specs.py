@@ -1,7 +1,8 @@
 """Parameters, buffers and cost of the layers of a model, gathered in the order in which the layers are named.
 
 Names are torch's (``<layer>.weight``, ``<layer>.bias``, ``<layer>.running_mean`` …), so that a torch module of the same architecture
-loads them. Initial values are those of torch's modules: for convolutions and dense layers uniform in ±1/√(fan in), weights and biases.
+loads them. Initial values are those of torch's modules: for convolutions and dense layers uniform in ±1/√(fan in), weights and biases;
+of sequence layers those of Transformers' reference implementations (`linear`, `embedding`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ def convolved(side: int, kernel: int, stride: int = 1, padding: int = 0) -> int:
 
 @dataclass(slots=True)
 class LayerSpecs:
-    """Collects what a `ModelSpec` needs: `parameters` and `buffers` in order, `multiply_adds` of one example's forward pass."""
+    """Collects what a `ModelSpec` needs: `parameters` and `buffers` in order, `multiply_adds` of one example's forward pass.
+
+    Of a model of sequences `multiply_adds` is that of one piece: each weight counts once.
+    """
 
     parameters: list[ParameterSpec] = field(default_factory=list)
     buffers: list[ParameterSpec] = field(default_factory=list)
@@ -52,6 +56,28 @@ class LayerSpecs:
             ParameterSpec(f"{name}.bias", (outputs,), bound=bound),
         ]
         self.multiply_adds += inputs * outputs
+
+    def linear(self, name: str, inputs: int, outputs: int, parts: int = 1, bias: bool = False) -> None:
+        """Add the weight of `parts` products [outputs, inputs], one below the other, as `heads` cuts their results; and a bias of zeros.
+
+        Uniform in ±√(6 / (inputs + outputs)) (Glorot and Bengio 2010), each part counted by itself.
+        """
+        self.parameters.append(ParameterSpec(f"{name}.weight", (parts * outputs, inputs), bound=math.sqrt(6.0 / (inputs + outputs))))
+        if bias:
+            self.parameters.append(ParameterSpec(f"{name}.bias", (parts * outputs,)))
+        self.multiply_adds += parts * outputs * inputs
+
+    def embedding(self, name: str, pieces: int, width: int, logits: bool = False) -> None:
+        """Add a vector for each piece, normal with the deviation width^−½: looked up and times √width it has unit variance.
+
+        To look it up takes no product; `logits` says that the layer of this name is the output's weight as well.
+        """
+        self.parameters.append(ParameterSpec(f"{name}.weight", (pieces, width), deviation=width**-0.5))
+        self.multiply_adds += pieces * width if logits else 0
+
+    def layer_norm(self, name: str, width: int) -> None:
+        """Add layer normalisation: scale 1, shift 0."""
+        self.parameters += [ParameterSpec(f"{name}.weight", (width,), constant=1.0), ParameterSpec(f"{name}.bias", (width,))]
 
     def batch_norm(self, name: str, channels: int) -> None:
         """Add batch normalisation: scale 1, shift 0, running mean 0, running variance 1."""

@@ -61,7 +61,8 @@ class _Pass:
 
     def attention(self, query_bhqe: Any, pair: Pair, mask: Any, name: str, *, causal: bool = False) -> Any:
         """Attend, and multiply by the output's weight."""
-        mixed_bqd = self.layers.attention(query_bhqe, *pair, mask, self.settings.dropout_attention, next(self._numbers), causal=causal)
+        rate, number = self.settings.dropout_attention, next(self._numbers)
+        mixed_bqd = self.layers.attention(query_bhqe, *pair, mask, rate, number, causal=causal, low=True)
         return self.layers.linear(mixed_bqd, f"{name}.output")
 
     def own_heads(self, x_btd: Any, name: str) -> tuple[Any, Any, Any]:
@@ -78,8 +79,8 @@ class _Pass:
     def feed_forward(self, x_btd: Any, layer: str) -> Any:
         """Add what the feed-forward layer makes of each position."""
         name = f"{layer}.feed_forward"
-        inner_bti = self.dropout(self.layers.dense_relu(self.before(x_btd, name), f"{name}.inner"), self.settings.dropout_relu)
-        return self.after(x_btd, self.layers.dense(inner_bti, f"{name}.output"), name)
+        inner_bti = self.layers.dense_relu(self.before(x_btd, name), f"{name}.inner", low=True)
+        return self.after(x_btd, self.layers.dense(self.dropout(inner_bti, self.settings.dropout_relu), f"{name}.output"), name)
 
     def encoded(self, source_bs: Any, lengths_b: Any) -> Memory:
         """Return the memory of padded sources."""

@@ -11,15 +11,15 @@ Attention has no biases: the gradient of a key's bias is 0 in mathematics, and A
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...core.errors import UsageError
 from ...data.base import DataInfo
 from ...metrics import Metric
-from ..base import ModelSpec, ParameterSpec
+from ..base import ModelSpec
 from ..decoding.quality import TranslationQuality
+from ..layers import LayerSpecs
 from ..objectives import Objective
 
 __all__ = ["EMBEDDING", "SIZES", "SOURCE", "TARGET", "TRANSLATION", "Settings", "build"]
@@ -145,11 +145,11 @@ def build(
         smoothing=smoothing,
     )
     pieces = _vocabulary(data)
-    parameters = tuple(_parameters(settings, pieces))
+    layers = _layers(settings, pieces)
     return ModelSpec(
         "transformer",
-        parameters,
-        multiply_adds=_multiply_adds(parameters),
+        tuple(layers.parameters),
+        multiply_adds=layers.multiply_adds,
         dropout=settings.drops,
         objective=_objective(data),
         inputs=(SOURCE, TARGET),
@@ -182,45 +182,29 @@ def _vocabulary(data: DataInfo) -> int:
     return sizes[SOURCE]
 
 
-def _parameters(settings: Settings, pieces: int) -> Iterator[ParameterSpec]:
-    """Yield what is trained, in the order in which a forward pass needs it."""
-    width, inner = settings.width, settings.inner
-    yield ParameterSpec(f"{EMBEDDING}.weight", (pieces, width), deviation=width**-0.5)
+def _layers(settings: Settings, pieces: int) -> LayerSpecs:
+    """Return what is trained, in the order in which a forward pass needs it.
+
+    `multiply_adds` is how often one piece of a source and one of a target, together, are multiplied with a weight: an example costs that
+    for each piece of its length (with source and target of about one length), and beside it what attention multiplies without weights,
+    which for sentences is a small part.
+    """
+    width, inner, specs = settings.width, settings.inner, LayerSpecs()
+    specs.embedding(EMBEDDING, pieces, width, logits=True)
     for side, crossed in (("encoder", False), ("decoder", True)):
         for number in range(settings.layers):
             layer = f"{side}.{number}"
-            yield from _norm(f"{layer}.self_attention_norm", width)
-            yield _matrix(f"{layer}.self_attention.query_key_value", width, width, parts=3)
-            yield _matrix(f"{layer}.self_attention.output", width, width)
+            specs.layer_norm(f"{layer}.self_attention_norm", width)
+            specs.linear(f"{layer}.self_attention.query_key_value", width, width, parts=3)
+            specs.linear(f"{layer}.self_attention.output", width, width)
             if crossed:
-                yield from _norm(f"{layer}.cross_attention_norm", width)
-                yield _matrix(f"{layer}.cross_attention.query", width, width)
-                yield _matrix(f"{layer}.cross_attention.key_value", width, width, parts=2)
-                yield _matrix(f"{layer}.cross_attention.output", width, width)
-            yield from _norm(f"{layer}.feed_forward_norm", width)
-            yield _matrix(f"{layer}.feed_forward.inner", width, inner)
-            yield ParameterSpec(f"{layer}.feed_forward.inner.bias", (inner,))
-            yield _matrix(f"{layer}.feed_forward.output", inner, width)
-            yield ParameterSpec(f"{layer}.feed_forward.output.bias", (width,))
+                specs.layer_norm(f"{layer}.cross_attention_norm", width)
+                specs.linear(f"{layer}.cross_attention.query", width, width)
+                specs.linear(f"{layer}.cross_attention.key_value", width, width, parts=2)
+                specs.linear(f"{layer}.cross_attention.output", width, width)
+            specs.layer_norm(f"{layer}.feed_forward_norm", width)
+            specs.linear(f"{layer}.feed_forward.inner", width, inner, bias=True)
+            specs.linear(f"{layer}.feed_forward.output", inner, width, bias=True)
         if settings.norm == "pre":
-            yield from _norm(f"{side}.norm", width)
-
-
-def _norm(name: str, width: int) -> Iterator[ParameterSpec]:
-    """Yield scale and shift of a layer normalisation."""
-    yield ParameterSpec(f"{name}.weight", (width,), constant=1.0)
-    yield ParameterSpec(f"{name}.bias", (width,))
-
-
-def _matrix(name: str, inputs: int, outputs: int, parts: int = 1) -> ParameterSpec:
-    """Return the weight of so many layers [outputs, inputs], one below the other."""
-    return ParameterSpec(f"{name}.weight", (parts * outputs, inputs), bound=math.sqrt(6.0 / (inputs + outputs)))
-
-
-def _multiply_adds(parameters: tuple[ParameterSpec, ...]) -> int:
-    """Return how often one piece of a source and one of a target, together, are multiplied with a weight.
-
-    An example costs this for each piece of its length (with source and target of about one length), and beside that what attention
-    multiplies without weights, which for sentences is a small part. Each matrix counts once; the embedding, as the output's.
-    """
-    return sum(parameter.size for parameter in parameters if len(parameter.shape) == 2)
+            specs.layer_norm(f"{side}.norm", width)
+    return specs

@@ -178,7 +178,7 @@ def test_the_tables_and_lists_show_it(runs):
     ("arguments", "words"),
     [
         (["run", "--model", "cnn", "--data", "tagged"], "'tagged' has no images"),
-        (["run", "--model", "crosstrain_sequences.tagger", "--data", "digits"], "'digits' is no text"),
+        (["run", "--model", "crosstrain_sequences.tagger", "--data", "digits"], "'digits' has no column 'tokens'; it has image, label"),
         (["run", "--model", "crosstrain_sequences.tagger", "--data", "tagged", "--augment", "flip"], "has no images"),
     ],
 )

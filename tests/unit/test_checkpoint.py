@@ -32,6 +32,7 @@ from crosstrain.checkpoint import (
     read_checkpoint,
     read_lock,
 )
+from crosstrain.checkpoint.safetensors_file import map_arrays
 from crosstrain.cli.run_arguments import find_run_or_checkpoint
 from crosstrain.core.errors import UsageError
 from crosstrain.metrics import LOSS
@@ -80,18 +81,20 @@ class TestRoundTrip:
         dtypes=st.lists(st.sampled_from(["<f4", "<f8", "<f2", "|u1", "<i8", "|b1"]), min_size=6, max_size=6),
         chunk=st.integers(1, 300),
     )
-    def test_any_shape_and_type(self, tmp_path_factory, shapes, dtypes, chunk):
+    def test_any_shape_and_type_is_written(self, tmp_path_factory, shapes, dtypes, chunk):
         values = {f"parameters/p{n}": np.ones(shape, dtypes[n]) * (n % 2) for n, shape in enumerate(shapes)}
         values = {key: value.astype(dtypes[n]) for n, (key, value) in enumerate(values.items())}
-        path = save(
-            tmp_path_factory.mktemp("run"),
-            values=values,
-            chunk=chunk,
-            model={"name": "any", "loss": "cross_entropy", "parameters": [], "buffers": []},
-        )
-        assert same(read_checkpoint(path).arrays, values)
-        library = safetensors.numpy.load_file(path / "parameters.safetensors")
-        assert {name: value.shape for name, value in library.items()} == {key[11:]: value.shape for key, value in values.items()}
+        file = save(tmp_path_factory.mktemp("run"), values=values, chunk=chunk) / "parameters.safetensors"
+        expected = {key.removeprefix("parameters/"): value for key, value in values.items()}
+        assert same(map_arrays(file), expected)
+        library = safetensors.numpy.load_file(file)
+        assert {name: value.shape for name, value in library.items()} == {name: value.shape for name, value in expected.items()}
+
+    @settings(max_examples=30, deadline=None)
+    @given(shapes=st.lists(st.lists(st.integers(1, 5), max_size=4).map(tuple), min_size=1, max_size=6), chunk=st.integers(1, 300))
+    def test_any_shape_is_read(self, tmp_path_factory, shapes, chunk):
+        values = {f"parameters/p{n}": np.full(shape, n, np.float32) for n, shape in enumerate(shapes)}
+        assert same(read_checkpoint(save(tmp_path_factory.mktemp("run"), values=values, chunk=chunk)).arrays, values)
 
     def test_the_values_begin_aligned(self, tmp_path):
         raw = (save(tmp_path) / "parameters.safetensors").read_bytes()

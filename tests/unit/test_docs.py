@@ -22,13 +22,16 @@ from crosstrain.cli.options import given_options
 from crosstrain.core import plugins
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import RESERVED_VARIABLES, ResumedRun, resolve
-from crosstrain.data.base import DataInfo
+from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.data.columns import ColumnSpec
 from crosstrain.data.store.resolve import written_out
 from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.models.build import build_model
 from crosstrain.models.decoding.quality import TranslationQuality
 from crosstrain.models.decoding.translation import refuse_unscorable
 from crosstrain.models.layers import LayerSpecs, convolved
 from crosstrain.models.layers.protocol import NetworkLayers
+from crosstrain.models.layers.sequence_protocol import SequenceNetworkLayers
 from crosstrain.records import schema
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.report.tables.run_tables import ACROSS_MODES, side_by_side, to_text
@@ -210,7 +213,12 @@ class TestAddingAModel:
         """Every function is there, with its arguments in their order and their defaults."""
         text = (repository / "docs/adding-a-model.md").read_text(encoding="utf-8")
         documented = sorted(re.findall(r"^\| `(\w+\([^)]*\))` \|", text, re.MULTILINE))
-        layers = [method for kind in (LayerSpecs, NetworkLayers) for method in vars(kind).values() if inspect.isfunction(method)]
+        layers = [
+            method
+            for kind in (LayerSpecs, NetworkLayers, SequenceNetworkLayers)
+            for method in vars(kind).values()
+            if inspect.isfunction(method)
+        ]
         public = [convolved, *(method for method in layers if not method.__name__.startswith("_"))]
         assert documented == sorted(f"{one.__name__}({arguments(one)})" for one in public)
 
@@ -227,6 +235,13 @@ class TestAddingAModel:
             "output.bias": (5,),
         }
         assert spec.multiply_adds == 9 * 7 * 8 * 3 * 9 + 8 * 4 * 3 * 5
+
+    def test_the_tagger_refuses_text_without_its_columns(self, repository, installed):
+        write_package(repository / "docs/adding-a-model.md", installed)
+        columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("tags", "uint16", (None,))
+        data = DataInfo("pairs", {"train": 1, "test": 1}, columns, TextFeatures({"source": 9, "tags": 9}))
+        with pytest.raises(plugins.UsageError, match="'pairs' has no column 'tokens'; it has source, tags"):
+            build_model("my_models.tagger", data)
 
     def test_a_model_for_one_backend_says_which(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.models.dropout_masks import keep_mask, keep_mask_of_positions, keep_mask_of_shape, philox_4x32
+from crosstrain.models.dropout_masks import LARGEST_RATE, drawn_rate, keep_mask, keep_mask_of_positions, keep_mask_of_shape, philox_4x32
 
 WHOLE = st.integers(0, 2**31)
 PINNED = [173, 91, 60, 180]
@@ -138,6 +138,20 @@ def test_the_values_of_positions_are_pinned():
 def test_an_empty_slice_of_positions():
     assert positions_mask(indices=()).shape == (0, 5, 9)
     assert positions_mask(positions=0).shape == (2, 0, 9)
+
+
+@given(rate=st.floats(0.0, 1.0, exclude_max=True), nines=st.integers(0, 16), shape=st.lists(st.integers(0, 5), min_size=2, max_size=4))
+def test_no_rate_below_one_is_too_large(rate, nines, shape):
+    for asked in (rate, 1 - 10.0**-nines * (1 - rate), np.nextafter(1.0, 0.0)):
+        asked = min(asked, np.nextafter(1.0, 0.0))
+        kept = keep_mask_of_shape(1, 2, 3, np.arange(shape[0]), shape, asked)
+        assert kept.shape == tuple(shape)
+        assert np.array_equal(kept, keep_mask_of_shape(1, 2, 3, np.arange(shape[0]), shape, drawn_rate(asked)))
+
+
+def test_the_largest_rate_keeps_something_and_its_scale_has_a_place_in_fp16():
+    assert keep_mask_of_shape(1, 2, 3, np.arange(40), (40, 50, 512), np.nextafter(1.0, 0.0)).any()
+    assert np.isfinite(np.float16(1 / (1 - LARGEST_RATE)))
 
 
 def test_a_matrix_has_the_masks_that_it_always_had():

@@ -59,7 +59,7 @@ def test_noam_needs_a_warm_up_and_a_model_with_a_width():
     job = Job(schedule="noam", warmup_steps=4)
     refuse_without_width(job, 64)
     refuse_without_width(Job(), None)
-    with pytest.raises(UsageError, match=r"schedule: got 'noam', .* and 'logreg' has none"):
+    with pytest.raises(UsageError, match=r"schedule: got 'noam', .* and 'logreg' has none.* says its width in ModelSpec\.width"):
         refuse_without_width(job, None)
 
 

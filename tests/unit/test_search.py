@@ -71,8 +71,11 @@ def test_a_beam_wider_than_all_sentences_finds_the_best_of_all(seed: int, penalt
     source = source_of(4)
     expected = every_sentence(RandomModel(seed), tuple(source.tolist()), decoding)
     (found,) = search(RandomModel(seed), [source], decoding, n_best=5)
-    assert [one.pieces for one in found] == [one.pieces for one in expected[:5]]
-    assert [one.score for one in found] == pytest.approx([one.score for one in expected[:5]], rel=1e-12)
+    ended = [one for one in found if one.ended]
+    assert len(found) == 5
+    assert found[: len(ended)] == ended
+    assert [one.pieces for one in ended] == [one.pieces for one in expected[:5]]
+    assert [one.score for one in ended] == pytest.approx([one.score for one in expected[:5]], rel=1e-12)
 
 
 def plain_beam(model: RandomModel, source: tuple[int, ...], decoding: Decoding, n_best: int) -> list[Hypothesis]:
@@ -91,10 +94,8 @@ def plain_beam(model: RandomModel, source: tuple[int, ...], decoding: Decoding, 
         beam = [((*pieces, piece), total) for total, pieces, piece in every if piece != END]
         if not beam:
             break
-    if not found:
-        pieces, total = beam[0]
-        return [Hypothesis(pieces, total / decoding.penalty(limit), total, ended=False)]
-    return sorted(found, key=lambda one: -one.score)[:n_best]
+    cut_off = [Hypothesis(pieces, total / decoding.penalty(limit), total, ended=False) for pieces, total in beam]
+    return [*sorted(found, key=lambda one: -one.score), *cut_off][:n_best]
 
 
 MODELS = st.tuples(st.integers(0, 2**31), st.sampled_from([None, 1, 2]), st.sampled_from([-3.0, 0.0, 2.0]))
@@ -148,28 +149,62 @@ def test_equal_pieces_the_lower_number_first() -> None:
 
     found = search(Even(), [source_of(4)], Decoding(beam=4, length_penalty=0.0, extra_length=1), n_best=4)[0]
     # END is 2, and pieces of text begin with 3: of step 1 end, 3, 4 and 5 are taken; of step 2 only what continues 3
-    assert [one.pieces for one in found] == [(), (3,), (3, 3)]
-    assert [one.score for one in found] == pytest.approx([-np.log(9), -2 * np.log(9), -3 * np.log(9)])
+    assert [(one.pieces, one.ended) for one in found] == [((), True), ((3,), True), ((3, 3), True), ((3, 3, 3), False)]
+    assert [one.score for one in found] == pytest.approx([-np.log(9), -2 * np.log(9), -3 * np.log(9), -3 * np.log(9)])
 
 
-def test_a_model_that_has_diverged_ends_at_once() -> None:
-    class Diverged:
-        def begin(self, sources: Sequence[np.ndarray]) -> None:
-            pass
+class Diverging(RandomModel):
+    """Some of whose sentences, those that begin with `wrong`, get a row that is not finite after so many pieces."""
 
-        def advance(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            return np.full((len(rows), 9), np.nan, np.float32)
+    def __init__(self, seed: int, wrong: int, place: int, values: Sequence[float], whole: bool) -> None:
+        super().__init__(seed, ends=-3.0)
+        self._wrong, self._place, self._values, self._whole = wrong, place, list(values), whole
 
-    assert [one[0].pieces for one in search(Diverged(), [source_of(4), source_of(5, 6)], BEAM)] == [(), ()]
+    def next(self, prefix: tuple[int, ...]) -> np.ndarray:
+        found = super().next(prefix)
+        if prefix[0] == self._wrong and len(prefix) - prefix.index(BEGIN) > self._place:
+            draw = np.random.default_rng([self._seed, len(prefix)])
+            found[slice(2, None) if self._whole else draw.integers(2, len(found))] = draw.choice(self._values)
+        return found
 
-    class HalfDiverged(Diverged):
-        def advance(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            values = super().advance(tokens, rows)
-            values[:, 7] = -1.0
-            return values
 
-    (found,) = search(HalfDiverged(), [source_of(4)], Decoding(extra_length=1))[0]
-    assert (found.pieces, found.ended) == ((7, 7, 7), False)
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 4),
+    st.sampled_from([([np.nan], False), ([np.inf], False), ([np.nan, np.inf], False), ([np.nan], True), ([-np.inf], True)]),
+    st.integers(1, 4),
+    st.lists(st.integers(4, 6), min_size=1, max_size=6),
+)
+def test_a_sentence_whose_rows_are_not_finite_has_no_hypothesis(
+    seed: int, place: int, how: tuple[list[float], bool], beam: int, begins: list[int]
+) -> None:
+    """And those beside it in a batch are translated as if it were not there."""
+    decoding = Decoding(beam=beam, extra_length=5)
+    sources = [source_of(begin, 5) for begin in begins]
+    found = search(Diverging(seed, 4, place, *how), sources, decoding, beam)
+    sound = search(RandomModel(seed, ends=-3.0), sources, decoding, beam)
+    for begin, ours, theirs in zip(begins, found, sound, strict=True):
+        longest = max(len(one.pieces) + one.ended for one in theirs)
+        if begin != 4 or longest <= place:  # the search may also go on a little longer than its best ones are
+            assert ours in (theirs, []) if begin == 4 else ours == theirs
+        else:
+            assert ours == []
+
+
+def test_a_piece_without_any_probability_is_not_taken() -> None:
+    class Narrow(RandomModel):
+        def next(self, prefix: tuple[int, ...]) -> np.ndarray:
+            found = super().next(prefix)
+            found[[3, 4]] = -np.inf
+            return found
+
+    (found,) = search(Narrow(1, ends=-9.0), [source_of(4)], Decoding(beam=4, extra_length=1), n_best=4)
+    assert [(one.pieces, one.ended) for one in found[-1:]] == [((5, 5, 5), False)]
+    assert len(found) == 4
+    (found,) = search(Narrow(1), [source_of(4)], Decoding(beam=4, extra_length=0), n_best=4)
+    assert [one.pieces for one in found if not one.ended] == [(5, 5)]
+    assert len(found) == 3  # there is no fourth
 
 
 def test_batches_have_every_sentence_once_and_neighbours_of_one_length() -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
-from transformer_cases import CASES, EMPTY, LONGEST, PLAIN, VOCABULARY, Case
+from transformer_cases import CASES, DROPPED, EMPTY, LONGEST, PLAIN, VOCABULARY, Case, rates
 
 from crosstrain.conformance.runs import norm_wise_difference
 from crosstrain.core.errors import UsageError
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import ColumnSpec
 from crosstrain.models.build import build_model, canonical_model
+from crosstrain.models.dropout_masks import LARGEST_RATE
 
 FOLDER = Path(__file__).parent
 LOGITS_TOLERANCE, GRADIENT_TOLERANCE, PADDING_TOLERANCE = 1e-4, 1e-3, 1e-6
 FRAMEWORKS = "tf", "torch"
+PINNED = "f62f1ca803c8a892"
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +155,31 @@ def test_the_loss_is_that_of_smoothed_labels(results, seed, case):
         assert results[framework][f"{case}/losses"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
+def test_results_of_layers_are_float32_unless_asked_for_otherwise(results, seed):
+    """With bf16, whatever format a layer is given, on both frameworks; and their values are alike."""
+    texts = {name: {key: str(value) for key, value in part(results[name], "format", "").items()} for name in FRAMEWORKS}
+    assert texts["tf"] == texts["torch"]
+    assert texts["tf"] == {key: "bfloat16" if key.endswith(", low") else "float32" for key in texts["tf"]}
+    assert len(texts["tf"]) > 20
+    ours, theirs = (part(results[name], "layer", "") for name in FRAMEWORKS)
+    own = PLAIN.inputs(seed)["source"] != 0
+    for key, value in theirs.items():
+        assert norm_wise_difference({key: ours[key][own]}, {key: value[own]}) < 0.02, key
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dimensions", DROPPED)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_rate_below_one_drops_that_share(results, seed, framework, dimensions):
+    """What is kept is scaled so that the mean stays; of rates that hardly keep anything, to six deviations."""
+    drawn = np.array([min(rate, LARGEST_RATE) for rate in rates(seed)])
+    deviations = np.sqrt(drawn / (1 - drawn) / np.prod(DROPPED[dimensions]))
+    for shared in (False, True):
+        means = results[framework][f"dropped/{shared}/{dimensions}"]
+        assert np.all(np.abs(means - 1) <= 6 * deviations + 1e-3)
+
+
 # What is built ---------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +204,14 @@ def test_vaswanis_base_has_its_number_of_parameters():
     sizes = {size: build_model(f"transformer:{size}", info(source=37_000, target=37_000)).size / 1e6 for size in ("base", "big")}
     assert sizes["base"] == pytest.approx(63, abs=2)
     assert sizes["big"] == pytest.approx(214, abs=3)
+
+
+def test_what_is_trained_is_pinned():
+    """Names, order, shapes and spreads: another of them would make other initial weights of the same seed."""
+    spec = build_model("transformer:tiny", info(source=777, target=777))
+    told = [(one.name, one.shape, f"{one.bound:.9g}", f"{one.deviation:.9g}", one.constant) for one in spec.parameters]
+    assert sha256(repr(told).encode()).hexdigest()[:16] == PINNED
+    assert spec.multiply_adds == sum(one.size for one in spec.parameters if len(one.shape) == 2)
 
 
 def test_initial_values_are_the_same_for_every_norm_and_spread_as_told():

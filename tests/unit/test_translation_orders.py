@@ -43,7 +43,7 @@ def answer(message, leader, leaders):
     start, stop = message["start"], message["stop"]
     first, last = split_evenly(stop - start, leaders)[leader]
     sums = sentence_sums(FOUND[start + first : start + last], LINES[start + first : start + last], "13a")
-    return decoded_message(message, dict(zip(SUMS, sums.tolist(), strict=True)), 0.5)
+    return decoded_message(message, dict(zip(SUMS, sums.tolist(), strict=True)), last - first if leader == 0 else 0, 0.5)
 
 
 @pytest.mark.parametrize("leaders", [1, 2, 3])
@@ -58,6 +58,8 @@ def test_each_sentence_counts_once_on_any_number_of_tasks(leaders, decoded):
     expected = sentence_sums(FOUND[: decoded.sentences], LINES[: decoded.sentences], "13a")
     assert orders.sums == dict(zip(SUMS, expected.tolist(), strict=True))
     assert orders.seconds == 0.5 * len(orders.messages)
+    shares = [split_evenly(message["stop"] - message["start"], leaders)[0] for message in orders.messages]
+    assert orders.without_numbers == sum(last - first for first, last in shares)
     assert orders.signature.endswith(f"|{decoded.decoding.signature}|sentences:{decoded.sentences}")
 
 
@@ -80,6 +82,13 @@ def test_sums_that_cannot_be_are_refused(changes, said):
     orders = TranslationOrders(QUALITY, "test", Decoded(3, GREEDY), 1)
     with pytest.raises(ImpossibleAnswerError, match=said):
         orders.add(0, wrong(answer(orders.messages[0], 0, 1), **changes))
+
+
+def test_more_sentences_without_numbers_than_there_are_is_refused():
+    orders = TranslationOrders(QUALITY, "test", Decoded(3, GREEDY), 1)
+    found = answer(orders.messages[0], 0, 1)
+    with pytest.raises(ImpossibleAnswerError, match="3 sentences, 4 of them without numbers"):
+        orders.add(0, Message("decoded", {**found.fields, "without_numbers": 4}))
 
 
 def test_answers_that_nobody_asked_for_are_refused():
@@ -127,7 +136,7 @@ def test_without_translations_an_evaluation_has_one_part():
     assert evaluation.on_evaluated(result, 5) == (result, 5)
     assert evaluation.begin_last("test") == []
     with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
-        evaluation.on_decoded(0, Message("decoded", {"start": 0, "sums": {}, "seconds": 0.0}))
+        evaluation.on_decoded(0, Message("decoded", {"start": 0, "sums": {}, "without_numbers": 0, "seconds": 0.0}))
 
 
 def test_what_a_job_decodes_and_its_signatures():
@@ -154,12 +163,17 @@ def test_sentences_and_hypotheses_travel():
     hypotheses = [
         [Hypothesis((4, 5), -1.5, -2.0, ended=True), Hypothesis((), -3.0, -3.0, ended=True)],
         [Hypothesis((9,) * 7, -9.0, -12.0, ended=False)],
-        [Hypothesis((), 0.0, 0.0, ended=False)],
+        [],
     ]
     sent = translated_message(Message("translate", {"sequence": 3}), hypotheses)
     assert hypotheses_of(sent, 3) == hypotheses
     with pytest.raises(ValueError, match="of 3 sentences that do not fit the 2"):
         hypotheses_of(sent, 2)
-    for name, value in (("lengths", np.array([1, 1, 1, 1])), ("counts", np.array([4, 0, 0])), ("ended", np.array([1]))):
+    for name, value in (
+        ("lengths", np.array([1, 1, 1, 1])),
+        ("counts", np.array([4, 0, 0])),
+        ("counts", np.array([4, 0, -1])),
+        ("ended", np.array([1])),
+    ):
         with pytest.raises(ValueError, match="do not fit"):
             hypotheses_of(Message("translated", sent.fields, {**sent.arrays, name: value}), 3)

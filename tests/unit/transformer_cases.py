@@ -38,8 +38,8 @@ class Case:
         kept = [parameter for parameter in spec.parameters if not parameter.name.startswith((f"encoder.{LAYERS}.", f"decoder.{LAYERS}."))]
         return replace(spec, parameters=tuple(kept), settings=replace(spec.settings, layers=LAYERS))
 
-    def job(self, precision="fp32"):
-        return Job(model=self.model, deterministic=True, seed=3, precision=precision)
+    def job(self, precision="fp32", deterministic=True):
+        return Job(model=self.model, deterministic=deterministic, seed=3, precision=precision)
 
     def parameters(self, seed):
         """Initial values, of which the constant ones are moved, so that each takes part."""
@@ -68,6 +68,39 @@ class Case:
                 tokens[row, :length] = [*draw.integers(4, VOCABULARY, length - 1), END]
             found |= {column: tokens, f"{column}_lengths": lengths.astype(np.int32)}
         return found
+
+
+DROPPED = {2: (64, 512), 3: (64, 16, 32), 4: (64, 2, 8, 32)}
+"""Shapes of what is dropped of, by their number of dimensions."""
+
+
+def result_formats(layers, x_btd, tokens_bt, lengths_b):
+    """By what is computed, results of every sequence layer of the plain case, given float32 and given the format of products."""
+    layer = "encoder.0"
+    low_btd = layers.linear(x_btd, f"{layer}.self_attention.output", low=True)
+    yield "linear, low", low_btd
+    yield "embedding", layers.embedding(tokens_bt, "embedding")
+    for given, x in (("float32", x_btd), ("low", low_btd)):
+        yield f"positions of {given}", layers.positions(x)
+        yield f"layer_norm of {given}", layers.layer_norm(x, f"{layer}.feed_forward_norm")
+        yield f"linear of {given}", layers.linear(x, f"{layer}.self_attention.output")
+        yield f"dense of {given}", layers.dense(layers.dense_relu(x, f"{layer}.feed_forward.inner"), f"{layer}.feed_forward.output")
+        yield f"dense_relu of {given}", layers.dense_relu(x, f"{layer}.feed_forward.inner")
+        yield f"dense_relu of {given}, low", layers.dense_relu(x, f"{layer}.feed_forward.inner", low=True)
+        (heads,) = layers.heads(x, 1, 4)
+        mask = layers.attended(lengths_b, tokens_bt)
+        for causal in (False, True):
+            attended = layers.attention(heads, heads, heads, None if causal else mask, 0.0, 0, causal=causal)
+            yield f"attention of {given}, {causal}", attended
+            yield f"x + attention of {given}, {causal}", x_btd + attended
+            yield f"attention of {given}, {causal}, low", layers.attention(heads, heads, heads, None, 0.0, 0, causal=causal, low=True)
+        yield f"logits of {given}", layers.logits(x, "embedding")
+
+
+def rates(seed):
+    """Rates of dropout, as far as the largest number below 1."""
+    drawn = 1.0 - 10.0 ** np.random.default_rng([seed, 3]).uniform(-17, 0, 20)
+    return [float(rate) for rate in (*drawn[drawn < 1.0], 0.0, 0.999993, 1 - 2.0**-15, 1 - 2.0**-16, 1 - 2.0**-33, np.nextafter(1.0, 0.0))]
 
 
 PLAIN = Case("transformer:tiny?dropout=0")

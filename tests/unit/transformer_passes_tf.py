@@ -8,7 +8,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
 import numpy as np
 import tensorflow as tf
-from transformer_cases import CASES, EMPTY, MORE_PADDING, PLAIN, STEP, Case
+from transformer_cases import CASES, DROPPED, EMPTY, MORE_PADDING, PLAIN, STEP, Case, rates, result_formats
 
 from crosstrain.backends.tf.forward_context import ForwardContexts
 from crosstrain.data.text import BEGIN
@@ -85,6 +85,29 @@ def low(case, seed):
     return forward(parameters, inputs, ForwardContexts(case.job("bf16"), case.spec, 0).evaluation({}))
 
 
+def formats(case, seed):
+    parameters, inputs = given(case, seed)
+    layers = SequenceLayers(parameters, ForwardContexts(case.job("bf16"), case.spec, 0).evaluation({}))
+    x_btd = layers.embedding(inputs["source"], "embedding")
+    for name, value in result_formats(layers, x_btd, inputs["source"], inputs["source_lengths"]):
+        yield f"format/{name}", value.dtype.name
+        yield f"layer/{name}", tf.cast(value, tf.float32)
+
+
+def dropped(seed):
+    """By kind of mask and number of dimensions, the means of ones of which so much is dropped, one for each rate."""
+    for shared in (False, True):
+        for dimensions, shape in DROPPED.items():
+            indices = tf.range(shape[0])
+            context = ForwardContexts(CASES[1].job(deterministic=shared), CASES[1].spec, 0).training(
+                {}, tf.constant(STEP, tf.int64), indices
+            )
+            yield (
+                f"dropped/{shared}/{dimensions}",
+                tf.stack([tf.reduce_mean(context.dropout(tf.ones(shape), rate, 0)) for rate in rates(seed)]),
+            )
+
+
 if __name__ == "__main__":
     seed, results = int(sys.argv[1]), {}
     tf.config.threading.set_intra_op_parallelism_threads(2)
@@ -96,4 +119,5 @@ if __name__ == "__main__":
             results |= {f"{case}/padded/{key}": value for key, value in passes(case, seed, train, evaluate, MORE_PADDING)}
             results |= {f"{case}/decoded": decoded(case, seed)}
     results |= {f"{PLAIN}/low": low(PLAIN, seed)}
-    np.savez(sys.argv[2], **{key: value.numpy() for key, value in results.items()})
+    results |= {**dict(dropped(seed)), **dict(formats(PLAIN, seed))}
+    np.savez(sys.argv[2], **{key: value if isinstance(value, str) else value.numpy() for key, value in results.items()})

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import torch
-from transformer_cases import CASES, EMPTY, MORE_PADDING, PLAIN, STEP
+from transformer_cases import CASES, DROPPED, EMPTY, MORE_PADDING, PLAIN, STEP, rates, result_formats
 
 from crosstrain.backends.torch.forward_context import Dropout
 from crosstrain.data.text import BEGIN
@@ -62,6 +62,26 @@ def low(case, seed):
         return forward(parameters, inputs, ForwardContext(False, compute=torch.bfloat16, settings=case.spec.settings))
 
 
+def formats(case, seed):
+    parameters, inputs = given(case, seed)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        layers = SequenceLayers(parameters, ForwardContext(False, compute=torch.bfloat16, settings=case.spec.settings))
+        x_btd = layers.embedding(inputs["source"], "embedding")
+        found = list(result_formats(layers, x_btd, inputs["source"], inputs["source_lengths"]))
+    for name, value in found:
+        yield f"format/{name}", str(value.dtype).removeprefix("torch.")
+        yield f"layer/{name}", value.float()
+
+
+def dropped(seed):
+    """By kind of mask and number of dimensions, the means of ones of which so much is dropped, one for each rate."""
+    for shared in (False, True):
+        for dimensions, shape in DROPPED.items():
+            dropout = Dropout(CASES[1].job(deterministic=shared), 0)
+            dropout.at(STEP, np.arange(shape[0], dtype=np.int32))
+            yield f"dropped/{shared}/{dimensions}", torch.stack([dropout(torch.ones(shape), rate, 0).mean() for rate in rates(seed)])
+
+
 def gradients_in_float64(case, seed, padding):
     """Gradients of the same pass where every value that is float32 otherwise is float64; so it stays in this process from now on."""
     torch.set_default_dtype(torch.float64)
@@ -79,8 +99,9 @@ if __name__ == "__main__":
     results |= {f"{case}/padded/{key}": value for case in CASES for key, value in passes(case, seed, MORE_PADDING)}
     results |= {f"{case}/decoded": decoded(case, seed) for case in CASES}
     results |= {f"{PLAIN}/low": low(PLAIN, seed)}
+    results |= {**dict(dropped(seed)), **dict(formats(PLAIN, seed))}
     for case in CASES:
         for more, padding in (("", 0), ("padded/", MORE_PADDING)):
             found = gradients_in_float64(case, seed, padding)
             results |= {f"{case}/float64/{more}gradient/{name}": gradient for name, gradient in found}
-    np.savez(sys.argv[2], **{key: value.detach().numpy() for key, value in results.items()})
+    np.savez(sys.argv[2], **{key: value if isinstance(value, str) else value.detach().numpy() for key, value in results.items()})

@@ -1,7 +1,7 @@
 """The layers of sequences on TensorFlow; what each computes, `sequence_protocol` says.
 
 Only widths have to be known when the function is traced: batch and time may have any size, so that one trace serves all lengths. Products
-take inputs and weights in `context.compute`, and give float32 unless a product follows.
+take inputs and weights in `context.compute`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SequenceLayers:
         """Add the code of each position, counted from `start`; angles are float64, as those of other frameworks."""
         places = tf.cast(tf.range(tf.shape(x_btd)[1]) + start, tf.float64)
         angles = places[:, None] * frequencies(x_btd.shape[2])
-        return x_btd + tf.cast(tf.concat([tf.sin(angles), tf.cos(angles)], axis=1), tf.float32)
+        return tf.cast(x_btd, tf.float32) + tf.cast(tf.concat([tf.sin(angles), tf.cos(angles)], axis=1), tf.float32)
 
     def shifted(self, tokens_bt: tf.Tensor, first: int) -> tf.Tensor:
         """Return the tokens moved a place to the right."""
@@ -53,6 +53,7 @@ class SequenceLayers:
 
     def layer_norm(self, x_btd: tf.Tensor, name: str) -> tf.Tensor:
         """Normalise each position, float32."""
+        x_btd = tf.cast(x_btd, tf.float32)
         mean_bt1 = tf.reduce_mean(x_btd, axis=2, keepdims=True)
         centred_btd = x_btd - mean_bt1
         scale_bt1 = tf.math.rsqrt(tf.reduce_mean(tf.square(centred_btd), axis=2, keepdims=True) + EPSILON)
@@ -67,9 +68,10 @@ class SequenceLayers:
         """Multiply by the weight and add the bias, float32."""
         return tf.cast(self._product(x_btd, name, biased=True), tf.float32)
 
-    def dense_relu(self, x_btd: tf.Tensor, name: str) -> tf.Tensor:
+    def dense_relu(self, x_btd: tf.Tensor, name: str, *, low: bool = False) -> tf.Tensor:
         """Return max(0, dense)."""
-        return tf.nn.relu(self._product(x_btd, name, biased=True))
+        y_bto = tf.nn.relu(self._product(x_btd, name, biased=True))
+        return y_bto if low else tf.cast(y_bto, tf.float32)
 
     def heads(self, x_btd: tf.Tensor, parts: int, count: int) -> tuple[tf.Tensor, ...]:
         """Return so many x_bhte."""
@@ -87,8 +89,10 @@ class SequenceLayers:
         layer: int,
         *,
         causal: bool = False,
+        low: bool = False,
     ) -> tf.Tensor:
         """Attend, and put the heads side by side: [batch, query, width]."""
+        query_bhqe, key_bhke, value_bhke = self._low(query_bhqe), self._low(key_bhke), self._low(value_bhke)
         _, count, _, width = query_bhqe.shape
         scores_bhqk = tf.cast(tf.matmul(query_bhqe * tf.cast(width**-0.5, query_bhqe.dtype), key_bhke, transpose_b=True), tf.float32)
         if causal:
@@ -101,7 +105,8 @@ class SequenceLayers:
             shares_bhqk = self._context.dropout(shares_bhqk, rate, layer)
         mixed_bhqe = tf.matmul(self._low(shares_bhqk), value_bhke)
         shape = tf.shape(mixed_bhqe)
-        return tf.reshape(tf.transpose(mixed_bhqe, [0, 2, 1, 3]), [shape[0], shape[2], count * width])
+        mixed_bqd = tf.reshape(tf.transpose(mixed_bhqe, [0, 2, 1, 3]), [shape[0], shape[2], count * width])
+        return mixed_bqd if low else tf.cast(mixed_bqd, tf.float32)
 
     def appended(self, before: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
         """Return one time after the other."""

@@ -74,9 +74,11 @@ class SequenceLayers:
         """Multiply by the weight and add the bias, float32."""
         return functional.linear(x_btd, self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]).float()
 
-    def dense_relu(self, x_btd: torch.Tensor, name: str) -> torch.Tensor:
+    def dense_relu(self, x_btd: torch.Tensor, name: str, *, low: bool = False) -> torch.Tensor:
         """Return max(0, dense)."""
-        return functional.relu(functional.linear(x_btd, self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]), inplace=True)
+        y_bto = functional.linear(x_btd, self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"])
+        y_bto = functional.relu(y_bto, inplace=True)
+        return y_bto if low else y_bto.float()
 
     def heads(self, x_btd: torch.Tensor, parts: int, count: int) -> tuple[torch.Tensor, ...]:
         """Return so many views x_bhte."""
@@ -94,12 +96,15 @@ class SequenceLayers:
         layer: int,
         *,
         causal: bool = False,
+        low: bool = False,
     ) -> torch.Tensor:
         """Attend, and put the heads side by side: [batch, query, width].
 
         torch's fused kernel draws dropout from a generator that is not the step's, so that with dropout the softmax is computed by itself.
         So it is in a low format on a CPU, where the fused kernel takes several times as long.
         """
+        if self._context.compute is not None:
+            query_bhqe, key_bhke, value_bhke = (x_bhte.to(self._context.compute) for x_bhte in (query_bhqe, key_bhke, value_bhke))
         batch, count, time, width = query_bhqe.shape
         slow = query_bhqe.dtype != torch.float32 and query_bhqe.device.type == "cpu"
         if slow or (rate and self._context.training):
@@ -112,7 +117,8 @@ class SequenceLayers:
             mixed_bhqe = torch.matmul(shares_bhqk.to(value_bhke.dtype), value_bhke)
         else:
             mixed_bhqe = functional.scaled_dot_product_attention(query_bhqe, key_bhke, value_bhke, mask, is_causal=causal)
-        return mixed_bhqe.transpose(1, 2).reshape(batch, time, count * width)
+        mixed_bqd = mixed_bhqe.transpose(1, 2).reshape(batch, time, count * width)
+        return mixed_bqd if low else mixed_bqd.float()
 
     def appended(self, before: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Return one time after the other."""

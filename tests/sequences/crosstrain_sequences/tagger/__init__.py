@@ -18,6 +18,8 @@ TAGGING = Objective(
 
 
 def build(data):
+    for column in ("tokens", "tags"):
+        data.column(column)  # data without it are refused, with those that they have
     sizes = data.text.vocabulary_sizes
     shape = (sizes["tokens"], sizes["tags"])
     parameters = ParameterSpec("own", shape, bound=0.1), ParameterSpec("before", shape, bound=0.1)

@@ -1,0 +1,159 @@
+"""Passes of a model of sequences on one backend: ``python -m crosstrain.conformance.sequence_passes BACKEND MODEL DATA FILE``.
+
+Writes what the forward function gives for some examples of the test split to FILE (npz): with the padding that they need, with more of
+it, and, of a model that translates, decoded piece by piece. Parameters are the initial values of seed 0, of which vectors are moved, so
+that each takes part. A process of its own, so that no two frameworks meet in one.
+
+Arrays: [positions of all examples, …] where the target is a sequence, else the forward function's result as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.decoding_functions import DecodingFunctions
+from ..backends.loading import load_backend
+from ..backends.tensor_functions import HasTensors, TensorFunctions
+from ..core.plugins import forward_plugin, load
+from ..core.process import python
+from ..data.base import DataInfo, Dataset
+from ..data.columns import LENGTHS
+from ..data.store.stored_dataset import open_dataset
+from ..data.text import BEGIN
+from ..models.base import Array, ForwardContext, ModelSpec
+from ..models.build import build_model
+
+__all__ = ["PADDED", "PLAIN", "STEPWISE", "reads_sequences", "sequence_passes"]
+
+PLAIN, PADDED, STEPWISE = "plain", "padded", "stepwise"
+"""The passes, as they are called in the file; the last of a model that translates alone."""
+
+EXAMPLES = 8
+
+MORE_PADDING = 7
+"""Places behind the longest example, beyond those that a batch needs."""
+
+MOVED = 0.1
+"""Deviation of what is added to parameters that are vectors: many begin as zeros or ones."""
+
+TIMEOUT_SECONDS = 600.0
+
+
+def reads_sequences(spec: ModelSpec, info: DataInfo) -> bool:
+    """Return whether a model is given a column whose length varies."""
+    return any(info.column(name).varies for name in spec.inputs)
+
+
+def sequence_passes(backend: str, model: str, data: str, file: Path) -> Mapping[str, Array]:
+    """Have the passes computed, and return them by name. Raises AssertionError with what the process said where it failed."""
+    command = python("crosstrain.conformance.sequence_passes", backend, model, data, str(file))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"passes of {model} on {backend} ended with {done.returncode}:\n{done.stderr}")
+    with np.load(file) as found:
+        return dict(found)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """The model on one backend: the module with its functions, its parameters as tensors, and the examples that it is given."""
+
+    spec: ModelSpec
+    data: Dataset
+    module: Any
+    tensors: TensorFunctions
+    parameters: Mapping[str, Any]
+    context: ForwardContext[Any]
+    count: int
+
+    def lengths(self, name: str) -> NDArray[np.int64]:
+        """Return how long each example is in a column, [examples]."""
+        column = self.data.column("test", name)
+        return np.array([len(column.example(number)) for number in range(self.count)])
+
+    def given(self, names: Sequence[str], padding: int) -> Any:
+        """Return columns as a forward function is given them, with so many places more than the longest example."""
+        found: dict[str, Any] = {}
+        for name in names:
+            column, spec = self.data.column("test", name), self.data.info.column(name)
+            examples = [column.example(number) for number in range(self.count)]
+            if not spec.varies:
+                found[name] = self.tensors.tensor(np.stack(examples))
+                continue
+            lengths = self.lengths(name)
+            values = np.zeros((self.count, lengths.max() + padding, *spec.fixed_shape), spec.dtype)
+            for row, example in zip(values, examples, strict=True):
+                row[: len(example)] = example
+            found |= {name: self.tensors.tensor(values), f"{name}{LENGTHS}": self.tensors.tensor(lengths)}
+        return found
+
+    def own_positions(self, result: Array) -> Array:
+        """Leave out what stands behind the end of an example, where there is a result for each position of the target."""
+        if not self.data.info.column(self.spec.target).varies:
+            return result
+        lengths = self.lengths(self.spec.target)
+        kept: Array = result[np.arange(result.shape[1]) < lengths[:, None]]
+        return kept
+
+    def forward(self, padding: int) -> Array:
+        """Return what the forward function gives."""
+        result = self.module.forward(self.parameters, self.given(self.spec.inputs, padding), self.context)
+        return self.own_positions(self.tensors.array(result))
+
+    def stepwise(self, source: str, target: str) -> Array:
+        """Return the logits of each position of the target, decoded piece by piece."""
+        functions = DecodingFunctions.of(self.module)
+        memory = functions.encode(self.parameters, self.given([source], 0), self.context)
+        targets_bt = self.tensors.array(self.given([target], 0)[target])
+        cache, tokens_b, found = functions.empty_cache(memory), np.full(self.count, BEGIN), []
+        for position in range(targets_bt.shape[1]):
+            tokens = self.tensors.tensor(tokens_b)
+            logits_bv, cache = functions.decode_step(self.parameters, tokens, position, memory, cache, self.context)
+            found.append(self.tensors.array(logits_bv))
+            tokens_b = targets_bt[:, position]
+        return self.own_positions(np.stack(found, axis=1))
+
+
+def _moved(spec: ModelSpec) -> dict[str, Array]:
+    """Return the values that the passes are computed with."""
+    draw = np.random.default_rng(0)
+    values = spec.initial(0)
+    return {
+        name: (value + MOVED * draw.standard_normal(value.shape)).astype(np.float32) if value.ndim == 1 else value
+        for name, value in values.items()
+    }
+
+
+def main(backend: str, model: str, data: str, file: str) -> None:
+    """Compute the passes and write them."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a GPU's products may be of fewer bits than float32's
+    dataset = open_dataset(data)
+    spec = build_model(model, dataset.info)
+    tensors = cast(HasTensors, load_backend(backend)).tensor_functions()
+    buffers = {name: tensors.tensor(value) for name, value in spec.initial_buffers().items()}
+    passes = _Passes(
+        spec,
+        dataset,
+        load(forward_plugin(model, backend), "forward"),
+        tensors,
+        {name: tensors.tensor(value) for name, value in _moved(spec).items()},
+        ForwardContext(training=False, buffers=buffers, settings=spec.settings),
+        min(EXAMPLES, dataset.info.sizes["test"]),
+    )
+    found = {PLAIN: passes.forward(0), PADDED: passes.forward(MORE_PADDING)}
+    if spec.objective.translation is not None:
+        found[STEPWISE] = passes.stepwise(spec.objective.translation.source, spec.objective.translation.target)
+    np.savez(file, **cast(dict[str, Any], found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

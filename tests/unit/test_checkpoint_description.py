@@ -1,0 +1,113 @@
+"""A checkpoint whose digests are right, but whose arrays or job are not what it says of itself: refused, and what is wrong named."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+import numpy as np
+import pytest
+from checkpoint_tools import BUFFERS, PARAMETERS, arrays, meta, save
+
+from crosstrain.checkpoint import DamagedCheckpointError, newest_sound, read_checkpoint
+from crosstrain.checkpoint.compatibility import model_problem
+from crosstrain.models.base import ModelSpec, ParameterSpec
+
+
+def other_arrays(draw, values):
+    """One of the arrays left out, of another shape or another type, or one too many; and the name of it."""
+    key = draw.choice(sorted(values))
+    change = draw.choice(["missing", "shape", "transposed", "type", "stranger"])
+    changed = dict(values)
+    if change == "missing":
+        del changed[key]
+    elif change == "shape":
+        changed[key] = np.zeros((*values[key].shape, 2), np.float32)
+    elif change == "transposed":
+        key = "parameters/dense.weight"
+        changed[key] = np.ascontiguousarray(values[key].T)
+    elif change == "type":
+        changed[key] = values[key].astype(draw.choice(["<f8", "<f2", "<i4"]))
+    else:
+        key = f"{key}.more"
+        changed[key] = np.zeros(3, np.float32)
+    return changed, key.removeprefix("slots/") if key.startswith("slots/") else key.partition("/")[2]
+
+
+def test_the_array_is_named(tmp_path, pytestconfig):
+    seed = pytestconfig.getoption("--seed") or random.randrange(2**31)
+    print(f"--seed {seed}")
+    draw = random.Random(seed)
+    for number in range(60):
+        values, name = other_arrays(draw, arrays(number))
+        path = save(tmp_path / str(number), values=values, model=meta().model)
+        with pytest.raises(DamagedCheckpointError, match=re.escape(repr(name))) as caught:
+            read_checkpoint(path)
+        assert caught.value.file.endswith(".safetensors")
+
+
+def test_the_one_before_is_used(tmp_path):
+    save(tmp_path, 100)
+    values = arrays(200)
+    del values["parameters/dense.bias"]
+    save(tmp_path, 200, values, model=meta().model)
+    found, (error,) = newest_sound(tmp_path)
+    assert found.meta.step == 100
+    assert "lacks 'dense.bias', which checkpoint.json has with the shape (10,)" in str(error)
+
+
+def test_very_many_kinds_of_slots_take_no_time(tmp_path):
+    values = {f"parameters/p{n}": np.zeros(1, np.float32) for n in range(2000)}
+    values |= {f"slots/s{n}/p0": np.zeros(1, np.float32) for n in range(2000)}
+    path = save(tmp_path, values=values)
+    began = time.monotonic()
+    with pytest.raises(DamagedCheckpointError, match=r"optimizer.safetensors lacks 's0/p1'"):
+        read_checkpoint(path)
+    assert time.monotonic() - began < 5
+
+
+def test_an_array_that_is_described_twice(tmp_path):
+    model = {**meta().model, "buffers": [["dense.bias", [10]]]}
+    with pytest.raises(DamagedCheckpointError, match=r"checkpoint\.json model: names an array twice"):
+        read_checkpoint(save(tmp_path, model=model))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("beam", 10**9, "is 1000000000; allowed: a whole number of at least 1 and at most 64"),
+        ("beam", 0, "is 0; allowed"),
+        ("beam", "x", "is 'x'; allowed"),
+        ("beam", True, "is True; allowed"),
+        ("length_penalty", -1e300, "is -1e+300; allowed: a number of at least 0 and at most 10"),
+        ("length_penalty", [], "is []; allowed"),
+        ("precision", "fp8", "is 'fp8'; allowed: fp32, bf16, fp16"),
+        ("seed", -1, "is -1; allowed"),
+    ],
+)
+def test_a_job_that_no_run_can_have(tmp_path, field, value, words):
+    path = save(tmp_path, job={**meta().job, field: value})
+    with pytest.raises(DamagedCheckpointError, match=re.escape(f"checkpoint.json job.{field}: {words}")):
+        read_checkpoint(path)
+
+
+def test_what_a_job_may_have_is_read(tmp_path):
+    job = {**meta().job, "beam": 64, "length_penalty": 1, "precision": "bf16", "device": "cpu"}
+    assert read_checkpoint(save(tmp_path, job=job)).meta.job == job
+
+
+@pytest.mark.parametrize(
+    ("parameters", "buffers", "words"),
+    [
+        ({**PARAMETERS}, {**BUFFERS}, None),
+        ({**PARAMETERS, "dense.bias": (11,)}, {**BUFFERS}, "parameter dense.bias has shape (11,) in the model and (10,) in the checkpoint"),
+        ({**PARAMETERS, "more": (2,)}, {**BUFFERS}, "parameter more has shape (2,) in the model and none in the checkpoint"),
+        ({**PARAMETERS}, {}, "buffer norm.running_mean has shape none in the model and (10,) in the checkpoint"),
+        ({**PARAMETERS}, {"norm.running_mean": (3,)}, "buffer norm.running_mean has shape (3,) in the model"),
+    ],
+)
+def test_a_run_goes_on_with_a_model_of_the_same_arrays(parameters, buffers, words):
+    specs = [tuple(ParameterSpec(name, shape) for name, shape in shapes.items()) for shapes in (parameters, buffers)]
+    problems = model_problem(ModelSpec("logreg", specs[0], buffers=specs[1]), meta())
+    assert problems == [] if words is None else words in problems[0]
