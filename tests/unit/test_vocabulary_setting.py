@@ -12,13 +12,14 @@ from crosstrain.data.store.resolve import written_out
     ("data", "name"),
     [
         ("numbers", "numbers:vocabulary=300"),
-        ("numbers:vocabulary=900", "numbers:vocabulary=300"),
+        ("numbers:vocabulary=300", "numbers:vocabulary=300"),
+        ("parallel-text:/tmp/a,vocabulary=9,b:en-de", "parallel-text:/tmp/a,vocabulary=9,b:en-de?vocabulary=400"),
         ("debian-text:en-de", "debian-text:en-de?vocabulary=400"),
         ("parallel-text:/tmp/x:en-de?longest=90", "parallel-text:/tmp/x:en-de?vocabulary=400,longest=90"),
     ],
 )
 def test_it_becomes_a_part_of_the_name(data, name):
-    job = written_out(Job(data=data, vocabulary=int(name.partition("vocabulary=")[2][:3])))
+    job = written_out(Job(data=data, vocabulary=int(name.rpartition("vocabulary=")[2][:3])))
     assert (job.data, job.vocabulary) == (name, None)
     assert written_out(job) == job
 
@@ -29,6 +30,18 @@ def test_it_becomes_a_part_of_the_name(data, name):
 def test_what_has_no_such_vocabulary_is_refused(data, size):
     with pytest.raises(UsageError, match="vocabulary"):
         written_out(Job(data=data, vocabulary=size))
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["numbers:vocabulary={}", "debian-text:en-de?vocabulary={}", "parallel-text:/tmp/x:en-de?longest=90, vocabulary = {}&held-out=5"],
+)
+@pytest.mark.parametrize("default", [500, 8000])
+def test_two_different_sizes_are_refused(data, default):
+    """Also where the name asks for the size that it would have anyway, which its full form leaves out."""
+    with pytest.raises(UsageError, match=rf"vocabulary: got 900, but .* asks for {default} pieces; give one of the two"):
+        written_out(Job(data=data.format(default), vocabulary=900))
+    written_out(Job(data=data.format(900), vocabulary=900))
 
 
 def test_it_comes_from_flags_variables_and_files(tmp_path):
