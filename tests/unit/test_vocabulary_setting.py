@@ -1,11 +1,14 @@
 """--vocabulary: a setting like others that becomes part of the dataset's name, and --batch-tokens beside --batch-size."""
 
+import numpy as np
 import pytest
 
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import resolve
 from crosstrain.data.store.resolve import written_out
+from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.launch.driver.training_job import TrainingJob
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,22 @@ def test_tokens_and_numbers_of_examples_exclude_each_other():
     for other in ("batch_size", "global_batch_size"):
         with pytest.raises(UsageError, match=r"batch.tokens: .*instead of batch_size"):
             resolve({"batch_tokens": "100", other: "8", "backend": "torch"}, {})
+
+
+def test_sentences_that_are_longer_than_a_batch_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
+    for language in ("en", "de"):
+        for part, count in (("", 60), (".test", 2)):
+            lines = [f"{language} {'xyz ' * (number % 20)}{number}" for number in range(count)]
+            (tmp_path / f"text{part}.{language}").write_text("\n".join(lines) + "\n")
+    data = open_dataset(f"parallel-text:{tmp_path}/text:en-de?vocabulary=340")
+    longest = np.maximum(*(data.weights("train", f"{side}_tokens") for side in ("source", "target")))
+
+    def told(tokens):
+        job = Job(data=data.info.name, batch_tokens=tokens)
+        return TrainingJob(job, job, None, data, [], [], frozenset(), (0,)).too_long
+
+    for tokens in range(1, longest.max()):
+        assert f"{(longest > tokens).sum()} of 60 training examples are longer than {tokens} tokens (up to {longest.max()})" in told(tokens)
+    assert told(1).endswith("an epoch takes 60 updates")
+    assert told(longest.max()) is None
