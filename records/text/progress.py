@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...core.job import Job
 from ..schema import EvalRecord, SystemRecord
 from ..summary.node_usage import rate_between
-from .numbers import UNKNOWN, bytes_text, duration_text, number_text, rate_text
+from .numbers import UNKNOWN, bytes_text, duration_text, figure_text, number_text, rate_text
 
 __all__ = ["NodeSamples", "TrainingState", "evaluation_text"]
 
@@ -50,7 +50,7 @@ def _steps(per_second: float | None) -> str:
 
 def evaluation_text(record: EvalRecord) -> str:
     """Return an evaluation in one line."""
-    metrics = "".join(f"  {name.replace('_', ' ')} {number_text(value)}" for name, value in record.metrics.items())
+    metrics = "".join(f"  {name.replace('_', ' ')} {figure_text(name, value)}" for name, value in record.metrics.items())
     figures = f"{record.split} loss {number_text(record.loss)}{metrics}"
     return f"evaluated after step {record.step:,}  epoch {record.epoch:.4g}  {figures}"
 
