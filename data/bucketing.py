@@ -8,6 +8,7 @@ shapes of batches, their tokens vary little, and every epoch has as many steps a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from .base import Dataset, Split, TextFeatures
 
-__all__ = ["MOST_BUCKETS", "Buckets", "bucket_edges", "example_lengths", "padded_positions"]
+__all__ = ["MOST_BUCKETS", "Buckets", "bucket_edges", "example_lengths", "longer_than", "padded_positions"]
 
 MOST_BUCKETS = 9
 
@@ -27,6 +28,15 @@ def example_lengths(data: Dataset, split: Split = "train") -> dict[str, NDArray[
     if not isinstance(data.info.features, TextFeatures):
         return None
     return {column.name: data.weights(split, f"{column.name}_tokens") for column in data.info.columns if column.varies} or None
+
+
+def longer_than(lengths: Mapping[str, NDArray[np.int64]], tokens: int) -> tuple[int, int]:
+    """Return how many examples have more tokens in their longest column, and how many tokens the longest of all has.
+
+    A worker computes each of these by itself, where batches are filled with so many tokens.
+    """
+    longest = np.maximum.reduce(list(lengths.values()))
+    return int(np.count_nonzero(longest > tokens)), int(longest.max(initial=0))
 
 
 def bucket_edges(lengths: NDArray[np.int64], most: int = MOST_BUCKETS) -> NDArray[np.int64]:

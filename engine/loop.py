@@ -24,6 +24,7 @@ from ..data.sampler import run_sampler
 from ..metrics import LOSS
 from ..models.objectives import Objective
 from ..records.schema import EvalRecord
+from ..records.text.numbers import figure_text
 from .checkpoint_policy import CheckpointPolicy
 from .epochs import EpochIndex
 from .learning_rate import learning_rates
@@ -339,7 +340,7 @@ class TrainingLoop:
             seconds=translated.seconds,
             **figures,
         )
-        shown = f"{headline.label} {figures[headline.name]:.2f}" if headline.name in figures else ""
+        shown = f"{headline.label} {figure_text(headline.name, figures[headline.name])}" if headline.name in figures else ""
         self.progress.message(f"all {translated.sentences:,} test sentences translated: {shown} ({translated.signature})")
 
     def _on_evaluation(self, whole: tuple[EvalResult, int] | AllTranslated | None) -> None:

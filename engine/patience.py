@@ -36,5 +36,6 @@ class Patience:
             return False
         detail = {"best": found.best, "best_step": found.best_step, "evaluations": found.since}
         self._recorder.event("patience_exhausted", metric=info.name, step=record.step, **detail)
-        self._progress.message(f"stopping: {found.since} evaluations in a row without a better {info.label} (--patience {self._limit})")
+        so_many = "1 evaluation" if found.since == 1 else f"{found.since} evaluations in a row"
+        self._progress.message(f"stopping: {so_many} without a better {info.label} (--patience {self._limit})")
         return True

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["LOSS", "RESERVED_NAMES", "Better", "Metric", "MetricInfo"]
+__all__ = ["LOSS", "PERCENTAGES", "RESERVED_NAMES", "Better", "Metric", "MetricInfo"]
 
 Better = Literal["higher", "lower"]
 
 MOST_SUMS, MOST_METRICS = 1000, 64
 """Of one model."""
+
+PERCENTAGES = frozenset(("bleu", "chrf"))
+"""Metrics from 0 to 100, of which people read two decimals."""
 
 RESERVED_NAMES = frozenset(
     ("split", "step", "epoch", "time_seconds", "seconds", "examples", "loss", "updates_applied", "schema", "metrics")

@@ -25,7 +25,7 @@ from ...metrics import MetricInfo
 from ...models.decoding.translation import refuse_unscorable
 from ...models.metric_trials import refuse_uncomputable
 from ...records.store.jsonl import finite_json
-from ...records.text.numbers import number_text
+from ...records.text.numbers import figure_text
 from ..checkpoint_options import checkpoint_options
 from ..options import GivenPath, decoding_options, model_option, trust_option
 from ..trained_job import fitting_data, trained_job, trained_weights
@@ -146,7 +146,7 @@ def _print(figures: Mapping[str, Any], infos: Sequence[MetricInfo], *, as_json: 
         click.echo(json.dumps(finite_json(figures), indent=1))
         return
     synthetic = ", synthetic" if figures["synthetic"] else ""
-    lines = [(info.label, number_text(figures[info.name])) for info in infos]
+    lines = [(info.label, figure_text(info.name, figures[info.name])) for info in infos]
     lines.append(
         (
             "on",

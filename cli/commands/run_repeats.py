@@ -17,7 +17,7 @@ from ...core.untrusted.console import note
 from ...launch.sweeps.child_run import SignalsToChild, run_child
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import name_part
-from ...records.text.numbers import number_text
+from ...records.text.numbers import figure_text
 
 __all__ = ["repeat"]
 
@@ -90,8 +90,8 @@ def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> s
     for name, figure in together["figures"].items():
         if figure is not None:
             digits = _decimals(figure["mean"])
-            spread = "" if figure["sigma"] is None else f" ± {number_text(figure['sigma'], digits)}"
-            lines.append(f"{name.replace('_', ' '):<24}{number_text(figure['mean'], digits)}{spread}  (of {figure['values']})")
+            spread = "" if figure["sigma"] is None else f" ± {figure_text(name, figure['sigma'], digits)}"
+            lines.append(f"{name.replace('_', ' '):<24}{figure_text(name, figure['mean'], digits)}{spread}  (of {figure['values']})")
     if any(summary["synthetic"] for summary in summaries):
         from ...report.tables.run_tables import SYNTHETIC
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,14 +63,25 @@ def whole_path(data_dir: Path) -> Path:
 def written_out(job: Job) -> Job:
     """Return the job with its dataset's full name and the whole path of its folder, which mean the same from any working directory.
 
-    So is the size of a vocabulary that was asked for; from then on it is a part of the name. Raises UsageError as `resolve` does, and for a
-    vocabulary of what is no text.
+    So is the size of a vocabulary that was asked for; from then on it is a part of the name. Raises UsageError as `resolve` does, for a
+    vocabulary of what is no text, and for two of different sizes.
     """
     data_dir = None if job.data_dir is None else whole_path(job.data_dir)
     name = resolve(job.data, data_dir).name
     if job.vocabulary is not None:
+        _refuse_another_size(job.data, job.vocabulary)
         name = _with_vocabulary(name, job.vocabulary)
     return job.model_copy(update={"data": name, "data_dir": data_dir, "vocabulary": None})
+
+
+def _refuse_another_size(data: str, size: int) -> None:
+    """Raise UsageError where a dataset's arguments, as they were typed, ask for a vocabulary of another size."""
+    rest = data.partition(":")[2]
+    arguments = rest.rpartition("?")[2] if "?" in rest else "" if ":" in rest else rest
+    for argument in re.split("[&,]", arguments):
+        key, _, value = (part.strip() for part in argument.partition("="))
+        if key == "vocabulary" and value.isdecimal() and int(value) != size:
+            raise UsageError(f"vocabulary: got {size}, but {data!r} asks for {value} pieces; give one of the two.")
 
 
 _DUTIES = "Mend it: with_vocabulary has to return a source whose name says the size, and with_arguments to take that."

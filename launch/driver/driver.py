@@ -104,6 +104,8 @@ class Driver:
         if self.job.mllog and self._resumption is None:
             self._recording.add_mllog(self.job, self._training.data.info.sizes)
         self._report_skipped_files()
+        if (too_long := self._training.too_long) is not None:
+            self._progress.message(too_long)
 
     def _report_skipped_files(self) -> None:
         """Record which files of the data are no examples, or which pairs of sentences, and say how many; none is dropped in silence."""

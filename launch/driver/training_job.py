@@ -23,6 +23,7 @@ from ...core.units import Target
 from ...core.worker_layout import procs_per_node_of
 from ...data.amounts import split_amounts
 from ...data.augment import augmentation
+from ...data.bucketing import longer_than
 from ...data.sampler import Sampler, padding_share, run_sampler
 from ...data.sources.translation.tokenizer import pieces_digest
 from ...data.store.stored_dataset import StoredDataset, open_dataset
@@ -181,6 +182,21 @@ class TrainingJob:
     def sampler(self) -> Sampler:
         """The order of the training examples, for counting."""
         return run_sampler(self.asked, self.data.info.sizes["train"], batch_lengths(self.asked, self.data))
+
+    @property
+    def too_long(self) -> str | None:
+        """A sentence for people on training examples that have more tokens than a batch may; None where there are none."""
+        tokens, lengths = self.asked.batch_tokens, self.lengths
+        if tokens is None or lengths is None:
+            return None
+        count, longest = longer_than(lengths, tokens)
+        if not count:
+            return None
+        sampler = self.sampler
+        return (
+            f"batch_tokens: {count:,} of {sampler.size:,} training examples are longer than {tokens:,} tokens (up to {longest:,}), "
+            f"and each of these is computed by itself; an epoch takes {sampler.steps_per_epoch:,} updates"
+        )
 
     @property
     def mean_worker_batch(self) -> int:

@@ -17,7 +17,7 @@ from ...core.settings.sweeps import EARLIER, as_arguments
 from ...models.build import written_out
 from ...records.store.jsonl import DamagedRunError
 from ...records.store.run_directory import RunReader
-from ...records.text.numbers import duration_text, number_text, rate_text
+from ...records.text.numbers import duration_text, figure_text, rate_text
 from ..resume.trust import foreign_settings
 from .child_run import SignalsToChild, run_child
 from .folder import Entry, Request, SweepFolder
@@ -183,5 +183,5 @@ def _outcome(sweep: SweepFolder, entry: Entry) -> str:
     summary = reader.summary() or {}
     headline = reader.metrics()[0]
     figure = (summary.get("eval") or {}).get(headline.name)
-    learned = "" if figure is None else f", {headline.label} {number_text(figure)}"
+    learned = "" if figure is None else f", {headline.label} {figure_text(headline.name, figure)}"
     return f"succeeded in {took}: {rate_text(summary.get('examples_per_second')).removesuffix('/s')} examples/s{learned}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["UNKNOWN", "bytes_text", "count_text", "duration_text", "number_text", "rate_text", "seconds_text"]
+from ...metrics.base import PERCENTAGES
+
+__all__ = ["UNKNOWN", "bytes_text", "count_text", "duration_text", "figure_text", "number_text", "rate_text", "seconds_text"]
 
 UNKNOWN = "-"
 """Stands for what was not observed."""
@@ -24,6 +26,16 @@ def number_text(value: float | str | None, digits: int = 4) -> str:
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return f"{value:.3g}" if 0 < abs(value) < 10 ** (1 - digits) or abs(value) >= _HUGE else f"{value:,.{digits}f}"
+
+
+def figure_text(name: str, value: float | str | None, digits: int = 4) -> str:
+    """Return what is written of a loss or a metric, wherever it stands: a percentage with two decimals, all else as `number_text` does.
+
+    `name` is the metric's, or that of its figure in a row of a table, such as ``best_eval_bleu``.
+    """
+    if name.removeprefix("best_").removeprefix("eval_") not in PERCENTAGES or isinstance(value, str):
+        return number_text(value, digits)
+    return number_text(value if value is None or not math.isfinite(value) else round(value, 2), 2)
 
 
 _HUGE = 1e7

@@ -9,7 +9,7 @@ from ...core.job import Job
 from ...metrics import MetricInfo
 from ..schema import EvalRecord, SystemRecord
 from ..summary.node_usage import rate_between
-from .numbers import UNKNOWN, bytes_text, duration_text, number_text, rate_text
+from .numbers import UNKNOWN, bytes_text, duration_text, figure_text, number_text, rate_text
 
 __all__ = ["NodeSamples", "TrainingState", "evaluation_text"]
 
@@ -52,7 +52,7 @@ def _steps(per_second: float | None) -> str:
 def evaluation_text(record: EvalRecord, metrics: Iterable[MetricInfo]) -> str:
     """Return an evaluation in one line; `metrics` are the run's, by whose labels its figures are called, as everywhere."""
     labels = {info.name: info.label for info in metrics}
-    shown = "".join(f"  {labels.get(name, name)} {number_text(value)}" for name, value in record.metrics.items())
+    shown = "".join(f"  {labels.get(name, name)} {figure_text(name, value)}" for name, value in record.metrics.items())
     return f"evaluated after step {record.step:,}  epoch {record.epoch:.4g}  {record.split} loss {number_text(record.loss)}{shown}"
 
 

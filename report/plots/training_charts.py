@@ -9,7 +9,7 @@ import numpy as np
 from ...core.units import Target
 from ...metrics import LOSS, MetricInfo
 from ...records.summary.summary import FINAL_LOSS_UPDATES
-from ...records.text.numbers import duration_text, number_text, rate_text
+from ...records.text.numbers import duration_text, figure_text, number_text, rate_text
 from ..catalog.run import Run
 from ..series.arrays import Floats, Integers, StepSeries
 from ..series.downsample import smoothed, smoothing_weight
@@ -163,7 +163,7 @@ def _evaluation(runs: Sequence[Run], info: MetricInfo, name: str, told: str) -> 
             )
         )
         best = info.best(values.tolist()) if told == "best" and np.isfinite(values).any() else float(values[-1])
-        words.append(f"{run.name}: {told} {number_text(best)}, last at {duration_text(float(seconds[-1]))} of the run clock")
+        words.append(f"{run.name}: {told} {figure_text(info.name, best)}, last at {duration_text(float(seconds[-1]))} of the run clock")
     picture = _pair(name, title, title.lower(), curves, "Over the whole test split, every example once.", "; ".join(words))
     return _with_goal(picture, runs, info.name)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...metrics import LOSS
 from ...records.schema import EvalRecord
+from ...records.text.numbers import figure_text
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
 from ..series.arrays import Floats, StepSeries
@@ -47,7 +48,7 @@ def learning(run: Run, series: StepSeries) -> Answer | None:
     }
     text = _text(run, found, tests, losses, trained)
     if headline.name != LOSS.name:
-        text += f"; {headline.label} {digits3(tests[-1].figure(headline.name))}"
+        text += f"; {headline.label} {figure_text(headline.name, tests[-1].figure(headline.name))}"
     return Answer("learning", "learning", text, figures)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...core.errors import UsageError
 from ...core.suggestions import nearest
 from ...metrics import LOSS as LOSS_INFO
 from ...metrics.classification import ACCURACY as ACCURACY_METRIC
-from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, number_text, rate_text, seconds_text
+from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, figure_text, number_text, rate_text, seconds_text
 from ..catalog.run import Run
 from ..catalog.summary_rows import FIGURES
 from ..comparison.factors import LOSS, METRICS, RESOURCES, SPEED, STEPS, TARGET, TIME
@@ -123,7 +124,10 @@ _SHORT = {
 def metric_columns(runs: Iterable[Run]) -> list[Column]:
     """Return a column for each metric of some runs, under its label, each once."""
     infos = {info.name: info for run in reversed(list(runs)) for info in reversed(run.metrics) if info != LOSS_INFO}
-    return [Column(f"eval_{info.name}", f"test {info.label}", number_text, METRICS, info.label) for info in reversed(infos.values())]
+    return [
+        Column(f"eval_{info.name}", f"test {info.label}", partial(figure_text, info.name), METRICS, info.label)
+        for info in reversed(infos.values())
+    ]
 
 
 def run_columns(runs: Iterable[Run]) -> list[Column]:

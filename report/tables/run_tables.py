@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ...core.untrusted.console import one_line
-from ...records.text.numbers import UNKNOWN, count_text, number_text
+from ...records.text.numbers import UNKNOWN, count_text, figure_text
 from ..catalog.divergence import diverged_text
 from ..catalog.run import Run
 from ..comparison.factors import SPEED, TARGET, changed_text
@@ -87,7 +87,7 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
             "target", f"{one_line(figures['target'])} {'reached' if figures['target_reached'] else 'NOT reached within the budget'}"
         )
     if (patience := summary.get("patience")) is not None and patience["exhausted"]:
-        main.add_row("patience", _patience(patience))
+        main.add_row("patience", _patience(patience, entry.runs[0]))
     if (saving := summary.get("checkpoints") or {}).get("failed"):
         main.add_row("checkpoints", f"{saving['saved']} saved, {saving['failed']} FAILED")
     if figures["updates_by_worker"] is not None:
@@ -101,10 +101,16 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) ->
     return Group(main, "", _nodes(entry), *_notes([summary]), *mixed)
 
 
-def _patience(found: Mapping[str, Any]) -> str:
-    since, metric = count_text(found["without_improvement"]), one_line(found["metric"])
-    best = "" if found["best"] is None else f": best {number_text(found['best'])} after {count_text(found['best_step'])} updates"
-    return f"ended by {since} evaluations without a better {metric}{best}"
+def _patience(found: Mapping[str, Any], run: Run) -> str:
+    since = count_text(found["without_improvement"])
+    metric = next((info.label for info in run.metrics if info.name == found["metric"]), one_line(found["metric"]))
+    best = (
+        ""
+        if found["best"] is None
+        else f": best {figure_text(found['metric'], found['best'])} after {count_text(found['best_step'])} updates"
+    )
+    evaluations = "evaluation" if found["without_improvement"] == 1 else "evaluations"
+    return f"ended by {since} {evaluations} without a better {metric}{best}"
 
 
 def _entry(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> Row:

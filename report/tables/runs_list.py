@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from ...core.untrusted.console import shown
-from ...records.text.numbers import UNKNOWN, count_text, duration_text, number_text, rate_text
+from ...records.text.numbers import UNKNOWN, count_text, duration_text, figure_text, number_text, rate_text
 from ..catalog.summary_rows import metric_figures
 from .alignment import GAP, holds_figures, plain_lines, text_width
 from .run_tables import SYNTHETIC
@@ -43,7 +43,9 @@ def _any(key: str) -> Callable[[Row], str]:
     def text(row: Row) -> str:
         value = row.get(key)
         entries = value if isinstance(value, list) else [value]
-        return ", ".join(number_text(entry) if isinstance(entry, float) else UNKNOWN if entry is None else str(entry) for entry in entries)
+        return ", ".join(
+            figure_text(key, entry) if isinstance(entry, float) else UNKNOWN if entry is None else str(entry) for entry in entries
+        )
 
     return text
 

@@ -11,7 +11,7 @@ from crosstrain.backends.base import Plan
 from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, cut_plan, decode, encode
 from crosstrain.core.job import Job
 from crosstrain.data.batching import BucketedTokens, FixedCount, batch_rule
-from crosstrain.data.bucketing import Buckets, bucket_edges, padded_positions
+from crosstrain.data.bucketing import Buckets, bucket_edges, longer_than, padded_positions
 from crosstrain.data.sampler import Sampler, permutation
 from crosstrain.engine.epochs import START, DataCursor, EpochIndex
 from crosstrain.engine.protocol.codec import plan_from_message, plan_to_message
@@ -205,3 +205,13 @@ def test_a_ticket_keeps_how_the_order_came_about():
     ticket = decode(encode(cut_plan(plan, 1)[0].after(0)))
     assert isinstance(ticket, TrainTicket)
     assert (ticket.skip, ticket.arranged) == (17, plan.arranged)
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=100)
+@given(LENGTHS, st.integers(1, 70), MODES)
+def test_examples_that_are_longer_than_a_batch_are_counted_and_come_alone(lengths, tokens, mode):
+    sampler = made(lengths, BucketedTokens(tokens, 1, mode))
+    own = longest(lengths)
+    assert longer_than(sampler.lengths, tokens) == ((own > tokens).sum(), own.max())
+    whole = sampler.whole(0, 0, sampler.steps_per_epoch)
+    assert all(len(whole.batch(step)) == 1 for step in range(len(whole)) if own[whole.batch(step)].max() > tokens)

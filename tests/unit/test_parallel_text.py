@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import MissingPackageError, UsageError
-from crosstrain.data.sources.translation import encoding
+from crosstrain.data.sources.translation import encoding, parallel_text
 from crosstrain.data.sources.translation.alignment import aligned_count
 from crosstrain.data.sources.translation.line_files import LONGEST_LINE_BYTES, count_lines, read_lines
+from crosstrain.data.sources.translation.pairs import chosen
 from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
 from crosstrain.data.store.stored_dataset import open_dataset, prepare
 from crosstrain.data.text import END
@@ -108,6 +109,23 @@ def test_a_held_out_split_shares_no_text_with_the_training_pairs(tmp_path):
     left = int(dataset.left_out[0].split()[1])
     assert "of which a text is in the test split" in dataset.left_out[0]
     assert dataset.info.sizes["train"] == 450 - 40 - left
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_held_out_pair_that_is_left_out_is_named_by_its_line_in_the_file(tmp_path, monkeypatch, seed):
+    monkeypatch.setattr(encoding, "PART_PAIRS", 16)
+    source, random = list(SENTENCES), np.random.default_rng(seed)
+    held_out = set(chosen(len(source), 50, parallel_text._HELD_OUT_SEED).tolist())
+    long, empty = (sorted(part.tolist()) for part in np.split(random.permutation(len(source))[:60], 2))
+    for place in long:
+        source[place] = "word " * 300 + str(place)
+    for place in empty:
+        source[place] = ""
+    said = open_dataset(corpus(tmp_path, source, test=0) + ",held-out=50").left_out
+    for places, reason in ((long, "with more than 200 pieces"), (empty, "with an empty line")):
+        for split, own in (("train", set(places) - held_out), ("test", set(places) & held_out)):
+            (line,) = [line for line in said if line.startswith(f"{split}:") and reason in line]
+            assert (line.split()[1], line.rstrip(")").split()[-1]) == (str(len(own)), str(min(own) + 1))
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from crosstrain.core import plugins
@@ -11,19 +12,22 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import resolve
 from crosstrain.data.store.resolve import written_out
+from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.launch.driver.training_job import TrainingJob
 
 
 @pytest.mark.parametrize(
     ("data", "name"),
     [
         ("numbers", "numbers:vocabulary=300"),
-        ("numbers:vocabulary=900", "numbers:vocabulary=300"),
+        ("numbers:vocabulary=300", "numbers:vocabulary=300"),
+        ("parallel-text:/tmp/a,vocabulary=9,b:en-de", "parallel-text:/tmp/a,vocabulary=9,b:en-de?vocabulary=400"),
         ("debian-text:en-de", "debian-text:en-de?vocabulary=400"),
         ("parallel-text:/tmp/x:en-de?longest=90", "parallel-text:/tmp/x:en-de?vocabulary=400,longest=90"),
     ],
 )
 def test_it_becomes_a_part_of_the_name(data, name):
-    job = written_out(Job(data=data, vocabulary=int(name.partition("vocabulary=")[2][:3])))
+    job = written_out(Job(data=data, vocabulary=int(name.rpartition("vocabulary=")[2][:3])))
     assert (job.data, job.vocabulary) == (name, None)
     assert written_out(job) == job
 
@@ -106,6 +110,18 @@ def test_a_source_whose_name_does_not_say_it_is_refused(letters, source, said):
         written_out(Job(data="letters", vocabulary=90))
 
 
+@pytest.mark.parametrize(
+    "data",
+    ["numbers:vocabulary={}", "debian-text:en-de?vocabulary={}", "parallel-text:/tmp/x:en-de?longest=90, vocabulary = {}&held-out=5"],
+)
+@pytest.mark.parametrize("default", [500, 8000])
+def test_two_different_sizes_are_refused(data, default):
+    """Also where the name asks for the size that it would have anyway, which its full form leaves out."""
+    with pytest.raises(UsageError, match=rf"vocabulary: got 900, but .* asks for {default} pieces; give one of the two"):
+        written_out(Job(data=data.format(default), vocabulary=900))
+    written_out(Job(data=data.format(900), vocabulary=900))
+
+
 def test_it_comes_from_flags_variables_and_files(tmp_path):
     (tmp_path / "mine.toml").write_text('data = "numbers"\nvocabulary = 700\nbatch_tokens = 512\nbackend = "torch"\n')
     from_file = resolve({}, {}, tmp_path / "mine.toml").job
@@ -118,3 +134,22 @@ def test_tokens_and_numbers_of_examples_exclude_each_other():
     for other in ("batch_size", "global_batch_size"):
         with pytest.raises(UsageError, match=r"batch.tokens: .*instead of batch_size"):
             resolve({"batch_tokens": "100", other: "8", "backend": "torch"}, {})
+
+
+def test_sentences_that_are_longer_than_a_batch_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
+    for language in ("en", "de"):
+        for part, count in (("", 60), (".test", 2)):
+            lines = [f"{language} {'xyz ' * (number % 20)}{number}" for number in range(count)]
+            (tmp_path / f"text{part}.{language}").write_text("\n".join(lines) + "\n")
+    data = open_dataset(f"parallel-text:{tmp_path}/text:en-de?vocabulary=340")
+    longest = np.maximum(*(data.weights("train", f"{side}_tokens") for side in ("source", "target")))
+
+    def told(tokens):
+        job = Job(data=data.info.name, batch_tokens=tokens)
+        return TrainingJob(job, job, None, data, [], [], frozenset(), (0,)).too_long
+
+    for tokens in range(1, longest.max()):
+        assert f"{(longest > tokens).sum()} of 60 training examples are longer than {tokens} tokens (up to {longest.max()})" in told(tokens)
+    assert told(1).endswith("an epoch takes 60 updates")
+    assert told(longest.max()) is None

@@ -38,13 +38,15 @@ Arrays = Mapping[str, NDArray[Any]]
 class PairEncoder:
     """Encodes splits by a vocabulary. Pairs of which a side has more than `longest` pieces, END included, are left out.
 
-    `work` is where parts are kept; None keeps none. `left_out` counts what is left out, and `test_lines` has the lines of the test split
-    that are not, source and target, once its blocks have been taken.
+    `work` is where parts are kept; None keeps none. `line_numbers` has, of splits whose entries are not the lines of a file one after
+    another, the line of each entry, from 1. `left_out` counts what is left out, and `test_lines` has the lines of the test split that are
+    not, source and target, once its blocks have been taken.
     """
 
     vocabulary: Vocabulary
     longest: int
     work: Path | None = None
+    line_numbers: Mapping[Split, NDArray[np.int64]] = field(default_factory=dict)
     left_out: LeftOut = field(default_factory=LeftOut)
     test_lines: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
 
@@ -62,12 +64,12 @@ class PairEncoder:
             places = [place for place, entry in enumerate(part) if not isinstance(entry, str)]
             for place, entry in enumerate(part):
                 if isinstance(entry, str) and entry:
-                    self.left_out.add(split, entry, begin + place + 1)
+                    self.left_out.add(split, entry, self._line(split, begin + place))
             pairs = [entry for entry in part if not isinstance(entry, str)]
             arrays = self._part(f"{stem}-{number:06d}.npz", pairs)
             dropped = arrays["dropped"]
             if len(dropped):
-                first = begin + places[int(dropped[0])] + 1
+                first = self._line(split, begin + places[int(dropped[0])])
                 self.left_out.add(split, f"with more than {self.longest} pieces", first, len(dropped))
             if split == "test":
                 gone = set(dropped.tolist())
@@ -76,6 +78,11 @@ class PairEncoder:
             if len(arrays["source_lengths"]):
                 yield {name: _column(arrays[name], arrays[f"{name}_lengths"]) for name in ("source", "target")}
             progress.update(begin + len(part))
+
+    def _line(self, split: Split, place: int) -> int:
+        """Return the line of the file that a split's entry was read from, from 1."""
+        numbers = self.line_numbers.get(split)
+        return place + 1 if numbers is None else int(numbers[place])
 
     def _part(self, name: str, pairs: Sequence[tuple[str, str]]) -> Arrays:
         """Return a part's arrays: those that were kept, or newly made ones, which are kept from now on."""

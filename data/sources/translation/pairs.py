@@ -44,15 +44,16 @@ def prepared_pairs(
     languages: tuple[str, str],
     bleu_tokenizer: str = "13a",
     work: Path | None = None,
+    line_numbers: Mapping[Split, NDArray[np.int64]] | None = None,
 ) -> PreparedColumns:
     """Return the columns of a translation; `counts` says how many pairs, left out ones included, each reader has.
 
-    The vocabulary is made here, all else when the store asks for it. `bytes_too`, `longest` and `work` as in `train_vocabulary` and
-    `PairEncoder`. Raises UsageError where no vocabulary can be made.
+    The vocabulary is made here, all else when the store asks for it. `bytes_too`, `longest`, `work` and `line_numbers` as in
+    `train_vocabulary` and `PairEncoder`. Raises UsageError where no vocabulary can be made.
     """
     model, description = _vocabulary(readers["train"], counts["train"], vocabulary_size, bytes_too=bytes_too, work=work)
     vocabulary = Vocabulary(model)
-    encoder = PairEncoder(vocabulary, longest, work)
+    encoder = PairEncoder(vocabulary, longest, work, line_numbers or {})
     columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
     sizes = {"source": vocabulary.size, "target": vocabulary.size}
 

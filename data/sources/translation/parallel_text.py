@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....core.errors import UsageError
 from ...base import PreparedColumns, Split
@@ -112,7 +113,13 @@ class ParallelText:
         total = aligned_count(*files["train"])
         if self.held_out >= total:
             raise UsageError(f"data: held-out={self.held_out} of {_NAME!r} leaves none of {total:,} pairs to train on; hold out fewer.")
-        readers, counts = _held_out(files["train"], total, self.held_out) if self.held_out else _given(files, total)
+        line_numbers: dict[Split, NDArray[np.int64]] = {}
+        if self.held_out:
+            places = chosen(total, self.held_out, _HELD_OUT_SEED)
+            readers, counts = _held_out(files["train"], total, places)
+            line_numbers["test"] = places + 1
+        else:
+            readers, counts = _given(files, total)
         return prepared_pairs(
             readers,
             counts,
@@ -122,6 +129,7 @@ class ParallelText:
             languages=self.languages,
             bleu_tokenizer=_BLEU_TOKENIZERS.get(self.languages[1], "13a"),
             work=work,
+            line_numbers=line_numbers,
         )
 
     def _files(self) -> dict[Split, tuple[Path, Path]]:
@@ -178,9 +186,8 @@ def _given(files: Mapping[Split, tuple[Path, Path]], total: int) -> tuple[Reader
     return readers, {"train": total, "test": aligned_count(*files["test"])}
 
 
-def _held_out(files: tuple[Path, Path], total: int, count: int) -> tuple[Readers, Mapping[Split, int]]:
-    """Return readers of a text of which `count` pairs are the test split."""
-    places = chosen(total, count, _HELD_OUT_SEED)
+def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -> tuple[Readers, Mapping[Split, int]]:
+    """Return readers of a text of which the pairs at `places`, from 0, rising, are the test split."""
     test: list[tuple[str, str] | str] = []
     apart = np.zeros(total, np.bool_)
     apart[places] = True

@@ -1,0 +1,59 @@
+"""Figures of metrics in words: percentages have two decimals wherever they stand, and a metric is called by its label."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_samples import EVALUATION, summary_of, sync_run
+
+from crosstrain.metrics.language import metrics
+from crosstrain.metrics.recorded import described_metrics
+from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.text.numbers import figure_text, number_text
+from crosstrain.records.text.progress import evaluation_text
+from crosstrain.report.catalog.summary_rows import row
+from crosstrain.report.questions.learning_progress import judge_curves
+from crosstrain.report.tables.run_tables import one_run, to_text
+from crosstrain.report.tables.runs_list import runs_table
+
+VALUES = [(4.13e-06, "0.00"), (0.0, "0.00"), (0.07, "0.07"), (7.0, "7.00"), (99.68277, "99.68"), (100.0, "100.00")]
+
+
+@settings(derandomize=True, database=None)
+@given(st.floats(0, 100))
+def test_percentages_have_two_decimals_and_all_else_what_any_number_has(value):
+    for name in ("bleu", "chrf", "eval_bleu", "best_eval_chrf"):
+        assert figure_text(name, value) == f"{value:.2f}"
+    for name in ("loss", "accuracy", "exact", "eval_perplexity"):
+        assert figure_text(name, value) == number_text(value)
+
+
+@pytest.mark.parametrize("value", [None, math.nan, -math.inf, "NaN"])
+def test_what_is_no_number_is_written_as_ever(value):
+    assert figure_text("bleu", value) == number_text(value)
+
+
+@pytest.mark.parametrize(("bleu", "text"), VALUES)
+def test_the_figure_is_the_same_while_training_at_the_end_and_in_lists(tmp_path, bleu, text):
+    path = sync_run(tmp_path)
+    figures = {"bleu": bleu, "exact": 0.5}
+    assert f"  bleu {text}  exact 0.5000" in evaluation_text(replace(EVALUATION, metrics=figures))
+    job = {**RunReader(path).job(), "metrics": described_metrics([metric.info for metric in metrics("13a")])}
+    patience = {"metric": "bleu", "best": bleu, "best_step": 20, "without_improvement": 1, "evaluations": 1, "exhausted": True}
+    own = {name: value for name, value in summary_of(path)["eval"].items() if name != "accuracy"}
+    summary = {**summary_of(path), "eval": {**own, **figures}, "patience": patience}
+    table = [line.split() for line in to_text(one_run(summary, job)).splitlines()]
+    assert ["test", "BLEU", text] in table
+    assert f"patience ended by 1 evaluation without a better BLEU: best {text} after 20 updates".split() in table
+    head, line, *_ = runs_table([{"folder": None, "created_at": None, "path": str(path), **row(summary)}])[0].splitlines()
+    assert text in line.split()
+    assert "bleu" in head.split()
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0 evaluations are"), (1, "1 evaluation is"), (2, "2 evaluations are")])
+def test_one_evaluation_is_one(count, words):
+    import numpy as np
+
+    assert judge_curves(np.ones(count), np.ones(count)).reason.startswith(f"{words} too few")
