@@ -9,7 +9,8 @@ from typing import Any
 
 from ...metrics import LOSS, MetricInfo
 from ..catalog.run import Run
-from .factors import CAVEATS, GROUPS, METRICS, NOTHING, RULES, Factor
+from .caveats import CAVEATS
+from .factors import GROUPS, METRICS, NOTHING, RULES, Factor
 
 __all__ = ["Comparability", "Difference", "alike", "compare_settings", "setting_key"]
 

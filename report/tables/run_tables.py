@@ -14,7 +14,8 @@ from ...core.untrusted.console import one_line
 from ...records.text.numbers import UNKNOWN, count_text, number_text
 from ..catalog.divergence import diverged_text
 from ..catalog.run import Run
-from ..comparison.factors import SPEED, TARGET, changed_text
+from ..comparison.caveats import changed_text
+from ..comparison.factors import SPEED, TARGET
 from ..comparison.rows import Row, entry_of
 from ..comparison.scaling import relative_speed, relative_target
 from .columns import MARK, NODE, cell, node_cell, relative, run_columns

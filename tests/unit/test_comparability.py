@@ -6,9 +6,10 @@ import pytest
 from comparison_samples import NODE, made, starved_node
 
 from crosstrain.core.job import Job
+from crosstrain.report.comparison.caveats import CAVEATS
 from crosstrain.report.comparison.comparability import compare_settings
 from crosstrain.report.comparison.comparison import compare_runs
-from crosstrain.report.comparison.factors import CAVEATS, GROUPS, RULES
+from crosstrain.report.comparison.factors import GROUPS, RULES
 from crosstrain.report.tables.footnotes import above
 
 SPEED, STEPS, TIME, LOSS, METRICS, TARGET, RESOURCES = GROUPS
