@@ -7,26 +7,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..catalog.run import Run
+from ..catalog.translations import signature_at_the_end, signature_while_training
 from . import factor_values as read
 from .ordering import BY_FIELD, by_saving, natural
 
 __all__ = ["CHOSEN", "GROUPS", "RULES", "Factor"]
 
-SPEED, STEPS, TIME, LOSS, METRICS, TARGET, RESOURCES = GROUPS = (
+SPEED, STEPS, TIME, LOSS, METRICS, TRANSLATIONS, AT_THE_END, TARGET, RESOURCES = GROUPS = (
     "speed",
     "steps/s",
     "run time",
     "loss",
     "metrics",
+    "translations",
+    "translations at the end",
     "time to target",
     "resources",
 )
-"""Kinds of figures that become incomparable together. ``speed`` is examples/s; `Comparability.called` says which metrics the runs have."""
+"""Kinds of figures that become incomparable together. ``speed`` is examples/s; `Comparability.called` says which metrics the runs have.
+
+``translations`` are the metrics of the translations that are made while a run trains, ``metrics`` those that need none.
+"""
 
 ALL = frozenset(GROUPS)
 WORK = frozenset({SPEED, STEPS, TIME, TARGET, RESOURCES})
 CLOCK = WORK - {RESOURCES}
-LEARNING = frozenset({LOSS, METRICS, TARGET})
+LEARNT = frozenset({LOSS, METRICS, TRANSLATIONS, AT_THE_END})
+LEARNING = LEARNT | {TARGET}
 NOTHING: frozenset[str] = frozenset()
 
 
@@ -38,7 +45,7 @@ class Factor:
     difference makes not comparable, `why` says so in a few words. An `independent` factor is what runs are usually compared for: its
     difference is no fault. Values are compared only among runs alike in the factor whose key is `given`. `expected` ones should be there
     for every run, so that a lack has to be told. `order` gives what puts values in order. No figure depends on a setting that does not
-    matter (`matters`): its difference is no fault, and only keeps runs apart.
+    matter (`matters`): its difference is no fault, and only keeps runs apart. What else a difference confounds for a run says `also`.
     """
 
     key: str
@@ -52,6 +59,11 @@ class Factor:
     expected: bool = False
     order: Callable[[Any], Any] = natural
     matters: bool = True
+    also: Callable[[Run], frozenset[str]] | None = None
+
+    def spoils(self, *runs: Run) -> frozenset[str]:
+        """Return the kinds of figures of these runs that a difference between them makes not comparable."""
+        return self.confounds if self.also is None else self.confounds.union(*map(self.also, runs))
 
 
 def _independent(key: str, label: str, why: str, *, summary: str = "", confounds: frozenset[str] = NOTHING) -> Factor:
@@ -72,6 +84,11 @@ def _by_step(run: Run) -> bool:
     return run.job.get("schedule") == "step"
 
 
+def _judged_by_translations(run: Run) -> frozenset[str]:
+    return frozenset({TARGET}) if read.judged_by_translations(run) else NOTHING
+
+
+_ANOTHER_SCORE = "BLEU by another search, tokenizer or release, or of other sentences, is another figure"
 _AN_UPDATE = frozenset({STEPS})
 _PAUSES = frozenset({TIME, TARGET})
 _TRANSLATING = "translating takes time"
@@ -140,7 +157,7 @@ _LEARNING = (
         "budget",
         "budget",
         read.budget,
-        frozenset({TIME, LOSS, METRICS}),
+        LEARNT | {TIME},
         "one was to train longer than the other",
         show=read.shown_budget,
     ),
@@ -149,12 +166,20 @@ _LEARNING = (
     Factor(
         "translation_signature",
         "how translations are made and scored",
-        read.translation_signature,
-        frozenset({METRICS, TARGET}),
-        "BLEU by another search, tokenizer or release, or of other sentences, is another figure",
+        signature_while_training,
+        frozenset({TRANSLATIONS}),
+        _ANOTHER_SCORE,
+        also=_judged_by_translations,
+    ),
+    Factor(
+        "translation_signature_at_the_end",
+        "how translations at the end are made and scored",
+        signature_at_the_end,
+        frozenset({AT_THE_END}),
+        _ANOTHER_SCORE,
     ),
     Factor("eval_sentences", "sentences an evaluation translates", read.job_field("eval_sentences"), _PAUSES, _TRANSLATING),
-    Factor("beam", "beam", read.job_field("beam"), _PAUSES, _TRANSLATING),
+    Factor("beam", "beam", read.job_field("beam"), frozenset({TIME}), "translating at the end takes time"),
     Factor("length_penalty", "length penalty", read.job_field("length_penalty"), NOTHING, "it is of the translations at the end alone"),
     Factor(
         "eval_every",
