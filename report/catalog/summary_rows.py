@@ -26,6 +26,7 @@ _PLAIN = (
     "parameter_servers",
     "batch_size",
     "global_batch_size",
+    "batch_tokens",
     "padding_share",
     "optimizer",
     "learning_rate",

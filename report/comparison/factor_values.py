@@ -13,10 +13,12 @@ from ...core.job import DEFAULT_EPOCHS, Job
 from ...core.plugins import BUILT_IN
 from ...core.units import Target, parse_bandwidth
 from ...records.text.numbers import bytes_text
+from ..catalog.batches import batch_text
 from ..catalog.run import Run
 
 __all__ = [
     "bandwidth",
+    "batch",
     "budget",
     "by_adam",
     "by_sgd",
@@ -126,6 +128,16 @@ def job_field_if(key: str, applies: Callable[[Run], bool]) -> Value:
 def summary_field(key: str) -> Value:
     """Read a field of the summary."""
     return lambda run: run.summary.get(key)
+
+
+def batch(key: str) -> Value:
+    """Read a number of examples of the summary; of batches that are filled by tokens, that it is a mean, in words."""
+
+    def value(run: Run) -> Any:
+        tokens = run.job.get("batch_tokens")
+        return run.summary.get(key) if tokens is None else batch_text(run.summary.get(key), tokens)
+
+    return value
 
 
 def _occurring(values: Iterable[Any]) -> tuple[Any, ...] | None:

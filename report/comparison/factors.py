@@ -101,13 +101,15 @@ _INDEPENDENT = (
     _independent("nodes", "nodes", "--by nodes gives speed-up and efficiency"),
     _independent("workers", "workers", "they share the global batch, or make it larger"),
     _independent("ps", "parameter servers", "they share the parameters", summary="parameter_servers"),
-    _independent(
+    Factor(
         "global_batch_size",
         "global batch",
+        read.batch("global_batch_size"),
+        _AN_UPDATE,
         "an update is of another number of examples; loss and metrics after as many epochs differ by design",
-        confounds=_AN_UPDATE,
+        independent=True,
     ),
-    _independent("batch_size", "batch per worker", "larger batches keep a worker busier"),
+    Factor("batch_size", "batch per worker", read.batch("batch_size"), NOTHING, "larger batches keep a worker busier", independent=True),
 )
 
 _LEARNING = (

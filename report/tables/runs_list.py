@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ...core.untrusted.console import shown
 from ...records.text.numbers import UNKNOWN, count_text, duration_text, number_text, rate_text
+from ..catalog.batches import batch_text
 from ..catalog.summary_rows import metric_figures
 from .alignment import GAP, holds_figures, plain_lines, text_width
 from .run_tables import SYNTHETIC
@@ -72,7 +73,7 @@ _COLUMNS = (
     _Column("model", "model", False, _text("model")),
     _Column("data", "data", False, _data),
     _Column("nodes", "nodes", True, lambda row: count_text(row["nodes"])),
-    _Column("batch", "global_batch_size", True, lambda row: count_text(row["global_batch_size"])),
+    _Column("batch", "global_batch_size", True, lambda row: batch_text(row["global_batch_size"], row["batch_tokens"])),
     _Column("examples/s", "examples_per_second", True, lambda row: rate_text(row["examples_per_second"]).removesuffix("/s")),
     _Column("loss", "eval_loss", True, lambda row: number_text(row["eval_loss"])),
     _Column("time to target", "time_to_target_seconds", True, _to_target),
