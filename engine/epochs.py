@@ -111,8 +111,12 @@ class EpochIndex:
         return found
 
     def epochs(self, step: int) -> float:
-        """Return how many epochs are done after `step` updates, with fractions."""
-        return float(self.epochs_at(step, 1)[0]) / self.steps_per_epoch
+        """Return how many epochs are done after `step` updates, with fractions: of an epoch, the consumed examples over all of it.
+
+        Updates may be of different numbers of examples, so that half of an epoch's updates need not be half of the epoch.
+        """
+        done = self.cursor(step)
+        return done.epoch + done.examples / self._sampler.size
 
     def _steps_in(self, epoch: int) -> int:
         """Return the number of updates of a whole epoch."""

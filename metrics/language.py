@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..core.errors import MissingPackageError, UsageError
 from .base import Metric
 
-__all__ = ["PARTS", "SENTENCES", "SUMS", "TOKENIZERS", "check_tokenizer", "metrics", "sentence_sums", "signature"]
+__all__ = ["NAMES", "PARTS", "SENTENCES", "SUMS", "TOKENIZERS", "check_tokenizer", "metrics", "sentence_sums", "signature"]
 
 SENTENCES = "translated_sentences"
 """The sum that tells whether each sentence was counted exactly once."""
@@ -43,6 +43,9 @@ PARTS = (
 
 SUMS = (SENTENCES, EXACT, *BLEU_SUMS, *CHRF_SUMS)
 """What a sentence adds, in the order of `sentence_sums`."""
+
+NAMES = ("bleu", "chrf", "exact")
+"""Of `metrics`, in their order."""
 
 TOKENIZERS = ("13a", "intl", "char", "zh", "none")
 """sacrebleu's tokenizers that need nothing beside it."""
@@ -97,10 +100,11 @@ def _score(names: Sequence[str], which: int, tokenizer: str, sums: Mapping[str, 
 def metrics(tokenizer: str) -> tuple[Metric, ...]:
     """Return BLEU, which is the headline, chrF and the share of exact matches. Raises UsageError for a tokenizer that is none."""
     check_tokenizer(tokenizer)
+    bleu, chrf, exact = NAMES
     return (
-        Metric("bleu", "BLEU", "higher", functools.partial(_score, BLEU_SUMS, 0, tokenizer), bounds=(0.0, 100.0)),
-        Metric("chrf", "chrF", "higher", functools.partial(_score, CHRF_SUMS, 1, tokenizer), bounds=(0.0, 100.0)),
-        Metric("exact", "exact matches", "higher", lambda sums: sums[EXACT] / sums[SENTENCES], bounds=(0.0, 1.0)),
+        Metric(bleu, "BLEU", "higher", functools.partial(_score, BLEU_SUMS, 0, tokenizer), bounds=(0.0, 100.0)),
+        Metric(chrf, "chrF", "higher", functools.partial(_score, CHRF_SUMS, 1, tokenizer), bounds=(0.0, 100.0)),
+        Metric(exact, "exact matches", "higher", lambda sums: sums[EXACT] / sums[SENTENCES], bounds=(0.0, 1.0)),
     )
 
 

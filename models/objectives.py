@@ -89,6 +89,11 @@ class Objective:
         return self.metrics if self.translation is None else (*self.translation.metrics, *self.metrics)
 
     @property
+    def translation_names(self) -> list[str] | None:
+        """The names of the metrics that come from translations, None where nothing is translated."""
+        return None if self.translation is None else [metric.name for metric in self.translation.metrics]
+
+    @property
     def infos(self) -> tuple[MetricInfo, ...]:
         """What a run's files say of its figures, the metrics first and the loss last."""
         return (*(metric.info for metric in self.every_metric), LOSS)

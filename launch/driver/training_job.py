@@ -148,6 +148,7 @@ class TrainingJob:
             },
             "framework_packages": list(self.packages),
             "metrics": described_metrics(self.model.objective.infos),
+            "translation_metrics": self.model.objective.translation_names,
             "translation_signatures": described(self.asked, self.model.objective, self.data.info.sizes["test"]),
         }
 

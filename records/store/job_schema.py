@@ -57,8 +57,11 @@ class _Cluster(JsonObject):
     addresses: Annotated[list[Name | None], Field(max_length=MOST_NODES)] = Field(default_factory=list)
 
 
+_MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+
+
 class _Metric(JsonObject):
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+    name: _MetricName
     label: Name
     better: Better
 
@@ -81,6 +84,7 @@ class _Decided(JsonObject):
     segments: Annotated[list[_Segment], Field(max_length=MOST_TASKS)] = _LACKING
     framework_packages: Annotated[list[Name], Field(max_length=MOST_PACKAGES)] = _LACKING
     metrics: Annotated[list[_Metric], Field(max_length=MOST_METRICS)] = _LACKING
+    translation_metrics: Annotated[list[_MetricName], Field(max_length=MOST_METRICS)] | None = _LACKING
     translation_signatures: _Signatures | None = _LACKING
 
     @model_validator(mode="after")

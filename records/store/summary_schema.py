@@ -147,6 +147,7 @@ class Summary(JsonObject):
     parameter_servers: Worker | None = None
     batch_size: Annotated[int, Field(ge=1, le=2**53)]
     global_batch_size: Annotated[int, Field(ge=1, le=2**53)]
+    batch_tokens: Annotated[int, Field(ge=1, le=2**53)] | None = None
     padding_share: Annotated[float, Field(ge=0, le=1)] | None = None
     optimizer: Name | None = None
     learning_rate: float | None = None

@@ -165,6 +165,7 @@ def job_fields(job: Job, name: str) -> dict[str, Any]:
         "parameter_servers": job.ps if job.mode == "async" else None,
         "batch_size": job.per_worker_batch,
         "global_batch_size": job.global_batch,
+        "batch_tokens": job.batch_tokens,
         "optimizer": job.optimizer,
         "learning_rate": job.lr,
         "seed": job.seed,

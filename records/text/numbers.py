@@ -33,7 +33,7 @@ def figure_text(name: str, value: float | str | None, digits: int = 4) -> str:
 
     `name` is the metric's, or that of its figure in a row of a table, such as ``best_eval_bleu``.
     """
-    if name.removeprefix("best_").removeprefix("eval_") not in PERCENTAGES or isinstance(value, str):
+    if name.removeprefix("best_").removeprefix("eval_").removeprefix("end_") not in PERCENTAGES or isinstance(value, str):
         return number_text(value, digits)
     return number_text(value if value is None or not math.isfinite(value) else round(value, 2), 2)
 

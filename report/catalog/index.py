@@ -52,7 +52,7 @@ _FILES = ("status.json", "summary.json", "job.json")
 _BUSY_SECONDS = 30.0  # far longer than a write of thousands of rows takes
 _TABLE = "CREATE TABLE runs (name BLOB PRIMARY KEY, stamp TEXT NOT NULL, state TEXT NOT NULL, row TEXT NOT NULL, digest INTEGER NOT NULL)"
 _SCHEMA = [("table", "runs", _TABLE), ("index", "sqlite_autoindex_runs_1", None)]
-_VERSION = zlib.crc32(repr((1, _TABLE, FIGURES)).encode()) >> 1  # user_version is signed; rows of other figures are another release's
+_VERSION = zlib.crc32(repr((2, _TABLE, FIGURES)).encode()) >> 1  # user_version is signed; rows of other figures are another release's
 
 _TYPES: Mapping[str, Any] = {"created_at": str | None, "problem": str | None, "eval_error": summary_type(("eval", "loss"))}
 _FIELDS: Any = {name: (_TYPES.get(name) or figure_type(name), ...) for name in FIGURES if name not in ("path", "folder")}
@@ -66,7 +66,7 @@ class _WithMetrics(BaseModel):
     """What a row may have beside `FIGURES`: figures of further metrics."""
 
     model_config = ConfigDict(strict=True, extra="allow")
-    __pydantic_extra__: dict[Annotated[str, Field(pattern=r"^(best_)?eval_[a-z0-9_]+$")], Loss | None] = Field(init=False)
+    __pydantic_extra__: dict[Annotated[str, Field(pattern=r"^((best_)?eval|end)_[a-z0-9_]+$")], Loss | None] = Field(init=False)
 
 
 _Row = create_model("_Row", __base__=_WithMetrics, **_FIELDS)

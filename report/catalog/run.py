@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import UsageError
 from ...core.untrusted.console import one_line
 from ...metrics import MetricInfo
-from ...metrics.recorded import read_metrics
+from ...metrics.recorded import read_metrics, read_translation_metrics
 from ...records.schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from ...records.store.run_directory import RunReader, state_now
 from ...records.summary.segments import resumed_seconds
@@ -112,6 +112,17 @@ class Run:
     def metrics(self) -> tuple[MetricInfo, ...]:
         """The metrics of its evaluations, the headline first and the loss last."""
         return read_metrics(self.job)
+
+    @property
+    def translation_metrics(self) -> frozenset[str]:
+        """The names of those metrics that come from translations, of another search while it trains than at its end."""
+        return read_translation_metrics(self.job)
+
+    @property
+    def metrics_at_the_end(self) -> list[MetricInfo]:
+        """The metrics that its summary has of translations of all test sentences at its end; none where there were none."""
+        scores = (self._summary or {}).get("translated") or {}
+        return [info for info in self.metrics if info.name in self.translation_metrics and scores.get(info.name) is not None]
 
     @cached_property
     def nodes(self) -> Sequence[Mapping[str, Any]]:

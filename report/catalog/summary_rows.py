@@ -11,7 +11,7 @@ from ...records.store.jsonl import NON_FINITE
 from ...records.store.summary_schema import summary_type
 from .run import finished_run, labelled
 
-__all__ = ["FIGURES", "load", "metric_figures", "metrics_of", "number", "row", "rows"]
+__all__ = ["FIGURES", "load", "metric_figures", "metrics_at_the_end", "metrics_of", "number", "row", "rows"]
 
 _PLAIN = (
     "run",
@@ -26,6 +26,7 @@ _PLAIN = (
     "parameter_servers",
     "batch_size",
     "global_batch_size",
+    "batch_tokens",
     "padding_share",
     "optimizer",
     "learning_rate",
@@ -74,7 +75,14 @@ _PER_NODE = {
 
 
 FIGURES: tuple[str, ...] = (*_PLAIN, *_NESTED, "eval_error", *_PER_NODE)
-"""What every row has, in its order. A row also has ``eval_<metric>`` and ``best_eval_<metric>`` of each further metric of its run."""
+"""What every row has, in its order. A row also has ``eval_<metric>`` and ``best_eval_<metric>`` of each further metric of its run, and
+``end_<metric>`` of each that translations of all test sentences at its end have.
+"""
+
+_OF_METRICS = ("eval_", "best_eval_", "end_")
+
+_BESIDE_SCORES = frozenset(("split", "step", "sentences", "signature", "seconds"))
+"""What a summary says of the translations at the end besides their scores."""
 
 
 def figure_type(name: str) -> Any:
@@ -86,12 +94,18 @@ def figure_type(name: str) -> Any:
 
 def metric_figures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return what rows have beside `FIGURES`: the figures of metrics that not every model has, each once, in the rows' order."""
-    return list(dict.fromkeys(name for row in rows for name in row if name not in FIGURES and "eval_" in name))
+    return list(dict.fromkeys(name for row in rows for name in row if name not in FIGURES and name.startswith(_OF_METRICS)))
 
 
 def metrics_of(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the metrics of an evaluation in a summary, by name; none where there was no evaluation."""
     return {name: value for name, value in (evaluation or {}).items() if name not in RESERVED_NAMES}
+
+
+def metrics_at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of the translations at a run's end, by name; none where nothing was translated."""
+    scores = summary.get("translated") or {}
+    return {name: value for name, value in scores.items() if name not in _BESIDE_SCORES and value is not None}
 
 
 def load(paths: Sequence[Path | str]) -> list[dict[str, Any]]:
@@ -111,7 +125,7 @@ def row(summary: Mapping[str, Any]) -> dict[str, Any]:
     flat.update({name: [_reach(node, path) for node in summary["per_node"]] for name, path in _PER_NODE.items()})
     for kind in ("eval", "best_eval"):
         flat.update({f"{kind}_{name}": value for name, value in metrics_of(summary.get(kind)).items()})
-    return flat
+    return flat | {f"end_{name}": value for name, value in metrics_at_the_end(summary).items()}
 
 
 def _reach(value: Any, path: Sequence[str]) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...metrics import LOSS, MetricInfo
 from ..catalog.run import Run
-from .factors import CAVEATS, GROUPS, METRICS, NOTHING, RULES, Factor
+from .caveats import CAVEATS
+from .factors import AT_THE_END, GROUPS, METRICS, NOTHING, RULES, TRANSLATIONS, Factor
 
 __all__ = ["Comparability", "Difference", "alike", "compare_settings", "setting_key"]
 
@@ -73,8 +74,9 @@ class Comparability:
 
     def confounded(self, one: int, other: int) -> frozenset[str]:
         """Return the kinds of figures in which two runs cannot be compared."""
-        pair = {group for rule in self._rules if self._differ(rule, one, other) for group in rule.confounds}
-        own = (fault.confounds for fault in CAVEATS for run in (self._runs[one], self._runs[other]) if fault.found(run))
+        runs = self._runs[one], self._runs[other]
+        pair = {group for rule in self._rules if self._differ(rule, one, other) for group in rule.spoils(*runs)}
+        own = (fault.confounds for fault in CAVEATS for run in runs if fault.found(run))
         return frozenset(pair).union(*own)
 
     def marks(self, run: int) -> frozenset[str]:
@@ -87,7 +89,7 @@ class Comparability:
         A set with the first run and another one comes before a larger one without it. The set is found greedily, class by class.
         """
         classes: dict[tuple[Any, ...], list[int]] = {}
-        rules = [rule for rule in self._rules if group in rule.confounds]
+        rules = [rule for rule in self._rules if group in rule.spoils(*self._runs)]
         for run in sorted(among):
             if group not in self.confounded(run, run):
                 classes.setdefault(tuple(self._values[run][rule.key] for rule in rules), []).append(run)
@@ -119,7 +121,7 @@ class Comparability:
     def _difference(self, rule: Factor) -> Difference:
         values = (known[rule.key] for known in self._values)
         shown = tuple(None if value is None else rule.show(value) for value in values)
-        return Difference(rule.key, rule.label, shown, _ordered(rule.confounds), rule.why)
+        return Difference(rule.key, rule.label, shown, _ordered(rule.spoils(*self._runs)), rule.why)
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as a JSON object; each difference has a value a run, in the order of ``runs``."""
@@ -141,20 +143,25 @@ class Comparability:
         }
 
     def called(self, groups: Collection[str]) -> list[str]:
-        """Return what kinds of figures are called, in their order: for the metrics the label of each that the runs have."""
-        return _with_metrics(groups, [info.label for info in self._metrics])
+        """Return what kinds of figures are called, in their order: for each kind of metrics the label of each that the runs have."""
+        return [name for group in _ordered(groups) for name in self._metrics(group, "{0.label}", "{0.label} at the end")]
 
     def _keys(self, groups: Collection[str]) -> list[str]:
         """Return kinds of figures as programs know them: for the metrics the name of each."""
-        return _with_metrics(groups, [info.name for info in self._metrics])
+        return [name for group in _ordered(groups) for name in self._metrics(group, "{0.name}", "end_{0.name}")]
 
-    @cached_property
-    def _metrics(self) -> list[MetricInfo]:
-        return list(dict.fromkeys(info for run in self._runs for info in run.metrics if info != LOSS))
-
-
-def _with_metrics(groups: Collection[str], metrics: Sequence[str]) -> list[str]:
-    return [name for group in _ordered(groups) for name in (dict.fromkeys(metrics) if group == METRICS else [group])]
+    def _metrics(self, group: str, called: str, at_the_end: str) -> list[str]:
+        """Return the kind of figures itself, or, of one of metrics, what each that the runs have is `called`, once."""
+        infos: Iterator[MetricInfo]
+        if group == METRICS:
+            infos = (info for run in self._runs for info in run.metrics if info != LOSS and info.name not in run.translation_metrics)
+        elif group == TRANSLATIONS:
+            infos = (info for run in self._runs for info in run.metrics if info.name in run.translation_metrics)
+        elif group == AT_THE_END:
+            infos, called = (info for run in self._runs for info in run.metrics_at_the_end), at_the_end
+        else:
+            return [group]
+        return list(dict.fromkeys(called.format(info) for info in infos))
 
 
 def _ordered(groups: Collection[str]) -> tuple[str, ...]:

@@ -11,12 +11,14 @@ from typing import Any
 
 from ...core.job import DEFAULT_EPOCHS, Job
 from ...core.plugins import BUILT_IN
-from ...core.units import parse_bandwidth
+from ...core.units import Target, parse_bandwidth
 from ...records.text.numbers import bytes_text
+from ..catalog.batches import batch_text
 from ..catalog.run import Run
 
 __all__ = [
     "bandwidth",
+    "batch",
     "budget",
     "by_adam",
     "by_sgd",
@@ -29,6 +31,7 @@ __all__ = [
     "job_field",
     "job_field_if",
     "job_field_or",
+    "judged_by_translations",
     "link",
     "memory",
     "network",
@@ -45,7 +48,6 @@ __all__ = [
     "single_process",
     "summary_field",
     "threads",
-    "translation_signature",
 ]
 
 Value = Callable[[Run], Any]
@@ -126,6 +128,16 @@ def job_field_if(key: str, applies: Callable[[Run], bool]) -> Value:
 def summary_field(key: str) -> Value:
     """Read a field of the summary."""
     return lambda run: run.summary.get(key)
+
+
+def batch(key: str) -> Value:
+    """Read a number of examples of the summary; of batches that are filled by tokens, that it is a mean, in words."""
+
+    def value(run: Run) -> Any:
+        tokens = run.job.get("batch_tokens")
+        return run.summary.get(key) if tokens is None else batch_text(run.summary.get(key), tokens)
+
+    return value
 
 
 def _occurring(values: Iterable[Any]) -> tuple[Any, ...] | None:
@@ -224,10 +236,12 @@ def threads(run: Run) -> Any:
     return _occurring(run.job.get("threads_per_task") or ())
 
 
-def translation_signature(run: Run) -> str | None:
-    """Read how the translations of evaluations while training are made and scored; None of a model that translates nothing."""
-    signatures = run.job.get("translation_signatures")
-    return None if not signatures else signatures.get("training")
+def judged_by_translations(run: Run) -> bool:
+    """Return whether a run's target, or the best of its evaluations, is a matter of the translations that it makes while it trains."""
+    until, best = run.job.get("until"), run.job.get("keep_best")
+    judged = [] if until is None else [Target.parse(until).metric]
+    judged += [best] if best is not None else [run.metrics[0].name] if run.job.get("patience") else []
+    return not run.translation_metrics.isdisjoint(judged)
 
 
 def budget(run: Run) -> tuple[str, int]:

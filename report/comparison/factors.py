@@ -6,30 +6,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...records.summary.segments import nodes_of_last_segment
-from ..catalog.cpu_starvation import cpu_starvation
-from ..catalog.divergence import diverged
 from ..catalog.run import Run
+from ..catalog.translations import signature_at_the_end, signature_while_training
 from . import factor_values as read
 from .ordering import BY_FIELD, by_saving, natural
 
-__all__ = ["CAVEATS", "CHANGED", "CHANGED_MEANS", "CHOSEN", "GROUPS", "RULES", "Caveat", "Factor", "changed_on_resume", "changed_text"]
+__all__ = ["CHOSEN", "GROUPS", "RULES", "Factor"]
 
-SPEED, STEPS, TIME, LOSS, METRICS, TARGET, RESOURCES = GROUPS = (
+SPEED, STEPS, TIME, LOSS, METRICS, TRANSLATIONS, AT_THE_END, TARGET, RESOURCES = GROUPS = (
     "speed",
     "steps/s",
     "run time",
     "loss",
     "metrics",
+    "translations",
+    "translations at the end",
     "time to target",
     "resources",
 )
-"""Kinds of figures that become incomparable together. ``speed`` is examples/s; `Comparability.called` says which metrics the runs have."""
+"""Kinds of figures that become incomparable together. ``speed`` is examples/s; `Comparability.called` says which metrics the runs have.
+
+``translations`` are the metrics of the translations that are made while a run trains, ``metrics`` those that need none.
+"""
 
 ALL = frozenset(GROUPS)
 WORK = frozenset({SPEED, STEPS, TIME, TARGET, RESOURCES})
 CLOCK = WORK - {RESOURCES}
-LEARNING = frozenset({LOSS, METRICS, TARGET})
+LEARNT = frozenset({LOSS, METRICS, TRANSLATIONS, AT_THE_END})
+LEARNING = LEARNT | {TARGET}
 NOTHING: frozenset[str] = frozenset()
 
 
@@ -41,7 +45,7 @@ class Factor:
     difference makes not comparable, `why` says so in a few words. An `independent` factor is what runs are usually compared for: its
     difference is no fault. Values are compared only among runs alike in the factor whose key is `given`. `expected` ones should be there
     for every run, so that a lack has to be told. `order` gives what puts values in order. No figure depends on a setting that does not
-    matter (`matters`): its difference is no fault, and only keeps runs apart.
+    matter (`matters`): its difference is no fault, and only keeps runs apart. What else a difference confounds for a run says `also`.
     """
 
     key: str
@@ -55,25 +59,11 @@ class Factor:
     expected: bool = False
     order: Callable[[Any], Any] = natural
     matters: bool = True
+    also: Callable[[Run], frozenset[str]] | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Caveat:
-    """Something about a single run that makes figures of it not comparable with any other's.
-
-    `found` says what, or None; runs of which it says the same are alike. `told` says more of it, where there is more to say.
-    """
-
-    key: str
-    label: str
-    found: Callable[[Run], str | None]
-    confounds: frozenset[str]
-    why: str
-    told: Callable[[Run], str | None] | None = None
-
-    def text(self, run: Run) -> str | None:
-        """Return what is to be said of a run, None where nothing is wrong with it."""
-        return (self.told or self.found)(run)
+    def spoils(self, *runs: Run) -> frozenset[str]:
+        """Return the kinds of figures of these runs that a difference between them makes not comparable."""
+        return self.confounds if self.also is None else self.confounds.union(*map(self.also, runs))
 
 
 def _independent(key: str, label: str, why: str, *, summary: str = "", confounds: frozenset[str] = NOTHING) -> Factor:
@@ -94,6 +84,11 @@ def _by_step(run: Run) -> bool:
     return run.job.get("schedule") == "step"
 
 
+def _judged_by_translations(run: Run) -> frozenset[str]:
+    return frozenset({TARGET}) if read.judged_by_translations(run) else NOTHING
+
+
+_ANOTHER_SCORE = "BLEU by another search, tokenizer or release, or of other sentences, is another figure"
 _AN_UPDATE = frozenset({STEPS})
 _PAUSES = frozenset({TIME, TARGET})
 _TRANSLATING = "translating takes time"
@@ -106,13 +101,15 @@ _INDEPENDENT = (
     _independent("nodes", "nodes", "--by nodes gives speed-up and efficiency"),
     _independent("workers", "workers", "they share the global batch, or make it larger"),
     _independent("ps", "parameter servers", "they share the parameters", summary="parameter_servers"),
-    _independent(
+    Factor(
         "global_batch_size",
         "global batch",
+        read.batch("global_batch_size"),
+        _AN_UPDATE,
         "an update is of another number of examples; loss and metrics after as many epochs differ by design",
-        confounds=_AN_UPDATE,
+        independent=True,
     ),
-    _independent("batch_size", "batch per worker", "larger batches keep a worker busier"),
+    Factor("batch_size", "batch per worker", read.batch("batch_size"), NOTHING, "larger batches keep a worker busier", independent=True),
 )
 
 _LEARNING = (
@@ -162,7 +159,7 @@ _LEARNING = (
         "budget",
         "budget",
         read.budget,
-        frozenset({TIME, LOSS, METRICS}),
+        LEARNT | {TIME},
         "one was to train longer than the other",
         show=read.shown_budget,
     ),
@@ -171,12 +168,20 @@ _LEARNING = (
     Factor(
         "translation_signature",
         "how translations are made and scored",
-        read.translation_signature,
-        frozenset({METRICS, TARGET}),
-        "BLEU by another search, tokenizer or release, or of other sentences, is another figure",
+        signature_while_training,
+        frozenset({TRANSLATIONS}),
+        _ANOTHER_SCORE,
+        also=_judged_by_translations,
+    ),
+    Factor(
+        "translation_signature_at_the_end",
+        "how translations at the end are made and scored",
+        signature_at_the_end,
+        frozenset({AT_THE_END}),
+        _ANOTHER_SCORE,
     ),
     Factor("eval_sentences", "sentences an evaluation translates", read.job_field("eval_sentences"), _PAUSES, _TRANSLATING),
-    Factor("beam", "beam", read.job_field("beam"), _PAUSES, _TRANSLATING),
+    Factor("beam", "beam", read.job_field("beam"), frozenset({TIME}), "translating at the end takes time"),
     Factor("length_penalty", "length penalty", read.job_field("length_penalty"), NOTHING, "it is of the translations at the end alone"),
     Factor(
         "eval_every",
@@ -255,71 +260,3 @@ CHOSEN: tuple[Factor, ...] = (*_INDEPENDENT, *_LEARNING)
 
 RULES: tuple[Factor, ...] = (*CHOSEN, *_MACHINE, *_BESIDE)
 """In the order in which differences are told: first what runs are usually compared for, last what does not matter."""
-
-CHANGED = "changed when it was resumed"
-CHANGED_MEANS = "the figures add up parts under different settings"
-"""What is said of a run with `changed_on_resume`, and what it means."""
-
-_HARMLESS = {"epochs", "steps", "until"} | {rule.key for rule in RULES if not (rule.confounds or rule.independent)}
-"""Settings that may be others in each segment of a run: how far it is to go, and those on which no figure depends."""
-
-
-def changed_on_resume(run: Run) -> list[str]:
-    """Return which settings that matter were others in an earlier segment of a run that went on."""
-    segments = run.job.get("segments", ())[1:]
-    return sorted({field for segment in segments for field in segment.get("changed") or ()} - _HARMLESS)
-
-
-def changed_text(run: Run, means: str | None = None) -> str | None:
-    """Return the sentence about a run that went on with other settings, and what that `means` for the figures; None of any other run."""
-    changed = changed_on_resume(run)
-    if not changed:
-        return None
-    shown = "those of the last" if nodes_of_last_segment(run.job) == run.job.get("nodes", 1) else "those that were asked for"
-    return f"The run {CHANGED} ({', '.join(changed)}): {means or f'{CHANGED_MEANS}; the settings are {shown}'}."
-
-
-def _ended(run: Run) -> str | None:
-    return None if run.summary["state"] == "succeeded" else str(run.summary["state"])
-
-
-def _diverged(run: Run) -> str | None:
-    return None if diverged(run.summary) is None else "yes"
-
-
-def _diverged_since(run: Run) -> str | None:
-    return diverged(run.summary)
-
-
-def _synthetic(run: Run) -> str | None:
-    return "yes" if run.summary.get("synthetic") else None
-
-
-def _resumed(run: Run) -> str | None:
-    return "yes" if run.summary.get("resumed") and not changed_on_resume(run) else None
-
-
-def _changed(run: Run) -> str | None:
-    return ", ".join(changed_on_resume(run)) or None
-
-
-def _starved(run: Run) -> str | None:
-    return None if cpu_starvation(run.summary) is None else "yes"
-
-
-def _starved_by(run: Run) -> str | None:
-    found = cpu_starvation(run.summary)
-    return None if found is None else f"{found.fraction:.0%}"
-
-
-CAVEATS: tuple[Caveat, ...] = (
-    Caveat("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
-    Caveat("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
-    Caveat("synthetic", "synthetic data", _synthetic, LEARNING, "images and labels are random, so there is nothing to learn"),
-    Caveat("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
-    Caveat(
-        "starved", "starved of CPU", _starved, WORK, "other programs took so much of the CPU time that its tasks asked for", _starved_by
-    ),
-    Caveat("changed", CHANGED, _changed, ALL, CHANGED_MEANS),
-)
-"""What is wrong with one run whatever it is compared with."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .factors import changed_on_resume
+from .caveats import changed_on_resume
 from .rows import Row
 
 __all__ = ["ScalingPoint", "ScalingSeries", "families", "relative_speed", "relative_target", "scaling"]

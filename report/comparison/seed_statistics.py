@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..catalog.summary_rows import metrics_of, number
+from ..catalog.summary_rows import metrics_at_the_end, metrics_of, number
 
 __all__ = ["FIGURES", "TRIMMED_FROM", "aggregate", "common_name", "common_stem", "drop_fastest_and_slowest", "spread"]
 
@@ -32,14 +32,16 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     - ``runs``: how many; ``converged``: how many reached the target, null where there is none
     - ``dropped``: names of the runs left out (see `drop_fastest_and_slowest`)
-    - ``figures``: for each of `FIGURES` and each metric that was evaluated ``mean``, ``sigma`` (sample standard deviation, n − 1; null
-      for a single value) and ``values``, over how many runs; null where none has it. So a time to target is the mean over those that
-      reached it and stay, and a figure that is not finite in one run has no finite mean and no sigma
+    - ``figures``: for each of `FIGURES` and each metric that was evaluated, also at the end (``end_<metric>``), ``mean``, ``sigma`` (sample
+      standard deviation, n − 1; null for a single value) and ``values``, over how many runs; null where none has it. So a time to target is
+      the mean over those that reached it and stay, and a figure that is not finite in one run has no finite mean and no sigma
     """
     staying, dropped = drop_fastest_and_slowest(summaries)
     with_target = summaries[0]["target"] is not None
     evaluated = dict.fromkeys(name for summary in summaries for name in metrics_of(summary.get("eval")))
     metrics = {name: ("eval", name) for name in evaluated if name not in FIGURES}
+    at_the_end = dict.fromkeys(name for summary in summaries for name in metrics_at_the_end(summary))
+    metrics |= {f"end_{name}": ("translated", name) for name in at_the_end}
     target, *others = FIGURES
     found = {name: {**FIGURES, **metrics}[name] for name in (target, *metrics, *others)}
     return {

@@ -11,7 +11,7 @@ from .verdict import Explanation
 
 __all__ = ["Advice", "batch_dependent_seconds", "larger_batch"]
 
-_LEARNS_OTHERWISE = "each update then sees twice the examples, so that the learning rate and what is learnt need another look (--scale-lr)"
+_LEARNS_OTHERWISE = "each update then sees twice the {}, so that the learning rate and what is learnt need another look"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,14 @@ def larger_batch(explanation: Explanation) -> Iterator[Advice]:
     before, idle = _step_seconds(explanation), idle_fraction(evidence.summary)
     steps = 2 * before / (before + sum(known) / len(known))
     speedup = 1.0 / (idle + (1.0 - idle) / steps)
+    exchanging = evidence.shares.step["network"] > 0
+    once = "the exchange is" if exchanging else "what a step costs besides its examples is"
+    if (tokens := evidence.job.get("batch_tokens")) is not None:  # --scale-lr goes with batches of a number of examples alone
+        reason = f"{once} paid once for twice the tokens"
+        yield Advice(f"--batch-tokens {2 * tokens}", reason, speedup, "about", _LEARNS_OTHERWISE.format("tokens"))
+        return
     option = "--batch-size" if evidence.job.get("global_batch_size") is None else "--global-batch-size"
     at_once = evidence.summary["batch_size"] // int(evidence.job.get("accumulate") or 1)
     now = at_once if option == "--batch-size" else evidence.summary["global_batch_size"]
-    exchanging = evidence.shares.step["network"] > 0
-    once = "the exchange is" if exchanging else "what a step costs besides its examples is"
-    yield Advice(f"{option} {2 * now}", f"{once} paid once for twice the examples", speedup, "about", _LEARNS_OTHERWISE)
+    caution = f"{_LEARNS_OTHERWISE.format('examples')} (--scale-lr)"
+    yield Advice(f"{option} {2 * now}", f"{once} paid once for twice the examples", speedup, "about", caution)

@@ -12,7 +12,7 @@ from ...records.summary.node_usage import per_node
 from ...records.summary.segments import nodes_of_last_segment, resumed_seconds, with_segments
 from ..catalog.run import Run
 from ..catalog.unfinished import as_recorded
-from ..comparison.factors import changed_text
+from ..comparison.caveats import changed_text
 from .links import Link, read_links
 from .time_shares import Shares, Worker, calibrated_segment, read_shares, read_workers
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...core.errors import UsageError
+from ..catalog.batches import batch_text
 from .cost_model import Link, Step, Topology, ring_step, server_step
 from .error_band import Validation, ValidationGroup, band_factor
 from .fit import Fitted
@@ -221,7 +222,8 @@ def _batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[st
         )
     empty = [row.nodes for row in rows if row.step is None]
     if empty:
-        texts.append(f"{_many(empty)} would leave workers without an example of the global batch of {fitted.first.global_batch_size}.")
+        whole = batch_text(fitted.first.global_batch_size, fitted.first.batch_tokens)
+        texts.append(f"{_many(empty)} would leave workers without an example of the global batch of {whole}.")
     return texts
 
 

@@ -62,6 +62,7 @@ class Observed:
     batch_size: int
     half_batch_size: int
     global_batch_size: int
+    batch_tokens: int | None
     payload_bytes: int
     bytes_per_second: float | None
     shared_cores: bool
@@ -162,6 +163,7 @@ def observe(run: Run) -> Observed:
         batch_size=calibration["batch_size"],
         half_batch_size=calibration["half_batch_size"] or calibration["batch_size"],
         global_batch_size=summary["global_batch_size"],
+        batch_tokens=job.get("batch_tokens"),
         payload_bytes=calibration["payload_bytes"],
         bytes_per_second=None if job["bandwidth"] is None else parse_bandwidth(job["bandwidth"]) / 8,
         shared_cores=server_cores < by_node[0] * job["threads_per_task"][0] + 1,

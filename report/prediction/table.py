@@ -14,6 +14,7 @@ from ...core.units import bandwidth_text
 from ...core.untrusted.console import one_line
 from ...records.schema import SCHEMA
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, number_text, seconds_text
+from ..catalog.batches import batch_text
 from .error_band import Validation, ValidationGroup
 from .extrapolation import Question, Row, remarks, validation_for
 from .fit import Fitted, describe
@@ -37,8 +38,10 @@ _LIMITS = {
 def prediction_table(fitted: Fitted, question: Question, rows: Sequence[Row], validation: Validation) -> RenderableType:
     """Return the predictions with what they rest on and what has to be known about them."""
     lines: list[RenderableType] = [*_basis(fitted, question)]
+    first = fitted.first
     for scaling in question.scalings:
-        title = _TITLES[scaling].format(batch=fitted.first.batch_size, whole=count_text(fitted.first.global_batch_size))
+        batch, whole = (batch_text(count, first.batch_tokens) for count in (first.batch_size, first.global_batch_size))
+        title = _TITLES[scaling].format(batch=batch, whole=whole)
         lines += ["", title, _table([row for row in rows if row.scaling == scaling])]
     lines += ["", _band_text(validation_for(fitted, question.topology, validation), validation)]
     return Group(*lines, *(f"- {text}" for text in remarks(fitted, question, rows)))

@@ -11,6 +11,8 @@ from ...records.schema import EvalRecord
 from ...records.text.numbers import figure_text
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
+from ..catalog.summary_rows import number
+from ..catalog.translations import Searched, scored_at_the_end, signature_while_training
 from ..series.arrays import Floats, StepSeries
 from .answer import Answer, digits3
 from .learning_progress import LEAST_EVALUATIONS, Learning, judge_curves
@@ -45,11 +47,29 @@ def learning(run: Run, series: StepSeries) -> Answer | None:
         "last_train_loss": None if np.isnan(trained[-1]) else float(trained[-1]),
         "headline": headline.name,
         "last_headline": tests[-1].figure(headline.name),
+        "headline_at_the_end": _at_the_end(run),
     }
     text = _text(run, found, tests, losses, trained)
     if headline.name != LOSS.name:
-        text += f"; {headline.label} {figure_text(headline.name, tests[-1].figure(headline.name))}"
+        text += f"; {headline.label} {figure_text(headline.name, tests[-1].figure(headline.name))}{_search(run)}"
     return Answer("learning", "learning", text, figures)
+
+
+def _at_the_end(run: Run) -> float | None:
+    """Return the headline metric of the translations at the run's end; None where it is none of theirs, or there were none."""
+    headline = run.metrics[0]
+    return number(run.summary["translated"][headline.name]) if headline in run.metrics_at_the_end else None
+
+
+def _search(run: Run) -> str:
+    """Say how the headline metric came about where it is one of translations, and what it is at the run's end."""
+    if run.metrics[0].name not in run.translation_metrics:
+        return ""
+    training, end = Searched.of([signature_while_training(run)]), Searched.of([scored_at_the_end(run)])
+    final = _at_the_end(run)
+    return training.in_brackets() + (
+        "" if final is None else f", at the end {figure_text(run.metrics[0].name, final)}{end.in_brackets('sentences')}"
+    )
 
 
 def _in_order(tests: list[EvalRecord]) -> list[EvalRecord]:

@@ -10,11 +10,13 @@ from typing import Any
 from ...core.errors import UsageError
 from ...core.suggestions import nearest
 from ...metrics import LOSS as LOSS_INFO
+from ...metrics import MetricInfo
 from ...metrics.classification import ACCURACY as ACCURACY_METRIC
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, figure_text, number_text, rate_text, seconds_text
 from ..catalog.run import Run
 from ..catalog.summary_rows import FIGURES
-from ..comparison.factors import LOSS, METRICS, RESOURCES, SPEED, STEPS, TARGET, TIME
+from ..catalog.translations import Searched, scored_at_the_end, signature_while_training
+from ..comparison.factors import AT_THE_END, LOSS, METRICS, RESOURCES, SPEED, STEPS, TARGET, TIME, TRANSLATIONS
 from ..comparison.rows import Row
 
 __all__ = ["MARK", "NODE", "RUN_COLUMNS", "Column", "cell", "column", "metric_columns", "node_cell", "relative", "run_columns"]
@@ -122,12 +124,32 @@ _SHORT = {
 
 
 def metric_columns(runs: Iterable[Run]) -> list[Column]:
-    """Return a column for each metric of some runs, under its label, each once."""
-    infos = {info.name: info for run in reversed(list(runs)) for info in reversed(run.metrics) if info != LOSS_INFO}
+    """Return a column for each metric of some runs, under its label, each once; those of translations at their end come last.
+
+    The label of one that comes from translations says by which search, and of how many sentences, where all of the runs are alike in it.
+    """
+    known = list(runs)
+    infos = {info.name: info for run in reversed(known) for info in reversed(run.metrics) if info != LOSS_INFO}
+    translated = frozenset().union(*(run.translation_metrics for run in known))
+    training, end = Searched.of(map(signature_while_training, known)), Searched.of(map(scored_at_the_end, known))
     return [
-        Column(f"eval_{info.name}", f"test {info.label}", partial(figure_text, info.name), METRICS, info.label)
-        for info in reversed(infos.values())
+        *(_evaluated(info, training if info.name in translated else None) for info in reversed(infos.values())),
+        *(_final(info, end) for info in dict.fromkeys(info for run in known for info in run.metrics_at_the_end)),
     ]
+
+
+def _evaluated(info: MetricInfo, searched: Searched | None) -> Column:
+    """Return the column of a metric of the evaluations while a run trains."""
+    if searched is None:
+        return Column(f"eval_{info.name}", f"test {info.label}", partial(figure_text, info.name), METRICS, info.label)
+    label, short = f"test {info.label}{searched.in_brackets()}", f"{info.label}{searched.method_in_brackets}"
+    return Column(f"eval_{info.name}", label, partial(figure_text, info.name), TRANSLATIONS, short)
+
+
+def _final(info: MetricInfo, searched: Searched) -> Column:
+    """Return the column of a metric of the translations at a run's end."""
+    label = f"{info.label} at the end"
+    return Column(f"end_{info.name}", f"{label}{searched.in_brackets('sentences')}", partial(figure_text, info.name), AT_THE_END, label)
 
 
 def run_columns(runs: Iterable[Run]) -> list[Column]:
@@ -152,7 +174,7 @@ def column(text: str, further: Sequence[Column] = ()) -> Column:
     Raises UsageError, naming those that are near.
     """
     name = text.strip().lower().replace("-", "_")
-    best = [Column(f"best_{one.key}", f"best {one.short}", one.show, one.group) for one in further]
+    best = [Column(f"best_{one.key}", f"best {one.short}", one.show, one.group) for one in further if one.key.startswith("eval_")]
     for one in (*further, *best):
         if name in (one.key, one.key.replace("eval_", "", 1)):
             return one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...records.text.numbers import count_text
+from ..catalog.batches import batch_text
 from ..comparison.comparison import Comparison
 from ..comparison.factors import LEARNING, SPEED, TARGET
 from ..comparison.scaling import relative_speed, relative_target
@@ -108,7 +108,8 @@ def _scaling(comparison: Comparison) -> ComparisonTable:
     names = tuple(others[0])
     rows = []
     for series in comparison.scaling or ():
-        kind = f"{series.kind}, {'global batch' if series.kind == 'strong' else 'batch per worker'} {count_text(series.batch)}"
+        tokens = comparison.entries[series.points[0].entry].runs[0].job.get("batch_tokens")
+        kind = f"{series.kind}, {'global batch' if series.kind == 'strong' else 'batch per worker'} {batch_text(series.batch, tokens)}"
         base = series.points[0].entry
         for point in series.points:
             mark = MARK if SPEED in comparison.comparability.confounded(base, point.entry) else ""

@@ -59,8 +59,8 @@ def below(comparison: Comparison, columns: Sequence[Column] = ()) -> list[str]:
     lines = []
     shown = {one.group for one in columns} if columns else set(GROUPS)
     asked = {one.key for one in columns} or set(JUDGED)
-    if any(shown & marks for marks in comparison.marks):
-        lines.append(f"{MARK} not to be compared with {comparison.entries[0].label}: {_reasons(comparison, shown)}.")
+    if reasons := _reasons(comparison, shown):
+        lines.append(f"{MARK} not to be compared with {comparison.entries[0].label}: {reasons}.")
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
     if folded:
         lines.append(
@@ -98,9 +98,9 @@ def _values(one: Difference) -> str:
 
 def _fault(one: Difference, comparability: Comparability) -> str:
     told = f"{one.label} ({_values(one)})"
-    if not one.confounds:
-        return f"{told}: {one.why}."
     names = comparability.called(one.confounds)
+    if not names:
+        return f"{told}: {one.why}."
     figures = "all figures" if set(one.confounds) == ALL else _enumerated(names)
     return f"{told}: {figures} {'is' if len(names) == 1 and names[0] != 'resources' else 'are'} not comparable; {one.why}."
 
@@ -117,7 +117,8 @@ def _reasons(comparison: Comparison, shown: Collection[str | None]) -> str:
     for group in GROUPS:
         if group in marked:
             why = ", ".join(one.label for one in differences if group in one.confounds)
-            reasons.setdefault(why, []).extend(comparison.comparability.called([group]))
+            reasons.setdefault(why, []).extend(comparison.comparability.called([group]))  # none of a kind that no run has
+    reasons = {why: groups for why, groups in reasons.items() if groups}
     return "; ".join(f"{', '.join(groups)} ({why})" for why, groups in reasons.items())
 
 

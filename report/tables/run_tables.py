@@ -12,9 +12,11 @@ from rich.table import Table
 
 from ...core.untrusted.console import one_line
 from ...records.text.numbers import UNKNOWN, count_text, figure_text
+from ..catalog.batches import batch_text
 from ..catalog.divergence import diverged_text
 from ..catalog.run import Run
-from ..comparison.factors import SPEED, TARGET, changed_text
+from ..comparison.caveats import changed_text
+from ..comparison.factors import SPEED, TARGET
 from ..comparison.rows import Row, entry_of
 from ..comparison.scaling import relative_speed, relative_target
 from .columns import MARK, NODE, cell, node_cell, relative, run_columns
@@ -54,7 +56,7 @@ _ASKED: tuple[tuple[str, str, Show], ...] = (
     ("nodes", "nodes", count_text),
     ("workers", "workers", count_text),
     ("parameter servers", "parameter_servers", count_text),
-    ("global batch", "global_batch_size", count_text),
+    ("global batch", "global_batch_size", _text),
 )
 
 _ONLY_SIDE_BY_SIDE = frozenset({"eval_error", "node_cpu_fraction_mean"})
@@ -122,10 +124,11 @@ def _run(summary: Mapping[str, Any], job: Mapping[str, Any] | None) -> Run:
 
 
 def _as_shown(entry: Row) -> Row:
-    """Return a row as tables show it: what the run computed in where it is known, and data that is synthetic named so."""
+    """Return a row as tables show it: its batch in words, what the run computed in where it is known, and synthetic data named so."""
     figures = dict(entry.figures)
     if figures["synthetic"]:
         figures["data"] = f"{figures['data']} (synthetic)"
+    figures["global_batch_size"] = batch_text(figures["global_batch_size"], entry.runs[0].job.get("batch_tokens"))
     figures["precision_used"] = figures["precision_used"] or figures["precision"]
     return Row(entry.label, entry.runs, figures, entry.sigmas, entry.left_out, entry.converged)
 

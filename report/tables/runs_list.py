@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ...core.untrusted.console import shown
 from ...records.text.numbers import UNKNOWN, count_text, duration_text, figure_text, number_text, rate_text
+from ..catalog.batches import batch_text
 from ..catalog.summary_rows import metric_figures
 from .alignment import GAP, holds_figures, plain_lines, text_width
 from .run_tables import SYNTHETIC
@@ -74,7 +75,7 @@ _COLUMNS = (
     _Column("model", "model", False, _text("model")),
     _Column("data", "data", False, _data),
     _Column("nodes", "nodes", True, lambda row: count_text(row["nodes"])),
-    _Column("batch", "global_batch_size", True, lambda row: count_text(row["global_batch_size"])),
+    _Column("batch", "global_batch_size", True, lambda row: batch_text(row["global_batch_size"], row["batch_tokens"])),
     _Column("examples/s", "examples_per_second", True, lambda row: rate_text(row["examples_per_second"]).removesuffix("/s")),
     _Column("loss", "eval_loss", True, lambda row: number_text(row["eval_loss"])),
     _Column("time to target", "time_to_target_seconds", True, _to_target),
@@ -120,16 +121,20 @@ def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[st
 
 def _title(figure: str) -> str:
     """Return what a column is called: a metric by its name alone, whether it was asked for or not, anything else by its key."""
+    if figure.startswith("end_"):
+        return f"{figure.removeprefix('end_').replace('_', ' ')} at the end"
     return figure.replace("eval_", "").replace("_", " ") if figure.startswith(("eval_", "best_eval_")) else figure
 
 
 def _evaluated(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     """Return the keys of the metrics to show: the accuracy where a run has it, it was asked for or there is no other, then the others.
 
-    The error is shown as one of the others where it is no function of the accuracy but a metric of a run that has none.
+    Those at the end of runs come before those of evaluations while they train, which are of fewer sentences. The error is shown as one of
+    the others where it is no function of the accuracy but a metric of a run that has none.
     """
     own_error = any(row.get("eval_error") is not None and row.get("eval_accuracy") is None for row in rows)
-    further = [*(["eval_error"] if own_error else []), *(figure for figure in metric_figures(rows) if figure.startswith("eval_"))]
+    others = [figure for figure in metric_figures(rows) if figure.startswith(("eval_", "end_"))]
+    further = [*(["eval_error"] if own_error else []), *sorted(others, key=lambda figure: not figure.startswith("end_"))]
     has_accuracy = not further or "eval_accuracy" in asked or any(row["eval_accuracy"] is not None for row in rows)
     return [*(["eval_accuracy"] if has_accuracy else []), *further]
 

@@ -14,7 +14,7 @@ from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.launch.driver.restart_policy import Resize, Restart, Stop
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.report.catalog.run import Run
-from crosstrain.report.comparison.factors import changed_text
+from crosstrain.report.comparison.caveats import changed_text
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.prediction.observations import observe
 

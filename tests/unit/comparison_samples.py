@@ -111,7 +111,8 @@ def written(folder: Path, *runs: Run) -> list[str]:
     for run in runs:
         path = folder / run.name
         path.mkdir(parents=True)
-        status = {"state": run.summary["state"], "cause": None, "created_at": "2026-11-20T10:00:00.000+00:00"}
+        driver = {"pid": 4711, "host": "elsewhere", "process_started_unix_seconds": 1.0}
+        status = {"state": run.summary["state"], "cause": None, "created_at": "2026-11-20T10:00:00.000+00:00", "driver": driver}
         for file, value in (("job", run.job), ("summary", run.summary), ("status", status), ("env", {"nodes": list(run.nodes)})):
             write_document(path / f"{file}.json", json.loads(json.dumps(value, default=str)))
         updates = run.summary["steps"]

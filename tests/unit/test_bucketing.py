@@ -67,6 +67,7 @@ def test_however_a_run_goes_on_every_example_comes_once_an_epoch(lengths, parts)
         seen += consumed(sampler, calendar, cursor.step, count)
         cursor = calendar.cursor(cursor.step + count)
         assert len(seen) == cursor.epoch * len(lengths) + cursor.examples
+        assert calendar.epochs(cursor.step) == pytest.approx(len(seen) / len(lengths)), "what an evaluation and a summary call the epochs"
     sampler = made(lengths, parts[-1][0])
     calendar = EpochIndex(sampler, cursor)
     seen += consumed(sampler, calendar, cursor.step, calendar.first_step_of(cursor.epoch + 1) - cursor.step)

@@ -6,20 +6,30 @@ import pytest
 from comparison_samples import NODE, made, starved_node
 
 from crosstrain.core.job import Job
+from crosstrain.report.comparison.caveats import CAVEATS
 from crosstrain.report.comparison.comparability import compare_settings
 from crosstrain.report.comparison.comparison import compare_runs
-from crosstrain.report.comparison.factors import CAVEATS, GROUPS, RULES
+from crosstrain.report.comparison.factors import GROUPS, RULES
 from crosstrain.report.tables.footnotes import above
 
-SPEED, STEPS, TIME, LOSS, METRICS, TARGET, RESOURCES = GROUPS
+SPEED, STEPS, TIME, LOSS, METRICS, TRANSLATIONS, AT_THE_END, TARGET, RESOURCES = GROUPS
 WORK = {SPEED, STEPS, TIME, TARGET, RESOURCES}
-LEARNT = {LOSS, METRICS, TARGET}
+FIGURES = {LOSS, METRICS, TRANSLATIONS, AT_THE_END}
+LEARNT = FIGURES | {TARGET}
 
 PACKAGES = NODE["packages"]
 STEP = {"schedule": "step", "epochs": 10}
 NOAM = {"schedule": "noam", "warmup_steps": 10}
 
 OF_TEN = {"summary": {"batch_size": 10, "global_batch_size": 10}}
+
+
+def translating(training="greedy", end="beam4"):
+    """What job.json says of a run whose evaluations translate."""
+    infos = [{"name": name, "label": name, "better": "higher"} for name in ("bleu", "chrf", "exact", "perplexity")]
+    signatures = {"training": training, "end": end}
+    return {"described": {"metrics": infos, "translation_metrics": ["bleu", "chrf", "exact"], "translation_signatures": signatures}}
+
 
 DIFFERENCES = [
     ("model", {}, {"model": "cnn"}, set(GROUPS)),
@@ -49,7 +59,7 @@ DIFFERENCES = [
     ("ema_decay", {}, {"ema_decay": 0.99}, set(GROUPS)),
     ("augment", {}, {"augment": "flip"}, set(GROUPS)),
     ("precision", {}, {"summary": {"precision_used": "bf16 (emulated)"}}, set(GROUPS)),
-    ("budget", {}, {"epochs": 2}, {TIME, LOSS, METRICS}),
+    ("budget", {}, {"epochs": 2}, FIGURES | {TIME}),
     ("until", {"until": "accuracy>=0.9"}, {"until": "accuracy>=0.8"}, LEARNT | {TIME}),
     ("patience", {}, {"patience": 3}, LEARNT | {TIME}),
     ("eval_every", {}, {"eval_every": "10steps"}, {TIME, TARGET}),
@@ -83,9 +93,18 @@ DIFFERENCES = [
     ("node_timeout", {}, {"node_timeout": 60.0}, set()),
     ("on_nan", {}, {"on_nan": "continue"}, set()),
     ("translation_signature", {"described": {"translation_signatures": {"training": "tok:13a|greedy", "end": "tok:13a|beam4"}}},
-     {"described": {"translation_signatures": {"training": "tok:char|greedy", "end": "tok:char|beam4"}}}, {METRICS, TARGET}),
+     {"described": {"translation_signatures": {"training": "tok:char|greedy", "end": "tok:13a|beam4"}}}, {TRANSLATIONS}),
+    ("translation_signature", {"until": "bleu>=20", **translating("a")}, {"until": "bleu>=20", **translating("b")}, {TRANSLATIONS, TARGET}),
+    ("translation_signature", {"keep_best": "chrf", **translating("a")}, {"keep_best": "chrf", **translating("b")}, {TRANSLATIONS, TARGET}),
+    ("translation_signature", {"patience": 3, **translating("a")}, {"patience": 3, **translating("b")}, {TRANSLATIONS, TARGET}),
+    ("translation_signature", {"until": "loss<=2", **translating("a")}, {"until": "loss<=2", **translating("b")}, {TRANSLATIONS}),
+    ("translation_signature", {"keep_best": "perplexity", "patience": 3, **translating("a")},
+     {"keep_best": "perplexity", "patience": 3, **translating("b")}, {TRANSLATIONS}),
+    ("translation_signature_at_the_end", translating(end="tok:13a|beam4"), translating(end="tok:13a|beam1"), {AT_THE_END}),
+    ("translation_signature_at_the_end", translating(end="x"),
+     {**translating(end="x"), "summary": {"translated": {"bleu": 30.0, "signature": "tok:13a|beam1"}}}, {AT_THE_END}),
     ("eval_sentences", {}, {"eval_sentences": 100}, {TIME, TARGET}),
-    ("beam", {}, {"beam": 1}, {TIME, TARGET}),
+    ("beam", {}, {"beam": 1}, {TIME}),
     ("length_penalty", {}, {"length_penalty": 1.0}, set()),
 ]  # fmt: skip
 

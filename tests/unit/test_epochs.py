@@ -41,6 +41,7 @@ def test_no_example_is_seen_twice_or_skipped_whatever_changes_on_the_way(size, p
         seen += consumed(sampler, calendar, cursor.step, count)
         cursor = calendar.cursor(cursor.step + count)
         assert len(seen) == cursor.epoch * size + cursor.examples
+        assert calendar.epochs(cursor.step) == pytest.approx(len(seen) / size), "what an evaluation and a summary call the epochs"
     expected = [(epoch, int(index)) for epoch in range(cursor.epoch + 1) for index in permutation(7, epoch, size)]
     assert seen == expected[: len(seen)]
 

@@ -12,7 +12,7 @@ from crosstrain.records.schema import EvalRecord, EventRecord, StepRecord
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.records.summary.summary import summarise
 from crosstrain.report.catalog.run import Run
-from crosstrain.report.comparison.factors import changed_on_resume
+from crosstrain.report.comparison.caveats import changed_on_resume
 from crosstrain.report.diagnosis.text import headline, notes, page
 from crosstrain.report.diagnosis.verdict import explain
 from crosstrain.report.plots.time_share_charts import _clock

@@ -14,9 +14,11 @@ import io
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ....core.errors import UsageError
+from ....core.untrusted.bounded_json import UnreadableError, parse_json
 from ...base import Dataset
 from ...text import BEGIN, END, PADDING, UNKNOWN
 from .packages import text_package
@@ -43,9 +45,10 @@ def pieces_digest(data: Dataset) -> str | None:
     A dataset may say it beside the vocabulary, which spares reading that. Raises UsageError where sentencepiece is needed and missing.
     """
     if DESCRIPTION in data.attachments:
-        said = json.loads(data.attachment(DESCRIPTION)).get("pieces_sha256")
-        if isinstance(said, str):
-            return said
+        with suppress(UnreadableError):  # of somebody's own making
+            description = parse_json(data.attachment(DESCRIPTION))
+            if isinstance(description, dict) and isinstance(said := description.get("pieces_sha256"), str):
+                return said
     return Vocabulary(data.attachment(VOCABULARY)).pieces_sha256 if VOCABULARY in data.attachments else None
 
 

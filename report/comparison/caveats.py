@@ -1,0 +1,102 @@
+"""What is wrong with single runs, whatever they are compared with: a table of it, with the figures that it makes incomparable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...records.summary.segments import nodes_of_last_segment
+from ..catalog.cpu_starvation import cpu_starvation
+from ..catalog.divergence import diverged
+from ..catalog.run import Run
+from .factors import ALL, LEARNING, RESOURCES, RULES, TIME, WORK
+
+__all__ = ["CAVEATS", "Caveat", "changed_on_resume", "changed_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """Something about a single run that makes figures of it not comparable with any other's.
+
+    `found` says what, or None; runs of which it says the same are alike. `told` says more of it, where there is more to say.
+    """
+
+    key: str
+    label: str
+    found: Callable[[Run], str | None]
+    confounds: frozenset[str]
+    why: str
+    told: Callable[[Run], str | None] | None = None
+
+    def text(self, run: Run) -> str | None:
+        """Return what is to be said of a run, None where nothing is wrong with it."""
+        return (self.told or self.found)(run)
+
+
+CHANGED = "changed when it was resumed"
+CHANGED_MEANS = "the figures add up parts under different settings"
+"""What is said of a run with `changed_on_resume`, and what it means."""
+
+_HARMLESS = {"epochs", "steps", "until"} | {rule.key for rule in RULES if not (rule.confounds or rule.independent)}
+"""Settings that may be others in each segment of a run: how far it is to go, and those on which no figure depends."""
+
+
+def changed_on_resume(run: Run) -> list[str]:
+    """Return which settings that matter were others in an earlier segment of a run that went on."""
+    segments = run.job.get("segments", ())[1:]
+    return sorted({field for segment in segments for field in segment.get("changed") or ()} - _HARMLESS)
+
+
+def changed_text(run: Run, means: str | None = None) -> str | None:
+    """Return the sentence about a run that went on with other settings, and what that `means` for the figures; None of any other run."""
+    changed = changed_on_resume(run)
+    if not changed:
+        return None
+    shown = "those of the last" if nodes_of_last_segment(run.job) == run.job.get("nodes", 1) else "those that were asked for"
+    return f"The run {CHANGED} ({', '.join(changed)}): {means or f'{CHANGED_MEANS}; the settings are {shown}'}."
+
+
+def _ended(run: Run) -> str | None:
+    return None if run.summary["state"] == "succeeded" else str(run.summary["state"])
+
+
+def _diverged(run: Run) -> str | None:
+    return None if diverged(run.summary) is None else "yes"
+
+
+def _diverged_since(run: Run) -> str | None:
+    return diverged(run.summary)
+
+
+def _synthetic(run: Run) -> str | None:
+    return "yes" if run.summary.get("synthetic") else None
+
+
+def _resumed(run: Run) -> str | None:
+    return "yes" if run.summary.get("resumed") and not changed_on_resume(run) else None
+
+
+def _changed(run: Run) -> str | None:
+    return ", ".join(changed_on_resume(run)) or None
+
+
+def _starved(run: Run) -> str | None:
+    return None if cpu_starvation(run.summary) is None else "yes"
+
+
+def _starved_by(run: Run) -> str | None:
+    found = cpu_starvation(run.summary)
+    return None if found is None else f"{found.fraction:.0%}"
+
+
+CAVEATS: tuple[Caveat, ...] = (
+    Caveat("state", "state", _ended, ALL, "the figures are those of the part that it came to"),
+    Caveat("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
+    Caveat("synthetic", "synthetic data", _synthetic, LEARNING, "images and labels are random, so there is nothing to learn"),
+    Caveat("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
+    Caveat(
+        "starved", "starved of CPU", _starved, WORK, "other programs took so much of the CPU time that its tasks asked for", _starved_by
+    ),
+    Caveat("changed", CHANGED, _changed, ALL, CHANGED_MEANS),
+)
+"""What is wrong with one run whatever it is compared with."""

@@ -1,0 +1,181 @@
+"""The scores of all test sentences at a run's end: beside those of its evaluations in every table, and never taken for them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from comparison_samples import made, written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from questioned_runs import asked, trained
+
+from crosstrain.cli.commands.compare import compare
+from crosstrain.cli.commands.runs.list import runs as runs_command
+from crosstrain.metrics import language
+from crosstrain.records.schema import EvalRecord
+from crosstrain.records.store.jsonl import write_document
+from crosstrain.report.catalog.index import list_runs
+from crosstrain.report.catalog.query import Condition, fitting
+from crosstrain.report.catalog.run import Run
+from crosstrain.report.catalog.summary_rows import metric_figures, row
+from crosstrain.report.catalog.translations import Searched
+from crosstrain.report.comparison.comparison import compare_runs
+from crosstrain.report.comparison.seed_statistics import aggregate
+from crosstrain.report.page.page import render
+from crosstrain.report.tables.comparison_tables import default_tables
+from crosstrain.report.tables.footnotes import above, below
+from crosstrain.report.tables.formats import as_text
+from crosstrain.report.tables.run_tables import one_run, to_text
+from crosstrain.report.tables.runs_list import runs_table
+
+SCORING = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+METRICS = [("bleu", "BLEU", "higher"), ("chrf", "chrF", "higher"), ("exact", "exact matches", "higher")]
+OTHERS = [("perplexity", "perplexity", "lower"), ("token_accuracy", "token accuracy", "higher")]
+
+
+def translating(name="one", *, bleu=51.77, greedy=500, beam=4, listed=True, summary=None, **fields):
+    """A run that translates: its last evaluation has a BLEU of 27.53, its end another one."""
+    end = f"{SCORING}|beam{beam},penalty0.6,+50|sentences:2000"
+    figures = {"bleu": 27.53, "chrf": 49.0, "exact": 0.25, "perplexity": 12.5, "token_accuracy": 0.5}
+    scores = {"split": "test", "step": 450, "sentences": 2000, "signature": end, "seconds": 3.0, "bleu": bleu, "chrf": 70.0, "exact": 0.5}
+    own = {
+        "eval": {"split": "test", "examples": 2000, "loss": 2.5, **figures},
+        "best_eval": {"loss": 2.5, **figures},
+        "translated": None if bleu is None else scores,
+        **(summary or {}),
+    }
+    described = {
+        "metrics": [dict(zip(("name", "label", "better"), info, strict=True)) for info in (*METRICS, *OTHERS)],
+        "translation_signatures": {"training": f"{SCORING}|greedy,+50|sentences:{greedy}", "end": end},
+    }
+    if listed:
+        described["translation_metrics"] = [name for name, _, _ in METRICS]
+    return made(name, summary=own, described=described, **fields)
+
+
+def lines(text):
+    return {line.rpartition("  ")[0].strip(): line.rpartition("  ")[2].strip() for line in text.splitlines()}
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["now", "before job.json listed them"])
+def test_the_table_of_one_run_has_both_and_says_how_each_came_about(listed):
+    run = translating(listed=listed)
+    found = lines(to_text(one_run(run.summary, run.job)))
+    assert found["test BLEU (greedy, 500)"] == "27.5300"
+    assert found["BLEU at the end (beam 4, 2,000 sentences)"] == "51.7700"
+    assert found["exact matches at the end (beam 4, 2,000 sentences)"] == "0.5000"
+    assert found["test perplexity"] == "12.5000"
+
+
+def test_a_run_without_scores_at_its_end_has_no_rows_of_them():
+    for run in (translating(bleu=None), made()):
+        assert "at the end" not in to_text(one_run(run.summary, run.job))
+        assert "at the end" not in as_text(compare_runs([run, translating("two", bleu=None)]))
+        assert not [name for name in row(run.summary) if name.startswith("end_")]
+
+
+def test_a_comparison_and_a_page_have_a_column_for_each():
+    tables = {table.title: table for table in default_tables(compare_runs([translating(), translating("two", bleu=48.0)], fold=False))}
+    columns = dict(zip(tables["Learning"].header, zip(*tables["Learning"].rows, strict=True), strict=True))
+    assert columns["BLEU (greedy)"] == ("27.5300", "27.5300")
+    assert columns["BLEU at the end"] == ("51.7700", "48.0000")
+    text = as_text(compare_runs([translating(), translating("two", bleu=48.0)], fold=False), layout="columns")
+    assert "test BLEU (greedy, 500)" in text
+    assert "BLEU at the end (beam 4, 2,000 sentences)" in text
+    mixed = as_text(compare_runs([translating(), made("classifier")]), layout="columns")
+    assert "51.77" in mixed
+
+
+def test_where_searches_differ_no_label_names_one():
+    text = as_text(compare_runs([translating(), translating("two", greedy=100, beam=1)]), layout="columns")
+    assert "test BLEU (greedy) " in text
+    assert "BLEU at the end (2,000 sentences)" in text
+
+
+def test_repeats_have_the_mean_at_their_end(tmp_path):
+    runs = [translating(f"run-r{seed}", bleu=bleu, seed=seed) for seed, bleu in enumerate((50.0, 52.0))]
+    (entry,) = compare_runs(runs).entries
+    assert (entry.figures["end_bleu"], entry.figures["eval_bleu"]) == (51.0, 27.53)
+    assert aggregate([run.summary for run in runs])["figures"]["end_bleu"]["mean"] == 51.0
+
+
+def test_every_command_finds_it_under_end(tmp_path):
+    paths = written(tmp_path, translating(), made("classifier"))
+    for _ in range(2):  # anew, and from the index
+        rows = {found["run"]: found for found in list_runs(tmp_path)}
+        assert (rows["one"]["end_bleu"], rows["one"]["end_exact"], rows["one"]["eval_bleu"]) == (51.77, 0.5, 27.53)
+        assert "end_bleu" not in rows["classifier"]
+    others = metric_figures(rows.values())
+    assert [found["run"] for found in fitting(rows.values(), [Condition.parse("end_bleu>=50", others)])] == ["one"]
+    assert "bleu at the end" in runs_table(list(rows.values()))[0].splitlines()[0]
+    shown = json.loads(CliRunner().invoke(runs_command, ["show", paths[0], "--json"]).stdout)
+    assert shown["row"]["end_bleu"] == 51.77
+    exported = CliRunner().invoke(runs_command, ["export", *paths, "--what", "summary", "-o", "-"]).stdout.splitlines()
+    column = exported[0].split(",").index("end_bleu")
+    assert [line.split(",")[column] for line in exported[1:]] == ["51.77", ""]
+    asked = CliRunner().invoke(compare, [*paths, "--metric", "end_bleu", "--json"])
+    assert [found["figures"].get("end_bleu") for found in json.loads(asked.stdout)["rows"]] == [51.77, None]
+    assert "BLEU at the end" in CliRunner().invoke(compare, [*paths, "--metric", "end_bleu"]).stdout
+    text = CliRunner().invoke(runs_command, ["show", paths[0]]).stdout
+    assert lines(text)["BLEU at the end (beam 4, 2,000 sentences)"] == "51.7700"
+    page = render([Run(path) for path in paths])
+    assert (">BLEU at the end<" in page, ">51.7700<" in page) == (True, True)
+
+
+def test_other_sentences_while_training_leave_everything_else_comparable():
+    found = compare_runs([translating(eval_sentences=500), translating("two", greedy=100, eval_sentences=100)])
+    (_, marks) = found.comparability.to_json()["not_comparable_with_the_first"]
+    assert marks == ["run time", "bleu", "chrf", "exact", "time to target"]  # translating takes time
+    (told,) = (line for line in above(found) if "how translations" in line)
+    assert "): BLEU, chrF and exact matches are not comparable; " in told
+    text = as_text(found, layout="columns")
+    marked = [line.partition("  ")[0] for line in text.splitlines() if line.endswith("†")]
+    assert marked == ["run time", "train time", "test BLEU (greedy)", "test chrF (greedy)", "test exact matches (greedy)"]
+
+
+def test_another_beam_makes_the_figures_at_the_end_incomparable_and_no_others():
+    found = compare_runs([translating(beam=4), translating("two", beam=1)])
+    assert found.comparability.to_json()["not_comparable_with_the_first"][1] == ["end_bleu", "end_chrf", "end_exact"]
+    assert any("BLEU at the end, chrF at the end, exact matches at the end (" in line for line in below(found))
+
+
+def test_a_difference_of_figures_that_no_run_has_marks_nothing():
+    found = compare_runs([translating(bleu=None, beam=4), translating("two", bleu=None, beam=1)])
+    assert not any("not to be compared" in line for line in below(found))
+    (told,) = (line for line in above(found) if "at the end" in line)
+    assert "not comparable" not in told
+
+
+@settings(deadline=None, derandomize=True, database=None)
+@given(st.integers(1, 64), st.integers(1, 10**9), st.floats(0, 10))
+def test_a_signature_says_how_its_scores_came_about(beam, sentences, penalty):
+    from crosstrain.models.decoding.settings import Decoding
+
+    signature = f"{SCORING}|{Decoding(beam, penalty).signature}|sentences:{sentences}"
+    assert Searched.of([signature, None, signature]) == Searched("greedy" if beam == 1 else f"beam {beam}", sentences)
+
+
+@settings(deadline=None, derandomize=True, database=None)
+@given(st.text())
+def test_a_signature_of_any_text_says_what_can_be_read_from_it(text):
+    assert Searched.of([text]).in_brackets().count("\n") == 0
+
+
+def test_the_names_are_those_of_the_metrics():
+    assert tuple(metric.name for metric in language.metrics("13a")) == language.NAMES
+
+
+@pytest.mark.parametrize("bleu", [51.77, None])
+def test_explain_says_which_is_which(tmp_path, bleu):
+    run = translating(bleu=bleu)
+    recorded = {name: run.job[name] for name in ("metrics", "translation_metrics", "translation_signatures")}
+    record = EvalRecord(50, 0.5, 0.5, 0.1, "test", 2000, 2.5, {name: run.summary["eval"][name] for name, _, _ in (*METRICS, *OTHERS)}, 50)
+    path = trained(tmp_path, described=recorded, evaluations=[record])
+    summary = json.loads((path / "summary.json").read_text())
+    write_document(path / "summary.json", {**summary, "translated": run.summary["translated"]})
+    found = asked(path)["learning"]
+    assert (found["last_headline"], found["headline_at_the_end"]) == (27.53, bleu)
+    end = ", at the end 51.8 (beam 4, 2,000 sentences)" if bleu is not None else ""
+    assert found["text"].endswith(f"; BLEU 27.5 (greedy, 500){end}")
