@@ -36,13 +36,13 @@ NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, *NOTICES)
 
 
-def python(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs one of our modules with this interpreter; every child that runs Python is started by it.
+def python(module: str, *arguments: str, interpreter: str | None = None) -> list[str]:
+    """Return the command that runs one of our modules, with this interpreter unless another is named; every Python is started by it.
 
     ``-P`` keeps the working directory off its path: without it a file ``queue.py`` there would be imported instead of the standard
     library's. What the user puts on PYTHONPATH, a model under development for instance, is found by the child as by this process.
     """
-    return [sys.executable, "-P", "-m", module, *arguments]
+    return [interpreter or sys.executable, "-P", "-m", module, *arguments]
 
 
 def isolated_python(*arguments: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,8 +31,7 @@ def remote_python(interpreter: Path | None, module: str, *arguments: str) -> lis
 
     It finds modules where this process does: a model under development lies on PYTHONPATH.
     """
-    _, *rest = python(module, *arguments)
-    command = [str(interpreter or sys.executable), *rest]
+    command = python(module, *arguments, interpreter=None if interpreter is None else str(interpreter))
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if not folders:
         return command

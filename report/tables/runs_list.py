@@ -75,7 +75,7 @@ _COLUMNS = (
     _Column("model", "model", False, _text("model")),
     _Column("data", "data", False, _data),
     _Column("nodes", "nodes", True, lambda row: count_text(row["nodes"])),
-    _Column("batch", "global_batch_size", True, lambda row: batch_text(row["global_batch_size"], row["batch_tokens"])),
+    _Column("batch", "global_batch_size", True, lambda row: batch_text(row["global_batch_size"], row.get("batch_tokens"))),
     _Column("examples/s", "examples_per_second", True, lambda row: rate_text(row["examples_per_second"]).removesuffix("/s")),
     _Column("loss", "eval_loss", True, lambda row: number_text(row["eval_loss"])),
     _Column("time to target", "time_to_target_seconds", True, _to_target),

@@ -63,8 +63,8 @@ def lines(text):
 def test_the_table_of_one_run_has_both_and_says_how_each_came_about(listed):
     run = translating(listed=listed)
     found = lines(to_text(one_run(run.summary, run.job)))
-    assert found["test BLEU (greedy, 500)"] == "27.5300"
-    assert found["BLEU at the end (beam 4, 2,000 sentences)"] == "51.7700"
+    assert found["test BLEU (greedy, 500)"] == "27.53"
+    assert found["BLEU at the end (beam 4, 2,000 sentences)"] == "51.77"
     assert found["exact matches at the end (beam 4, 2,000 sentences)"] == "0.5000"
     assert found["test perplexity"] == "12.5000"
 
@@ -79,8 +79,8 @@ def test_a_run_without_scores_at_its_end_has_no_rows_of_them():
 def test_a_comparison_and_a_page_have_a_column_for_each():
     tables = {table.title: table for table in default_tables(compare_runs([translating(), translating("two", bleu=48.0)], fold=False))}
     columns = dict(zip(tables["Learning"].header, zip(*tables["Learning"].rows, strict=True), strict=True))
-    assert columns["BLEU (greedy)"] == ("27.5300", "27.5300")
-    assert columns["BLEU at the end"] == ("51.7700", "48.0000")
+    assert columns["BLEU (greedy)"] == ("27.53", "27.53")
+    assert columns["BLEU at the end"] == ("51.77", "48.00")
     text = as_text(compare_runs([translating(), translating("two", bleu=48.0)], fold=False), layout="columns")
     assert "test BLEU (greedy, 500)" in text
     assert "BLEU at the end (beam 4, 2,000 sentences)" in text
@@ -119,9 +119,9 @@ def test_every_command_finds_it_under_end(tmp_path):
     assert [found["figures"].get("end_bleu") for found in json.loads(asked.stdout)["rows"]] == [51.77, None]
     assert "BLEU at the end" in CliRunner().invoke(compare, [*paths, "--metric", "end_bleu"]).stdout
     text = CliRunner().invoke(runs_command, ["show", paths[0]]).stdout
-    assert lines(text)["BLEU at the end (beam 4, 2,000 sentences)"] == "51.7700"
+    assert lines(text)["BLEU at the end (beam 4, 2,000 sentences)"] == "51.77"
     page = render([Run(path) for path in paths])
-    assert (">BLEU at the end<" in page, ">51.7700<" in page) == (True, True)
+    assert (">BLEU at the end<" in page, ">51.77<" in page) == (True, True)
 
 
 def test_other_sentences_while_training_leave_everything_else_comparable():
@@ -177,5 +177,5 @@ def test_explain_says_which_is_which(tmp_path, bleu):
     write_document(path / "summary.json", {**summary, "translated": run.summary["translated"]})
     found = asked(path)["learning"]
     assert (found["last_headline"], found["headline_at_the_end"]) == (27.53, bleu)
-    end = ", at the end 51.8 (beam 4, 2,000 sentences)" if bleu is not None else ""
-    assert found["text"].endswith(f"; BLEU 27.5 (greedy, 500){end}")
+    end = ", at the end 51.77 (beam 4, 2,000 sentences)" if bleu is not None else ""
+    assert found["text"].endswith(f"; BLEU 27.53 (greedy, 500){end}")

@@ -39,8 +39,9 @@ def test_what_is_no_number_is_written_as_ever(value):
 def test_the_figure_is_the_same_while_training_at_the_end_and_in_lists(tmp_path, bleu, text):
     path = sync_run(tmp_path)
     figures = {"bleu": bleu, "exact": 0.5}
-    assert f"  bleu {text}  exact 0.5000" in evaluation_text(replace(EVALUATION, metrics=figures))
-    job = {**RunReader(path).job(), "metrics": described_metrics([metric.info for metric in metrics("13a")])}
+    infos = [metric.info for metric in metrics("13a")]
+    assert f"  BLEU {text}  exact matches 0.5000" in evaluation_text(replace(EVALUATION, metrics=figures), infos)
+    job = {**RunReader(path).job(), "metrics": described_metrics(infos)}
     patience = {"metric": "bleu", "best": bleu, "best_step": 20, "without_improvement": 1, "evaluations": 1, "exhausted": True}
     own = {name: value for name, value in summary_of(path)["eval"].items() if name != "accuracy"}
     summary = {**summary_of(path), "eval": {**own, **figures}, "patience": patience}

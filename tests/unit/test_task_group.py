@@ -32,7 +32,7 @@ class Agent:
 
     def hello(self, host: str) -> None:
         told = {"node": self.node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "host": {**describe_host({}), "hostname": host}}
-        self.send("hello", protocol=PROTOCOL, scratch="", **told)
+        self.send("hello", protocol=PROTOCOL, scratch="", address=None, **told)
 
     def death(self, task: str, order: int = 1, *, error: str | None = None, **how: object) -> None:
         """Say that a task has ended, and before that which exception it ended of."""

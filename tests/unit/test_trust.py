@@ -320,7 +320,18 @@ def test_what_counts_as_foreign(field, value, is_foreign):
 def test_every_setting_that_could_name_something_outside_was_thought_of():
     """A new setting that holds text or a path: does it say whose code runs, where records go, or what is read? Then `trust` has it."""
     texts = {field for field in Job.model_fields if schema(field).get("type") == "string" and not choices(field)}
-    harmless = {"backend", "until", "eval_every", "checkpoint_every", "bandwidth", "out", "name", "mlflow_experiment", "keep_best"}
+    harmless = {
+        "backend",
+        "launcher",
+        "until",
+        "eval_every",
+        "checkpoint_every",
+        "bandwidth",
+        "out",
+        "name",
+        "mlflow_experiment",
+        "keep_best",
+    }
     assert texts - harmless == set(FOREIGN)
 
 
