@@ -21,9 +21,10 @@ from ..checkpoint.selection import ChosenWeights
 from ..core.errors import TrainerError, UsageError
 from ..core.process import die_with_parent
 from ..models.base import Array, ModelSpec
+from ..records.store.run_vocabulary import VOCABULARY
 from .capabilities import ExportFormat
 from .loading import load_backend
-from .text_export import text_description, text_readme, write_run_vocabulary
+from .text_export import run_vocabulary, text_description, text_readme
 
 __all__ = ["PLAIN", "PLAIN_FORMATS", "Export", "Exporter", "main"]
 
@@ -89,6 +90,7 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
     if "columns" in meta.data and not translates:
         read = ", ".join(column["name"] for column in meta.data["columns"])
         raise UsageError(f"--format: only models of images and of translations are exported, and {meta.job['model']!r} reads {read}.")
+    vocabulary = run_vocabulary(chosen.path, meta) if translates else None
     request = Export(
         format=export_format,
         folder=folder,
@@ -113,8 +115,8 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
     (folder / DESCRIPTION).write_text(json.dumps(_description(chosen, export_format), indent=1) + "\n", encoding="utf-8")
     readme = text_readme(meta, export_format, written) if translates else _readme(chosen, export_format, written)
     (folder / README).write_text(readme, encoding="utf-8")
-    if translates:
-        write_run_vocabulary(chosen.path, folder)
+    if vocabulary is not None:
+        (folder / VOCABULARY).write_bytes(vocabulary)
 
 
 def _description(chosen: ChosenWeights, export_format: str) -> dict[str, object]:

@@ -165,7 +165,7 @@ def _named(run: Path, selection: Selection) -> Path:
     if selection.best or selection.average > 1:
         raise UsageError(f"--checkpoint: got {asked!r}, which is one already; --best and --average-checkpoints choose among all of a run.")
     known = {path.name: path for path in list_checkpoints(run)}
-    name = checkpoint_name(int(asked)) if asked.isascii() and asked.isdigit() else asked
+    name = checkpoint_name(int(asked)) if asked.isascii() and asked.isdigit() and len(asked) <= 20 else asked
     if name not in known:
         raise UsageError.of("--checkpoint", asked, ", ".join(known) or "none, as the run has no checkpoint", list(known))
     return known[name]

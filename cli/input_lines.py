@@ -6,7 +6,7 @@ import os
 import select
 from collections.abc import Callable, Iterator
 
-from ..core.errors import InterruptedRunError
+from ..core.errors import InterruptedRunError, UsageError
 
 __all__ = ["LONGEST_LINE_BYTES", "arriving_lines"]
 
@@ -58,7 +58,10 @@ def arriving_lines(descriptor: int, stopped: Callable[[], bool]) -> Iterator[lis
     lines, open_ = _Lines(), True
     while open_ or lines.whole:
         while open_ and len(lines.whole) < MOST_LINES and _readable(descriptor, stopped, wait=not lines.whole):
-            chunk = os.read(descriptor, CHUNK_BYTES)
+            try:
+                chunk = os.read(descriptor, CHUNK_BYTES)
+            except OSError as error:
+                raise UsageError(f"standard input cannot be read: {error.strerror}; give it lines.") from error
             lines.add(chunk)
             if not chunk:
                 open_ = False

@@ -162,6 +162,12 @@ def _require_same_columns(info: DataInfo, trained: DataInfo, name: str) -> None:
         vocabularies = of.features.vocabulary_sizes if isinstance(of.features, TextFeatures) else {}
         return ", ".join(f"{column.name} ({vocabularies.get(column.name, column.dtype)})" for column in of.columns)
 
+    here, there = (of.features.languages if isinstance(of.features, TextFeatures) else () for of in (info, trained))
+    if here != there:
+        said = [" to ".join(languages) or "no languages" for languages in (here, there)]
+        raise UsageError(
+            f"--data: {name!r} has {said[0]}, but the model was trained on {trained.name!r} with {said[1]}. Give the same languages."
+        )
     if (info.columns, info.features) != (trained.columns, trained.features):
         raise UsageError(
             f"--data: {name!r} has the columns {described(info)}, but the model was trained on {trained.name!r} with "

@@ -16,6 +16,7 @@ from .columns import Column, ColumnSpec
 __all__ = [
     "IMAGE",
     "LABEL",
+    "MOST_ATTACHMENT_BYTES",
     "Block",
     "DataInfo",
     "Dataset",
@@ -39,6 +40,10 @@ Split = Literal["train", "test"]
 
 Block = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Some examples: images [k, c, h, w] and labels [k]."""
+
+
+MOST_ATTACHMENT_BYTES = 64 << 20
+"""Of a file that lies beside a dataset's arrays: they are read as a whole."""
 
 
 @dataclass(frozen=True, slots=True)

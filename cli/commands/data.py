@@ -15,6 +15,7 @@ from ...data.store import dataset_list, stored_dataset
 from ...data.store.description import described
 from ...data.store.location import cache_root
 from ...data.store.removal import find_stores, remove_store
+from ...data.store.resolve import whole_path
 from ...report.tables.alignment import holds_figures, plain_lines
 from ..options import GivenPath, name_settings
 
@@ -50,6 +51,7 @@ def list_command(as_json: bool) -> None:
 def prepare_command(names: Sequence[str], data_dir: Path | None, again: bool) -> None:
     """Make the stores of datasets, so that a run finds them ready."""
     name_settings({"data_dir": "flag"})
+    data_dir = None if data_dir is None else whole_path(data_dir)
     for name in names:
         stored_dataset.prepare(name, data_dir, again)
         opened = stored_dataset.open_dataset(name, data_dir)
@@ -69,6 +71,7 @@ def info_command(name: str, data_dir: Path | None, as_json: bool) -> None:
     It is prepared where it is not yet.
     """
     name_settings({"data_dir": "flag"})
+    data_dir = None if data_dir is None else whole_path(data_dir)
     facts = described(stored_dataset.open_dataset(name, data_dir))
     if as_json:
         click.echo(json.dumps(facts, indent=2))

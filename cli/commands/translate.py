@@ -125,7 +125,7 @@ def _line(number: int, raw: bytes | None, vocabulary: Vocabulary) -> _Line:
     if raw is None:
         return _Line(number, problem=f"longer than {LONGEST_LINE_BYTES:,} bytes")
     try:
-        text = raw.decode()
+        text = raw.decode("utf-8-sig" if number == 1 else "utf-8")  # as files of text are read: without a byte order mark
     except UnicodeDecodeError as error:
         return _Line(number, problem=f"not UTF-8 (byte {raw[error.start]:#04x} at {error.start})")
     if not text.strip():

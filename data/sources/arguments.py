@@ -36,9 +36,13 @@ def write_arguments(values: Mapping[str, str], defaults: Mapping[str, str]) -> s
     return ",".join(f"{key}={values[key]}" for key, default in defaults.items() if values[key] != default)
 
 
+LONGEST_NUMBER = 20
+"""Digits; Python refuses to read some thousand."""
+
+
 def whole_number(name: str, key: str, text: str, low: int, high: int) -> int:
     """Return the number that an argument's text stands for. Raises UsageError where it is none in low … high."""
-    number = int(text) if text.isascii() and text.isdigit() else low - 1
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else low - 1
     if not low <= number <= high:
         raise UsageError.of(f"data: {key} of {name!r}", text, f"a whole number from {low} to {high}")
     return number

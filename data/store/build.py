@@ -20,7 +20,7 @@ from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, 
 from ..sources.translation.scoring_files import wrong_scoring_files
 from ..statistics import PixelCounts
 from .column_writer import ColumnWriter
-from .location import CACHE_VARIABLE, locked, put_aside
+from .location import CACHE_VARIABLE, locked, originals_fingerprint, put_aside
 from .manifest import (
     SPLITS,
     ColumnEntry,
@@ -58,11 +58,12 @@ def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir
 def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None) -> None:
     """Write a draft beside the final place, then rename: only whole stores ever carry the final name."""
     work = root / f".{key}.work"
-    if isinstance(source, LoadsInParts):
-        work.mkdir(exist_ok=True)
-        loaded = source.load_in(work, data_dir)
-    else:
-        loaded = source.load(data_dir)
+    begins = not work.exists()
+    try:
+        loaded = _loaded(source, work, data_dir)
+    except UsageError:
+        _remove_refused(work, begins=begins)
+        raise
     draft = Path(tempfile.mkdtemp(prefix=f".{key}.draft-", dir=root))
     try:
         draft.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
@@ -74,6 +75,8 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
             manifest = _write_images(draft, name, source.version, data_dir, loaded, None)
         write_manifest(draft, manifest)
         _sync_folder(draft)
+        if data_dir is not None and not key.endswith(originals_fingerprint(source, data_dir)):
+            raise UsageError(f"data: the files of {name!r} in {str(data_dir)!r} have changed while they were read; prepare it again.")
         _put_in_place(draft, root / key)
         if work.exists():
             shutil.rmtree(work)
@@ -81,9 +84,26 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
         shutil.rmtree(draft)
         if isinstance(error, KeyboardInterrupt) and work.exists():
             note(f"data: what has been done of {name} is kept, and the next try goes on there")
+        if isinstance(error, UsageError | BrokenSourceError):
+            _remove_refused(work, begins=begins)
+        elif isinstance(error, OSError) and work.exists():
+            note(f"data: what has been done of {name} is kept in {str(work)!r}; trainer data remove {name} removes it")
         if isinstance(error, BrokenSourceError):
             raise UsageError(f"data: the source of {name!r} is broken: {error}.") from error
         raise
+
+
+def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> PreparedArrays | PreparedBlocks | PreparedColumns:
+    if isinstance(source, LoadsInParts):
+        work.mkdir(exist_ok=True)
+        return source.load_in(work, data_dir)
+    return source.load(data_dir)
+
+
+def _remove_refused(work: Path, *, begins: bool) -> None:
+    """Remove what a preparation that is refused has begun; what one before it has done may be taken up yet."""
+    if begins and work.exists():
+        shutil.rmtree(work)
 
 
 def _put_in_place(draft: Path, final: Path) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "key_pattern",
     "key_without_originals",
     "locked",
+    "originals_fingerprint",
     "put_aside",
     "store_key",
     "stores_of",
@@ -74,8 +75,13 @@ def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_nam
         if in_name:
             raise UsageError(f"data: got {name!r}, but there is no folder {str(data_dir)!r}.")
         raise UsageError(f"data_dir: {str(data_dir)!r} is no folder; give the folder that holds the original files of {name!r}.")
+    return f"{key}-{originals_fingerprint(source, data_dir)}"
+
+
+def originals_fingerprint(source: DatasetSource, data_dir: Path) -> str:
+    """Return what tells the original files of a source, as they are now, from others, or from what they were before."""
     files = source.originals(data_dir) if isinstance(source, HasOriginals) else [file for file in data_dir.rglob("*") if file.is_file()]
-    return f"{key}-{_fingerprint(data_dir, files)}"
+    return _fingerprint(data_dir, files)
 
 
 def key_without_originals(name: str, source: DatasetSource) -> str:
@@ -91,7 +97,7 @@ def _key_parts(name: str) -> tuple[str, str]:
         raise UsageError(f"data: {base!r} cannot name a store; a dataset's name has letters, digits, dot, dash and underscore.")
     if not arguments:
         return base, ""
-    return base, f"+{arguments if _PLAIN_ARGUMENTS.fullmatch(arguments) else hashlib.sha256(arguments.encode()).hexdigest()[:16]}"
+    return base, f"+{arguments if _PLAIN_ARGUMENTS.fullmatch(arguments) else hashlib.sha256(os.fsencode(arguments)).hexdigest()[:16]}"
 
 
 def stores_of(name: str, source: DatasetSource, *, any_version: bool = False) -> list[Path]:

@@ -12,13 +12,12 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...core.untrusted.bounded_json import first_problem, open_regular, read_json
-from ..base import DataInfo, Split, TextFeatures
+from ..base import MOST_ATTACHMENT_BYTES, DataInfo, Split, TextFeatures
 from ..columns import ColumnSpec
 
 __all__ = [
     "FILES",
     "MANIFEST",
-    "MOST_ATTACHMENT_BYTES",
     "SCHEMA",
     "SPLITS",
     "STAMP",
@@ -39,8 +38,6 @@ __all__ = [
 SCHEMA = 2
 MANIFEST = "manifest.json"
 STAMP = "verified.json"
-MOST_ATTACHMENT_BYTES = 64 << 20
-"""Of one attachment: they are read as a whole."""
 SPLITS: tuple[Split, ...] = ("train", "test")
 FILES: Mapping[tuple[Split, str], str] = {(split, kind): f"{split}_{kind}.npy" for split in SPLITS for kind in ("images", "labels")}
 _SELF = "manifest_sha256"

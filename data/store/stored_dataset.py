@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Literal, cast
 
 import numpy as np
@@ -250,7 +251,7 @@ def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: 
     """Map one array read-only. Its header must be what the manifest says."""
     try:
         array: NDArray[np.generic] = np.load(folder / file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OverflowError) as error:  # the last: a shape that no array can have
+    except (ValueError, EOFError, OverflowError, SyntaxError, TokenError) as error:  # of a header that numpy parses as Python
         raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")]) from error
     if not isinstance(array, np.ndarray):  # an archive of several
         raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")])

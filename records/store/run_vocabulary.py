@@ -23,7 +23,12 @@ def write_vocabulary(run: Path, model: bytes) -> None:
 
 
 def read_vocabulary(run: Path) -> bytes | None:
-    """Return the vocabulary of a run, None where it has none. Raises UnreadableError for what is no such file, or too large for one."""
+    """Return the vocabulary of a run, None where it has none. Raises UnreadableError for what is no such file, or too large for one.
+
+    So is a link: a run may come from anybody, and what is read here is copied into exports.
+    """
+    if (run / VOCABULARY).is_symlink():
+        raise UnreadableError(f"{VOCABULARY} is a link, not a file")
     try:
         with open_regular(run / VOCABULARY) as file:
             content = file.read(MOST_BYTES + 1)

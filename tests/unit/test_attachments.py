@@ -8,11 +8,11 @@ import pytest
 
 from crosstrain.checkpoint.meta import data_info, described_data
 from crosstrain.core.errors import DamagedStoreError, UsageError
-from crosstrain.data.base import PreparedColumns, TextFeatures
+from crosstrain.data.base import MOST_ATTACHMENT_BYTES, PreparedColumns, TextFeatures
 from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.store import stored_dataset
 from crosstrain.data.store.build import build_store
-from crosstrain.data.store.manifest import MOST_ATTACHMENT_BYTES, read_manifest, write_manifest
+from crosstrain.data.store.manifest import read_manifest, write_manifest
 
 
 @dataclass

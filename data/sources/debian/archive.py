@@ -20,6 +20,9 @@ __all__ = ["Package", "described", "fetch", "read_files"]
 LARGEST_FILE_BYTES = 32 << 20
 """Of a file in a package; no catalogue and no page of a manual is as large."""
 
+MOST_READ_BYTES = 512 << 20
+"""Of the files of a package that are read, together; the manuals of an office suite have a tenth of it."""
+
 MOST_FILES = 1_000_000
 """Of a package."""
 
@@ -86,6 +89,7 @@ def described(path: Path) -> Package:
     """Return what a .deb file says of itself. Raises UsageError where it is none."""
     if shutil.which("dpkg-deb") is None:
         raise UsageError(_NO_APT.format(tool="dpkg-deb"))
+    path = path.absolute()
     done = _run(["dpkg-deb", "--show", "--showformat=${Package}\\n${Version}", str(path)], path.parent, 60.0)
     name, _, version = done.stdout.partition("\n")
     if done.returncode or not name:
@@ -100,8 +104,9 @@ def described(path: Path) -> Package:
 def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the regular files in a package whose name is `wanted`; larger ones than any text are passed over.
 
-    Raises UsageError for a package that is damaged.
+    Raises UsageError for a package that is damaged, or has more text than any.
     """
+    read_bytes = 0
     command = ["dpkg-deb", "--fsys-tarfile", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:
         try:
@@ -112,6 +117,9 @@ def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
                     name = member.name.removeprefix("./")
                     if member.isreg() and member.size <= LARGEST_FILE_BYTES and wanted(name):
                         file = archive.extractfile(member)
+                        read_bytes += member.size
+                        if read_bytes > MOST_READ_BYTES:
+                            raise UsageError(f"data: {str(path)!r} has more than {MOST_READ_BYTES >> 20} MiB of text.")
                         if file is not None:
                             yield name, file.read()
                     archive.members = []  # type: ignore[attr-defined]  # tarfile would remember each

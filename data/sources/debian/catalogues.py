@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["read_mo", "read_po"]
 
@@ -33,9 +33,12 @@ def read_mo(content: bytes) -> Iterator[tuple[str, str]]:
     _, count, originals, translations = struct.unpack_from(f"{order}4I", content, 4)
     if count > MOST_MESSAGES or max(originals, translations) + 8 * count > len(content):
         raise ValueError(f"a catalogue with {count} messages that do not fit")
-    encoding = "utf-8"
+    encoding, read_bytes = "utf-8", 0
     for number in range(count):
         original, translation = (_text(content, order, table + 8 * number) for table in (originals, translations))
+        read_bytes += len(original) + len(translation)
+        if read_bytes > 2 * len(content):
+            raise ValueError("messages that share their bytes")
         if not original:
             encoding = _encoding(translation.decode("ascii", "replace"))
             continue
@@ -55,8 +58,10 @@ def _text(content: bytes, order: str, place: int) -> bytes:
 def _encoding(header: str) -> str:
     named = re.search(r"charset=([\w-]{1,30})", header)
     try:
-        return codecs.lookup(named[1]).name if named else "utf-8"
-    except LookupError as error:
+        encoding = codecs.lookup(named[1]).name if named else "utf-8"
+        "a".encode(encoding)  # raises for what encodes no text, such as hex
+        return encoding
+    except (LookupError, ValueError) as error:
         raise ValueError("a catalogue in an unknown encoding") from error
 
 
@@ -70,7 +75,7 @@ def _forms(original: str, translation: str) -> Iterator[tuple[str, str]]:
 
 def read_po(text: str) -> Iterator[tuple[str, str]]:
     """Yield the same of a catalogue as text; fuzzy and obsolete messages are none."""
-    parts: dict[str, str] = {}
+    parts: dict[str, list[str]] = {}
     current, fuzzy = "", False
     for line in (*text.split("\n"), ""):
         line = line.strip()
@@ -82,7 +87,7 @@ def read_po(text: str) -> Iterator[tuple[str, str]]:
                     yield from _entry(parts, fuzzy=fuzzy)
                     parts, fuzzy = {}, False
             if current:
-                parts[current] = parts.get(current, "") + _ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), found[3])
+                parts.setdefault(current, []).append(_ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), found[3]))
         elif not line:
             yield from _entry(parts, fuzzy=fuzzy)
             parts, current, fuzzy = {}, "", False
@@ -93,7 +98,8 @@ def read_po(text: str) -> Iterator[tuple[str, str]]:
             fuzzy = True
 
 
-def _entry(parts: dict[str, str], *, fuzzy: bool) -> Iterator[tuple[str, str]]:
+def _entry(lines: Mapping[str, Sequence[str]], *, fuzzy: bool) -> Iterator[tuple[str, str]]:
+    parts = {key: "".join(texts) for key, texts in lines.items()}
     if fuzzy or not parts.get("msgid"):
         return
     forms = [parts[key] for key in sorted(key for key in parts if key.startswith("msgstr"))]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....core.errors import UsageError
 from ...base import Split
 from ...columns import Column
 from .left_out import LeftOut
@@ -51,15 +52,16 @@ class PairEncoder:
     test_lines: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
 
     def blocks(self, split: Split, read: PairReader, total: int) -> Iterator[Mapping[str, Column]]:
-        """Yield the columns ``source`` and ``target`` of a split of `total` lines, part by part."""
+        """Yield the columns ``source`` and ``target`` of a split of `total` lines, part by part. Raises UsageError where none is left."""
         progress = ReadingProgress(f"encoding the {split} split", total)
         key = f"{self.vocabulary.pieces_sha256} {self.longest} {PART_PAIRS}"
         stem = f"{split}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
         entries = iter(read())
+        kept = False
         for number in itertools.count():
             part = list(itertools.islice(entries, PART_PAIRS))
             if not part:
-                return
+                break
             begin = number * PART_PAIRS
             places = [place for place, entry in enumerate(part) if not isinstance(entry, str)]
             for place, entry in enumerate(part):
@@ -76,8 +78,11 @@ class PairEncoder:
                 for side, lines in enumerate(self.test_lines):
                     lines += [pair[side] for place, pair in enumerate(pairs) if place not in gone]
             if len(arrays["source_lengths"]):
+                kept = True
                 yield {name: _column(arrays[name], arrays[f"{name}_lengths"]) for name in ("source", "target")}
             progress.update(begin + len(part))
+        if not kept:
+            raise UsageError(f"data: no pair of the {split} split is left: {'; '.join(self.left_out.lines()) or 'the text has none'}.")
 
     def _line(self, split: Split, place: int) -> int:
         """Return the line of the file that a split's entry was read from, from 1."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ....core.errors import UsageError
 from ...base import PreparedColumns, Split, TextFeatures
 from ...columns import ColumnSpec
 from .encoding import PairEncoder, PairReader
@@ -71,6 +73,13 @@ def prepared_pairs(
     )
 
 
+def _without_pairs(read: PairReader) -> str:
+    """Say why a text has no pair to train on: how many were left out for which reason."""
+    reasons = Counter(entry for entry in read() if isinstance(entry, str) and entry)
+    told = ", ".join(f"{count:,} {'pair' if count == 1 else 'pairs'} {reason}" for reason, count in reasons.most_common())
+    return f"no pair of sentences is left to train on{f': {told}' if told else ', as the text has none'}."
+
+
 def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path | None) -> tuple[bytes, bytes]:
     """Return the model and what is said of it: those that were kept in `work`, or newly made ones, which are kept there."""
     kept = None if work is None else _kept(work, size)
@@ -95,7 +104,12 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
         if count > MOST_SAMPLED_LINES // 20:
             progress.note(f"making {size:,} pieces from {sampled:,} lines")
 
-    model = train_vocabulary(lines(), size, bytes_too=bytes_too)
+    try:
+        model = train_vocabulary(lines(), size, bytes_too=bytes_too)
+    except UsageError:
+        if sampled == 0:
+            raise UsageError(f"data: {_without_pairs(read)}") from None
+        raise
     facts = {
         "pieces": size,
         "pieces_sha256": Vocabulary(model).pieces_sha256,

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....core.errors import UsageError
-from ...base import PreparedColumns, Split
+from ...base import MOST_ATTACHMENT_BYTES, PreparedColumns, Split
 from ..arguments import read_arguments, whole_number, write_arguments
 from .alignment import aligned_count
 from .line_files import LONGEST_LINE_BYTES, read_lines
@@ -37,6 +38,8 @@ _BLEU_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}
 
 _EMPTY, _NOT_UTF8 = "with an empty line", "with a line that is not UTF-8"
 _TOO_LONG = f"with a line of more than {LONGEST_LINE_BYTES:,} bytes"
+_NO_LINE = b"\n"
+"""Stands for the line of a file that has fewer than the other; no line holds a line feed."""
 _KNOWN = "of which a text is in the test split"
 
 
@@ -120,6 +123,7 @@ class ParallelText:
             line_numbers["test"] = places + 1
         else:
             readers, counts = _given(files, total)
+        _refuse_large_test(readers["test"], self.held_out)
         return prepared_pairs(
             readers,
             counts,
@@ -154,7 +158,7 @@ def _file_names(stem: str, languages: tuple[str, str]) -> str:
 
 def _pair(stem: str, languages: tuple[str, str]) -> tuple[Path, Path] | None:
     """Return the files of both languages, None where there are none. Raises UsageError for one alone or there twice."""
-    found = [[path for path in (Path(f"{stem}.{one}"), Path(f"{stem}.{one}.gz")) if path.exists()] for one in languages]
+    found = [[path for path in (Path(f"{stem}.{one}"), Path(f"{stem}.{one}.gz")) if os.path.exists(path)] for one in languages]
     if not any(found):
         return None
     for language, paths in zip(languages, found, strict=True):
@@ -164,9 +168,14 @@ def _pair(stem: str, languages: tuple[str, str]) -> tuple[Path, Path] | None:
     return found[0][0], found[1][0]
 
 
-def _read(files: tuple[Path, Path]) -> Iterator[tuple[str, str] | str]:
-    """Yield the pairs of two files with as many lines each; see `PairReader`."""
-    for source, target in zip(*map(read_lines, files), strict=True):
+def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | str]:
+    """Yield the `total` pairs of two files; see `PairReader`. Raises UsageError where by now there are more or fewer."""
+    count = 0
+    for source, target in zip_longest(*map(read_lines, files), fillvalue=_NO_LINE):
+        count += 1
+        if count > total or _NO_LINE in (source, target):
+            count = -1
+            break
         if source is None or target is None:
             yield _TOO_LONG
             continue
@@ -176,14 +185,30 @@ def _read(files: tuple[Path, Path]) -> Iterator[tuple[str, str] | str]:
             yield _NOT_UTF8
             continue
         yield pair if pair[0].strip() and pair[1].strip() else _EMPTY
+    if count != total:
+        raise UsageError(f"data: {str(files[0])!r} or {str(files[1])!r} has changed while it was read; prepare it when it is at rest.")
+
+
+def _refuse_large_test(read: Callable[[], Iterator[tuple[str, str] | str]], held_out: int) -> None:
+    """Raise UsageError where the test split has more text than a store keeps of it, before anything long is done."""
+    sizes = [0, 0]
+    for entry in read():
+        if not isinstance(entry, str):
+            sizes = [size + len(text.encode()) + 1 for size, text in zip(sizes, entry, strict=True)]
+    if max(sizes) > MOST_ATTACHMENT_BYTES:
+        what = f"held-out={held_out}" if held_out else "its test files"
+        raise UsageError(
+            f"data: the test split of {_NAME!r} ({what}) has {max(sizes) / 2**20:,.0f} MiB of text in a language; at most"
+            f" {MOST_ATTACHMENT_BYTES >> 20} MiB are evaluated. Take fewer pairs."
+        )
 
 
 Readers = Mapping[Split, partial[Iterator[tuple[str, str] | str]]]
 
 
 def _given(files: Mapping[Split, tuple[Path, Path]], total: int) -> tuple[Readers, Mapping[Split, int]]:
-    readers = {split: partial(_read, paths) for split, paths in files.items()}
-    return readers, {"train": total, "test": aligned_count(*files["test"])}
+    counts: dict[Split, int] = {"train": total, "test": aligned_count(*files["test"])}
+    return {split: partial(_read, paths, counts[split]) for split, paths in files.items()}, counts
 
 
 def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -> tuple[Readers, Mapping[Split, int]]:
@@ -191,13 +216,13 @@ def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -
     test: list[tuple[str, str] | str] = []
     apart = np.zeros(total, np.bool_)
     apart[places] = True
-    for number, entry in enumerate(_read(files)):
+    for number, entry in enumerate(_read(files, total)):
         if apart[number]:
             test.append(entry)
     known = tuple({entry[side] for entry in test if not isinstance(entry, str)} for side in (0, 1))
 
     def train() -> Iterator[tuple[str, str] | str]:
-        for number, entry in enumerate(_read(files)):
+        for number, entry in enumerate(_read(files, total)):
             if apart[number]:
                 yield ""
             elif isinstance(entry, str) or (entry[0] not in known[0] and entry[1] not in known[1]):
