@@ -59,6 +59,7 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
     """Write a draft beside the final place, then rename: only whole stores ever carry the final name."""
     work = root / f".{key}.work"
     begins = not work.exists()
+    originals = None if data_dir is None else originals_fingerprint(source, data_dir)
     try:
         loaded = _loaded(source, work, data_dir)
     except UsageError:
@@ -75,7 +76,7 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
             manifest = _write_images(draft, name, source.version, data_dir, loaded, None)
         write_manifest(draft, manifest)
         _sync_folder(draft)
-        if data_dir is not None and not key.endswith(originals_fingerprint(source, data_dir)):
+        if data_dir is not None and originals_fingerprint(source, data_dir) != originals:
             raise UsageError(f"data: the files of {name!r} in {str(data_dir)!r} have changed while they were read; prepare it again.")
         _put_in_place(draft, root / key)
         if work.exists():

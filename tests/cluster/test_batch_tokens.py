@@ -4,7 +4,6 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from own_models import importable
 
 from crosstrain.checkpoint import find_checkpoint
 from crosstrain.conformance.runs import norm_wise_difference, read_run, run_job, trainer
+from crosstrain.data.base import DataInfo
 from crosstrain.data.batching import BucketedTokens
 from crosstrain.data.sampler import Sampler
 
@@ -91,7 +91,8 @@ def test_micro_batches_of_all_workers_make_the_update_of_the_larger_batch(backen
         for block in DATASET.blocks("train")
         for index in range(len(block["tokens"].lengths))
     ]
-    initial = build(SimpleNamespace(text=DATASET.load(None).features)).initial(0)
+    prepared = DATASET.load(None)
+    initial = build(DataInfo(DATASET.name, {}, tuple(prepared.columns), prepared.features)).initial(0)
     losses, weights = larger_batches(sentences, initial, 10, 0.5)
     np.testing.assert_allclose(run.losses, losses, rtol=1e-6)
     assert norm_wise_difference(run.weights, weights) < 1e-6

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ....core.errors import UsageError
+from ....core.errors import MissingPackageError, UsageError
 from ...base import PreparedColumns, Split, TextFeatures
 from ...columns import ColumnSpec
 from .encoding import PairEncoder, PairReader
@@ -106,10 +106,10 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
 
     try:
         model = train_vocabulary(lines(), size, bytes_too=bytes_too)
-    except UsageError:
-        if sampled == 0:
-            raise UsageError(f"data: {_without_pairs(read)}") from None
-        raise
+    except UsageError as error:
+        if sampled or isinstance(error, MissingPackageError):
+            raise
+        raise UsageError(f"data: {_without_pairs(read)}") from None
     facts = {
         "pieces": size,
         "pieces_sha256": Vocabulary(model).pieces_sha256,
