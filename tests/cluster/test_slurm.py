@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -93,3 +94,41 @@ def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
         assert run.wait(120) == 0, run.stderr()
         assert json.loads(run.stdout())["steps"] == 20
     assert not on_nodes(cluster)
+
+
+@pytest.mark.clusters
+def test_a_submitted_run_goes_back_into_the_queue_and_on_to_its_end(cluster, tmp_path):
+    """Slurm's signal before the time limit, sent by hand: a checkpoint, exit 75, requeued, and the same run goes on."""
+    more = ["--backend", "torch", "--steps", "3000", "--checkpoint-every", "100000steps", "--eval-every", "end", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "crosstrain.cli.main",
+        "submit",
+        "slurm",
+        "quickstart",
+        "--nodes",
+        "3",
+        "--time",
+        "10",
+        "--name",
+        "run",
+    ]
+    number = cluster.do(*command, *more).split()[1].rstrip(":")
+    run, log = tmp_path / "run", tmp_path / f"run-{number}.log"
+    steps = run / "steps.jsonl"
+    wait_until(lambda: steps.exists() and steps.stat().st_size, 60, "the first step")
+    cluster.do("scancel", "--signal=USR1", "--batch", number)
+
+    def ended():
+        try:
+            return json.loads((run / "status.json").read_text())["state"] == "succeeded"
+        except FileNotFoundError:
+            return False
+
+    wait_until(ended, 200, "the end of the run, in its second job")
+    assert "resuming run from step" in log.read_text()
+    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    assert [step for line in lines for step in range(line["step"], line["step"] + line["count"])] == list(range(3000))
+    assert json.loads((run / "summary.json").read_text())["resumed"] == 1
+    wait_until(lambda: not cluster.do("squeue", "--noheader"), 90, "the end of the job")

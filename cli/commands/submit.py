@@ -1,0 +1,112 @@
+"""``trainer submit``: hands a run to a batch system, which takes it up again as often as it needs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from ...core.errors import RunFailedError, UsageError
+from ...core.job import Job
+from ...core.settings.sources import resolve
+from ...launch.batch.slurm_script import SlurmJob, script_text
+from ..options import GivenPath, given_options
+from .run import run
+
+__all__ = ["submit"]
+
+OWN = ("--name", "--nodes", "--launcher", "--resume", "--hosts", "--hostfile", "--rendezvous", "--node-rank", "--repeats", "--config")
+"""Options of ``trainer run`` that the script decides."""
+
+CHECKPOINTS = "600s"
+"""Where the job says nothing of checkpoints: what a lost node costs at most."""
+
+
+@click.group("submit", short_help="Hand a run to a batch system.")
+def submit() -> None:
+    """Hand a run to a batch system, which takes it up again as often as it needs."""
+
+
+@submit.command(
+    "slurm",
+    short_help="Write and submit the script of a Slurm job.",
+    context_settings={"ignore_unknown_options": True},
+    epilog="What follows the options is given to `trainer run`: trainer submit slurm quickstart --nodes 3 --time 10 --batch-size 64",
+)
+@click.argument("config", metavar="CONFIG")
+@click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF RUN]")
+@click.option("--nodes", type=click.IntRange(1), required=True, help="Nodes of the job, and of the run.")
+@click.option("--time", "time_limit", required=True, metavar="H:MM:SS", help="Time limit of each job; the run may take several.")
+@click.option("--name", required=True, help="Name of the run, by which each job finds it again.")
+@click.option("--partition", help="Where the job is to run.")
+@click.option("--array", metavar="0-4", help="An array of such jobs: a run each, with the task's number in its name and as its seed.")
+@click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="A further option of sbatch, such as gres=gpu:2.")
+@click.option(
+    "--warning",
+    "warning_seconds",
+    type=click.IntRange(10, 86_400),
+    default=120,
+    show_default=True,
+    help="Seconds before the time limit at which the run is to save a checkpoint and end.",
+)
+@click.option("--python", type=GivenPath(), help="The interpreter on the nodes. [default: the path of this one]")
+@click.option("--dry-run", is_flag=True, help="Print the script, and submit nothing.")
+def submit_slurm(
+    config: str,
+    more: tuple[str, ...],
+    nodes: int,
+    time_limit: str,
+    name: str,
+    partition: str | None,
+    array: str | None,
+    options: tuple[str, ...],
+    warning_seconds: int,
+    python: Path | None,
+    dry_run: bool,
+) -> None:
+    """Write the script of a Slurm job that trains CONFIG (a file, or the name of a shipped one) and submit it.
+
+    Before the time limit the run saves a checkpoint and ends, and the job goes back into the queue: the next one goes on in the same run
+    directory. The script is kept beside the runs, as NAME.sbatch.
+    """
+    job = _checked(config, more, nodes, name)
+    asked = SlurmJob(name, nodes, time_limit, warning_seconds, partition, array, options)
+    out = job.out.absolute()
+    if "%" in str(out):
+        raise UsageError(f"out: got {str(out)!r}; Slurm has a meaning of its own for % in the name of a log, choose another folder")
+    interpreter = str(python) if python is not None else sys.executable
+    whole = os.path.abspath(config) if Path(config).exists() else config
+    command = [interpreter, "-P", "-m", "crosstrain.cli.main", "run", "--config", whole, *more]
+    if job.checkpoint_every is None:
+        command += ["--checkpoint-every", CHECKPOINTS]
+    text = script_text(asked, command, str(out / f"{name}-{'%A_%a' if array else '%j'}.log"))
+    if dry_run:
+        click.echo(text, nl=False)
+        return
+    program = shutil.which("sbatch")
+    if program is None:
+        raise UsageError("submit: needs the program sbatch, which is not on PATH; type it where Slurm is (--dry-run prints the script)")
+    out.mkdir(parents=True, exist_ok=True)
+    script = out / f"{name}.sbatch"
+    script.write_text(text, encoding="utf-8")
+    done = subprocess.run([program, "--parsable", str(script)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RunFailedError(f"sbatch has refused {shlex.quote(str(script))}: {done.stderr.strip()[-2000:]}")
+    number = done.stdout.strip().partition(";")[0]
+    click.echo(f"job {number}: {script}")
+    click.echo(f"the run: {out / name}; trainer watch {out / name}", err=True)
+
+
+def _checked(config: str, more: Sequence[str], nodes: int, name: str) -> Job:
+    """Return the job that the script will train. Raises what is wrong with it here, rather than hours later in the queue."""
+    for word in more:
+        if word.split("=", 1)[0] in OWN:
+            raise UsageError(f"{word.split('=', 1)[0]}: decided by the script; give it to `trainer submit slurm` itself, or leave it out")
+    context = run.make_context("run", [*more, "--config", config, "--nodes", str(nodes), "--name", name])
+    return resolve(given_options(context), os.environ, config).job

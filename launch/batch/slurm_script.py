@@ -1,0 +1,92 @@
+"""The script of a Slurm job that carries a run, and goes back into the queue with a checkpoint when its time is up."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.errors import UsageError
+
+__all__ = ["SlurmJob", "script_text"]
+
+_TIME = re.compile(r"(?:\d{1,4}-)?\d{1,5}(?::\d{1,2}){0,2}")
+"""minutes, minutes:seconds, hours:minutes:seconds, and days before any of them; see sbatch(1), ``--time``."""
+
+_ARRAY = re.compile(r"[0-9,:%-]{1,200}")
+_NAME = re.compile(r"[\w.+-]{1,100}", re.ASCII)
+_WORD = re.compile(r"[\w.:/=,+@%-]{1,200}", re.ASCII)
+"""Of what stands in a line for sbatch: no space, and nothing that a shell reads."""
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """What Slurm is asked for. `options` are further ones of sbatch, such as ``gres=gpu:2``, as they stand behind its two dashes.
+
+    `name` is the run's, and the job's; in an array each task's run has the task's number behind it, and that number for a seed. The signal
+    comes `warning_seconds` before `time` is over; a checkpoint has to be written by then.
+    """
+
+    name: str
+    nodes: int
+    time: str
+    warning_seconds: int = 120
+    partition: str | None = None
+    array: str | None = None
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what sbatch would not take, or what would be more than one option."""
+        if not _NAME.fullmatch(self.name):
+            raise UsageError.of("--name", self.name, "letters, digits and ._+-, as it is the job's name too")
+        if not _TIME.fullmatch(self.time):
+            raise UsageError.of("--time", self.time, "minutes, or hours:minutes:seconds, such as 2:00:00, with days before: 1-12:00:00")
+        if self.array is not None and not _ARRAY.fullmatch(self.array):
+            raise UsageError.of("--array", self.array, "numbers of tasks, such as 0-4 or 0-9%2")
+        for option, text in (("--partition", self.partition), *(("--sbatch", text) for text in self.options)):
+            if text is not None and not _WORD.fullmatch(text):
+                raise UsageError.of(option, text, "letters, digits and .:/=,+@%- without a space")
+
+
+def script_text(job: SlurmJob, command: Sequence[str], log: str) -> str:
+    """Return the script. `command` is ``trainer run`` with what it is to train, without name, nodes and what makes it go on.
+
+    `log` is the file for what the job prints, with Slurm's own places in it (``%j``). Raises UsageError for one that sbatch would not read.
+    """
+    if not log.isprintable() or '"' in log or "\\" in log:
+        raise UsageError(f"out: got {log!r}, which cannot stand in a script for sbatch; choose a folder without quotes and line ends")
+    own = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--time={job.time}"]
+    own += [f"--signal=B:USR1@{job.warning_seconds}", "--requeue", "--open-mode=append", f'--output="{log}"']
+    own += [f"--partition={job.partition}"] if job.partition is not None else []
+    own += [f"--array={job.array}"] if job.array is not None else []
+    own += [f"--{option}" for option in job.options]
+    name = shlex.quote(job.name)
+    if job.array is not None:
+        name = f'{name}-"$SLURM_ARRAY_TASK_ID" --seed "$SLURM_ARRAY_TASK_ID"'
+    lines = "\n".join(f"#SBATCH {option}" for option in own)
+    return f"""#!/bin/bash
+{lines}
+
+# Slurm signals this shell before the time is up. The run then saves a checkpoint and ends with 75, the job goes back into the queue, and
+# the same command goes on with the run in the same directory. Any other end is the job's.
+{shlex.join(command)} --nodes {job.nodes} --launcher slurm --name {name} --resume auto &
+run=$!
+trap 'kill -USR1 "$run"' USR1 TERM
+wait "$run"
+code=$?
+while kill -0 "$run" 2>/dev/null; do # a signal has ended the wait, not the run
+    wait "$run"
+    code=$?
+done
+if [ "$code" = 75 ]; then
+    job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+    job=${{job:-$SLURM_JOB_ID}}
+    if command -v scontrol >/dev/null; then
+        scontrol requeue "$job" && sleep 60 # until Slurm ends this shell
+    else
+        echo "no scontrol here: submit this script again, or have Slurm requeue jobs that end with 75 (RequeueExit)" >&2
+    fi
+fi
+exit "$code"
+"""

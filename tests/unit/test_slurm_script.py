@@ -1,0 +1,82 @@
+"""The script of a Slurm job: what sbatch reads, and what the shell does, whatever a name holds."""
+
+import shlex
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.cli.commands.submit import submit
+from crosstrain.core.errors import UsageError
+from crosstrain.launch.batch.slurm_script import SlurmJob, script_text
+
+
+def shown(*arguments):
+    return CliRunner().invoke(submit, ["slurm", *arguments, "--dry-run"], standalone_mode=False)
+
+
+def options(text):
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+
+
+def test_the_script_says_what_was_asked(tmp_path):
+    more = ["--batch-size", "64", "--out", str(tmp_path), "--backend", "torch"]
+    done = shown(
+        "quickstart", "--nodes", "3", "--time", "2:00:00", "--name", "mine", "--partition", "long", "--sbatch", "gres=gpu:2", *more
+    )
+    assert done.exception is None, done.output
+    assert options(done.output) == [
+        "--job-name=mine",
+        "--nodes=3",
+        "--ntasks-per-node=1",
+        "--time=2:00:00",
+        "--signal=B:USR1@120",
+        "--requeue",
+        "--open-mode=append",
+        f'--output="{tmp_path}/mine-%j.log"',
+        "--partition=long",
+        "--gres=gpu:2",
+    ]
+    (line,) = [line for line in done.output.splitlines() if "crosstrain.cli.main" in line]
+    command = shlex.split(line)
+    assert command[1:6] == ["-P", "-m", "crosstrain.cli.main", "run", "--config"]
+    assert command[6:-9] == ["quickstart", *more, "--checkpoint-every", "600s"]
+    assert command[-9:] == ["--nodes", "3", "--launcher", "slurm", "--name", "mine", "--resume", "auto", "&"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_array_has_a_run_a_task():
+    text = script_text(SlurmJob("many", 2, "10", array="0-4"), ["trainer", "run"], "/runs/many-%A_%a.log")
+    assert '--name many-"$SLURM_ARRAY_TASK_ID" --seed "$SLURM_ARRAY_TASK_ID" --resume auto' in text
+    assert "--array=0-4" in options(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--time", "soon"], "--time: got 'soon'"),
+        (["--name", "a b"], "--name: got 'a b'"),
+        (["--partition", "x\n#SBATCH --uid=0"], "--partition: got"),
+        (["--sbatch", "comment=$(id)"], "--sbatch: got"),
+        (["--array", "0-4;id"], "--array: got"),
+        (["--nodes", "3", "--hosts", "a,b"], "--hosts: decided by the script"),
+        (["--batch-size", "none"], "--batch-size: got 'none'"),
+        (["--out", "/tmp/%j"], "Slurm has a meaning of its own for %"),
+    ],
+)
+def test_what_sbatch_would_not_take_is_refused_at_once(arguments, message):
+    done = shown("quickstart", "--nodes", "2", "--time", "10", "--name", "mine", *arguments)
+    assert isinstance(done.exception, UsageError)
+    assert message in str(done.exception)
+
+
+@given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12), max_size=4))
+def test_whatever_is_trained_stays_one_command(words):
+    """The shell hands on each word as it was given."""
+    text = script_text(SlurmJob("mine", 1, "10"), ["printf", "%s\\0", *words], "/runs/log")
+    line = text[text.index("printf") :].partition(" --nodes 1 --launcher slurm")[0]
+    done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
+    assert done.stdout.decode().split("\0")[:-1] == (words or [""])
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
