@@ -199,10 +199,9 @@ class TestTheCommand:
         assert "is not a run directory" in trainer("export", tmp_path, "--format", "torch", code=2).stderr
 
     def test_a_model_that_is_another_one_by_now(self, tmp_path):
-        path = save_model(tmp_path, "logreg", (1, 8, 8))
-        text = (path / "checkpoint.json").read_text().replace("[\n", "[")
-        described = json.loads(text)
-        described["model"]["parameters"][0][1] = [10, 63]
+        path = save_model(tmp_path, "logreg", (1, 9, 7))
+        described = json.loads((path / "checkpoint.json").read_text())
+        described["data"]["input_shape"] = [1, 8, 8]
         from crosstrain.checkpoint.manifest import digest_of, write_manifest
 
         (path / "checkpoint.json").write_text(json.dumps(described))
