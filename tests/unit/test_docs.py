@@ -45,7 +45,18 @@ def arguments(function) -> str:
 
 
 FOLDERS = "core|metrics|monitor|records|benchmarks|data|models|checkpoint|backends|engine|launch|report|conformance|cli|configs|tests|docs"
-OPTIONS_OF_OTHERS = {"--logdir", "--ntasks-per-node", "--nproc-per-node", "--no-python", "--usage", "--ruleset"}
+OPTIONS_OF_OTHERS = {
+    "--job-name",
+    "--open-mode",
+    "--requeue",
+    "--signal",
+    "--logdir",
+    "--ntasks-per-node",
+    "--nproc-per-node",
+    "--no-python",
+    "--usage",
+    "--ruleset",
+}
 
 
 def options(command: click.Command) -> set[str]:
