@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import click
 
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
+from ...core.process import python as python_command
 from ...core.settings.sources import resolve
 from ...launch.batch.slurm_script import SlurmJob, script_text
 from ..options import GivenPath, given_options
@@ -80,9 +80,8 @@ def submit_slurm(
     out = job.out.absolute()
     if "%" in str(out):
         raise UsageError(f"out: got {str(out)!r}; Slurm has a meaning of its own for % in the name of a log, choose another folder")
-    interpreter = str(python) if python is not None else sys.executable
     whole = os.path.abspath(config) if Path(config).exists() else config
-    command = [interpreter, "-P", "-m", "crosstrain.cli.main", "run", "--config", whole, *more]
+    command = python_command("crosstrain.cli.main", "run", "--config", whole, *more, interpreter=None if python is None else str(python))
     if job.checkpoint_every is None:
         command += ["--checkpoint-every", CHECKPOINTS]
     text = script_text(asked, command, str(out / f"{name}-{'%A_%a' if array else '%j'}.log"))
