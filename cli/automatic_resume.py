@@ -9,6 +9,7 @@ from ..checkpoint import list_checkpoints
 from ..core.errors import UsageError, writing
 from ..core.job import Job
 from ..core.untrusted.console import note
+from ..launch.resume.resumption import refuse_at_work
 from ..records.store.run_directory import RunReader
 from ..report.catalog.locate import is_run
 
@@ -41,9 +42,7 @@ def standing_run(job: Job) -> tuple[Standing, Path]:
         return Standing.HAS_SUCCEEDED, path
     if list_checkpoints(path):
         return Standing.GOES_ON, path
-    if reader.state() in ("starting", "running") and reader.driver_alive() is not False:
-        driver = reader.status()["driver"]
-        raise UsageError(f"resume: the run {reader.name} is still at work (process {driver['pid']} on {driver['host']})")
+    refuse_at_work(reader)
     aside = next(place for number in range(1, 10_000) if not (place := path.with_name(f"{path.name}.before-{number}")).exists())
     with writing(path.parent):
         path.rename(aside)

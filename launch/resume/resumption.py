@@ -32,7 +32,7 @@ from ...records.store.run_directory import RunReader
 from .origin import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
 from .trust import LINK, links_outside, refuse_foreign
 
-__all__ = ["Resumption", "load_resumption"]
+__all__ = ["Resumption", "load_resumption", "refuse_at_work"]
 
 IDENTITY = ("model", "data", "seed")
 """What makes a training this training: that of the checkpoint is gone on with, another one with ``--force`` only."""
@@ -69,7 +69,7 @@ def load_resumption(
     """
     path = target.resolve().parent.parent if is_checkpoint(target) else target
     reader = RunReader(path)
-    _not_running(reader, force=force)
+    refuse_at_work(reader, force=force)
     try:
         checkpoint, damaged = find_checkpoint(target)
     except DamagedCheckpointError as error:
@@ -137,7 +137,7 @@ def _require_same_training(problems: Sequence[str], *, force: bool) -> None:
         raise UsageError(f"resume: the checkpoint is of another training: {'; '.join(problems)}. --force goes on nevertheless.")
 
 
-def _not_running(reader: RunReader, *, force: bool) -> None:
+def refuse_at_work(reader: RunReader, *, force: bool = False) -> None:
     """Raise UsageError for a run at work; of one on another host nobody here can tell, and `force` says that it is not."""
     if reader.state() in ("starting", "running") and not (force and reader.driver_alive() is None):
         driver = reader.status()["driver"]

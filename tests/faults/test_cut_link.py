@@ -4,11 +4,11 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import time
 from contextlib import ExitStack
 
 import pytest
+from bridged_hosts import bridged_hosts
 from processes import MarkedRun, wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
@@ -21,35 +21,10 @@ The driver waits one for further causes, and ending what runs takes longer on a 
 """
 
 
-def ip(*arguments):
-    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
-def network():
-    """The names of three network namespaces whose links meet in a bridge, with the addresses 10.99.0.1 to 10.99.0.3 on link ``eth``."""
-    name = f"cut{os.getpid()}"
-    if ip("netns", "add", f"{name}-hub").returncode != 0:
-        pytest.skip("no network namespaces can be made here")
-    with ExitStack() as cleanup:
-        cleanup.callback(ip, "netns", "del", f"{name}-hub")
-
-        def do(*arguments):
-            done = ip(*arguments)
-            assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
-
-        do("-n", f"{name}-hub", "link", "add", "bridge", "type", "bridge")
-        do("-n", f"{name}-hub", "link", "set", "bridge", "up")
-        for node in range(NODES):
-            own = f"{name}-{node}"
-            do("netns", "add", own)
-            cleanup.callback(ip, "netns", "del", own)
-            do("-n", own, "link", "add", "eth", "type", "veth", "peer", "name", f"node{node}", "netns", f"{name}-hub")
-            do("-n", f"{name}-hub", "link", "set", f"node{node}", "master", "bridge", "up")
-            do("-n", own, "address", "add", f"10.99.0.{node + 1}/24", "dev", "eth")
-            for link in ("lo", "eth"):
-                do("-n", own, "link", "set", link, "up")
-        yield [f"{name}-{node}" for node in range(NODES)]
+def hosts():
+    with bridged_hosts(NODES, "cut") as made:
+        yield made
 
 
 def begun(run, folder):
@@ -63,18 +38,18 @@ def begun(run, folder):
     ("backend", "more", "timeout_seconds"),
     [pytest.param("toy", [], 10, marks=pytest.mark.slow), ("torch", ["--node-timeout", "4"], 4)],
 )
-def test_a_node_whose_link_is_cut_is_named_and_ends_itself(tmp_path, network, backend, more, timeout_seconds):
+def test_a_node_whose_link_is_cut_is_named_and_ends_itself(tmp_path, hosts, backend, more, timeout_seconds):
     job = ["run", "--backend", backend, "--nodes", str(NODES), "--epochs", "1000000", "--eval-every", "end", "--out", str(tmp_path)]
     job += ["--name", "run", "--rendezvous", "10.99.0.1:29400", *more]
     secret = {"TRAINER_SECRET": secrets.token_hex(16)}
     with ExitStack() as entered:
         runs = [
-            entered.enter_context(MarkedRun([*job, "--node-rank", str(node)], tmp_path, secret, before=["ip", "netns", "exec", name]))
-            for node, name in enumerate(network)
+            entered.enter_context(MarkedRun([*job, "--node-rank", str(node)], tmp_path, secret, before=hosts.within(node)))
+            for node in range(NODES)
         ]
         begun(runs[0], tmp_path)
         time.sleep(2)
-        assert ip("-n", network[2], "link", "set", "eth", "down").returncode == 0
+        hosts.set_link(2, "down")
         cut = time.monotonic()
         assert runs[0].wait(60) == 1
         driver_seconds = time.monotonic() - cut
