@@ -5,18 +5,17 @@ Tasks come and go on them (`task_group.py`); a node that is lost is so for all o
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import InterruptedRunError, RunFailedError
 from ...engine.protocol.messages import PROTOCOL, Message
 from ...engine.protocol.node_messages import wrong_with
-from ..launchers.base import NodeChannel
+from ..launchers.base import NodeChannel, how_it_ended
 from .first_failure import NodeLostError
 from .node_channels import DRIVER, Members
 from .outstanding_requests import OutstandingRequests
@@ -25,9 +24,6 @@ __all__ = ["Nodes"]
 
 FLUSH_SECONDS = 2.0
 """How long the last words to the agents may take."""
-
-OWN_END_SECONDS = 0.5
-"""How long is waited for the exit code of a child whose channel has ended."""
 
 
 class Nodes:
@@ -218,14 +214,9 @@ class Nodes:
             places = " and ".join(self.name(each) for each in sorted(members.silent))
             have = "have" if len(members.silent) > 1 else "has"
             return f"{places} {have} not been heard of for {members.silent[node]:g} s (--node-timeout)"
-        return f"the agent of {self.name(node)} {self._how_it_ended(self.channels[node])}"
-
-    @staticmethod
-    def _how_it_ended(channel: NodeChannel) -> str:
-        if channel.process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                return channel.explain(channel.process.wait(timeout=OWN_END_SECONDS))
-        return "has gone: the connection to it has ended"
+        channel = self.channels[node]
+        how = None if channel.process is None else how_it_ended(channel.process, channel.explain)
+        return f"the agent of {self.name(node)} {how or 'has gone: the connection to it has ended'}"
 
     def name(self, node: int) -> str:
         """Name a node, with its host where the run has nodes on others than this."""

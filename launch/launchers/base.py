@@ -22,15 +22,27 @@ __all__ = [
     "agent_command",
     "end_agents",
     "ending_in_words",
+    "how_it_ended",
     "send_prepare",
 ]
 
 AGENT_MODULE = "crosstrain.launch.node.agent"
 
+OWN_END_SECONDS = 0.5
+"""How long is waited for the exit code of a child whose channel has ended."""
+
 
 def ending_in_words(code: int) -> str:
     """Say how a process ended, by its exit code as `subprocess` has it: below 0 for a signal."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def how_it_ended(process: subprocess.Popen[bytes], explain: Callable[[int], str]) -> str | None:
+    """Say how a child has ended whose channel is at its end; None where it does not end. `explain` as in `NodeChannel`."""
+    try:
+        return explain(process.wait(timeout=OWN_END_SECONDS))
+    except subprocess.TimeoutExpired:
+        return None
 
 
 @dataclass(slots=True)

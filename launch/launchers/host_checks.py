@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +14,12 @@ from ...core.plugins import find
 from ...core.process import python
 from ..preflight.findings import Finding, Here, findings, table
 from ..preflight.interview import Probe, interview
-from .base import AgentStarter, StartedAgent, end_agents
+from .base import AgentStarter, StartedAgent, end_agents, how_it_ended
 
 __all__ = ["HostChecks", "refuse", "remote_python"]
 
 END_SECONDS = 2.0
 """How long a probe may take to end with its input."""
-
-EXIT_SECONDS = 0.5
-"""How long is waited for the exit code of what carried a channel that has ended."""
 
 
 def remote_python(interpreter: Path | None, module: str, *arguments: str) -> list[str]:
@@ -107,10 +103,4 @@ def _here(job: Job | None) -> Here:
 
 
 def _explanation(one: StartedAgent) -> Callable[[], str]:
-    def explain() -> str:
-        try:
-            return one.explain(one.process.wait(EXIT_SECONDS))
-        except subprocess.TimeoutExpired:
-            return "has ended its output, and does not end"
-
-    return explain
+    return lambda: how_it_ended(one.process, one.explain) or "has ended its output, and does not end"
