@@ -19,10 +19,16 @@ from .units import MOST_AMOUNT, Cadence, Target, parse_bandwidth
 from .untrusted.path_names import is_plain_name
 from .worker_layout import parse_procs_per_node, workers_by_node
 
-__all__ = ["DEFAULT_BATCH_SIZE", "MOST_NODES", "Job", "without_password"]
+__all__ = ["DEFAULT_BATCH_SIZE", "MOST_NODES", "Job", "saved_every", "without_password"]
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_EPOCHS = 10
+
+RESTARTS_CADENCE = "10s"
+"""How often a run saves that goes on after failures, where it does not say so: at least so far apart (`engine.checkpoint_policy`)."""
+
+MOST_RESTARTS = 100_000
+"""Of a run; many more than any comes to that trains in between."""
 
 MOST_NODES = 4096
 """Of a run; no more tasks of a kind, and no more threads of a task, are asked for either."""
@@ -48,6 +54,11 @@ def without_password(uri: str) -> str:
     """Return a URI without the user and password that it may hold."""
     place = urlsplit(uri).netloc
     return uri.replace(place, place.rpartition("@")[2], 1)  # urlunsplit would take slashes from sqlite:////tmp/x.db
+
+
+def saved_every(checkpoint_every: str | None, max_restarts: int) -> str | None:
+    """Return how often a job saves checkpoints: as it says, else by time where it may be restarted; None: at most at its end."""
+    return checkpoint_every or (RESTARTS_CADENCE if max_restarts else None)
 
 
 class Job(BaseModel):
@@ -157,7 +168,11 @@ class Job(BaseModel):
     length_penalty: Annotated[float, Field(ge=0, le=10)] = Field(
         0.6, description="Of a model that translates: log-probabilities are divided by ((5 + length) / 6) to this power."
     )
-    checkpoint_every: str | None = Field(None, description="How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end).")
+    checkpoint_every: str | None = Field(
+        None,
+        description="How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end; with --max-restarts about every "
+        "10 s, less often where that would take more than 1 % of the time).",
+    )
     keep: Positive = Field(5, description="How many of the newest checkpoints to keep.")
     keep_best: MetricName | None = Field(
         None, description="Keep the checkpoints of the best evaluations by this figure as well: loss or a metric, such as accuracy."
@@ -192,6 +207,19 @@ class Job(BaseModel):
     stall_timeout: Patience = Field(120.0, description="Seconds without any progress after which a run is declared stalled.")
     node_timeout: Annotated[float, Field(ge=3, le=365 * 86_400)] = Field(
         10.0, description="Seconds without any sign of life after which a node is lost; each gives one a second."
+    )
+    max_restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS)] = Field(
+        0,
+        description="How often a run goes on by itself, from its newest checkpoint, when a task or node is lost or nothing moves; "
+        "0: the first failure ends it.",
+    )
+    restart_window: Patience | None = Field(
+        None, description="With --max-restarts: count the restarts of so many last seconds alone (default: those of the whole run)."
+    )
+    min_nodes: UpToMostNodes | None = Field(
+        None,
+        description="With --max-restarts: where lost nodes are not replaced, go on with at least so many, with updates of as many "
+        "examples, and with all once they are back (default: all nodes).",
     )
     on_nan: Literal["fail", "continue"] = Field(
         "fail", description="A loss that is NaN or infinite ends the run, which has failed then (fail), or is only told (continue)."
@@ -311,6 +339,8 @@ class Job(BaseModel):
             raise ValueError("ps: parameter servers exist in mode async only")
         if self.deterministic and self.mode == "async":
             raise ValueError("deterministic: possible in mode sync only (the order of asynchronous updates is not repeatable)")
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            raise ValueError(f"min_nodes: at most the {self.nodes} nodes that the run has, got {self.min_nodes}")
         if self.cores_per_node is not None and len(self.cores_per_node) not in (1, self.nodes):
             raise ValueError(f"cores_per_node: give one number or one for each of the {self.nodes} nodes, not {len(self.cores_per_node)}")
         if self.network == "host" and (self.bandwidth is not None or self.cores_per_node is not None):
@@ -359,6 +389,16 @@ class Job(BaseModel):
         With `batch_tokens` they are as many as tokens at most; how many fit, the lengths say (`data.sampler`).
         """
         return math.ceil(self.per_worker_batch / self.accumulate)
+
+    @property
+    def saved_every(self) -> str | None:
+        """How often a checkpoint is saved: see `saved_every`."""
+        return saved_every(self.checkpoint_every, self.max_restarts)
+
+    @property
+    def saves_on_the_way(self) -> bool:
+        """Whether checkpoints are saved before the end of the run."""
+        return self.saved_every is not None and Cadence.parse(self.saved_every).unit != "end"
 
     @property
     def wrapped(self) -> bool:

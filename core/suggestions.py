@@ -72,6 +72,8 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     # what is kept and shown
     "eval_every": ("eval interval", "eval steps", "eval freq", "validate every", "validation interval", "val check interval"),
     "checkpoint_every": ("save every", "save interval", "save steps", "save freq", "checkpoint interval", "checkpoint freq"),
+    "max_restarts": ("restarts", "retries", "max retries", "max failures", "elastic"),
+    "min_nodes": ("min nnodes", "min workers"),
     "keep": ("max to keep", "save total limit", "keep checkpoints", "keep last"),
     "keep_best": ("save best", "save best only", "load best model at end"),
     "resume": ("resume from", "resume from checkpoint", "load checkpoint", "restore", "ckpt path"),

@@ -16,6 +16,9 @@ from .triggers import Triggers
 
 __all__ = ["CheckpointPolicy"]
 
+MOST_PAUSE_SHARE = 0.005
+"""Where the run itself says how often it saves: training may stand still for so much of the time, at most."""
+
 
 class CheckpointPolicy:
     """Decides when a checkpoint is due, and passes states on to `saver`. `clock` returns seconds on the run clock."""
@@ -32,11 +35,13 @@ class CheckpointPolicy:
             earlier = (figures[job.keep_best] for figures in start.saved if job.keep_best in figures)
             self._best = BestFew(objective.info(job.keep_best), job.keep_best_count, earlier)
         self._improved = False
+        self._automatic = job.checkpoint_every is None
+        self._pause_seconds = 0.0
         self._last_step = start.cursor.step if start.resumed else 0
         self._last_seconds = 0.0
         self._in_flight: dict[int, PendingCheckpoint] = {}
         self.final = job.save_final or job.checkpoint_every == "end"
-        self.saves_on_interrupt = job.checkpoint_every is not None and budget.checkpoints.unit != "end"
+        self.saves_on_interrupt = job.saves_on_the_way
 
     def start_clock(self) -> None:
         """Begin to count the seconds to the first checkpoint of a cadence by time."""
@@ -54,8 +59,14 @@ class CheckpointPolicy:
         if self._improved:
             return True
         if self._budget.checkpoints.unit == "seconds":
-            return self._clock() - self._last_seconds >= self._budget.checkpoints.amount
+            return self._clock() - self._last_seconds >= self._interval_seconds
         return self._budget.checkpoint_due(step)
+
+    @property
+    def _interval_seconds(self) -> float:
+        """Of a cadence by time: what the job says, or where it leaves that to the run, so long that pauses are a small share of it."""
+        least = self._budget.checkpoints.amount
+        return max(least, self._pause_seconds / MOST_PAUSE_SHARE) if self._automatic else least
 
     def unsaved(self, step: int) -> bool:
         """Return whether what `step` updates have made has not been saved."""
@@ -74,6 +85,7 @@ class CheckpointPolicy:
     def on_copied(self, sequence: int, seconds: float, evaluation: EvalRecord | None) -> None:
         """The task has copied its state, in so many seconds; `evaluation` is the last one."""
         save = self._in_flight[sequence]
+        self._pause_seconds = seconds
         own = evaluation if evaluation is not None and evaluation.step == save.cursor.step else None
         self._in_flight[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=own)
 

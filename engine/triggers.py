@@ -16,7 +16,7 @@ class Triggers:
         self.calendar = calendar
         self.total = job.steps if job.steps is not None else calendar.first_step_of(job.epochs or DEFAULT_EPOCHS)
         self.evaluations = Cadence.parse(job.eval_every)
-        self.checkpoints = Cadence.parse(job.checkpoint_every or "end")
+        self.checkpoints = Cadence.parse(job.saved_every or "end")
 
     def next_stop(self, step: int) -> int:
         """Return the first step after `step` at which a plan has to end: an evaluation, a checkpoint, or the last step."""

@@ -82,7 +82,7 @@ def submit_slurm(
         raise UsageError(f"out: got {str(out)!r}; Slurm has a meaning of its own for % in the name of a log, choose another folder")
     whole = os.path.abspath(config) if Path(config).exists() else config
     command = python_command("crosstrain.cli.main", "run", "--config", whole, *more, interpreter=None if python is None else str(python))
-    if job.checkpoint_every is None:
+    if job.saved_every is None:
         command += ["--checkpoint-every", CHECKPOINTS]
     text = script_text(asked, command, str(out / f"{name}-{'%A_%a' if array else '%j'}.log"))
     if dry_run:

@@ -16,20 +16,27 @@ __all__ = ["TAKES_EFFECT", "Requirement", "idle_settings"]
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """The setting that another one needs, and the values with which it does something; none at all: any value, where it has one."""
+    """The setting that another one needs, and the values with which it does something; none at all: any value, where it has one.
+
+    `above_zero`: any number but 0, of which `shown` is one to type.
+    """
 
     field: str
     values: tuple[Any, ...] = ()
+    above_zero: bool = False
+    shown: str = ""
 
     def holds(self, job: Mapping[str, Any]) -> bool:
         """Return whether it does something in a job, given by its fields."""
+        if self.above_zero:
+            return bool(job[self.field])
         return job[self.field] in self.values if self.values else job[self.field] is not None
 
     def flags(self) -> str:
         """Return what to type so that it does something: ``--scale-lr linear or sqrt``."""
         if is_boolean(self.field):
             return flag_name(self.field)
-        return f"{flag_name(self.field)} {' or '.join(map(str, self.values))}".rstrip()
+        return f"{flag_name(self.field)} {self.shown or ' or '.join(map(str, self.values))}".rstrip()
 
 
 TAKES_EFFECT: Mapping[str, Requirement] = {
@@ -43,6 +50,8 @@ TAKES_EFFECT: Mapping[str, Requirement] = {
     "sample_interval": Requirement("monitor", (True,)),
     "keep_best_count": Requirement("keep_best"),
     "mlflow_experiment": Requirement("mlflow"),
+    "restart_window": Requirement("max_restarts", above_zero=True, shown="3"),
+    "min_nodes": Requirement("max_restarts", above_zero=True, shown="3"),
 }
 
 

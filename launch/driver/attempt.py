@@ -8,7 +8,7 @@ still speaks for an earlier attempt is not understood by this one's tasks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...checkpoint import list_checkpoints
@@ -22,7 +22,7 @@ from ...engine.protocol.messages import Message
 from ..launchers.base import NodeChannel
 from ..resume.origin import Origin
 from .checkpoint_saver import CheckpointSaver
-from .cluster_setup import Hosts, cluster_document, make_cluster, make_tasks, nodes_sharing_cores, threads_per_task
+from .cluster_setup import Hosts, cluster_document, infer_isolation, make_cluster, make_tasks, nodes_sharing_cores, threads_per_task
 from .nodes import Nodes
 from .outcome import add_resume_hint, with_task_states
 from .recorder import Recording
@@ -34,6 +34,9 @@ __all__ = ["Attempt", "Restarts"]
 
 CLOSE_GRACE_SECONDS = 10.0
 """How long tasks may take to leave the cluster in good order."""
+
+REPLACEMENT_SECONDS = 15.0
+"""How long a run that may go on with fewer nodes waits for those in the place of lost ones; one that may not waits as for its start."""
 
 
 class Attempt:
@@ -68,6 +71,7 @@ class Attempt:
         self._clustered: Sequence[Task] = ()
         self._made_at = time.monotonic()
         self._ended = False
+        self._regroups = False
         self.saver = CheckpointSaver(training, recording, lambda kind: self.tasks.send_to_first(Message(kind)), lambda: spent(self))
         self.loop = TrainingLoop(
             training.job,
@@ -172,6 +176,17 @@ class Attempt:
             return
         recording.writer.write_calibration(document)
 
+    def regroup(self, answering: Collection[int]) -> bool:
+        """Have training stop with a checkpoint where nodes answer that it lacks; return whether that is on its way."""
+        if not self._regroups and not self._ended and frozenset(answering) > frozenset(self.training.places):
+            self._regroups = self.loop.interrupt()
+        return self._regroups
+
+    @property
+    def regrouped(self) -> bool:
+        """Whether training has stopped so that it can go on with more nodes."""
+        return self._regroups and self.totals.interrupted
+
     def interrupt(self) -> bool:
         """Have training stop with a checkpoint; return False where none is saved on the way. Safe in a signal handler."""
         if self._ended or not self.loop.interrupt():
@@ -233,12 +248,36 @@ class Restarts:
         self._tell(failure, decision, attempt)
         attempt.end(politely=False)
         self._nodes.wait(decision.after_seconds)
+        if isinstance(decision, Restart) and decision.replaces_nodes:
+            self._replace_lost(decision)
         if self._nodes.violation is not None:
             raise self._nodes.violation from error
         training = self._another(decision, error, attempt)
         self._trained = self._trained or attempt.began
         self._earlier.append(AttemptSummary(attempt.origin.start.cursor.step, seconds, failure))
         return training
+
+    def regroup(self, attempt: Attempt) -> TrainingJob:
+        """End an attempt in good order that has stopped since nodes are back; return what the next one trains, on all that answer."""
+        attempt.end(politely=True)
+        infer_isolation(self._nodes.channels, self._nodes.hosts)
+        answering = sorted(self._nodes.answering)
+        self._tell_replaced(node for node in answering if node not in attempt.training.places)
+        return self._on(answering, attempt.training)
+
+    def _replace_lost(self, decision: Restart) -> None:
+        """Have the launcher put agents in the place of lost nodes, and wait for them."""
+        lost, limit = list(self._nodes.lost), self._training.asked.start_timeout
+        if not lost:
+            return
+        self._nodes.restore(limit if decision.min_nodes is None else min(limit, REPLACEMENT_SECONDS))
+        infer_isolation(self._nodes.channels, self._nodes.hosts)
+        self._tell_replaced(node for node in lost if node in self._nodes.answering)
+
+    def _tell_replaced(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            self._recording.event("node_replaced", node=node, host=self._nodes.hosts[node]["hostname"])
+            self._progress.message(f"{self._nodes.name(node)} is back")
 
     def _tell(self, failure: Failure, decision: Restart | Resize, attempt: Attempt) -> None:
         """Record that an attempt has failed, and tell it with what follows; a start on the same nodes is repeated without a word."""
@@ -256,6 +295,11 @@ class Restarts:
         """Return what the next attempt trains. Raises RunFailedError where there are not the nodes for it."""
         nodes, before = self._nodes, attempt.training
         answering = sorted(nodes.answering)
+        fewest = decision.min_nodes if isinstance(decision, Restart) else None
+        if fewest is not None and fewest <= len(answering):
+            lacking = len(answering) < self._training.asked.nodes
+            nodes.keep_restoring(self._training.asked.start_timeout if lacking else None)
+            return self._on(answering, before)
         enough = set(before.places) <= nodes.answering if isinstance(decision, Restart) else decision.nodes <= len(answering)
         if not enough:
             gone = attempt.there.union(before.places) - nodes.answering
@@ -265,7 +309,10 @@ class Restarts:
             raise RunFailedError(f"the restart policy wants {wanted} nodes, and there are {len(answering)}: {error}") from error
         if isinstance(decision, Restart):
             return before
-        places = answering[: decision.nodes]
+        return self._on(answering[: decision.nodes], before)
+
+    def _on(self, places: Sequence[int], before: TrainingJob) -> TrainingJob:
+        """Return what trains the run on these nodes, and tell it where they are others than `before`."""
         training = self._training.resized(places)
         if training.places != before.places:
             self._recording.event("run_resized", nodes=places)

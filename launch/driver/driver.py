@@ -35,18 +35,17 @@ from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_drive
 from .nodes import Nodes
 from .outcome import Ending, finalize_records, resume_hint
 from .recorder import Recording
-from .restart_policy import FailFast, PortClashRetry, RestartPolicy
+from .restart_policy import RestartPolicy, policy_of
 from .training_job import TrainingJob
 
 __all__ = ["Driver", "run"]
-
-DEFAULT_POLICY: RestartPolicy = PortClashRetry(FailFast())
 
 
 class Driver:
     """Runs one job. `sources` says where each value of the job came from; `command` is what the user typed.
 
-    `resumption` is the run that goes on with this job, where it is not a new one. `policy` decides what follows a failure.
+    `resumption` is the run that goes on with this job, where it is not a new one. `policy` decides what follows a failure; without one the
+    job's settings do.
     """
 
     def __init__(
@@ -56,21 +55,21 @@ class Driver:
         progress: Progress,
         command: Sequence[str],
         resumption: Resumption | None = None,
-        policy: RestartPolicy = DEFAULT_POLICY,
+        policy: RestartPolicy | None = None,
     ) -> None:
         self.job = job
         self._sources = dict(sources)
         self._progress = progress
         self._command = job.recorded_command(command)
         self._resumption = resumption
-        self._policy = policy
+        self._policy = policy or policy_of(job)
         self._segments = Segments(resumption, self._command)
         self._resized = ResizedSegments(job.nodes, self._command)
         self._documents = DeferredWrites()
         self._attempts: list[Attempt] = []
         self._interrupts: list[Callable[[], None]] = []
         self._signals = EndingSignals(self._end_in_good_order, self._end_at_once)
-        self._machines: list[str] | None = None
+        self._hosts: Hosts | None = None
         self._recording: Recording
         self._launcher: Launcher
         self._training: TrainingJob
@@ -167,6 +166,7 @@ class Driver:
             recording.trace,
             self._launcher.check,
             node_timeout_seconds=self.job.node_timeout,
+            replace=self._launcher.replace,
         )
         ending.later(lambda: nodes.finish(ending.outcome.exit_code))
         ending.later(lambda: ending.blame(recording.refused))
@@ -177,7 +177,7 @@ class Driver:
             raise InterruptedRunError("interrupted by the user")
         hosts = nodes.greet(deadline - time.monotonic())
         infer_isolation(nodes.channels, hosts)
-        self._machines = [machine_of(host) for host in hosts]
+        self._hosts = hosts
         self._documents.make(partial(recording.writer.write_env, hosts))
         return nodes, hosts, deadline
 
@@ -191,8 +191,12 @@ class Driver:
             self._attempts.append(attempt)
             try:
                 self._start(attempt, hosts, deadline)
+                nodes.when_more_answer = attempt.regroup
                 self._train(attempt)
-                break
+                if not attempt.regrouped or self._signals.interrupted:
+                    break
+                training = restarts.regroup(attempt)
+                origin = self._newest_origin(first)
             except TrainerError as error:
                 training = restarts.prepare(error, attempt)
                 if attempt.began:
@@ -200,12 +204,13 @@ class Driver:
             deadline = time.monotonic() + self.job.start_timeout
         self._finish(attempt, nodes)
 
-    def _newest_origin(self, first: Origin, failure: TrainerError) -> Origin:
-        """Return where the run goes on after a failure. Raises RunFailedError, which tells that one too, where no checkpoint is sound."""
+    def _newest_origin(self, first: Origin, failure: TrainerError | None = None) -> Origin:
+        """Return where the run goes on. Raises RunFailedError, which tells of the failure too, where no checkpoint is sound."""
         try:
             return newest_origin(self.path, self.job, self._training.model, first)
         except UsageError as error:
-            raise RunFailedError(f"{failure}; and the run cannot go on: {error}", getattr(failure, "task", None)) from failure
+            told = "" if failure is None else f"{failure}; and "
+            raise RunFailedError(f"{told}the run cannot go on: {error}", getattr(failure, "task", None)) from failure or error
 
     def _start(self, attempt: Attempt, hosts: Hosts, deadline: float) -> None:
         """Bring an attempt's cluster to life, warm."""
@@ -243,7 +248,8 @@ class Driver:
             attempt.tasks.sample_now()
         recording.start_clock(before)
         if restarts:
-            recording.event("run_restarted", **attempt.origin.place, **nodes)
+            lost = max(0.0, before - attempt.origin.run_seconds)
+            recording.event("run_restarted", **attempt.origin.place, **nodes, seconds_lost=lost)
         else:
             recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event, **nodes)
             self._progress.start(self.job, attempt.loop.objective.infos, attempt.loop.triggers.total)
@@ -321,7 +327,7 @@ class Driver:
             attempt.totals,
             nodes_sharing_cores=attempt.nodes_sharing_cores,
             precision_used=attempt.precision_used,
-            machines=self._machines,
+            machines=None if self._hosts is None else [machine_of(host) for host in self._hosts],
         )
 
     def _spent(self, attempt: Attempt) -> dict[str, Any]:
@@ -367,11 +373,11 @@ def run(
     command: Sequence[str],
     launcher: Launcher,
     resumption: Resumption | None = None,
-    policy: RestartPolicy = DEFAULT_POLICY,
+    policy: RestartPolicy | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Run a job on the launcher's nodes, or go on with a run; return the run directory and the summary.
 
-    What fails is raised, after it has been recorded, where `policy` does not have the run begin anew.
+    What fails is raised, after it has been recorded, where `policy`, or what the job says of restarts, does not have the run begin anew.
     """
     driver = Driver(job, sources, progress, command, resumption, policy)
     summary = driver.execute(launcher)

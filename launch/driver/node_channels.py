@@ -68,14 +68,42 @@ class Members:
         self.broken: dict[int, str] = {}
         self.silent: dict[int, float] = {}
         self._ended: set[int] = set()
+        self._awaited: set[int] = set()
+        self._watching = threading.Lock()
+        self._watcher = False
         self._watched = threading.Event()
-        self._channels = {channel.node: channel for channel in channels}
-        self._inbox: queue.SimpleQueue[tuple[int, Message | None, int]] = queue.SimpleQueue()
-        self._waiting = {node: _Waiting() for node in self._channels}
-        self._outboxes: dict[int, queue.Queue[Message]] = {node: queue.Queue() for node in self._channels}
+        self._channels: dict[int, NodeChannel] = {}
+        self._limit_seconds: float | None = None
+        self._inbox: queue.SimpleQueue[tuple[NodeChannel | None, Message | None, int]] = queue.SimpleQueue()
+        self._waiting: dict[int, _Waiting] = {}
+        self._outboxes: dict[int, queue.Queue[Message]] = {}
         for channel in channels:
-            for work, name in ((self._read, "from"), (self._write, "to")):
-                threading.Thread(target=work, args=(channel,), name=f"{name}-node-{channel.node}", daemon=True).start()
+            self._attend(channel)
+
+    def _attend(self, channel: NodeChannel) -> None:
+        """Hear a node, and send it what it is told, from now on."""
+        node = channel.node
+        self._channels[node] = channel
+        self._waiting[node], self._outboxes[node] = _Waiting(), queue.Queue()
+        for work, name in ((self._read, "from"), (self._write, "to")):
+            arguments = (channel, self._waiting[node], self._outboxes[node])
+            threading.Thread(target=work, args=arguments, name=f"{name}-node-{node}", daemon=True).start()
+
+    def admit(self, channel: NodeChannel) -> None:
+        """Take the agent behind `channel` for that of its node, which was lost. It is not lost for its silence before `listen_to` it."""
+        node = channel.node
+        self.lost.remove(node)
+        self.silent.pop(node, None)
+        self._awaited.add(node)
+        self._ended.discard(node)
+        self._attend(channel)
+
+    def listen_to(self, node: int) -> None:
+        """From now on a node that was admitted is lost when it is silent for too long."""
+        with self._watching:
+            self._awaited.discard(node)
+            if self._limit_seconds is not None and not self._watcher:
+                self._start_watch(self._limit_seconds)
 
     @property
     def present(self) -> set[int]:
@@ -85,6 +113,11 @@ class Members:
     def watch(self, limit_seconds: float) -> None:
         """From now on give every node a sign of life each second, and give up those of which nothing arrives for so long."""
         self._watched.set()
+        self._limit_seconds = limit_seconds
+        self._start_watch(limit_seconds)
+
+    def _start_watch(self, limit_seconds: float) -> None:
+        self._watcher = True
         threading.Thread(target=self._watch, args=(limit_seconds,), name="silence", daemon=True).start()
 
     @property
@@ -95,9 +128,14 @@ class Members:
     def next(self, timeout_seconds: float) -> tuple[int, Message | None] | None:
         """Return the next message and its node, None after the time. None instead of a message, once a node: it is among the lost now."""
         try:
-            node, message, weight = self._inbox.get(timeout=max(0.0, timeout_seconds))
+            channel, message, weight = self._inbox.get(timeout=max(0.0, timeout_seconds))
         except queue.Empty:
             return None
+        if channel is None:
+            return DRIVER, message
+        node = channel.node
+        if channel is not self._channels[node]:
+            return None  # it is of an agent that was lost, in whose place is another
         if weight:
             self._waiting[node].remove(weight)
         if node in self.lost:
@@ -110,6 +148,10 @@ class Members:
     def cut_off(self, node: int, why: str) -> None:
         """Give a node up for what it has sent; from now on it is lost."""
         self.broken.setdefault(node, why)
+        self.lose(node)
+
+    def lose(self, node: int) -> None:
+        """Give a node up; from now on it is lost."""
         self._waiting[node].end()
         self.give_up(node)
         if node not in self.lost:
@@ -117,7 +159,7 @@ class Members:
 
     def say(self, message: Message) -> None:
         """Put a message of the driver's own into the queue; safe in a signal handler."""
-        self._inbox.put((DRIVER, message, 0))
+        self._inbox.put((None, message, 0))
 
     def tell(self, node: int, message: Message) -> None:
         """Have a message sent, after those before it; one to a node that is lost goes nowhere. Safe from any thread."""
@@ -134,49 +176,59 @@ class Members:
         """Cut a node off that does not answer: its agent is killed where it is our child, and loses its channel where it is not."""
         self._channels[node].cut_off()
 
-    def _read(self, channel: NodeChannel) -> None:
+    def _read(self, channel: NodeChannel, waiting: _Waiting, _outbox: queue.Queue[Message]) -> None:
         while True:
             try:
                 message = channel.stream.receive()
             except ProtocolError as error:
-                self.broken.setdefault(channel.node, str(error))
+                if channel is self._channels[channel.node]:
+                    self.broken.setdefault(channel.node, str(error))
                 message = None
             except (OSError, ValueError, MemoryError):
                 message = None
             if message == ALIVE:
                 continue
             if message is None:
-                self._ended.add(channel.node)
-                self._inbox.put((channel.node, None, 0))
+                if channel is self._channels[channel.node]:
+                    self._ended.add(channel.node)
+                self._inbox.put((channel, None, 0))
                 return
             weight = channel.stream.weight
-            if not self._waiting[channel.node].add(weight):
+            if not waiting.add(weight):
                 return
-            self._inbox.put((channel.node, message, weight))
+            self._inbox.put((channel, message, weight))
 
     def _watch(self, limit_seconds: float) -> None:
         counter = SilenceCounter(limit_seconds, time.monotonic())
-        while watched := self._channels.keys() - self._ended - self.silent.keys():
+        while watched := self._watched_channels():
             time.sleep(TICK_SECONDS)
-            heard = {node: self._channels[node].stream.arrivals for node in watched if not self._waiting[node].held_up}
+            heard = {node: (id(channel), channel.stream.arrivals) for node, channel in watched.items() if not self._waiting[node].held_up}
             for node in counter.tick(time.monotonic(), heard):
                 self.silent[node] = limit_seconds
-                self._inbox.put((node, None, 0))  # its reader may not come back, where a process cannot even be killed
-                self.give_up(node)
+                self._inbox.put((watched[node], None, 0))  # its reader may not come back, where a process cannot even be killed
+                watched[node].cut_off()
 
-    def _write(self, channel: NodeChannel) -> None:
+    def _watched_channels(self) -> dict[int, NodeChannel]:
+        """Return the channels of the nodes whose silence counts; where there are none, the watch ends."""
+        with self._watching:
+            nodes = self._channels.keys() - self._ended - self.silent.keys() - self._awaited
+            self._watcher = bool(nodes)
+            return {node: self._channels[node] for node in nodes}
+
+    def _write(self, channel: NodeChannel, _waiting: _Waiting, box: queue.Queue[Message]) -> None:
         """Send what the node is told: a node that does not read, because it is frozen, would hold up the driver for ever."""
-        box = self._outboxes[channel.node]
         reachable = True
         while True:
             told = None
             with suppress(queue.Empty):
-                told = box.get(timeout=INTERVAL_SECONDS if reachable else None)
+                told = box.get(timeout=INTERVAL_SECONDS)
+            if channel is not self._channels[channel.node]:
+                return  # another agent is in its place
             try:
                 if reachable and (told is not None or self._watched.is_set()):
                     channel.stream.send(ALIVE if told is None else told)
             except (OSError, ValueError):
                 reachable = False
-                self._inbox.put((channel.node, None, 0))
+                self._inbox.put((channel, None, 0))
             if told is not None:
                 box.task_done()

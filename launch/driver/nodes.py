@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from .outstanding_requests import OutstandingRequests
 
 __all__ = ["Nodes"]
 
+RETRY_SECONDS = 10.0
+"""How long after an attempt to bring a lost node back the next one begins."""
+
 FLUSH_SECONDS = 2.0
 """How long the last words to the agents may take."""
 
@@ -30,7 +33,9 @@ class Nodes:
     """Hears every node. `on_sample`, `on_log` and `on_trace` are called from the caller's thread, within `receive`.
 
     So is `check`, at least once a second: it raises where something else than a node has failed. A node that has greeted and says nothing
-    for `node_timeout_seconds` is lost; without a limit none is for that.
+    for `node_timeout_seconds` is lost; without a limit none is for that. `replace` starts another agent in the place of a node that is
+    lost, and returns its channel, or None where there is nowhere to start one; `when_more_answer` hears which nodes answer while more are
+    tried to be had back (`keep_restoring`), and returns whether it uses them now. `hosts` are the nodes' descriptions, in node order.
     """
 
     def __init__(
@@ -41,8 +46,10 @@ class Nodes:
         on_trace: Callable[[int, str, bytes], None] | None = None,
         check: Callable[[], None] | None = None,
         node_timeout_seconds: float | None = None,
+        replace: Callable[[int], NodeChannel | None] = lambda node: None,
     ) -> None:
-        self.channels = channels
+        self.channels = list(channels)
+        self.hosts: list[dict[str, Any]] = []
         self.members = Members(channels)
         self.asked = OutstandingRequests(channel.node for channel in channels)
         self.node_timeout_seconds = node_timeout_seconds
@@ -50,7 +57,12 @@ class Nodes:
         self._on_log = on_log
         self._on_trace = on_trace
         self._check = check
-        self._hosts: dict[int, str | None] = {}
+        self.when_more_answer: Callable[[Collection[int]], bool] = lambda answering: False
+        self._replace = replace
+        self._coming: dict[int, float] = {}
+        self._restoring_seconds: float | None = None
+        self._next_try = 0.0
+        self._hostnames: dict[int, str | None] = {}
         self._silent: set[int] = set()
         self._interrupted = threading.Event()
         self._deferring = False
@@ -84,6 +96,15 @@ class Nodes:
         """Raise RunFailedError where something that the nodes live in has gone."""
         if self._check is not None:
             self._check()
+        for node in [node for node, until in self._coming.items() if time.monotonic() >= until]:
+            del self._coming[node]
+            self.members.lose(node)
+        if self._restoring_seconds is None:
+            return
+        if not self._coming and self.when_more_answer(self.answering):
+            self._restoring_seconds = None
+        elif not self._coming and self.members.lost and time.monotonic() >= self._next_try:
+            self._begin_restoring(self._restoring_seconds)
 
     # What they say --------------------------------------------------------------------------------------------------
 
@@ -106,14 +127,15 @@ class Nodes:
                 hosts[node] = self._greeted(node, message)
         if self.node_timeout_seconds is not None:
             self.members.watch(self.node_timeout_seconds)
-        return [hosts[channel.node] for channel in self.channels]
+        self.hosts = [hosts[channel.node] for channel in self.channels]
+        return self.hosts
 
     def _greeted(self, node: int, message: Message) -> dict[str, Any]:
         if message["protocol"] != PROTOCOL:
             raise RunFailedError(
                 f"node {node} speaks protocol {message['protocol']}, this driver {PROTOCOL}: install the same version everywhere"
             )
-        self._hosts[node] = message["host"]["hostname"]
+        self._hostnames[node] = message["host"]["hostname"]
         channel = self.channels[node]
         if channel.shares_files:
             channel.scratch = Path(message["scratch"])
@@ -132,12 +154,16 @@ class Nodes:
         if answer is None:
             return None
         node, message = answer
+        if message is None:
+            self._coming.pop(node, None)
         if message is None or node == DRIVER:
             return answer
         wrong = wrong_with(node, message, node_of) or self.asked.wrong_with(node, message)
         if wrong is not None:
             return (node, None) if self.cut_off(node, wrong) else None
-        if message.kind == "sample":
+        if message.kind == "hello" and node in self._coming:
+            self._come_back(node, message)
+        elif message.kind == "sample":
             self._on_sample({**message["record"], "node": node})  # whatever node it says it is of
         elif message.kind == "log":
             self._on_log(node, message.get("task"), message.array("text").tobytes())
@@ -161,6 +187,48 @@ class Nodes:
             self.raise_if_interrupted()
             self.check()
 
+    # How lost ones come back ----------------------------------------------------------------------------------------
+
+    def restore(self, timeout_seconds: float) -> None:
+        """Have the launcher start agents in the place of nodes that are lost, and await their greetings, for so long at most.
+
+        Call while there are no tasks. Those that cannot be started, or do not greet, stay lost. Raises InterruptedRunError.
+        """
+        self._begin_restoring(timeout_seconds)
+        while self._coming:
+            self.receive(0.2, {})
+            self.raise_if_interrupted()
+            self.check()
+
+    def keep_restoring(self, timeout_seconds: float | None) -> None:
+        """While tasks train on the others, try again and again to have lost nodes back; each has so long to greet. None: no more."""
+        self._restoring_seconds = timeout_seconds
+        self._next_try = time.monotonic() + RETRY_SECONDS
+
+    def _begin_restoring(self, timeout_seconds: float) -> None:
+        """Start what can be started in the place of the nodes that are lost, save those that broke the protocol."""
+        self._next_try = time.monotonic() + RETRY_SECONDS
+        for node in self._silent - self.members.broken.keys():
+            self.members.lose(node)
+        for node in [node for node in self.members.lost if node not in self.members.broken]:
+            channel = self._replace(node)
+            if channel is None:
+                continue
+            self._coming[node] = time.monotonic() + timeout_seconds
+            self.channels[node] = channel
+            self.asked.of_new_agent(node)
+            self._silent.discard(node)
+            self.members.admit(channel)
+
+    def _come_back(self, node: int, message: Message) -> None:
+        del self._coming[node]
+        try:
+            self.hosts[node] = self._greeted(node, message)
+        except RunFailedError as error:
+            self.cut_off(node, f"a greeting that is of no use: {error}")
+            return
+        self.members.listen_to(node)
+
     # How they end ---------------------------------------------------------------------------------------------------
 
     @property
@@ -171,7 +239,7 @@ class Nodes:
     @property
     def answering(self) -> set[int]:
         """The nodes that are not lost, and have answered whatever they were asked."""
-        return self.members.present - self._silent
+        return self.members.present - self._silent - self._coming.keys()
 
     def cut_off(self, node: int, wrong: str) -> bool:
         """Cut a node off for what it has sent; return whether it is lost by that."""
@@ -223,5 +291,5 @@ class Nodes:
         if all(channel.shares_files for channel in self.channels):
             return f"node {node}"
         channel = self.channels[node]
-        known = (channel.host, self._hosts.get(node), channel.address)
+        known = (channel.host, self._hostnames.get(node), channel.address)
         return f"node {node} (host {', '.join(dict.fromkeys(name for name in known if name))})"

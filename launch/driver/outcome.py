@@ -152,7 +152,7 @@ def resume_hint(job: Job, run: Path) -> str:
     """Say what a run that was interrupted can go on from."""
     if saved := list_checkpoints(run):
         return f"saved last: {saved[0].name}. To go on: trainer run --resume {shlex.quote(str(run))}{trust_flag(job.model_dump())}"
-    remedy = " (--checkpoint-every saves some on the way)" if job.checkpoint_every in (None, "end") else ""
+    remedy = " (--checkpoint-every saves some on the way)" if not job.saves_on_the_way else ""
     return f"no checkpoint was saved{remedy}. Run directory: {str(run)!r}"
 
 

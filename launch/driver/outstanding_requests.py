@@ -73,6 +73,14 @@ class OutstandingRequests:
         self._samples: Counter[int] = Counter()
         self._sampling: dict[int, tuple[float, float]] = {}
 
+    def of_new_agent(self, node: int) -> None:
+        """Another agent takes a node's place: it owes its greeting, and nothing that the one before was asked."""
+        for key in [key for key in self._owed if key[0] == node]:
+            del self._owed[key]
+        self._owed[node, "hello"] = 1
+        self._samples[node] = 0
+        self._sampling.pop(node, None)
+
     def of_samples(self, node: int, interval_seconds: float | None) -> None:
         """A node takes samples from now on; None: it takes those only that it is asked for."""
         if interval_seconds is not None:

@@ -6,12 +6,14 @@ itself is the cause of (a loss that is not finite, a full disk, a request that c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, Protocol
 
 from ...core.errors import StalledRunError, TrainerError
+from ...core.job import Job
 from .first_failure import AddressInUseError, NodeLostError, TaskDiedError
 
 __all__ = [
@@ -19,16 +21,21 @@ __all__ = [
     "Decision",
     "FailFast",
     "Failure",
+    "LimitedRestarts",
     "PortClashRetry",
     "Resize",
     "Restart",
     "RestartPolicy",
     "Stop",
     "failure_of",
+    "policy_of",
 ]
 
 MOST_PORT_CLASHES = 3
 """A port may be taken by another program between its reservation and its use."""
+
+LONGEST_PAUSE_SECONDS = 30.0
+"""A run that fails again and again without an update in between waits twice as long each time, up to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +73,15 @@ class Stop:
 class Restart:
     """Start the tasks anew on the same nodes, after so many seconds, and go on from the newest checkpoint.
 
-    A run that has saved none begins anew. Where one of these nodes is lost this cannot be done, and the run ends with that. Raises
-    ValueError for fewer than 0 seconds.
+    A run that has saved none begins anew. Where one of these nodes is lost this cannot be done, and the run ends with that, unless more is
+    said. `replaces_nodes`: the launcher is asked for another in its place. `min_nodes`: where there is none, the run goes on with the nodes
+    that there are, at least so many, as `Resize` does, and with all nodes of the run as soon as they are back. Raises ValueError for
+    fewer than 0 seconds.
     """
 
     after_seconds: float = 0.0
+    replaces_nodes: bool = False
+    min_nodes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.after_seconds >= 0:
@@ -136,6 +147,53 @@ class PortClashRetry:
         if clashes >= MOST_PORT_CLASHES:
             return Stop(f"{MOST_PORT_CLASHES} times a port was taken before a task could listen")
         return Restart()
+
+
+class LimitedRestarts:
+    """Goes on after a failure, `most` times, or `most` times within `window_seconds`; lost nodes are replaced where they can be.
+
+    `min_nodes` as in `Restart`. `clock` returns seconds. A failure without an update more than at the failure before makes the next start
+    wait, longer each time, so that a cause that lasts does not keep the machines busy with starts.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        window_seconds: float | None = None,
+        min_nodes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = most
+        self._window_seconds = window_seconds
+        self._min_nodes = min_nodes
+        self._clock = clock
+        self._restarted_at: list[float] = []
+
+    def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
+        """Restart, unless that has been done as often as it may."""
+        now, window = self._clock(), self._window_seconds
+        if window is not None:
+            self._restarted_at = [at for at in self._restarted_at if now - at < window]
+        if len(self._restarted_at) >= self._most:
+            times = "once" if self._most == 1 else f"{self._most} times"
+            within = "" if window is None else f" within {window:g} s (--restart-window)"
+            return Stop(f"restarted {times}{within}, as often as --max-restarts allows")
+        self._restarted_at.append(now)
+        return Restart(self._pause_seconds(failure, attempts), replaces_nodes=True, min_nodes=self._min_nodes)
+
+    @staticmethod
+    def _pause_seconds(failure: Failure, attempts: Sequence[AttemptSummary]) -> float:
+        """Return the pause before the next start: none after progress, else 1 s, doubled with each failure in a row without any."""
+        steps = [attempt.failure.step for attempt in attempts]
+        without = sum(1 for _ in takewhile(lambda step: failure.step <= step, reversed(steps)))
+        return min(LONGEST_PAUSE_SECONDS, 2.0 ** (without - 1)) if without else 0.0
+
+
+def policy_of(job: Job) -> RestartPolicy:
+    """Return what becomes of a job's failures, as its settings say; a start whose ports were taken is tried again in any case."""
+    if not job.max_restarts:
+        return PortClashRetry(FailFast())
+    return PortClashRetry(LimitedRestarts(job.max_restarts, job.restart_window, job.min_nodes))
 
 
 def failure_of(error: BaseException, step: int) -> Failure | None:

@@ -12,6 +12,7 @@ from typing import Protocol
 from ...core.job import Job
 from ...core.process import python
 from ...engine.protocol.messages import Message, Stream
+from ..node.scratch import remove_scratch
 
 __all__ = [
     "AGENT_MODULE",
@@ -21,6 +22,7 @@ __all__ = [
     "StartedAgent",
     "agent_command",
     "end_agents",
+    "end_lost",
     "ending_in_words",
     "how_it_ended",
     "send_prepare",
@@ -122,6 +124,13 @@ class Launcher(Protocol):
         """End whatever `start` started; bounded in time; a second call does nothing."""
         ...
 
+    def replace(self, node: int) -> NodeChannel | None:
+        """Start another agent in the place of a lost node's; return its channel, or None where there is nowhere to start one.
+
+        Does not wait for it. What is left of the lost one is ended first, as far as it can be reached.
+        """
+        ...
+
     def interrupt(self) -> None:
         """Have a `start` that waits for others raise InterruptedRunError soon; safe in a signal handler."""
         ...
@@ -163,6 +172,16 @@ def _close_input(agent: subprocess.Popen[bytes]) -> None:
         agent.stdin.close()
     except BrokenPipeError:
         return
+
+
+def end_lost(channel: NodeChannel) -> None:
+    """End our child that carries the channel of a node which is lost, and remove what its agent has left here."""
+    channel.cut_off()
+    if channel.process is not None:
+        end_agents([channel.process], patience_seconds=1.0)
+    channel.stream.close()
+    if channel.scratch is not None:
+        remove_scratch(channel.scratch)
 
 
 def end_agents(agents: Sequence[subprocess.Popen[bytes]], patience_seconds: float = 5.0) -> None:

@@ -15,7 +15,7 @@ from ...core.job import Job
 from ...engine.protocol.transport import start_over_stdio
 from ..node.scratch import remove_scratch
 from ..virtual.errors import MissingCapabilityError
-from .base import AgentStarter, Launcher, NodeChannel, StartedAgent, agent_command, end_agents, send_prepare
+from .base import AgentStarter, Launcher, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
 from .registry import LaunchRequest
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class LocalLauncher:
     job: Job
     warn: Callable[[str], None]
     network: VirtualNetwork | None = None
+    _starter: AgentStarter | None = None
     _cleanup: ExitStack = field(default_factory=ExitStack)
     _channels: list[NodeChannel] = field(default_factory=list)
     _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -59,13 +60,24 @@ class LocalLauncher:
         """
         if not self._channels:
             network = self._virtual_network()
-            starter: AgentStarter = NamespaceStarter(network) if network else HostStarter()
-            for node in range(self.job.nodes):
-                agent = starter.start(node, agent_command(node, "--parent", str(os.getpid())))
-                self._agents.append(agent.process)
-                send_prepare(agent.stream, self.job, node)
-                self._channels.append(NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, True, agent.process))
+            self._starter = NamespaceStarter(network) if network else HostStarter()
+            self._channels.extend(self._started(node) for node in range(self.job.nodes))
         return self._channels
+
+    def _started(self, node: int) -> NodeChannel:
+        assert self._starter is not None
+        agent = self._starter.start(node, agent_command(node, "--parent", str(os.getpid())))
+        self._agents.append(agent.process)
+        send_prepare(agent.stream, self.job, node)
+        return NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, True, agent.process)
+
+    def replace(self, node: int) -> NodeChannel | None:
+        """Start another agent in the same virtual node, or on this host."""
+        lost = self._channels[node]
+        end_lost(lost)
+        self._agents = [agent for agent in self._agents if agent is not lost.process]
+        self._channels[node] = self._started(node)
+        return self._channels[node]
 
     def close(self) -> None:
         """End the agents (they kill their tasks when their input closes), then the virtual network."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.sweeps import value_text
-from .base import AGENT_MODULE, AgentStarter, NodeChannel, end_agents, send_prepare
+from .base import AGENT_MODULE, AgentStarter, NodeChannel, end_agents, end_lost, send_prepare
 from .host_checks import HostChecks, refuse, remote_python
 from .host_list import Host
 
@@ -49,6 +49,8 @@ class RemoteLauncher:
     starter: AgentStarter
     python: Path | None = None
     warn: Callable[[str], None] = lambda text: None
+    relocate: Callable[[int], None] = lambda node: None
+    """Has the next start of a node whose host is lost be on another host, where there is one."""
     _checks: HostChecks | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
     _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -59,13 +61,24 @@ class RemoteLauncher:
             return
         self._checks = HostChecks(self.starter, self.job.nodes, self.python)
         self._checks.start()
-        for node in range(self.job.nodes):
-            agent = self.starter.start(node, remote_python(self.python, AGENT_MODULE, "--node", str(node), "--remote"))
-            self._agents.append(agent.process)
-            send_prepare(agent.stream, self.job, node)
-            channel = NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, False, agent.process)
-            channel.host, channel.explain = agent.host, agent.explain
-            self._channels.append(channel)
+        self._channels.extend(self._started(node) for node in range(self.job.nodes))
+
+    def _started(self, node: int) -> NodeChannel:
+        agent = self.starter.start(node, remote_python(self.python, AGENT_MODULE, "--node", str(node), "--remote"))
+        self._agents.append(agent.process)
+        send_prepare(agent.stream, self.job, node)
+        channel = NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, False, agent.process)
+        channel.host, channel.explain = agent.host, agent.explain
+        return channel
+
+    def replace(self, node: int) -> NodeChannel | None:
+        """Start another agent on the node's host, or on a spare one where there is one; whether it can take part shows when it greets."""
+        lost = self._channels[node]
+        end_lost(lost)
+        self._agents = [agent for agent in self._agents if agent is not lost.process]
+        self.relocate(node)
+        self._channels[node] = self._started(node)
+        return self._channels[node]
 
     def start(self) -> list[NodeChannel]:
         """Start one agent a node, and await what the probes say; a second call returns the same channels.

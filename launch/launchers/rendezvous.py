@@ -147,6 +147,10 @@ class ExternalLauncher:
             end_agents([self._own])
         self._shut_door("the run has ended")
 
+    def replace(self, node: int) -> NodeChannel | None:
+        """Return None: who starts the nodes is not here."""
+        return None
+
     def interrupt(self) -> None:
         """Have a `start` that waits raise InterruptedRunError soon; safe in a signal handler."""
         self._interrupted = True  # no more than that: the handler may have come in the middle of the queue's own work

@@ -48,15 +48,22 @@ def make(run: LaunchRequest) -> Launcher:
         raise UsageError(
             "launcher: 'slurm' needs the program srun, which is not on PATH here; a container has to have it, and Slurm's files"
         )
-    return RemoteLauncher(run.job, SrunStarter(run.allocated, program), run.python, run.warn)
+    starter = SrunStarter([*run.allocated[: run.job.nodes]], program, [*run.allocated[run.job.nodes :]])
+    return RemoteLauncher(run.job, starter, run.python, run.warn, starter.relocate)
 
 
 @dataclass(frozen=True)
 class SrunStarter:
-    """Starts agents on allocated hosts, each in a step of its own of the job."""
+    """Starts agents on allocated hosts, each in a step of its own of the job. `spares` are those that have no node yet."""
 
-    hosts: Sequence[Host]
+    hosts: list[Host]
     program: str
+    spares: list[Host]
+
+    def relocate(self, node: int) -> None:
+        """Give a node whose host is lost a spare one; it keeps its own where none is left."""
+        if self.spares:
+            self.hosts[node] = self.spares.pop(0)
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
         """Start an agent; see `AgentStarter`. Its step ends with srun, and that with this process."""

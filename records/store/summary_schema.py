@@ -187,6 +187,8 @@ class Summary(JsonObject):
     staleness: _Staleness | None = None
     updates_by_worker: Annotated[list[Count], Field(max_length=MOST_TASKS)] | None = None
     checkpoints: _Checkpoints | None = None
+    restarts: Count | None = None
+    restart_seconds_lost: Duration | None = None
     time_shares: _TimeShares | None = None
     per_node: Annotated[list[_Node], Field(max_length=MOST_NODES)]
 

@@ -250,9 +250,16 @@ def summarise(
         "staleness": steps.staleness(),
         "updates_by_worker": steps.by_worker if job.mode == "async" else None,
         "checkpoints": _checkpoints(events),
+        **_restarts(events),
         "time_shares": time_shares(reader.calibration(), job.mode, times, clock, began_seconds),
         "per_node": nodes,
     }
+
+
+def _restarts(events: Iterable[EventRecord]) -> dict[str, Any]:
+    """Return how often the run went on by itself, and the seconds of its clock that this took: of work done anew, and of starting."""
+    lost = [record.detail.get("seconds_lost") or 0.0 for record in events if record.event == "run_restarted"]
+    return {"restarts": len(lost), "restart_seconds_lost": sum(lost)}
 
 
 def _checkpoints(events: Iterable[EventRecord]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ _PLAIN = (
     "target",
     "target_reached",
     "time_to_target_seconds",
+    "restarts",
+    "restart_seconds_lost",
 )
 
 _NESTED = {

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...records.summary.segments import nodes_of_last_segment
+from ...records.text.numbers import duration_text
 from ..catalog.cpu_starvation import cpu_starvation
 from ..catalog.divergence import diverged
 from ..catalog.run import Run
-from .factors import ALL, LEARNING, RESOURCES, RULES, TIME, WORK
+from .factors import ALL, LEARNING, RESOURCES, RULES, TARGET, TIME, WORK
 
 __all__ = ["CAVEATS", "Caveat", "changed_on_resume", "changed_text"]
 
@@ -76,6 +77,19 @@ def _resumed(run: Run) -> str | None:
     return "yes" if run.summary.get("resumed") and not changed_on_resume(run) else None
 
 
+def _restarted(run: Run) -> str | None:
+    return "yes" if run.summary.get("restarts") else None
+
+
+def _restarted_how(run: Run) -> str | None:
+    count = run.summary.get("restarts")
+    if not count:
+        return None
+    lost = run.summary.get("restart_seconds_lost")
+    times = "once" if count == 1 else f"{count} times"
+    return times if lost is None else f"{times}, {duration_text(lost)} lost"
+
+
 def _changed(run: Run) -> str | None:
     return ", ".join(changed_on_resume(run)) or None
 
@@ -94,6 +108,14 @@ CAVEATS: tuple[Caveat, ...] = (
     Caveat("diverged", "loss NaN or infinite", _diverged, ALL, "its speed is that of no training", _diverged_since),
     Caveat("synthetic", "synthetic data", _synthetic, LEARNING, "images and labels are random, so there is nothing to learn"),
     Caveat("resumed", "resumed", _resumed, frozenset({TIME, RESOURCES}), "the figures add up several starts"),
+    Caveat(
+        "restarted",
+        "went on after failures",
+        _restarted,
+        frozenset({TIME, TARGET, RESOURCES}),
+        "its time has starts and work done anew in it",
+        _restarted_how,
+    ),
     Caveat(
         "starved", "starved of CPU", _starved, WORK, "other programs took so much of the CPU time that its tasks asked for", _starved_by
     ),

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...core.job import DEFAULT_EPOCHS, Job
+from ...core.job import DEFAULT_EPOCHS, Job, saved_every
 from ...core.plugins import BUILT_IN
 from ...core.units import Target, parse_bandwidth
 from ...records.text.numbers import bytes_text
@@ -277,7 +277,7 @@ def bandwidth(run: Run) -> float | None:
 
 def saving(run: Run) -> tuple[str, bool]:
     """Read when checkpoints were saved: how often, and whether at the end."""
-    every = run.job.get("checkpoint_every")
+    every = saved_every(run.job.get("checkpoint_every"), run.job.get("max_restarts", 0))
     return every or "end", bool(job_field("save_final")(run)) or every == "end"
 
 

@@ -241,6 +241,9 @@ _MACHINE = (
     Factor("start_timeout", "time limit of the start", read.job_field("start_timeout"), NOTHING, _GIVES_UP),
     Factor("stall_timeout", "time limit of a stall", read.job_field("stall_timeout"), NOTHING, _GIVES_UP),
     Factor("node_timeout", "time limit of a silent node", read.job_field("node_timeout"), NOTHING, _GIVES_UP),
+    Factor("max_restarts", "most restarts", read.job_field("max_restarts"), NOTHING, _GIVES_UP),
+    Factor("restart_window", "time within which restarts count", read.job_field_or("restart_window", "the run"), NOTHING, _GIVES_UP),
+    Factor("min_nodes", "least nodes", read.job_field_or("min_nodes", "all"), NOTHING, _GIVES_UP),
     Factor("on_nan", "what becomes of a loss that is not finite", read.job_field("on_nan"), NOTHING, _GIVES_UP),
 )
 

@@ -99,6 +99,7 @@ _SETTINGS = frozenset(
         "nodes",
         "nodes_sharing_cores",
         "parameter_servers",
+        "restarts",
         "resumed",
         "seed",
         "workers",

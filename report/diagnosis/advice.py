@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from ...core.job import saved_every
 from ...core.units import Cadence
 from ..catalog.divergence import diverged
 from .batch_size_advice import Advice, larger_batch
@@ -90,8 +91,9 @@ def _evaluating(explanation: Explanation) -> Iterator[Advice]:
 
 def _saving(explanation: Explanation) -> Iterator[Advice]:
     evidence = explanation.evidence
-    cadence, saved = evidence.job["checkpoint_every"], evidence.summary["checkpoints"]["saved"]
+    cadence = saved_every(evidence.job["checkpoint_every"], evidence.job.get("max_restarts", 0))
     if cadence is not None:
+        saved = evidence.summary["checkpoints"]["saved"]
         yield from _less_often("--checkpoint-every", cadence, saved, evidence.summary["checkpoint_seconds"], explanation)
 
 

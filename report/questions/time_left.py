@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.job import saved_every
 from ...core.units import Cadence
 from ..series.arrays import Floats, Integers
 from ..series.throughput import training_clock
@@ -92,7 +93,7 @@ class Estimate:
 
 def plan_of(job: Mapping[str, Any], total_steps: int, steps_per_epoch: float | None) -> Plan:
     """Return the plan of a run from its ``job.json``."""
-    save = job.get("checkpoint_every")
+    save = saved_every(job.get("checkpoint_every"), job.get("max_restarts", 0))
     evaluate = Cadence.parse(job.get("eval_every") or "1epoch")
     return Plan(total_steps, evaluate, None if save is None else Cadence.parse(save), bool(job.get("save_final", True)), steps_per_epoch)
 

@@ -31,9 +31,22 @@ class Pace:
 
 
 def pauses(evals: Iterable[EvalRecord], events: Iterable[EventRecord]) -> list[tuple[float, float]]:
-    """Return when (from, to, on the run clock) training stood still for an evaluation or for the copy that a checkpoint is written from."""
+    """Return when (from, to, on the run clock) training stood still, or what it did was lost.
+
+    That is for an evaluation, for the copy that a checkpoint is written from, and between a checkpoint and a restart that goes on from it.
+    """
+    known = list(events)
     found = [(record.time_seconds - record.seconds, record.time_seconds) for record in evals]
-    return sorted([*found, *checkpoint_pauses(events)])
+    return sorted([*found, *checkpoint_pauses(known), *_lost_by_restarts(known)])
+
+
+def _lost_by_restarts(events: Iterable[EventRecord]) -> list[tuple[float, float]]:
+    found = []
+    for event in events:
+        lost = event.detail.get("seconds_lost")
+        if event.event == "run_restarted" and _is_duration(lost):
+            found.append((event.time_seconds - lost, event.time_seconds))
+    return found
 
 
 def checkpoint_pauses(events: Iterable[EventRecord]) -> list[tuple[float, float]]:

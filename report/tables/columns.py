@@ -94,7 +94,13 @@ NODE: tuple[Column, ...] = (
 )
 """What each of their nodes used."""
 
-_KNOWN = {one.key: one for one in (*RUN_COLUMNS, *NODE)}
+RESTARTS: tuple[Column, ...] = (
+    Column("restarts", "restarts", count_text),
+    Column("restart_seconds_lost", "lost by restarts", duration_text, None, "lost"),
+)
+"""Of runs that went on by themselves after failures."""
+
+_KNOWN = {one.key: one for one in (*RUN_COLUMNS, *RESTARTS, *NODE)}
 
 _OTHERS: dict[str, Column] = {
     "best_eval_accuracy": Column("best_eval_accuracy", "best accuracy", number_text, METRICS),
@@ -153,7 +159,7 @@ def _final(info: MetricInfo, searched: Searched) -> Column:
 
 
 def run_columns(runs: Iterable[Run]) -> list[Column]:
-    """Return `RUN_COLUMNS` with the columns of the runs' metrics in the place of the accuracy's.
+    """Return `RUN_COLUMNS` with the columns of the runs' metrics in the place of the accuracy's, and `RESTARTS` where there were any.
 
     The error, which is 1 − accuracy, has a column where a run has the accuracy of a classifier, and none a metric of that name.
     """
@@ -165,7 +171,8 @@ def run_columns(runs: Iterable[Run]) -> list[Column]:
         metrics.append(_KNOWN["eval_error"])
     metrics += own.values()
     place = next(index for index, one in enumerate(RUN_COLUMNS) if one.group == METRICS)
-    return [*RUN_COLUMNS[:place], *metrics, *(one for one in RUN_COLUMNS[place:] if one.group != METRICS)]
+    restarts = RESTARTS if any(run.summary.get("restarts") for run in known) else ()
+    return [*RUN_COLUMNS[:place], *metrics, *(one for one in RUN_COLUMNS[place:] if one.group != METRICS), *restarts]
 
 
 def column(text: str, further: Sequence[Column] = ()) -> Column:

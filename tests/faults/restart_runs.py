@@ -48,11 +48,14 @@ def when(path, ready, act):
 def kill_when(path, ready, victim="worker-1"):
     """Kill the newest process of a task of the run at `path`, in a thread, as soon as `ready(path)`; return the thread."""
 
-    def kill():
-        records = [json.loads(line) for line in (path / "system.jsonl").read_text().splitlines()]
-        os.kill([entry["pid"] for record in records for entry in record["tasks"] if entry["task"] == victim][-1], signal.SIGKILL)
+    return when(path, ready, lambda: os.kill(pids(path, victim)[-1], signal.SIGKILL))
 
-    return when(path, ready, kill)
+
+def pids(path, task):
+    """The processes of a task that were sampled in the run at `path`, in their order."""
+    lines = (path / "system.jsonl").read_text().splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return list(dict.fromkeys(entry["pid"] for record in records for entry in record["tasks"] if entry["task"] == task))
 
 
 def agent(node):

@@ -131,7 +131,7 @@ class AsyncSession:
             self.translating().warm_up()
         self._begin()
         self.scheduled = 0
-        if self._job.checkpoint_every is not None:
+        if self._job.saved_every is not None:
             self.state()
 
     def train(self, plan: Plan) -> Iterator[StepResult]:

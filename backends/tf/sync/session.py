@@ -102,7 +102,7 @@ class SyncSession:
             self.translating().warm_up()
         self._replica.reset()
         self._updates = 0
-        if self._job.checkpoint_every is not None:
+        if self._job.saved_every is not None:
             self._state_memory()
 
     def train(self, plan: Plan) -> Iterator[StepResult]:

@@ -64,7 +64,7 @@ class AsyncSession:
         self._await_workers(deadline)
         if model.objective.translation is not None:
             self.translating().warm_up()
-        if job.checkpoint_every is not None:
+        if job.saved_every is not None:
             self._state_memory()
 
     def _connect(self, task: Task, placed: TaskSpec, deadline: float) -> Connection:

@@ -99,7 +99,7 @@ class SyncSession:
         if self._distributed is not None:
             dist.barrier()
         self._reset_state()
-        if self._job.checkpoint_every is not None:
+        if self._job.saved_every is not None:
             self._state_memory()
 
     def _reset_state(self) -> None:

@@ -1,0 +1,104 @@
+"""``--max-restarts``: tasks and agents are killed at random moments, and the run ends as if nothing had been."""
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from restart_runs import agent, kill_when, losses, names, pids, train, when
+
+from crosstrain.checkpoint import list_checkpoints
+from crosstrain.core.errors import RunFailedError
+from crosstrain.launch.launchers.local import LocalLauncher
+from crosstrain.records.store.run_directory import RunReader
+
+TOY = Path(__file__).parent.parent / "toy"
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+CADENCE = {"checkpoint_every": "300steps", "sample_interval": 0.1, "steps": 6000, "eval_every": "end"}
+
+
+@pytest.fixture(autouse=True)
+def _toy_known(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOY))
+
+
+def restarted(path):
+    return [event.detail for event in RunReader(path).events() if event.event == "run_restarted"]
+
+
+def newest_step(path):
+    """How many updates the newest checkpoint of a run has; 0 before there is one."""
+    return max((int(checkpoint.name.rpartition("-")[2]) for checkpoint in list_checkpoints(path)), default=0)
+
+
+def test_two_kills_leave_the_losses_of_the_undisturbed_run_and_are_counted(tmp_path):
+    undisturbed, _ = train(tmp_path, "undisturbed", **CADENCE)
+    path = tmp_path / "run"
+    first = kill_when(path, list_checkpoints)
+    second = kill_when(path, lambda run: len(pids(run, "worker-0")) == 2 and newest_step(run) > 1200, "worker-0")
+    _, summary = train(tmp_path, "run", max_restarts=2, **CADENCE)
+    first.join()
+    second.join()
+    # The toy keeps its parameters in float64 and a checkpoint in float32.
+    np.testing.assert_allclose(losses(path), losses(undisturbed), rtol=1e-4)
+    lost = [detail["seconds_lost"] for detail in restarted(path)]
+    assert len(lost) == 2
+    assert all(0 < seconds < 60 for seconds in lost)
+    assert summary["restarts"] == 2
+    assert summary["restart_seconds_lost"] == pytest.approx(sum(lost))
+    assert summary["state"] == "succeeded"
+
+
+def test_an_agent_that_is_killed_is_replaced(tmp_path):
+    path = tmp_path / "run"
+    killer = when(path, list_checkpoints, lambda: agent(1).kill())
+    _, summary = train(tmp_path, "run", max_restarts=1, **CADENCE)
+    killer.join()
+    assert {"attempt_failed", "node_replaced", "run_restarted"} <= set(names(path))
+    assert summary["steps"] == losses(path).size == 6000
+
+
+def test_more_failures_than_allowed_end_the_run_with_the_last_one(tmp_path):
+    path = tmp_path / "run"
+    first = kill_when(path, list_checkpoints)
+    second = kill_when(path, lambda run: len(pids(run, "worker-1")) == 2)
+    with pytest.raises(
+        RunFailedError, match=r"restarted once, as often as --max-restarts allows: task worker-1 on node 1 was killed by SIGKILL"
+    ):
+        train(tmp_path, "run", max_restarts=1, **CADENCE)
+    first.join()
+    second.join()
+    assert json.loads((path / "status.json").read_text())["task"] == "worker-1"
+
+
+class Unreachable(LocalLauncher):
+    """Nodes that are lost cannot be had back until `there`."""
+
+    there = threading.Event()
+
+    def replace(self, node):
+        return super().replace(node) if self.there.is_set() else None
+
+
+def test_a_run_goes_on_with_the_nodes_that_are_left_and_with_all_once_they_are_back(tmp_path, monkeypatch):
+    import restart_runs
+
+    monkeypatch.setattr(restart_runs, "LocalLauncher", Unreachable)
+    monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.5)
+    Unreachable.there.clear()
+    path = tmp_path / "run"
+    slow = {**CADENCE, "nodes": 3, "global_batch_size": 32, "steps": 12_000}
+    killer = when(path, list_checkpoints, lambda: agent(2).kill())
+    back = when(path, restarted, Unreachable.there.set)
+    _, summary = train(tmp_path, "run", max_restarts=1, min_nodes=2, **slow)
+    killer.join()
+    back.join()
+    found = names(path)
+    assert found.index("run_resized") < found.index("node_replaced") < len(found) - 1 - found[::-1].index("run_resized")
+    nodes = [event.detail["nodes"] for event in RunReader(path).events() if event.event == "run_resized"]
+    assert nodes == [[0, 1], [0, 1, 2]]
+    assert summary["steps"] == losses(path).size == 12_000
+    assert summary["restarts"] == 2
