@@ -65,7 +65,7 @@ def test_what_is_no_amount_is_refused(field, value):
 def test_the_largest_value_that_is_named_is_taken(field):
     described = NUMBERS[field]
     if "maximum" in described:
-        together = {"mode": "async"} if field == "ps" else {}
+        together = {"ps": {"mode": "async"}, "min_nodes": {"nodes": described["maximum"]}}.get(field, {})
         assert Job.model_validate({**together, field: described["maximum"]})
 
 

@@ -91,6 +91,9 @@ DIFFERENCES = [
     ("start_timeout", {}, {"start_timeout": 60.0}, set()),
     ("stall_timeout", {}, {"stall_timeout": 60.0}, set()),
     ("node_timeout", {}, {"node_timeout": 60.0}, set()),
+    ("max_restarts", {}, {"max_restarts": 3, "checkpoint_every": "end"}, set()),
+    ("restart_window", {}, {"restart_window": 60.0}, set()),
+    ("min_nodes", {}, {"min_nodes": 1}, set()),
     ("on_nan", {}, {"on_nan": "continue"}, set()),
     ("translation_signature", {"described": {"translation_signatures": {"training": "tok:13a|greedy", "end": "tok:13a|beam4"}}},
      {"described": {"translation_signatures": {"training": "tok:char|greedy", "end": "tok:13a|beam4"}}}, {TRANSLATIONS}),
@@ -251,6 +254,7 @@ FAULTY = [
     ("resumed", {"summary": {"resumed": 1}, "described": segments(epochs=1)}, {TIME, RESOURCES}),
     ("resumed", {"summary": {"resumed": 1}, "described": segments(calibrate=1, keep=1, stall_timeout=1)}, {TIME, RESOURCES}),
     ("changed", {"summary": {"resumed": 1}, "described": segments(batch_size=1, epochs=1)}, set(GROUPS)),
+    ("restarted", {"summary": {"restarts": 2, "restart_seconds_lost": 7.5}}, {TIME, TARGET, RESOURCES}),
     ("starved", {"summary": {"per_node": [starved_node(0.4)]}}, WORK),
 ]
 

@@ -20,7 +20,7 @@ from crosstrain.launch.sweeps.folder import Entry, Request
 from crosstrain.launch.sweeps.runner import point_arguments
 from crosstrain.report.catalog.rerun_command import repeat_command
 
-VALUES = {"mlflow_experiment": "mine", "keep_best_count": "3", "base_batch_size": "64", "sample_interval": "0.7"}
+VALUES = {"mlflow_experiment": "mine", "keep_best_count": "3", "base_batch_size": "64", "sample_interval": "0.7", "min_nodes": "1"}
 WITHOUT = {"sample_interval": {"monitor": "false"}}
 """What makes a setting idle that is not by default."""
 
@@ -41,7 +41,8 @@ def a_framework(monkeypatch):
 def enabling(field):
     """Every value of the other setting with which this one does something."""
     needed = TAKES_EFFECT[field]
-    values = needed.values or ("loss" if needed.field == "keep_best" else "sqlite:///x.db",)
+    others = {"keep_best": "loss", "max_restarts": "3"}
+    values = needed.values or (others.get(needed.field, "sqlite:///x.db"),)
     return [{needed.field: str(value).lower() if isinstance(value, bool) else value, **WITH.get(field, {})} for value in values]
 
 

@@ -4,8 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.errors import DiskError, InterruptedRunError, RunFailedError, StalledRunError, UsageError
+from crosstrain.core.job import Job
 from crosstrain.launch.driver.first_failure import AddressInUseError, NodeLostError, TaskDiedError
-from crosstrain.launch.driver.restart_policy import AttemptSummary, FailFast, Failure, PortClashRetry, Restart, Stop, failure_of
+from crosstrain.launch.driver.restart_policy import (
+    AttemptSummary,
+    FailFast,
+    Failure,
+    LimitedRestarts,
+    PortClashRetry,
+    Restart,
+    Stop,
+    failure_of,
+    policy_of,
+)
 
 KINDS = st.sampled_from(["task", "node", "stall", "port"])
 
@@ -47,6 +58,53 @@ def test_a_start_is_tried_three_times_in_a_row_and_what_else_fails_is_for_others
             assert [before.failure.kind for before in attempts[-3:]] == ["port"] * 3
             break
     assert others.asked == sum(attempt.failure.kind != "port" for attempt in attempts)
+
+
+@given(
+    most=st.integers(1, 5),
+    window=st.none() | st.floats(1, 100),
+    passed=st.lists(st.floats(0, 60), min_size=1, max_size=30),
+)
+def test_so_many_restarts_and_no_more_are_within_any_window(most, window, passed):
+    now = [0.0]
+    policy = LimitedRestarts(most, window, clock=lambda: now[0])
+    restarted = []
+    for seconds in passed:
+        now[0] += seconds
+        recent = [at for at in restarted if window is None or now[0] - at < window]
+        decision = policy.decide(failure("task"), [], 2)
+        assert isinstance(decision, Restart) == (len(recent) < most)
+        if isinstance(decision, Restart):
+            restarted.append(now[0])
+        else:
+            assert "as often as --max-restarts allows" in decision.because
+
+
+@given(steps=st.lists(st.integers(0, 5), min_size=1, max_size=12))
+def test_a_start_after_progress_is_at_once_and_others_wait_longer_each_time(steps):
+    policy, attempts = LimitedRestarts(100, min_nodes=1), []
+    waited = 0.0
+    for step in steps:
+        decision = policy.decide(Failure("task", None, None, "a cause", step), attempts, 2)
+        assert (decision.replaces_nodes, decision.min_nodes) == (True, 1)
+        if not attempts or step > attempts[-1].failure.step:
+            waited = 0.0
+            assert decision.after_seconds == 0
+        else:
+            assert waited <= decision.after_seconds <= 30
+            assert decision.after_seconds >= 1
+            waited = decision.after_seconds
+        attempts.append(AttemptSummary(0, 1.0, Failure("task", None, None, "a cause", step)))
+
+
+def test_a_job_says_whether_it_is_restarted():
+    assert policy_of(Job()).decide(failure("task"), [], 1) == Stop()
+    restarted = policy_of(Job(nodes=3, max_restarts=1, min_nodes=2))
+    assert restarted.decide(failure("node"), [], 1) == Restart(replaces_nodes=True, min_nodes=2)
+    assert isinstance(restarted.decide(failure("node"), [], 1), Stop)
+    assert (Job().saved_every, Job().saves_on_the_way) == (None, False)
+    assert (Job(max_restarts=1).saved_every, Job(max_restarts=1).saves_on_the_way) == ("10s", True)
+    assert not Job(max_restarts=1, checkpoint_every="end").saves_on_the_way
 
 
 def test_only_what_another_attempt_could_mend_is_a_failure():
