@@ -2,11 +2,11 @@
 #
 #   PYTHON   the interpreter for .venv, 3.11 or newer    make demo PYTHON=python3.12
 #   PYTEST   arguments for pytest                        make test PYTEST='tests/unit -x'
-#   JOBS     processes that test side by side             make test JOBS=4
+#   JOBS     processes that test side by side             make test JOBS=2
 
 PYTHON ?= python3
 PYTEST ?=
-JOBS   ?= 3
+JOBS   ?= 4
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
