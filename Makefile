@@ -15,7 +15,7 @@ LINK   := .dev/crosstrain
 SHELL  := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test check clusters conformance lint types format bench install clean distclean
+.PHONY: help demo test check clusters faults conformance lint types format bench install clean distclean
 
 help:
 	@echo 'make demo       train on TensorFlow (async) and on torch (sync), three nodes each, and compare'
@@ -23,6 +23,7 @@ help:
 	@echo 'make check      ruff, mypy and the quick unit tests, for the daily loop'
 	@echo 'make conformance  every backend, optimiser and number of workers against the float64 reference; all slow tests'
 	@echo 'make clusters   runs on hosts behind ssh and Slurm, and their faults'
+	@echo 'make faults     kills, stops and cuts at random steps of runs that go on by themselves (KIND=worker SEED=7)'
 	@echo 'make lint       ruff and mypy alone;  make format  puts the sources in shape'
 	@echo 'make bench      the speed of trainer beside hand-written loops and other trainers'
 	@echo 'make clean      remove what was built;  make distclean  also .venv'
@@ -45,6 +46,9 @@ check: lint
 
 clusters: $(VENV)/.dev
 	@$(BIN)/python -m pytest -m 'clusters or cluster' tests/cluster/test_ssh.py tests/cluster/test_slurm.py $(PYTEST)
+
+faults: $(VENV)/.dev
+	@cd tests && PYTHONPATH=. ../$(BIN)/python -m fault_injection --out ../runs/faults $(if $(KIND),--kind $(KIND)) $(if $(SEED),--seed $(SEED))
 
 conformance: $(VENV)/.dev
 	@CROSSTRAIN_CONFORMANCE=full $(BIN)/python -m pytest --timeout 1200 -m '' -k 'conformance or toy or slow' $(PYTEST)

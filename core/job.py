@@ -221,6 +221,11 @@ class Job(BaseModel):
         description="With --max-restarts: where lost nodes are not replaced, go on with at least so many, with updates of as many "
         "examples, and with all once they are back (default: all nodes).",
     )
+    spare_processes: bool = Field(
+        False,
+        description="With --max-restarts: each node keeps as many processes with the framework loaded as it has tasks. A restart then takes "
+        "a second or two less or more, as the framework loads; they need memory meanwhile.",
+    )
     on_nan: Literal["fail", "continue"] = Field(
         "fail", description="A loss that is NaN or infinite ends the run, which has failed then (fail), or is only told (continue)."
     )

@@ -140,6 +140,12 @@ class Forest:
         self.forget_strangers()
         return tree
 
+    def rename(self, tree: TaskTree, name: str) -> None:
+        """Follow a tree under another name, which no other has."""
+        del self.trees[tree.name]
+        tree.name = name
+        self.trees[name] = tree
+
     def forget_strangers(self) -> None:
         """Look at every process again the next time: an id that was a stranger's may have been given to one of ours."""
         self._seen.clear()

@@ -51,8 +51,17 @@ class NodeTasks:
         self._sockets_read = False
 
     def watch(self, name: str, pid: int) -> float:
-        """Follow a task by its first process, in place of an older task of that name; return the CPU seconds it used before."""
+        """Follow a task by its first process, in place of an older task of that name; return the CPU seconds it used before.
+
+        A process that is followed already, under another name, is so under this one from now on, and has used nothing before.
+        """
+        known = next((tree for tree in self._trees if tree.pid == pid and tree.alive), None)
+        if known is not None and known.name == name:
+            return 0.0
         self.unwatch(name)
+        if known is not None:
+            self._forest.rename(known, name)
+            return 0.0
         tree = self._problems.attempt(f"{name}: CPU", partial(self._forest.plant, name, pid))
         return (tree.cpu_seconds or 0.0) if tree else 0.0
 

@@ -52,6 +52,7 @@ TAKES_EFFECT: Mapping[str, Requirement] = {
     "mlflow_experiment": Requirement("mlflow"),
     "restart_window": Requirement("max_restarts", above_zero=True, shown="3"),
     "min_nodes": Requirement("max_restarts", above_zero=True, shown="3"),
+    "spare_processes": Requirement("max_restarts", above_zero=True, shown="3"),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any
@@ -257,6 +258,9 @@ _MOST_BYTES = {"log": FILE_PIECE_BYTES, "trace": FILE_PIECE_BYTES, "state_part":
 
 _ITEM_BYTES = {"|u1": 1, "<f4": 4, "<f8": 8, "<i8": 8}
 _OPTIONAL = frozenset({"staleness"})
+_SPARE = re.compile(r"spare-[1-9][0-9]{0,8}")
+"""What a sample calls a process that is kept for a restart."""
+
 _MAY_BE_NAN = ("evaluated", "sums")
 """What diverged is not finite; `--on-nan` says what becomes of the run. Losses of steps are an array."""
 
@@ -325,7 +329,7 @@ def _wrong_with_sample(node: int, record: Mapping[str, Any], node_of: Mapping[st
         names = {field.name for field in fields(kind)}
         if names != value.keys():
             return f"a message 'sample' whose fields {sorted(names ^ value.keys())!s:.300} are missing or unknown"
-    if any(node_of.get(task["task"]) != node for task in record["tasks"]):
+    if any(node_of.get(task["task"]) != node and not _SPARE.fullmatch(task["task"]) for task in record["tasks"]):
         return "a message 'sample' for a task that it does not have"
     return None
 

@@ -148,6 +148,12 @@ class Attempt:
         precisions = self.tasks.await_ready(deadline - time.monotonic())
         self.precision_used = ", ".join(sorted({used for used in precisions.values() if used})) or self.training.job.precision
 
+    def keep_spares(self) -> None:
+        """Have every node keep as many processes ready as it has tasks, where the job wants that; those that were taken are replaced."""
+        job = self.training.job
+        if job.spare_processes:
+            self.tasks.keep_spares(job.model_dump(mode="json"))
+
     def load_origin(self) -> None:
         """Bring the state of the origin to the tasks, which have the initial one."""
         if self.origin.state is not None:

@@ -225,6 +225,7 @@ class Driver:
         else:
             recording.load_followers()
         attempt.await_ready(deadline)
+        attempt.keep_spares()
         recording.event("cluster_ready")
 
     def _write_job(self, attempt: Attempt) -> None:

@@ -123,6 +123,15 @@ class Failures:
             Termination(node, death, death is not None and is_victim(death, self._errors.get(death["task"]))) for node, death in unexpected
         ]
 
+    @property
+    def certain(self) -> bool:
+        """Whether something has ended that no other end can have caused: a node, or a task that was killed after it had been ready."""
+        return any(
+            not each.victim
+            and (each.death is None or (each.death["task"] in self._ready and each.death["signal"] not in (None, "SIGABRT")))
+            for each in self.terminations
+        )
+
     def reported_cause(self) -> TrainerError | None:
         """Return what a task said before it ended that no other end can have caused: a wrong request, or a port that was taken."""
         for error in self._errors.values():

@@ -82,6 +82,12 @@ class TaskGroup:
             self.nodes.asked.of_samples(node, fields["sample_interval_seconds"])
             self.nodes.members.tell(node, Message("start", {**fields, "tasks": own}))
 
+    def keep_spares(self, job: Mapping[str, Any]) -> None:
+        """Have every node start spares until it has as many as tasks."""
+        for node in sorted(self._places):
+            count = sum(place == node for place in self.node_of.values())
+            self.nodes.members.tell(node, Message("spares", {"job": job, "tasks": count}))
+
     def await_ready(self, timeout_seconds: float) -> dict[str, str | None]:
         """Await every task's report that it is warm; return the precision that each says it computes in.
 
@@ -238,10 +244,10 @@ class TaskGroup:
         return self._failures.deaths
 
     def first_failure(self) -> TrainerError:
-        """Await further deaths for a moment, then return the error that names the first cause."""
+        """Await further deaths for a moment, unless the cause is certain; then return the error that names the first cause."""
         arrived = {node: mark for node, mark in self.nodes.members.arrivals.items() if node in self._places}
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
-        while (remaining := deadline - time.monotonic()) > 0:
+        while not self._failures.certain and (remaining := deadline - time.monotonic()) > 0:
             self._sorted(remaining)
         self._await_silent_cause(arrived)
         told = self._failures.reported_cause()

@@ -156,10 +156,11 @@ def agent_command(node: int, *options: str) -> list[str]:
 def send_prepare(stream: Stream, job: Job, node: int) -> None:
     """Have the agent of node `node` start the tasks that are sure to be there, its workers; which task each of them is it hears later.
 
-    It is the first message to an agent, which answers with its greeting.
+    It is the first message to an agent, which answers with its greeting. Where a run keeps spare processes, these are started too.
     """
+    tasks = job.workers_by_node[node] * (2 if job.spare_processes else 1)
     try:
-        stream.send(Message("prepare", {"job": job.model_dump(mode="json"), "tasks": job.workers_by_node[node]}))
+        stream.send(Message("prepare", {"job": job.model_dump(mode="json"), "tasks": tasks}))
     except OSError:
         return  # the agent has gone; the end of its stream says so
 

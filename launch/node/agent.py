@@ -67,6 +67,7 @@ class Agent:
         self._ended = threading.Event()
         self._ports = PortBlock()
         self._supervisor = Supervisor(self._from_task, self._on_death)
+        self._keeps_spares = False
         self._sampler: NodeSampler | None = None
         self._watching = threading.Lock()
         self._dead: set[int] = set()
@@ -120,8 +121,11 @@ class Agent:
             if self._sampler is not None:
                 self._on_sample(self._sampler.sample())
             self._send(Message("sampled", {}))
+        elif message.kind == "spares":
+            self._prestart(message)
+            self._watch_spares()
         elif message.kind == "stop":
-            self._supervisor.stop(message["grace_seconds"])
+            self._supervisor.stop(message["grace_seconds"], keep_spares=self._keeps_spares)
             self._stop_sampler()
             self._ship_logs()
             self._ship_traces()
@@ -133,8 +137,8 @@ class Agent:
 
     def _prepare(self, message: Message) -> None:
         """Answer the driver's first message: start the tasks that are sure to come, then load the monitor and greet."""
-        for _ in range(message["tasks"]):
-            self._supervisor.prestart(self._scratch, _task_environment(self._scratch), Message("prepare", {"job": message["job"]}))
+        self._keeps_spares = bool(message["job"].get("spare_processes"))
+        self._prestart(message)
         from ...backends.packages import recorded_packages
         from ...monitor.host import describe_host
 
@@ -143,6 +147,18 @@ class Agent:
         self._send(Message("hello", {**greeting, "scratch": str(self._scratch), "address": address_for_others(os.environ)}))
         self._node_timeout_seconds = message["job"]["node_timeout"]
         threading.Thread(target=self._give_signs_of_life, name="alive", daemon=True).start()
+
+    def _prestart(self, message: Message) -> None:
+        """Start spares until there are as many as the message says."""
+        for _ in range(message["tasks"] - len(self._supervisor.spares())):
+            self._supervisor.prestart(self._scratch, _task_environment(self._scratch), Message("prepare", {"job": message["job"]}))
+
+    def _watch_spares(self) -> None:
+        """Have the monitor count what the spares use with what the tasks do."""
+        with self._watching:
+            for name, pid in self._supervisor.spares().items():
+                if self._sampler is not None and pid not in self._dead:
+                    self._sampler.watch(name, pid)
 
     def _give_signs_of_life(self) -> None:
         """Tell the driver every second that this agent lives, also while its main thread ends tasks or waits for one."""
@@ -205,7 +221,10 @@ class Agent:
             profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
             common = {"job": message["job"], "start_deadline": start_deadline, "normalisation": message.get("normalisation")}
             self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
-        self._supervisor.kill_unclaimed()
+        if self._keeps_spares:
+            self._watch_spares()
+        else:
+            self._supervisor.kill_unclaimed()
 
     def _profile(self, task: str) -> Path:
         """Return the folder for a task's traces; it exists."""

@@ -105,6 +105,11 @@ class Supervisor:
             child.name, child.log, child.usable, child.spare = name, log, False, False
             return child.process.pid, child.early_log
 
+    def spares(self) -> dict[str, int]:
+        """Return the process numbers of the spares that can be taken, by their names."""
+        with self._changed:
+            return {child.name: pid for pid, child in self._children.items() if child.usable}
+
     def kill_unclaimed(self) -> None:
         """Kill the spares that nobody has taken."""
         with self._changed:
@@ -151,20 +156,28 @@ class Supervisor:
         with self._changed:
             return [child.name for child in self._children.values() if not child.spare]
 
-    def stop(self, grace_seconds: float) -> None:
-        """Wait for every task to end by itself, then kill the groups of those that did not. Returns when all are reaped."""
-        self.kill_unclaimed()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._children, timeout=grace_seconds)
-        self.kill()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._children, timeout=10.0)
+    def stop(self, grace_seconds: float, *, keep_spares: bool = False) -> None:
+        """Wait for every task to end by itself, then kill the groups of those that did not. Returns when all are reaped.
 
-    def kill(self) -> None:
-        """Kill the process group of every task that still lives."""
+        Spares are killed at once, or stay for the tasks that are started next.
+        """
+        if not keep_spares:
+            self.kill_unclaimed()
+
+        def all_reaped() -> bool:
+            return not any(not (keep_spares and child.usable) for child in self._children.values())
+
+        with self._changed:
+            self._changed.wait_for(all_reaped, timeout=grace_seconds)
+        self.kill(keep_spares=keep_spares)
+        with self._changed:
+            self._changed.wait_for(all_reaped, timeout=10.0)
+
+    def kill(self, *, keep_spares: bool = False) -> None:
+        """Kill the process group of every task that still lives, and of every spare that is not kept."""
         with self._changed:
             for pid, child in self._children.items():
-                if child.process.returncode is None:
+                if child.process.returncode is None and not (keep_spares and child.usable):
                     _kill_group(pid)
 
     def state_of(self, task: str) -> str:

@@ -19,7 +19,17 @@ __all__ = ["HParams", "figures"]
 NOT_COMPARED = (
     *NOT_SETTINGS,
     *("data_dir", "tensorboard", "mllog", "keep", "keep_best", "save_final"),
-    *("launcher", "start_timeout", "stall_timeout", "node_timeout", "on_nan", "max_restarts", "restart_window", "min_nodes"),
+    *(
+        "launcher",
+        "start_timeout",
+        "stall_timeout",
+        "node_timeout",
+        "on_nan",
+        "max_restarts",
+        "restart_window",
+        "min_nodes",
+        "spare_processes",
+    ),
 )
 """Settings that change neither what is computed nor how fast."""
 

@@ -244,6 +244,13 @@ _MACHINE = (
     Factor("max_restarts", "most restarts", read.job_field("max_restarts"), NOTHING, _GIVES_UP),
     Factor("restart_window", "time within which restarts count", read.job_field_or("restart_window", "the run"), NOTHING, _GIVES_UP),
     Factor("min_nodes", "least nodes", read.job_field_or("min_nodes", "all"), NOTHING, _GIVES_UP),
+    Factor(
+        "spare_processes",
+        "spare processes",
+        read.job_field("spare_processes"),
+        frozenset({RESOURCES}),
+        "they take memory, and cores to load",
+    ),
     Factor("on_nan", "what becomes of a loss that is not finite", read.job_field("on_nan"), NOTHING, _GIVES_UP),
 )
 

@@ -94,6 +94,7 @@ DIFFERENCES = [
     ("max_restarts", {}, {"max_restarts": 3, "checkpoint_every": "end"}, set()),
     ("restart_window", {}, {"restart_window": 60.0}, set()),
     ("min_nodes", {}, {"min_nodes": 1}, set()),
+    ("spare_processes", {}, {"spare_processes": True}, {RESOURCES}),
     ("on_nan", {}, {"on_nan": "continue"}, set()),
     ("translation_signature", {"described": {"translation_signatures": {"training": "tok:13a|greedy", "end": "tok:13a|beam4"}}},
      {"described": {"translation_signatures": {"training": "tok:char|greedy", "end": "tok:13a|beam4"}}}, {TRANSLATIONS}),

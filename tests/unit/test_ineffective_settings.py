@@ -13,14 +13,21 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.config_files import shipped
 from crosstrain.core.settings.ineffective import TAKES_EFFECT, idle_settings
-from crosstrain.core.settings.job_fields import environment_name, flag_name
+from crosstrain.core.settings.job_fields import environment_name, flag_name, is_boolean
 from crosstrain.core.settings.sources import ResumedRun, resolve
 from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.launch.sweeps.folder import Entry, Request
 from crosstrain.launch.sweeps.runner import point_arguments
 from crosstrain.report.catalog.rerun_command import repeat_command
 
-VALUES = {"mlflow_experiment": "mine", "keep_best_count": "3", "base_batch_size": "64", "sample_interval": "0.7", "min_nodes": "1"}
+VALUES = {
+    "mlflow_experiment": "mine",
+    "keep_best_count": "3",
+    "base_batch_size": "64",
+    "sample_interval": "0.7",
+    "min_nodes": "1",
+    "spare_processes": "true",
+}
 WITHOUT = {"sample_interval": {"monitor": "false"}}
 """What makes a setting idle that is not by default."""
 
@@ -49,10 +56,11 @@ def enabling(field):
 @pytest.mark.parametrize("field", TAKES_EFFECT)
 def test_typed_it_is_refused_with_what_would_make_it_do_something(field, capsys):
     others = ["--no-monitor"] if field in WITHOUT else []
-    assert invoke(["run", "--print-config", flag_name(field), value_of(field), *others]) == 2
+    typed, shown = ([flag_name(field)], "True") if is_boolean(field) else ([flag_name(field), value_of(field)], value_of(field))
+    assert invoke(["run", "--print-config", *typed, *others]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"error: {flag_name(field)}: got '{value_of(field)}', which does nothing, as ")
+    assert said.err.startswith(f"error: {flag_name(field)}: got '{shown}', which does nothing, as ")
     assert said.err.endswith(f"; it belongs to {TAKES_EFFECT[field].flags()}.\n")
 
 

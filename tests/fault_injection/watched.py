@@ -1,0 +1,68 @@
+"""A run while faults are injected: which processes it has, how far it is, and what it has recorded. Reads its files as they grow."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["Watched"]
+
+LOOK_SECONDS = 0.005
+
+
+class Watched:
+    """The run in the directory `path`, which may not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def lines(self, name: str, last_bytes: int = 200_000) -> list[dict[str, Any]]:
+        """The last whole lines of a file of records."""
+        try:
+            with (self.path / name).open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - last_bytes))
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1].splitlines()
+        return [json.loads(line) for line in whole[1 if size > last_bytes else 0 :]]
+
+    @property
+    def step(self) -> int:
+        """How many updates are recorded; 0 before the first."""
+        found = self.lines("steps.jsonl", 20_000)
+        return found[-1]["step"] + found[-1]["count"] if found else 0
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The details of all events of a name."""
+        return [line["detail"] for line in self.lines("events.jsonl", 10_000_000) if line["event"] == name]
+
+    def tasks(self) -> dict[str, tuple[int, int]]:
+        """Node and process number of each task that lives, by its name, as the last samples have them."""
+        found: dict[str, tuple[int, int]] = {}
+        for record in self.lines("system.jsonl"):
+            for task in record["tasks"]:
+                found[task["task"]] = (record["node"], task["pid"])
+        return {name: where for name, where in found.items() if psutil.pid_exists(where[1])}
+
+    def agent(self, node: int, driver: int) -> int:
+        """The process of a node's agent, a child of the driver."""
+        for child in psutil.Process(driver).children():
+            command = child.cmdline()
+            if "crosstrain.launch.node.agent" in command and command[command.index("--node") + 1] == str(node):
+                return child.pid
+        raise LookupError(f"no agent of node {node}")
+
+    def wait(self, holds: Any, seconds: float) -> float | None:
+        """Wait until `holds()`; return how many seconds that took, None where it never did."""
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            if holds():
+                return time.monotonic() - began
+            time.sleep(LOOK_SECONDS)
+        return None
