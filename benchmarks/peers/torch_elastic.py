@@ -1,0 +1,76 @@
+"""A hand-written DDP script for torchrun's elastic restarts: the small CNN, a checkpoint every so many steps, on from the newest one.
+
+Rank 0 appends a line a step to the file of progress, and every rank writes its process number into a file of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from crosstrain.data.store.stored_dataset import open_dataset
+
+CLASSES = 10
+
+
+def network() -> nn.Module:
+    """Return the model that ``--model cnn`` is."""
+    return nn.Sequential(
+        *(nn.LazyConv2d(6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, CLASSES)),
+    )
+
+
+def main() -> None:
+    """Train for ever, until the process is ended."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True, help="of progress, process numbers and checkpoints")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--checkpoint-every", type=int, default=200)
+    given = parser.parse_args()
+    rank = int(os.environ["RANK"])
+    (given.folder / f"pid-{rank}").write_text(str(os.getpid()))
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    stored = open_dataset("glyphs28")
+    images = torch.from_numpy(stored.images("train")[:].copy()).float().div(255)
+    labels = torch.from_numpy(stored.labels("train")[:].copy()).long()
+    model = network()
+    model(images[:1])
+    saved = given.folder / "checkpoint.pt"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    first = 0
+    if saved.exists():
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+    wrapped = DistributedDataParallel(model)
+    chosen = torch.Generator().manual_seed(rank)
+    with (given.folder / f"progress-{rank}").open("a") as progress:
+        step = first
+        while True:
+            batch = torch.randint(len(images), (given.batch_size,), generator=chosen)
+            optimizer.zero_grad()
+            cross_entropy(wrapped(images[batch]), labels[batch]).backward()
+            optimizer.step()
+            step += 1
+            if rank == 0:
+                if step % given.checkpoint_every == 0:
+                    part = saved.with_suffix(".part")
+                    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, part)
+                    part.replace(saved)
+                print(step, file=progress, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""How long after the death of a worker does training go on? ``trainer run --max-restarts`` beside torchrun's elastic restarts.
+
+``python -m benchmarks.recovery``: three virtual nodes, the small CNN on torch, a checkpoint every 200 updates; worker 1 is killed
+(SIGKILL), and the seconds until the next update is done are counted. Interleaved repeats; medians. Memory is that of all processes before the kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from crosstrain.launch.virtual.network import VirtualNetwork
+
+from .processes import Group, MeasurementError, environment
+
+__all__ = ["main"]
+
+NODES = 3
+CHECKPOINT_EVERY = 200
+KILL_AFTER_STEPS = 500
+PATIENCE_SECONDS = 120.0
+LOOK_SECONDS = 0.005
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Seconds from the kill to the next update, and the resident bytes of all processes before it."""
+
+    seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training under way: how many updates its newest record has, how many records there are, and the process of worker 1."""
+
+    step: Callable[[], int]
+    records: Callable[[], int]
+    victim: Callable[[], int]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _last_line(path: Path) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, _size(path) - 100_000))
+        lines = file.read().decode().split("\n")
+    return lines[-2] if len(lines) > 1 else ""
+
+
+@contextmanager
+def _ours(folder: Path, *options: str) -> Iterator[Trained]:
+    run = folder / "run"
+    job = [
+        "run",
+        "--backend",
+        "torch",
+        "--nodes",
+        str(NODES),
+        "--model",
+        "cnn",
+        "--data",
+        "glyphs28",
+        "--batch-size",
+        "32",
+        "--threads",
+        "1",
+    ]
+    job += ["--epochs", "1000", "--eval-every", "end", "--checkpoint-every", f"{CHECKPOINT_EVERY}steps", "--max-restarts", "5", *options]
+    job += ["--out", str(folder), "--name", "run", "--no-tensorboard", "--quiet"]
+
+    def step() -> int:
+        last = _last_line(run / "steps.jsonl")
+        return 0 if not last else int(json.loads(last)["step"]) + int(json.loads(last)["count"])
+
+    def victim() -> int:
+        for line in reversed((run / "system.jsonl").read_text().split("\n")[:-1]):
+            for task in json.loads(line)["tasks"]:
+                if task["task"] == "worker-1":
+                    return int(task["pid"])
+        raise MeasurementError("worker 1 was never sampled")
+
+    with Group(folder) as group:
+        group.start("trainer", [sys.executable, "-m", "crosstrain.cli.main", *job], environment({}))
+        yield Trained(step, lambda: _restarts(run), victim)
+
+
+def _restarts(run: Path) -> int:
+    """Grows with the first record after a restart: the file of records is cut at each."""
+    events = (run / "events.jsonl").read_text() if (run / "events.jsonl").exists() else ""
+    return events.count('"run_restarted"')
+
+
+@contextmanager
+def _torchrun(folder: Path) -> Iterator[Trained]:
+    script = Path(__file__).parent / "peers/torch_elastic.py"
+    with VirtualNetwork(NODES, None, lambda node: None) as network, Group(folder) as group:
+        for node in range(NODES):
+            options = ["--nnodes", str(NODES), "--nproc-per-node", "1", "--max-restarts", "5", "--monitor-interval", "0.1"]
+            options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{network.addresses[0]}:29500", "--rdzv-id", "recovery"]
+            options += ["--local-addr", network.addresses[node], "--rdzv-conf", f"is_host={str(node == 0).lower()}"]
+            command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), "--folder", str(folder)]
+            command += ["--checkpoint-every", str(CHECKPOINT_EVERY)]
+            variables = environment({"GLOO_SOCKET_IFNAME": network.interface, "OMP_NUM_THREADS": "1"})
+            group.start(f"node-{node}", command, variables, lambda argv, node=node, **more: network.popen(node, argv, **more))
+        yield Trained(
+            lambda: int(_last_line(folder / "progress-0") or 0),
+            lambda: _size(folder / "progress-0"),
+            lambda: int((folder / "pid-1").read_text()),
+        )
+
+
+CONTESTANTS = {
+    "trainer": lambda folder: _ours(folder),
+    "trainer --spare-processes": lambda folder: _ours(folder, "--spare-processes"),
+    "torchrun (elastic)": _torchrun,
+}
+
+
+def _memory() -> int:
+    """Return the resident bytes of this process's descendants; those that ended meanwhile count nothing."""
+    total = 0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def _wait(holds: Callable[[], bool], what: str) -> float:
+    began = time.monotonic()
+    while not holds():
+        if time.monotonic() - began > PATIENCE_SECONDS:
+            raise MeasurementError(f"waited {PATIENCE_SECONDS:g} s for {what}")
+        time.sleep(LOOK_SECONDS)
+    return time.monotonic() - began
+
+
+def measured(name: str) -> Recovery:
+    """Return one repeat of a contestant."""
+    with tempfile.TemporaryDirectory() as place, CONTESTANTS[name](Path(place)) as trained:
+        _wait(lambda: trained.step() >= KILL_AFTER_STEPS, f"{KILL_AFTER_STEPS} updates of {name}")
+        time.sleep(3.0)  # so that what a start leaves to do is done: spare processes have loaded
+        memory, victim = _memory(), trained.victim()
+        os.kill(victim, signal.SIGKILL)
+        began = time.monotonic()
+        # What had been on its way at the kill is no new update: the others stop within less than this.
+        if name.startswith("trainer"):
+            before = trained.records()
+            _wait(lambda: trained.records() > before, "the restart")
+            steps = trained.step()
+            _wait(lambda: trained.step() > steps, "the next update")
+        else:
+            _wait(lambda: int((Path(place) / "pid-1").read_text()) != victim, "another worker 1")
+            size = trained.records()
+            try:
+                _wait(lambda: trained.records() > size, "the next update")
+            except MeasurementError:
+                return Recovery(math.inf, memory)  # it has not gone on; that is a result, too
+        return Recovery(time.monotonic() - began, memory)
+
+
+def main() -> None:
+    """Print the table, and the figures as JSON."""
+    parser = argparse.ArgumentParser(prog="benchmarks.recovery", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found: dict[str, list[Recovery]] = {name: [] for name in CONTESTANTS}
+    for repeat in range(given.repeats):
+        for name, own in found.items():
+            own.append(measured(name))
+            print(f"{repeat + 1}/{given.repeats} {name}: {own[-1].seconds:.2f} s, {own[-1].memory_bytes / 2**20:,.0f} MiB", file=sys.stderr)
+    print("| what goes on | seconds to the next update, median (each) | memory before, MiB |\n|---|---|---|")
+    for name, own in found.items():
+        each = ", ".join(f"{one.seconds:.2f}" for one in own)
+        print(f"| {name} | {median(one.seconds for one in own):.2f} ({each}) | {median(one.memory_bytes for one in own) / 2**20:,.0f} |")
+    if given.json is not None:
+        given.json.write_text(json.dumps({name: [vars(one) for one in own] for name, own in found.items()}))
+
+
+if __name__ == "__main__":
+    main()
