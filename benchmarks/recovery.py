@@ -1,7 +1,8 @@
 """How long after the death of a worker does training go on? ``trainer run --max-restarts`` beside torchrun's elastic restarts.
 
 ``python -m benchmarks.recovery``: three virtual nodes, the small CNN on torch, a checkpoint every 200 updates; worker 1 is killed
-(SIGKILL), and the seconds until the next update is done are counted. Interleaved repeats; medians. Memory is that of all processes before the kill.
+(SIGKILL), and the seconds until the next update is done are counted. Interleaved repeats; medians. Memory is that of all processes before
+the kill.
 """
 
 from __future__ import annotations
