@@ -203,8 +203,9 @@ class Members:
         while watched := self._watched_channels():
             time.sleep(TICK_SECONDS)
             heard = {node: (id(channel), channel.stream.arrivals) for node, channel in watched.items() if not self._waiting[node].held_up}
-            for node in counter.tick(time.monotonic(), heard):
-                self.silent[node] = limit_seconds
+            silent = counter.tick(time.monotonic(), heard)
+            self.silent |= dict.fromkeys(silent, limit_seconds)  # all of them before any is told of, as each is described with the others
+            for node in silent:
                 self._inbox.put((watched[node], None, 0))  # its reader may not come back, where a process cannot even be killed
                 watched[node].cut_off()
 
