@@ -1,0 +1,46 @@
+"""A run that is killed twice at random steps comes to the end of the undisturbed one: what ``make faults`` does many times, once."""
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+from fault_injection.plan import COMBINATIONS, KINDS, PER_RUN, Fault, planned
+from fault_injection.trial import tried, undisturbed
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
+STEPS = {"torch-sync": 2_000, "torch-async": 20_000, "tf-sync": 2_000, "tf-async": 4_000}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["torch-sync", *(pytest.param(name, marks=pytest.mark.slow) for name in STEPS if name != "torch-sync")])
+def test_two_kills_at_random_steps_leave_the_end_as_it_is(tmp_path, name):
+    combination = replace(next(each for each in COMBINATIONS if each.name == name), steps=STEPS[name])
+    drawn = random.Random(f"{SEED} {name}")
+    kinds = ["worker", "chief"] if combination.mode == "sync" else ["ps", "worker"]
+    steps = [drawn.randrange(STEPS[name] // 10, STEPS[name] // 2), drawn.randrange(STEPS[name] // 2, STEPS[name] * 4 // 5)]
+    faults = [
+        Fault(name, kind, place, "run", step, drawn.randrange(1000)) for place, (kind, step) in enumerate(zip(kinds, steps, strict=True))
+    ]
+    print(f"seed {SEED}: {faults}")
+    for found in tried(combination, faults, undisturbed(combination, tmp_path), tmp_path):
+        assert found["problem"] == "", found
+        assert found["noticed_seconds"] <= 1
+
+
+def test_a_plan_has_every_kind_as_often_as_asked_at_rising_steps_and_is_drawn_from_its_seed():
+    plan = planned(SEED, 25, KINDS)
+    assert plan == planned(SEED, 25, KINDS)
+    assert plan != planned(SEED + 1, 25, KINDS)
+    counts = {kind: sum(fault.kind == kind for fault in plan) for kind in KINDS}
+    assert counts == {kind: 25 if kind in ("worker", "chief", "ps", "agent", "driver") else 5 for kind in KINDS}
+    runs = {fault.run: [each for each in plan if each.run == fault.run] for fault in plan}
+    steps = {combination.name: combination.steps for combination in COMBINATIONS}
+    for faults in runs.values():
+        own = [fault.step for fault in faults]
+        assert own == sorted(set(own))
+        assert own[0] > 0
+        assert own[-1] < steps[faults[0].combination]
+        assert len(faults) == 1 if faults[0].kind == "driver" else len(faults) <= PER_RUN
