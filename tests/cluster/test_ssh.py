@@ -178,3 +178,41 @@ def test_every_backend_and_mode(hosts, tmp_path, backend, mode):
         assert there.wait(120) == 0, there.stderr()
         assert json.loads(there.stdout())["steps"] == 20
     assert not agents(hosts)
+
+
+@pytest.mark.clusters
+@pytest.mark.faults
+def test_a_lost_agent_is_replaced_and_without_a_host_the_run_goes_on_until_it_is_back(hosts, tmp_path):
+    job = ["--backend", "torch", "--epochs", "1000000", "--checkpoint-every", "500steps", "--node-timeout", "4"]
+    with run(hosts, tmp_path, *job, "--max-restarts", "2", "--min-nodes", "2", "--global-batch-size", "30") as running:
+        path = tmp_path / "run"
+
+        def events(name):
+            lines = (path / "events.jsonl").read_text().splitlines(keepends=True)
+            found = [json.loads(line) for line in lines if line.endswith("\n")]
+            return [event["detail"] for event in found if event["event"] == name]
+
+        def wait_for(name, count, seconds):
+            wait_until(lambda: running.process.poll() is not None or len(events(name)) >= count, seconds, f"{count} {name}")
+            assert running.process.poll() is None, running.stderr()
+
+        wait_until(lambda: running.process.poll() is not None or list((path / "checkpoints").glob("step-*")), 90, "a checkpoint")
+        os.kill(next(pid for pid in agents(hosts) if f"node\0{1}\0" in Path(f"/proc/{pid}/cmdline").read_text()), signal.SIGKILL)
+        wait_for("run_restarted", 1, 60)
+        assert [detail["node"] for detail in events("node_replaced")] == [1]
+        assert "of node 1" in events("attempt_failed")[0]["cause"]
+        hosts.hosts.set_link(2, "down")
+        try:
+            wait_for("run_restarted", 2, 90)
+            assert events("run_resized") == [{"nodes": [0, 1]}]
+            assert "node 2 (host node2" in events("attempt_failed")[1]["cause"]
+        finally:
+            hosts.hosts.set_link(2, "up")
+        wait_for("run_restarted", 3, 120)
+        assert events("run_resized")[-1] == {"nodes": [0, 1, 2]}
+        os.kill(running.process.pid, signal.SIGTERM)
+        assert running.wait(60) == 75, running.stderr()
+        found = losses(tmp_path)
+        summary = json.loads((path / "summary.json").read_text())
+        assert (summary["restarts"], summary["steps"]) == (3, len(found))
+    wait_until(lambda: not agents(hosts), 15, "the end of agents and tasks")
