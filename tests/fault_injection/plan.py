@@ -43,7 +43,7 @@ class Combination:
 
 
 COMBINATIONS = (
-    Combination("torch", "sync", 8_000),
+    Combination("torch", "sync", 16_000),
     Combination("torch", "async", 60_000),
     Combination("tf", "sync", 6_000),
     Combination("tf", "async", 12_000),

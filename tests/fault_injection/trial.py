@@ -23,6 +23,8 @@ __all__ = ["same_end", "tried", "undisturbed"]
 
 RUN_SECONDS = 600.0
 MOST_ACCURACY_APART = 0.02
+LASTS_SECONDS = {"pause-task": 7, "pause-agent": 7, "cut": 6, "reset": 3}
+"""How long after a fault that need not end anything a restart for it is awaited."""
 
 
 def undisturbed(combination: Combination, folder: Path) -> Path:
@@ -82,7 +84,7 @@ def _one(fault: Fault, watched: Watched, run: MarkedRun) -> dict[str, Any]:
     if fault.kind == "driver":
         gone = watched.wait(lambda: not run.alive(), 20)
         return _outcome("" if gone is not None else f"still there after 20 s: {run.alive()}", done.victim, gone, None)
-    limit = 60 if done.restarts else 25
+    limit = 60 if done.restarts else LASTS_SECONDS.get(fault.kind, 20)
     noticed = watched.wait(lambda: len(watched.events("attempt_failed")) > failed or run.process.poll() is not None, limit)
     if noticed is None or run.process.poll() is not None:
         lasted = "" if done.restarts is not True else f"nothing was noticed in {limit} s"
