@@ -167,6 +167,7 @@ class Driver:
             self._launcher.check,
             node_timeout_seconds=self.job.node_timeout,
             replace=self._launcher.replace,
+            on_useless=self._progress.message,
         )
         ending.later(lambda: nodes.finish(ending.outcome.exit_code))
         ending.later(lambda: ending.blame(recording.refused))

@@ -35,7 +35,8 @@ class Nodes:
     So is `check`, at least once a second: it raises where something else than a node has failed. A node that has greeted and says nothing
     for `node_timeout_seconds` is lost; without a limit none is for that. `replace` starts another agent in the place of a node that is
     lost, and returns its channel, or None where there is nowhere to start one; `when_more_answer` hears which nodes answer while more are
-    tried to be had back (`keep_restoring`), and returns whether it uses them now. `hosts` are the nodes' descriptions, in node order.
+    tried to be had back (`keep_restoring`), and returns whether it uses them now; `on_useless` hears why one that came was sent away.
+    `hosts` are the nodes' descriptions, in node order.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Nodes:
         check: Callable[[], None] | None = None,
         node_timeout_seconds: float | None = None,
         replace: Callable[[int], NodeChannel | None] = lambda node: None,
+        on_useless: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.channels = list(channels)
         self.hosts: list[dict[str, Any]] = []
@@ -59,6 +61,7 @@ class Nodes:
         self._check = check
         self.when_more_answer: Callable[[Collection[int]], bool] = lambda answering: False
         self._replace = replace
+        self._on_useless = on_useless
         self._coming: dict[int, float] = {}
         self._restoring_seconds: float | None = None
         self._next_try = 0.0
@@ -211,7 +214,10 @@ class Nodes:
         for node in self._silent - self.members.broken.keys():
             self.members.lose(node)
         for node in [node for node in self.members.lost if node not in self.members.broken]:
-            channel = self._replace(node)
+            try:
+                channel = self._replace(node)
+            except OSError as error:
+                raise RunFailedError(f"no agent can be started in the place of {self.name(node)}: {error}", f"agent-{node}") from error
             if channel is None:
                 continue
             self._coming[node] = time.monotonic() + timeout_seconds
@@ -225,7 +231,8 @@ class Nodes:
         try:
             self.hosts[node] = self._greeted(node, message)
         except RunFailedError as error:
-            self.cut_off(node, f"a greeting that is of no use: {error}")
+            self.members.lose(node)  # it is none of the run's; another may come
+            self._on_useless(str(error))
             return
         self.members.listen_to(node)
 

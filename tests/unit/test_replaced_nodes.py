@@ -1,0 +1,115 @@
+"""Another agent in the place of a lost node: it is the node once it has greeted, and the one before it is heard no more."""
+
+import socket
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from crosstrain.core.errors import RunFailedError
+from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.launch.driver.nodes import Nodes
+from crosstrain.launch.launchers.base import NodeChannel
+from crosstrain.monitor.host import describe_host
+
+
+class Cluster:
+    """Nodes behind sockets, whose other ends the test speaks for; `coming` greet in turn where a lost node is replaced."""
+
+    def __init__(self, files, count, coming):
+        self.files = files
+        self.coming = list(coming)
+        self.useless = []
+        self.ends = {}
+        channels = [self.channel(node) for node in range(count)]
+        self.nodes = Nodes(
+            channels,
+            lambda record: None,
+            lambda *log: None,
+            node_timeout_seconds=30.0,
+            replace=self.replace,
+            on_useless=self.useless.append,
+        )
+        for node in range(count):
+            self.greet(node)
+        self.nodes.greet(30.0)
+
+    def channel(self, node):
+        ends = [self.files.enter_context(end) for end in socket.socketpair()]
+        ours, theirs = (Stream(end.makefile("rb"), end.makefile("wb")) for end in ends)
+        self.files.callback(theirs.close)
+        self.files.callback(ours.close)
+        self.files.callback(ends[1].close)
+        self.files.callback(ends[1].shutdown, socket.SHUT_RDWR)
+        self.ends[node] = (theirs, ends[1])
+        return NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False)
+
+    def replace(self, node):
+        protocol = self.coming.pop(0) if self.coming else None
+        if protocol is None:
+            return None
+        channel = self.channel(node)
+        if protocol:
+            self.greet(node, protocol)
+        return channel
+
+    def greet(self, node, protocol=PROTOCOL):
+        told = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "address": None, "protocol": protocol}
+        self.ends[node][0].send(Message("hello", {**told, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
+
+    def lose(self, node):
+        self.ends[node][1].shutdown(socket.SHUT_RDWR)
+        while node not in self.nodes.lost:
+            self.nodes.receive(1.0, {"worker-1": 1})
+
+
+def test_another_agent_is_the_node_and_what_the_one_before_left_is_not_heard():
+    with ExitStack() as files:
+        cluster = Cluster(files, 3, [PROTOCOL])
+        nodes = cluster.nodes
+        old = cluster.ends[1][0]
+        old.send(Message("phase", {"name": "left behind", "from": "worker-1"}))
+        cluster.lose(1)
+        assert nodes.answering == {0, 2}
+        nodes.restore(30.0)
+        assert (nodes.answering, list(nodes.lost)) == ({0, 1, 2}, [])
+        assert nodes.hosts[1]["hostname"] == "host-1"
+        cluster.ends[1][0].send(Message("phase", {"name": "new", "from": "worker-1"}))
+        heard = [answer for _ in range(20) if (answer := nodes.receive(0.1, {"worker-1": 1})) is not None]
+        assert [(node, message["name"]) for node, message in heard] == [(1, "new")]
+
+
+@pytest.mark.parametrize("coming", [[], [0], [PROTOCOL - 1]], ids=["none", "silent", "of-another-release"])
+def test_a_node_that_is_not_replaced_stays_lost_and_is_no_violation(coming):
+    with ExitStack() as files:
+        cluster = Cluster(files, 2, coming)
+        cluster.lose(1)
+        cluster.nodes.restore(0.5)
+        assert (cluster.nodes.answering, list(cluster.nodes.lost)) == ({0}, [1])
+        assert cluster.nodes.violation is None
+        assert len(cluster.useless) == (coming == [PROTOCOL - 1])
+        assert isinstance(cluster.nodes.loss(1), RunFailedError)
+
+
+def test_nodes_are_tried_again_while_others_work_and_told_of_once_they_answer(monkeypatch):
+    monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
+    with ExitStack() as files:
+        cluster = Cluster(files, 3, [None, PROTOCOL - 1, PROTOCOL])
+        told = threading.Event()
+
+        def more(answering):
+            if answering == {0, 1, 2}:
+                told.set()
+            return told.is_set()
+
+        cluster.nodes.when_more_answer = more
+        cluster.lose(2)
+        cluster.nodes.keep_restoring(5.0)
+        for _ in range(100):
+            cluster.nodes.receive(0.05, {})
+            cluster.nodes.check()
+            if told.is_set():
+                break
+        assert told.is_set()
+        assert cluster.coming == []
+        assert len(cluster.useless) == 1
