@@ -155,7 +155,9 @@ class Attempt:
         try:
             totals = self.loop.run()
         except StalledRunError as error:
-            raise with_task_states(error, self.tasks.standing()) from error
+            standing = self.tasks.standing()
+            self._recording.stacks(str(error), standing.stacks)
+            raise with_task_states(error, standing) from error
         self.trains = False
         return totals
 

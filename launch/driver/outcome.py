@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from ...checkpoint import list_checkpoints
 from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
 from ...core.job import Job
-from ...core.untrusted.console import note
+from ...core.untrusted.console import note, one_line
 from ...records.store.run_directory import RunState, RunWriter
 from ..resume.trust import trust_flag
+from ..stacks.places import STACKS, describe_places, odd_one_out
 from .recorder import Recording
 from .task_group import ClusterState
 
@@ -29,6 +30,13 @@ __all__ = [
     "resume_hint",
     "with_task_states",
 ]
+
+
+MOST_UNKNOWN = 4
+"""Of tasks whose place is not known: why is told of so many; the file of the stacks has all."""
+
+MOST_TOLD = 300
+"""Characters of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +165,26 @@ def resume_hint(job: Job, run: Path) -> str:
 
 
 def with_task_states(error: StalledRunError, standing: ClusterState) -> StalledRunError:
-    """Name the nodes that do not answer and the tasks that are stopped, or else tell the state of each task."""
+    """Name the nodes that do not answer, the tasks that are stopped, and the line in which each stands, or else tell each task's state."""
     stopped = [task for task, state in standing.states.items() if state in "Tt"]
     named = list(standing.silent.values())
     if stopped:
         named.append(f"stopped by a signal: {', '.join(stopped)}")
+    if standing.stacks:
+        named += filter(None, [describe_places(standing.stacks), *_unknown_places(standing), f"{STACKS} has all stacks"])
     if not named:
         named.append(f"states of the tasks: {dict(standing.states)}")
-    to_blame = [*(f"agent-{node}" for node in standing.silent), *stopped]
+    alone = odd_one_out(standing.stacks)
+    to_blame = [*(f"agent-{node}" for node in standing.silent), *stopped, *([] if alone is None else [alone])]
     return StalledRunError(f"{error}; {'; '.join(named)}", to_blame[0] if to_blame else None)
+
+
+def _unknown_places(standing: ClusterState) -> list[str]:
+    """Say of which tasks it is not known where they stand, and why; that a task is stopped is said elsewhere."""
+    unknown = {
+        task: stack.problem for task, stack in standing.stacks.items() if stack.problem and standing.states.get(task) not in ("T", "t")
+    }
+    return [f"{task} {one_line(why)[:MOST_TOLD]}" for task, why in list(unknown.items())[:MOST_UNKNOWN]]
 
 
 def add_resume_hint(error: RunFailedError | InterruptedRunError, job: Job, run: Path) -> None:
