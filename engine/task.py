@@ -254,9 +254,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="crosstrain.engine.task")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument(
-        "--stacks", type=int, help="the descriptor of a file for the stacks, which the agent asks for"
-    )
+    parser.add_argument("--stacks", type=int, help="the descriptor of a file for the stacks, which the agent asks for")
     options = parser.parse_args(arguments)
     ignore_interrupts()
     die_with_parent(options.parent)

@@ -26,8 +26,10 @@ __all__ = [
     "Ending",
     "Outcome",
     "add_resume_hint",
+    "add_to_first_line",
     "finalize_records",
     "resume_hint",
+    "task_states",
     "with_task_states",
 ]
 
@@ -165,8 +167,20 @@ def resume_hint(job: Job, run: Path) -> str:
 
 
 def with_task_states(error: StalledRunError, standing: ClusterState) -> StalledRunError:
-    """Name the nodes that do not answer, the tasks that are stopped, and the line in which each stands, or else tell each task's state."""
-    stopped = [task for task, state in standing.states.items() if state in "Tt"]
+    """Return the error with how the cluster stands (`task_states`), and with whom that shows to be to blame."""
+    stopped = _stopped(standing)
+    alone = odd_one_out(standing.stacks)
+    to_blame = [*(f"agent-{node}" for node in standing.silent), *stopped, *([] if alone is None else [alone])]
+    return StalledRunError(f"{error}; {task_states(standing)}", to_blame[0] if to_blame else None)
+
+
+def _stopped(standing: ClusterState) -> list[str]:
+    return [task for task, state in standing.states.items() if state in "Tt"]
+
+
+def task_states(standing: ClusterState) -> str:
+    """Say which nodes do not answer, which tasks are stopped, and where each stands, or else each task's state."""
+    stopped = _stopped(standing)
     named = list(standing.silent.values())
     if stopped:
         named.append(f"stopped by a signal: {', '.join(stopped)}")
@@ -174,9 +188,7 @@ def with_task_states(error: StalledRunError, standing: ClusterState) -> StalledR
         named += filter(None, [describe_places(standing.stacks), *_unknown_places(standing), f"{STACKS} has all stacks"])
     if not named:
         named.append(f"states of the tasks: {dict(standing.states)}")
-    alone = odd_one_out(standing.stacks)
-    to_blame = [*(f"agent-{node}" for node in standing.silent), *stopped, *([] if alone is None else [alone])]
-    return StalledRunError(f"{error}; {'; '.join(named)}", to_blame[0] if to_blame else None)
+    return "; ".join(named)
 
 
 def _unknown_places(standing: ClusterState) -> list[str]:
@@ -189,5 +201,10 @@ def _unknown_places(standing: ClusterState) -> list[str]:
 
 def add_resume_hint(error: RunFailedError | InterruptedRunError, job: Job, run: Path) -> None:
     """Put what a run can go on from into the first line of the error that ended its training."""
+    add_to_first_line(error, resume_hint(job, run))
+
+
+def add_to_first_line(error: TrainerError, more: str) -> None:
+    """Put more into the first line of an error; what follows are the last lines of a log."""
     first, *rest = str(error).split("\n", 1)
-    error.args = ("\n".join([f"{first}; {resume_hint(job, run)}", *rest]),)
+    error.args = ("\n".join([f"{first}; {more}", *rest]),)
