@@ -22,10 +22,10 @@ from .config_files import SWEEP, read_config
 from .given_names import named
 from .ineffective import idle_settings
 from .job_fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean, schema
+from .reserved_variables import RESERVED_VARIABLES
 from .validation_errors import GivenValue, as_usage_error
 
 __all__ = [
-    "RESERVED_VARIABLES",
     "SWEEP_KEYS",
     "Resolved",
     "ResumedRun",
@@ -34,17 +34,6 @@ __all__ = [
     "refuse_misplaced",
     "resolve",
 ]
-
-RESERVED_VARIABLES: Mapping[str, str] = {
-    "TRAINER_DATA_CACHE": "folder of the prepared datasets",
-    "TRAINER_PEER_MEMORY": "off: checkpoints are sent by the tasks, not read from their memory",
-    "TRAINER_SECRET": "shared secret of nodes that are started by hand",
-    "TRAINER_SECRET_FILE": "file with that secret",
-    "TRAINER_RENDEZVOUS": "HOST:PORT where nodes that are started by hand meet",
-    "TRAINER_NODE_RANK": "number of a node that is started by hand",
-    "TRAINER_PROFILE_DIR": "folder for traces, which every task is told",
-}
-"""Variables with our prefix that are no field of the job."""
 
 _SWITCHES = ("TRAINER_PEER_MEMORY",)
 """Those of them that are on or off."""
