@@ -47,9 +47,12 @@ HELD_UP_BYTES = 2**16
 """With so much unread it is this agent that is busy, and the driver that has to wait: nothing more may arrive."""
 
 FOREIGN_VARIABLES = frozenset(
-    {"TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRAINER_SECRET"}
+    {
+        *("TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("TRAINER_SECRET", "TRAINER_NOTIFY", "TRAINER_ON_FAILURE"),
+    }
 )
-"""What tasks must not see: where another launcher placed this process, and the secret that only agents and driver need."""
+"""What tasks must not see: where another launcher placed this process, and secrets that only agents and driver need."""
 
 
 class Agent:

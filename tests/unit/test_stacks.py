@@ -110,7 +110,7 @@ def spy(tmp_path):
 
 def test_what_py_spy_says_is_read_and_the_thread_at_work_comes_first(script, spy):
     with hanging(script, "in_python") as task:
-        lines = f'printf \'Process 7: x\\n\\nThread 7 (idle): "a"\\n    f (/x/a.py:1)\\nThread {task.pid} (idle): "b"\\n    g (/x/b.py:22)\\n\''
+        lines = f'echo "Thread 7 (idle)"; echo "    f (/x/a.py:1)"; echo "Thread {task.pid} (idle)"; echo "    g (/x/b.py:22)"'
         stack = place_of(task, spy(lines))
         assert stack.place == "/x/b.py:22 (g)"
         assert "/x/a.py:1" in stack.text
