@@ -78,6 +78,8 @@ def _set(environ: Mapping[str, str]) -> dict[str, PersonalOption]:
 
 
 def _checked(given: GivenOption) -> GivenOption:
+    if not given.value:
+        raise UsageError(f"{given.key}: got an empty text; leave it out, or give a value.")
     try:
         given.option.check(given.value)
     except ValueError as error:
