@@ -35,11 +35,6 @@ class Notifier:
         self._posting: threading.Thread | None = None
         self._ended = False
 
-    @property
-    def has_told_end(self) -> bool:
-        """Whether the end of the run was told, or would have been, had anybody asked for it."""
-        return self._ended
-
     def restarted(self, news: RunNews) -> None:
         """Tell that the run has begun anew, from a thread, so that it waits for nothing."""
         if self._notify is None:
