@@ -27,11 +27,13 @@ class RunNotices:
         self._done = done
         self._path: Path | None = None
         self._restarts = 0
+        self._live: Callable[..., None] | None = None
 
     def has_directory(self, path: Path, record: Callable[..., None]) -> None:
         """The run has a directory, which the notices name; `record` is called with an event of it and its details, until the end."""
         self._path = path.absolute()
-        self._notifier.on_failed = record
+        self._live = record
+        self._notifier.on_failed = self._record
 
     def restarted(self, cause: str, task: str | None) -> None:
         """The run has begun anew, after what an attempt has ended with. Takes no time."""
@@ -40,7 +42,7 @@ class RunNotices:
 
     def ended(self, event: Event, cause: str | None, task: str | None, exit_code: int) -> None:
         """The run has ended, and its records are closed. Bounded in time; nothing is raised, and a second call does nothing."""
-        self._notifier.on_failed = self._record_late
+        self._live = None
         if self._path is not None and not self._path.exists():
             self._path = None  # it was never a run, and its directory was removed
         self._notifier.ended(self._news(event, cause, task, exit_code))
@@ -50,8 +52,16 @@ class RunNotices:
         name = self._name or (self._path.name if self._path is not None else None)
         return RunNews(event, name, self._path, cause, task, steps, seconds, exit_code, self._restarts)
 
-    def _record_late(self, event: str, **detail: Any) -> None:
-        """Record an event after all others."""
+    def _record(self, event: str, **detail: Any) -> None:
+        """Record an event of a notice; after the end behind all others. Called from the thread of a notice, too."""
+        try:
+            if self._live is not None:
+                self._live(event, **detail)
+                return
+        except DiskError:
+            return  # the next record of the run raises it
+        except ValueError:
+            pass  # the run has closed its records just then
         if self._path is None or not (self._path / EVENTS).exists():
             return
         try:

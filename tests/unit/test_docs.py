@@ -52,6 +52,7 @@ OPTIONS_OF_OTHERS = {
     "--requeue",
     "--signal",
     "--logdir",
+    "--mail-type",
     "--ntasks-per-node",
     "--nproc-per-node",
     "--no-python",
