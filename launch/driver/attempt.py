@@ -85,7 +85,7 @@ class Attempt:
             width=training.model.width,
             on_silent=lambda worker: self.tasks.find_stacks(f"worker-{worker}"),
         )
-        self.tasks.on_stacks = self._tell_places
+        self.tasks.inquiries.on_answer = self._tell_places
 
     @property
     def totals(self) -> TrainingTotals:

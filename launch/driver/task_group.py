@@ -21,6 +21,7 @@ from ...engine.protocol.messages import Message
 from ...engine.protocol.state_transfer import load_messages
 from ...engine.task import task_to_fields
 from ..stacks.collect import COLLECT_SECONDS
+from ..stacks.inquiries import Inquiries
 from ..stacks.places import TaskStack
 from .first_failure import Failures, first_cause
 from .nodes import Nodes
@@ -50,8 +51,8 @@ class TaskGroup:
     """Talks to the tasks `placed` on `nodes`, those of them that lead in their order. It raises what ends them, until `end_tasks`.
 
     `survives`: the roles of those whose death, once they are ready, ends nothing, as their backend declares it. `places` are the numbers of
-    the nodes that are used, all where none are named. The others are asked nothing, and their loss is none of the group's. `on_stacks` is
-    called with where tasks stand that `find_stacks` has asked about, from within `receive`.
+    the nodes that are used, all where none are named. The others are asked nothing, and their loss is none of the group's. What
+    `find_stacks` has asked about comes to `inquiries.on_answer`, from within `receive`.
     """
 
     def __init__(
@@ -64,10 +65,7 @@ class TaskGroup:
         self.node_of = {task.name: task.node for task in placed}
         self._leaders = {task.name: number for number, task in enumerate(task for task in placed if task.leading)}
         self._ending = False
-        self._inquiries = 0
-        self._awaited: dict[int, int] = {}
-        self._stacks: dict[str, TaskStack] = {}
-        self.on_stacks: Callable[[Mapping[str, TaskStack]], None] | None = None
+        self.inquiries = Inquiries(partial(nodes.ask, kind="stacks"))
         nodes.asked.started(self.node_of, self._leaders)
 
     def __len__(self) -> int:
@@ -176,16 +174,9 @@ class TaskGroup:
         if self._failures.record(*answer) or answer[1] is None:
             return None
         if answer[1].kind == "stacks":
-            self._hear_stacks(answer[1])
+            self.inquiries.hear(answer[1])
             return None
         return answer[0], answer[1]
-
-    def _hear_stacks(self, message: Message) -> None:
-        found = {task: TaskStack(stack["text"], stack["problem"]) for task, stack in message["stacks"].items()}
-        if self._awaited.pop(message["number"], None) is not None:
-            self._stacks |= found
-        elif self.on_stacks is not None and not self._ending:
-            self.on_stacks(found)
 
     def _concerns(self, lost: int) -> bool:
         """Whether the loss of a node is one of this group: it is used, or was cut off for what it sent, which ends every run."""
@@ -225,30 +216,28 @@ class TaskGroup:
                 states |= {task: state for task, state in message["states"].items() if self.node_of.get(task) == node}
                 waiting = waiting - {node}
         self.nodes.ignores_requests(waiting)
-        stacks = self._stacks_of((members.present & self._places) - waiting)
         lost = {node: self.nodes.describe_loss(node) for node in self.nodes.lost if node in self._places}
+        stacks = {} if waiting or lost else self._stacks_of(self._places)  # with a node that has gone all others wait for that
         silent = {node: f"the agent of {self.nodes.name(node)} does not answer" for node in sorted(waiting)}
         return ClusterState({**{death["task"]: "gone" for death in self.deaths}, **states}, {**lost, **silent}, stacks)
 
     def find_stacks(self, task: str) -> None:
-        """Ask where a task stands; `on_stacks` gets the answer, if there is one."""
-        self._inquire(self.node_of[task], [task])
-
-    def _inquire(self, node: int, tasks: Sequence[str]) -> int:
-        self._inquiries += 1
-        self.nodes.ask(node, Message("find_stacks", {"number": self._inquiries, "tasks": list(tasks)}), "stacks")
-        return self._inquiries
+        """Ask where a task stands; nobody waits for the answer."""
+        self.inquiries.ask(self.node_of[task], [task], awaited=False)
 
     def _stacks_of(self, nodes: Iterable[int]) -> dict[str, TaskStack]:
-        """Ask nodes where their tasks stand; return what is heard of it within the time that agents take at most."""
-        self._stacks = {}
+        """Ask nodes where their tasks stand; return what is heard of it within the time that agents take at most, or that it was not."""
+        inquiries = self.inquiries
+        inquiries.found.clear()
         for node in nodes:
-            self._awaited[self._inquire(node, [task for task, place in self.node_of.items() if place == node])] = node
+            inquiries.ask(node, [task for task, place in self.node_of.items() if place == node], awaited=True)
         deadline = time.monotonic() + COLLECT_SECONDS
-        while self.nodes.members.present.intersection(self._awaited.values()) and (remaining := deadline - time.monotonic()) > 0:
+        while inquiries.awaited & self.nodes.members.present and (remaining := deadline - time.monotonic()) > 0:
             self._sorted(min(remaining, 1.0))
-        self._awaited.clear()
-        return {task: self._stacks[task] for task in self.node_of if task in self._stacks}
+        silent = TaskStack("", f"is on a node that has not told within {COLLECT_SECONDS:g} s where it stands")
+        found = {task: silent for task, place in self.node_of.items() if place in inquiries.awaited} | inquiries.found
+        inquiries.give_up()
+        return {task: found[task] for task in self.node_of if task in found}
 
     # How it ends ----------------------------------------------------------------------------------------------------
 
@@ -258,6 +247,7 @@ class TaskGroup:
         A node that does not tell in time that its tasks have ended is lost.
         """
         self._ending = True
+        self.inquiries.on_answer = None
         nodes = self.nodes
         nodes.give_up_silent()
         waiting = nodes.answering & self._places
