@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ...core.untrusted.console import note
 from ...launch.launchers.host_list import Host
 from ...launch.machine_checks import Check, check_machine
 from ..options import PLACES, NumberRange, given_hosts, given_personal, given_python, personal_options
@@ -30,12 +31,15 @@ def doctor(ctx: click.Context, /, as_json: bool, timeout: float, **_personal: An
 
     Exits 0 when at least one backend can train, 1 otherwise. Takes a few seconds, as each framework is imported once.
 
-    With --hosts or --hostfile it checks those machines by ssh instead, all at once: releases, cores, memory, clocks, and whether they reach
-    each other. Exits 0 when a run could begin on them, 1 otherwise.
+    With --hosts or --hostfile (or their variables) it checks those machines by ssh instead, all at once: releases, cores, memory, clocks,
+    and whether they reach each other. Exits 0 when a run could begin on them, 1 otherwise.
     """
     personal = given_personal(ctx)
-    if named := given_hosts(personal):
+    typed = {name: given for name, given in personal.items() if not given.of_own_file}
+    if named := given_hosts(typed):
         ctx.exit(_check_hosts(named, given_python(personal), timeout, as_json=as_json))
+    if any(name in personal for name in ("hosts", "hostfile")):
+        note("your own file names hosts for runs; this is about this machine, and --hosts or --hostfile about them")
     checks, can_train = check_machine()
     if as_json:
         click.echo(json.dumps({"can_train": can_train, "python": platform.python_version(), "checks": list(map(asdict, checks))}, indent=2))

@@ -25,7 +25,6 @@ from ...records.store.run_directory import RunReader, RunState
 from ...records.store.run_vocabulary import VOCABULARY, write_vocabulary
 from ..ending_signals import EndingSignals
 from ..launchers.base import Launcher
-from ..notices.news import Event
 from ..notices.notifier import Notifier
 from ..notices.run_notices import RunNotices
 from ..resume.deferred_writes import DeferredWrites
@@ -89,13 +88,14 @@ class Driver:
 
     def execute(self, launcher: Launcher) -> dict[str, Any]:
         """Run the job; return the summary. Raises what ended the run, after all has been written, every process ended, and it was told."""
+        outcome = Outcome.of(None)
         try:
-            summary = self._executed(launcher)
+            return self._executed(launcher)
         except BaseException as error:
-            self._tell_end(Outcome.of(error))
+            outcome = Outcome.of(error)
             raise
-        self._tell_end(Outcome.of(None))
-        return summary
+        finally:
+            self._notices.ended(outcome.state, outcome.cause, outcome.task, outcome.exit_code)
 
     def _executed(self, launcher: Launcher) -> dict[str, Any]:
         self._launcher = launcher
@@ -350,10 +350,6 @@ class Driver:
             return began.totals.updates_reported, self._recording.run_seconds
         resumption = self._resumption
         return (resumption.origin.start.cursor.step, resumption.run_seconds) if resumption is not None else (0, 0.0)
-
-    def _tell_end(self, outcome: Outcome) -> None:
-        event: Event = "finished" if outcome.state == "succeeded" else "interrupted" if outcome.state == "interrupted" else "failed"
-        self._notices.ended(event, outcome.cause, outcome.task, outcome.exit_code)
 
     def _spent(self, attempt: Attempt) -> dict[str, Any]:
         """Return the seconds that the run has spent by now, where it is in this attempt, with its earlier parts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,15 @@ from typing import Any
 from ...core.errors import DiskError
 from ...records.schema import EventRecord
 from ...records.store.jsonl import LineFile
+from ...records.store.run_directory import RunState
 from .news import Event, RunNews
 from .notifier import Notifier
 
 __all__ = ["RunNotices"]
 
 EVENTS = "events.jsonl"
+
+_ENDS: Mapping[RunState, Event] = {"succeeded": "finished", "interrupted": "interrupted", "failed": "failed"}
 
 
 class RunNotices:
@@ -40,12 +43,12 @@ class RunNotices:
         self._restarts += 1
         self._notifier.restarted(self._news("restarted", cause, task, None))
 
-    def ended(self, event: Event, cause: str | None, task: str | None, exit_code: int) -> None:
-        """The run has ended, and its records are closed. Bounded in time; nothing is raised, and a second call does nothing."""
+    def ended(self, state: RunState, cause: str | None, task: str | None, exit_code: int) -> None:
+        """The run has come to that state, and its records are closed. Bounded in time; nothing is raised; a second call does nothing."""
         self._live = None
         if self._path is not None and not self._path.exists():
             self._path = None  # it was never a run, and its directory was removed
-        self._notifier.ended(self._news(event, cause, task, exit_code))
+        self._notifier.ended(self._news(_ENDS[state], cause, task, exit_code))
 
     def _news(self, event: Event, cause: str | None, task: str | None, exit_code: int | None) -> RunNews:
         steps, seconds = self._done()

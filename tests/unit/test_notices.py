@@ -230,7 +230,7 @@ def test_each_new_beginning_and_the_end_are_told_in_order_and_the_end_once(tmp_p
         for number in range(3):
             told.run.restarted(f"cause {number}", "worker-1")
         for _ in range(2):
-            told.run.ended("finished", None, None, 0)
+            told.run.ended("succeeded", None, None, 0)
         told.notifier.ended(RunNews.before_start("mine", RunFailedError("again")))
     documents = [json.loads(body) for _, _, body in posted]
     assert [(each["event"], each["restarts"], each["cause"], each["exit_code"]) for each in documents] == [
@@ -274,11 +274,11 @@ def test_what_could_not_be_told_of_the_end_is_said_and_recorded(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("event", ["finished", "interrupted"])
-def test_the_command_is_for_failures_alone(tmp_path, event):
+@pytest.mark.parametrize("state", ["succeeded", "interrupted"])
+def test_the_command_is_for_failures_alone(tmp_path, state):
     told = Told(tmp_path, on_failure=f"touch {tmp_path}/ran")
     told.run.restarted("cause", None)
-    told.run.ended(event, None, None, 0)
+    told.run.ended(state, None, None, 0)
     assert not (tmp_path / "ran").exists()
 
 

@@ -211,6 +211,10 @@ def test_hosts_of_the_own_file_count_where_nothing_else_places_the_nodes(home, m
     assert nodes_of(capsys, "--hosts", "d,e") == 2
     assert nodes_of(capsys, "--launcher", "local", "--nodes", "5") == 5
     assert f"nodes: got 5, but hosts (from file {home.path}) says 3; leave it out" in nodes_of(capsys, "--nodes", "5")
+    assert invoke(["sweep", "quickstart", "--backend", "torch", "--grid", "lr=0.1,0.2", "--dry-run"]) == 2
+    assert f"hosts (from file {home.path}) names hosts for them; give --launcher local" in capsys.readouterr().err
+    assert invoke(["sweep", "quickstart", "--backend", "torch", "--grid", "lr=0.1,0.2", "--dry-run", "--launcher", "local"]) == 0
+    capsys.readouterr()
     monkeypatch.setenv("TRAINER_HOSTS", "d,e")
     assert nodes_of(capsys) == 2
     monkeypatch.delenv("TRAINER_HOSTS")
