@@ -7,6 +7,7 @@ environment or a file.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,22 +18,27 @@ from click.core import ParameterSource
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.settings.job_fields import choices, flag_name, is_boolean, schema
+from ..core.settings.personal import GivenOption, resolve_personal
+from ..core.settings.personal_options import PERSONAL_OPTIONS
 from ..launch.launchers.host_list import Host, parse_hosts, read_hostfile
 from ..models.decoding.settings import LARGEST_BEAM
 from .group import SOURCES
 
 __all__ = [
+    "PLACES",
     "GivenPath",
     "NumberRange",
     "check_typed_model",
     "decoding_options",
     "given_hosts",
     "given_options",
-    "hosts_options",
+    "given_personal",
+    "given_python",
     "job_options",
     "job_options_without",
     "model_option",
     "name_settings",
+    "personal_options",
     "trust_option",
 ]
 
@@ -120,27 +126,41 @@ def name_settings(sources: Mapping[str, str]) -> None:
     click.get_current_context().meta[SOURCES] = sources
 
 
-def hosts_options(function: Function) -> Function:
-    """Add ``--hosts``, ``--hostfile`` and ``--python``: where the nodes are, and with which interpreter."""
-    hosts = click.option(
-        "--hosts", envvar="TRAINER_HOSTS", metavar="HOST,HOST", help="The nodes' hosts, reached by ssh, in this order; also node[01-03]."
-    )
-    hostfile = click.option(
-        "--hostfile", type=GivenPath(), envvar="TRAINER_HOSTFILE", help="The same from a file: a host a line, as MPI has them."
-    )
-    python = click.option(
-        "--python", type=GivenPath(), envvar="TRAINER_PYTHON", help="With hosts: the interpreter there. [default: the path of this one]"
-    )
-    return hosts(hostfile(python(function)))
+PLACES = ("hosts", "hostfile", "python")
+"""The personal options that say where the nodes are, and with which interpreter."""
 
 
-def given_hosts(hosts: str | None, hostfile: Path | None) -> Sequence[Host]:
-    """Return the hosts that a command names, none where it names none. Raises UsageError for what is no list of hosts."""
+def personal_options(*names: str) -> Callable[[Function], Function]:
+    """Return what adds these of the options that a user alone gives to a command; `given_personal` has what was given."""
+
+    def add(function: Function) -> Function:
+        for option in (PERSONAL_OPTIONS[name] for name in reversed(names)):
+            kind = GivenPath() if option.metavar == "PATH" else str
+            function = click.option(option.flag, option.name, type=kind, default=None, metavar=option.metavar, help=option.help)(function)
+        return function
+
+    return add
+
+
+def given_personal(ctx: click.Context) -> dict[str, GivenOption]:
+    """Return those of a command's personal options that were given, by flag, variable or the user's own file. Raises UsageError."""
+    names = [name for name in PERSONAL_OPTIONS if name in ctx.params]
+    return resolve_personal(names, {name: ctx.params[name] for name in names}, os.environ)
+
+
+def given_hosts(personal: Mapping[str, GivenOption]) -> Sequence[Host]:
+    """Return the hosts that a command was given, none where it was given none. Raises UsageError for what is no list of hosts."""
+    hosts, hostfile = personal.get("hosts"), personal.get("hostfile")
     if hosts is not None and hostfile is not None:
-        raise UsageError("--hosts and --hostfile: both name the nodes' hosts; give one of them")
+        raise UsageError(f"{hosts.key} and {hostfile.key}: both name the nodes' hosts; give one of them")
     if hosts is not None:
-        return parse_hosts(hosts)
-    return read_hostfile(hostfile) if hostfile is not None else ()
+        return parse_hosts(hosts.value, hosts.key)
+    return read_hostfile(hostfile.value) if hostfile is not None else ()
+
+
+def given_python(personal: Mapping[str, GivenOption]) -> Path | None:
+    """Return the interpreter on the hosts that a command was given, None where it was given none."""
+    return Path(personal["python"].value) if "python" in personal else None
 
 
 def given_options(ctx: click.Context) -> dict[str, Any]:

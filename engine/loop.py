@@ -68,7 +68,7 @@ class _Command:
 class TrainingLoop:
     """Trains one job to its end. `clock` returns seconds on the run clock; `lengths` are those of training examples of text.
 
-    `width` is that of the model, where it has one.
+    `width` is that of the model, where it has one. `on_silent` is called with the number of an async worker that has stood still too long.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class TrainingLoop:
         start: ResumePoint | None = None,
         lengths: Mapping[str, NDArray[np.int64]] | None = None,
         width: int | None = None,
+        on_silent: Callable[[int], None] | None = None,
     ) -> None:
         start = start or ResumePoint()
         sampler = run_sampler(job, data.sizes["train"], lengths)
@@ -113,7 +114,7 @@ class TrainingLoop:
         self._last_evaluation_seconds = 0.0
         self._rate: float | None = None
         self._losses = LossGuard(job.on_nan, job.lr, progress.message)
-        self._workers = WorkerWatch(job.workers, job.stall_timeout, recorder.event, progress.message)
+        self._workers = WorkerWatch(job.workers, job.stall_timeout, recorder.event, progress.message, on_silent=on_silent)
         self._rate_since = (start.cursor.step, 0.0)
         self._messages_heard = 0
         self._silence = SilenceCounter(job.stall_timeout, time.monotonic())

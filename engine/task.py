@@ -27,6 +27,7 @@ from ..core.errors import MissingPackageError, RunFailedError, TrainerError
 from ..core.job import Job
 from ..core.memory_exhaustion import told_of
 from ..core.process import die_with_parent, ignore_interrupts
+from ..core.stack_dump import write_stacks_on_signal
 from ..core.startup_watchdog import add_phase_listener, startup_deadline, startup_phase
 from ..data.store.stored_dataset import open_dataset
 from ..models.build import build_model
@@ -253,9 +254,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="crosstrain.engine.task")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--stacks", type=int, help="the descriptor of a file for the stacks, which the agent asks for")
     options = parser.parse_args(arguments)
     ignore_interrupts()
     die_with_parent(options.parent)
+    if options.stacks is not None:
+        write_stacks_on_signal(options.stacks)
     connection = socket.socket(fileno=options.fd)
     stream = Stream(connection.makefile("rb"), connection.makefile("wb"))
     code = 0

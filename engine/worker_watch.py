@@ -19,6 +19,7 @@ class WorkerWatch:
     """Counts how long each worker has delivered nothing. It speaks when another one delivers: that nobody works is no case of it.
 
     Silence beyond `limit_seconds` is recorded with `event` as ``worker_silent`` and told with `tell`, once; its end as ``worker_answers``.
+    `on_silent` gets the worker's number then.
     """
 
     def __init__(
@@ -28,9 +29,10 @@ class WorkerWatch:
         event: Callable[..., Any],
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        on_silent: Callable[[int], None] | None = None,
     ) -> None:
         self._limit_seconds = limit_seconds
-        self._event, self._tell, self._clock = event, tell, clock
+        self._event, self._tell, self._clock, self._on_silent = event, tell, clock, on_silent
         self._silent_seconds = [0.0] * workers
         self._results_of_others = [0] * workers
         self._told: set[int] = set()
@@ -58,6 +60,8 @@ class WorkerWatch:
                     "stuck. Training goes on without it until an evaluation or a checkpoint has to wait for it (--stall-timeout "
                     f"{self._limit_seconds:g})"
                 )
+                if self._on_silent is not None:
+                    self._on_silent(other)
 
     def on_quiescent(self) -> None:
         """Nothing is outstanding: every worker has answered."""

@@ -7,33 +7,39 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
+from ...core.untrusted.console import note
 from ...launch.launchers.host_list import Host
 from ...launch.machine_checks import Check, check_machine
-from ..options import NumberRange, given_hosts, hosts_options
+from ..options import PLACES, NumberRange, given_hosts, given_personal, given_python, personal_options
 
 __all__ = ["doctor"]
 
 
 @click.command("doctor", short_help="Check this machine and say what to do about each lack.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
-@hosts_options
+@personal_options(*PLACES)
 @click.option(
     "--timeout", type=NumberRange(1, 86_400), default=30.0, show_default=True, help="Seconds within which the hosts have to answer."
 )
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool, hosts: str | None, hostfile: Path | None, python: Path | None, timeout: float) -> None:
+def doctor(ctx: click.Context, /, as_json: bool, timeout: float, **_personal: Any) -> None:
     """Check this machine: frameworks, GPUs, cores and memory with their limits, virtual nodes, room on disk.
 
     Exits 0 when at least one backend can train, 1 otherwise. Takes a few seconds, as each framework is imported once.
 
-    With --hosts or --hostfile it checks those machines by ssh instead, all at once: releases, cores, memory, clocks, and whether they reach
-    each other. Exits 0 when a run could begin on them, 1 otherwise.
+    With --hosts or --hostfile (or their variables) it checks those machines by ssh instead, all at once: releases, cores, memory, clocks,
+    and whether they reach each other. Exits 0 when a run could begin on them, 1 otherwise.
     """
-    if named := given_hosts(hosts, hostfile):
-        ctx.exit(_check_hosts(named, python, timeout, as_json=as_json))
+    personal = given_personal(ctx)
+    typed = {name: given for name, given in personal.items() if not given.of_own_file}
+    if named := given_hosts(typed):
+        ctx.exit(_check_hosts(named, given_python(personal), timeout, as_json=as_json))
+    if any(name in personal for name in ("hosts", "hostfile")):
+        note("your own file names hosts for runs; this is about this machine, and --hosts or --hostfile about them")
     checks, can_train = check_machine()
     if as_json:
         click.echo(json.dumps({"can_train": can_train, "python": platform.python_version(), "checks": list(map(asdict, checks))}, indent=2))

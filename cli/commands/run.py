@@ -18,6 +18,8 @@ from click.core import ParameterSource
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.plugins import model_base
+from ...core.settings.personal import GivenOption
+from ...core.settings.personal_options import shown_command
 from ...core.settings.sources import Resolved, given_settings, resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.untrusted.console import note
@@ -30,10 +32,24 @@ from ...launch.launchers.host_list import Host
 from ...launch.launchers.registry import FOLLOW_OTHERS, USE_ALLOCATION, LaunchRequest, choose_launcher
 from ...launch.launchers.remote import shape_of_hosts
 from ...launch.launchers.slurm import allocated_hosts
+from ...launch.notices.news import RunNews
+from ...launch.notices.notifier import Notifier
 from ...launch.resume.trust import TRUST_RUN
 from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
-from ..options import GivenPath, given_hosts, given_options, hosts_options, job_options, name_settings, trust_option
+from ..options import (
+    PLACES,
+    GivenPath,
+    given_hosts,
+    given_options,
+    given_personal,
+    given_python,
+    job_options,
+    name_settings,
+    personal_options,
+    trust_option,
+)
 from ..run_arguments import find_run_or_checkpoint, recorded_start_timeout
+from ..shown_settings import settings_as_json, settings_as_text
 
 if TYPE_CHECKING:
     from ...launch.resume.resumption import Resumption
@@ -59,7 +75,7 @@ AUTO = Path("auto")
     envvar="TRAINER_SECRET_FILE",
     help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
 )
-@hosts_options
+@personal_options(*PLACES, "notify", "on_failure")
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
 @click.option(
     "--resume",
@@ -88,9 +104,6 @@ def run(
     node_rank: int | None,
     rendezvous: str | None,
     secret_file: Path | None,
-    hosts: str | None,
-    hostfile: Path | None,
-    python: Path | None,
     resume: Path | None,
     force: bool,
     trust_run: bool,
@@ -103,7 +116,7 @@ def run(
     Every setting can also be given as environment variable (--batch-size: TRAINER_BATCH_SIZE) or as key of a --config file
     (batch_size); flags win over the environment, the environment over the file, the file over the defaults.
     """
-    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, given_hosts(hosts, hostfile), python, quiet=quiet)
+    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, given_personal(ctx), quiet=quiet)
     _refuse_contradictions(resume, force=force, trust_run=trust_run, repeats=repeats)
     if resume == AUTO:
         typed, succeeded = _standing(typed)
@@ -119,7 +132,7 @@ def run(
     resolved, resumption = _resolved_job(typed, force=force, trust_run=trust_run)
     resolved.refuse_idle_flags()
     if print_config:
-        click.echo(_as_json(resolved) if as_json else _as_text(resolved))
+        click.echo(settings_as_json(resolved, typed.personal) if as_json else settings_as_text(resolved, typed.personal))
         return 0
     _tell_notes(typed, resolved, resumption)
     place = _place(typed, resolved.job.model_dump() if resume is None else typed.given_settings)
@@ -132,15 +145,16 @@ def run(
         return repeat(resolved.job, ctx.obj or (), repeats, as_json=as_json)
     resolved, allocated = _within_allocation(typed, resolved, place)
     sources: Mapping[str, str] = resolved.sources
-    request = LaunchRequest(resolved.job, note, hosts=typed.hosts, allocated=allocated, python=typed.python)
+    request = LaunchRequest(resolved.job, note, hosts=typed.hosts, allocated=allocated, python=given_python(typed.personal))
     if place is not None:
         sources, request = _request_elsewhere(typed, resolved, place)
         if not place.is_driver:
             from ...launch.launchers.joining import join_run
 
             return join_run(request.asked, place, request.secret, request.job.start_timeout)
-    command = ["trainer", *(ctx.obj or ())]
-    return _run_with_launcher(request.job, sources, command, choose_launcher(request), resumption, quiet=quiet, as_json=as_json)
+    command = shown_command(["trainer", *(ctx.obj or ())])
+    launcher, notifier = choose_launcher(request), Notifier(typed.personal, note)
+    return _run_with_launcher(request.job, sources, command, launcher, resumption, notifier, quiet=quiet, as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -153,11 +167,22 @@ class _Typed:
     rendezvous: str | None
     node_rank: int | None
     secret_file: Path | None
-    hosts: Sequence[Host]
-    python: Path | None
+    personal: Mapping[str, GivenOption]
     quiet: bool
     automatic: Resolved | None = None
     """With ``--resume auto``: the job as it is typed, alike for every process, whether the run begins or goes on."""
+
+    @cached_property
+    def hosts(self) -> Sequence[Host]:
+        """The hosts of the nodes. Those of the user's own file stand for every run, so they count where nothing else places this one's."""
+        named = next((self.personal[name] for name in ("hosts", "hostfile") if name in self.personal), None)
+        return () if named is not None and named.of_own_file and self._placed_otherwise() else given_hosts(self.personal)
+
+    def _placed_otherwise(self) -> bool:
+        if given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto") not in ("auto", "ssh"):
+            return True
+        started = self.rendezvous is not None or self.node_rank is not None or detect(os.environ, None, None, None) is not None
+        return started or bool(allocated_hosts(os.environ))
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -166,7 +191,9 @@ class _Typed:
         decided = shape_of_hosts(self.hosts) if self.hosts else {}
         for key, value in decided.items():
             if typed.get(key, value) != value:
-                raise UsageError(f"{key}: got {typed[key]}, but the hosts say {value}; leave it out or make them agree")
+                whose = next(self.personal[name] for name in ("hosts", "hostfile") if name in self.personal)
+                remedy = "; --launcher local leaves the hosts alone" if whose.of_own_file else ""
+                raise UsageError(f"{key}: got {typed[key]}, but {whose.key} says {value}; leave it out or make them agree{remedy}")
         if self.automatic is not None and self.resume is not None:
             typed = {key: value for key, value in typed.items() if key not in ("out", "name")}  # they have led to the run
         return {**typed, **decided}
@@ -245,7 +272,8 @@ def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
             refuse_step(os.environ, typed.ctx.obj or ("run",))
         if typed.secret_file is not None:
             _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
-        if typed.python is not None and not typed.hosts and not allocated_hosts(os.environ):
+        python = typed.personal.get("python")
+        if python is not None and not python.of_own_file and not typed.hosts and not allocated_hosts(os.environ):
             _tell_unused(typed, "python", "this run has no other hosts", "--hosts")
     elif typed.hosts:
         raise UsageError(f"--hosts: starts the nodes, but {place.contract} has started them already; leave one of the two out")
@@ -322,11 +350,12 @@ def _run_with_launcher(
     command: Sequence[str],
     launcher: Launcher,
     resumption: Resumption | None,
+    notifier: Notifier,
     *,
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Start the nodes, load the driver while they load, run, and print the summary."""
+    """Start the nodes, load the driver while they load, run, and print the summary. From here on whatever ends the run is told."""
     if job.mlflow is not None:
         from ...records.loggers.mlflow import check_mlflow
 
@@ -339,9 +368,12 @@ def _run_with_launcher(
                 from ...launch.driver import driver
 
             progress = make_progress(sys.stderr, quiet)
-            path, summary = driver.run(job, sources=sources, progress=progress, command=command, launcher=launcher, resumption=resumption)
-        except (RunFailedError, InterruptedRunError) as error:
-            if as_json and error.run is not None:
+            path, summary = driver.run(
+                job, sources=sources, progress=progress, command=command, launcher=launcher, resumption=resumption, notifier=notifier
+            )
+        except BaseException as error:
+            notifier.ended(RunNews.before_start(job.name, error))  # unless the driver has told it
+            if as_json and isinstance(error, RunFailedError | InterruptedRunError) and error.run is not None:
                 _print_what_there_is(error.run)
             raise
         finally:
@@ -379,16 +411,3 @@ def _print_what_there_is(path: Path) -> None:
 
 def _print_json(path: object, summary: Mapping[str, Any]) -> None:
     click.echo(json.dumps({"path": str(path), **summary}, indent=2))
-
-
-def _as_json(resolved: Resolved) -> str:
-    values = resolved.job.model_dump(mode="json")
-    return json.dumps({key: {"value": value, "source": resolved.sources[key]} for key, value in values.items()}, indent=2)
-
-
-def _as_text(resolved: Resolved) -> str:
-    """Write a setting a line: name, value in JSON's notation, source; in columns."""
-    values = {key: json.dumps(value) for key, value in resolved.job.model_dump(mode="json").items()}
-    width = max(map(len, values))
-    value_width = max(map(len, values.values()))
-    return "\n".join(f"{key:<{width}}  {value:<{value_width}}  {resolved.sources[key]}" for key, value in values.items())

@@ -13,6 +13,7 @@ import click
 
 from ...core.errors import UsageError
 from ...core.job import Job
+from ...core.settings.personal_options import shown_command
 from ...core.untrusted.console import note
 from ...launch.sweeps.child_run import SignalsToChild, run_child
 from ...records.store.jsonl import finite_json
@@ -63,7 +64,7 @@ def _not_started(job: Job, arguments: Sequence[str], name: str, begun: int, repe
     command = ["trainer", *_without(arguments, "--repeats", "--seed", "--name"), "--seed", str(first_seed), *many]
     return (
         f"trainer: run {begun} of {repeats} did not succeed, and {'run' if left == 1 else 'runs'} {begun + 1}{last} ({seeds}) "
-        f"{'was' if left == 1 else 'were'} not started. To start {'it' if left == 1 else 'them'}: {shlex.join(command)}"
+        f"{'was' if left == 1 else 'were'} not started. To start {'it' if left == 1 else 'them'}: {shlex.join(shown_command(command))}"
     )
 
 

@@ -14,6 +14,7 @@ import click
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
 from ...core.process import python as python_command
+from ...core.settings.personal import own_file
 from ...core.settings.sources import resolve
 from ...launch.batch.slurm_script import SlurmJob, script_text
 from ..options import GivenPath, given_options
@@ -23,6 +24,9 @@ __all__ = ["submit"]
 
 OWN = ("--name", "--nodes", "--launcher", "--resume", "--hosts", "--hostfile", "--rendezvous", "--node-rank", "--repeats", "--config")
 """Options of ``trainer run`` that the script decides."""
+
+SECRET = ("--notify", "--on-failure")
+"""Options whose values may hold a password."""
 
 CHECKPOINTS = "600s"
 """Where the job says nothing of checkpoints: what a lost node costs at most."""
@@ -107,5 +111,10 @@ def _checked(config: str, more: Sequence[str], nodes: int, name: str) -> Job:
     for word in more:
         if word.split("=", 1)[0] in OWN:
             raise UsageError(f"{word.split('=', 1)[0]}: decided by the script; give it to `trainer submit slurm` itself, or leave it out")
+        if word.split("=", 1)[0] in SECRET:
+            raise UsageError(
+                f"{word.split('=', 1)[0]}: is not written into a script, which others may read; set its variable, which Slurm hands "
+                f"on to the job, or write it into your own file ({own_file(os.environ)})"
+            )
     context = run.make_context("run", [*more, "--config", config, "--nodes", str(nodes), "--name", name])
     return resolve(given_options(context), os.environ, config).job

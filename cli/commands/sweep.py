@@ -19,6 +19,7 @@ from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.settings.config_files import shipped
 from ...core.settings.ineffective import Requirement, idle_settings
+from ...core.settings.personal import resolve_personal
 from ...core.settings.sources import resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid
 from ...core.untrusted.console import note
@@ -182,6 +183,10 @@ def _refuse_elsewhere(points: Sequence[Point]) -> None:
     follows = any(point.job.launcher == "auto" for point in points)
     if rendezvous or rank or (follows and detect(os.environ, None, None, None)):
         raise UsageError("sweep: starts runs on nodes of its own; it goes neither with torchrun, TF_CONFIG nor a rendezvous")
+    for given in resolve_personal(("hosts", "hostfile"), {}, os.environ).values():
+        if not given.of_own_file or any(point.job.launcher in ("auto", "ssh") for point in points):
+            remedy = "give --launcher local" if given.of_own_file else f"unset {given.option.variable}"
+            raise UsageError(f"sweep: starts runs on nodes of this machine, and {given.key} names hosts for them; {remedy}")
     if follows and (tasks := step_tasks(os.environ)) > 1:
         raise UsageError(
             f"sweep: Slurm started {tasks} of these processes in one step, and each would do all of it; type: srun --ntasks 1 …"

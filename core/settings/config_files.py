@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 
-__all__ = ["SWEEP", "read_config", "shipped"]
+__all__ = ["SWEEP", "parse_toml", "read_config", "shipped"]
 
 MOST_CONFIG_BYTES = 1 << 20
 
@@ -39,19 +39,26 @@ def read_config(config: Path | str) -> tuple[str, dict[str, Any]]:
     try:
         with source.open("rb") as file:  # a pipe is as good as a file here
             data = file.read(MOST_CONFIG_BYTES + 1)
-        if len(data) > MOST_CONFIG_BYTES:
-            raise UsageError(f"--config: {place} is larger than {MOST_CONFIG_BYTES >> 20} MiB, the most that is read of one.")
-        if any(line.count(b".") > MOST_DOTS for line in data.splitlines()):
-            raise UsageError(f"--config: {place} has a line with more than {MOST_DOTS:,} dots, the most that is read of one.")
-        found = tomllib.loads(data.decode("utf-8-sig"))
-        _refuse_long_numbers(found)
-        return place, found
-    except RecursionError:
-        raise UsageError(f"--config: {place} is not valid TOML: it is nested too deep.") from None
-    except ValueError as error:  # no TOML, no UTF-8, or a number of more digits than Python reads
-        raise UsageError(f"--config: {place} is not valid TOML: {error}.") from None
     except OSError as error:
         raise UsageError(f"--config: {place} cannot be read: {error.strerror}.") from None
+    if len(data) > MOST_CONFIG_BYTES:
+        raise UsageError(f"--config: {place} is larger than {MOST_CONFIG_BYTES >> 20} MiB, the most that is read of one.")
+    return place, parse_toml(data, "--config", place)
+
+
+def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
+    """Return the keys of a TOML file's content. Raises UsageError, which begins with `key` and names the `place`, where it is none."""
+    wrong = place if key == place else f"{key}: {place}"
+    if any(line.count(b".") > MOST_DOTS for line in data.splitlines()):
+        raise UsageError(f"{wrong} has a line with more than {MOST_DOTS:,} dots, the most that is read of one.")
+    try:
+        found = tomllib.loads(data.decode("utf-8-sig"))
+        _refuse_long_numbers(found)
+    except RecursionError:
+        raise UsageError(f"{wrong} is not valid TOML: it is nested too deep.") from None
+    except ValueError as error:  # no TOML, no UTF-8, or a number of more digits than Python reads
+        raise UsageError(f"{wrong} is not valid TOML: {error}.") from None
+    return found
 
 
 def _refuse_long_numbers(found: Any) -> None:

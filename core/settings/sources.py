@@ -6,6 +6,7 @@ Each value remembers where it came from, so that it can be shown, and named when
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +23,12 @@ from .config_files import SWEEP, read_config
 from .given_names import named
 from .ineffective import idle_settings
 from .job_fields import ENVIRONMENT_PREFIX, allowed, environment_name, flag_name, is_boolean, schema
+from .personal import own_file
+from .personal_options import PERSONAL_OPTIONS
+from .reserved_variables import RESERVED_VARIABLES
 from .validation_errors import GivenValue, as_usage_error
 
 __all__ = [
-    "RESERVED_VARIABLES",
     "SWEEP_KEYS",
     "Resolved",
     "ResumedRun",
@@ -34,17 +37,6 @@ __all__ = [
     "refuse_misplaced",
     "resolve",
 ]
-
-RESERVED_VARIABLES: Mapping[str, str] = {
-    "TRAINER_DATA_CACHE": "folder of the prepared datasets",
-    "TRAINER_PEER_MEMORY": "off: checkpoints are sent by the tasks, not read from their memory",
-    "TRAINER_SECRET": "shared secret of nodes that are started by hand",
-    "TRAINER_SECRET_FILE": "file with that secret",
-    "TRAINER_RENDEZVOUS": "HOST:PORT where nodes that are started by hand meet",
-    "TRAINER_NODE_RANK": "number of a node that is started by hand",
-    "TRAINER_PROFILE_DIR": "folder for traces, which every task is told",
-}
-"""Variables with our prefix that are no field of the job."""
 
 _SWITCHES = ("TRAINER_PEER_MEMORY",)
 """Those of them that are on or off."""
@@ -232,6 +224,12 @@ def _from_file(config: Path | str | None) -> dict[str, GivenValue]:
     values.pop(SWEEP, None)
     refuse_misplaced(label, values)
     for key in values:
+        if key in PERSONAL_OPTIONS:
+            option = PERSONAL_OPTIONS[key]
+            raise UsageError(
+                f"{key} (in {label}): is never taken from a file of settings, as such files are handed around; give {option.flag} or "
+                f"{option.variable}, or write it into your own file ({own_file(os.environ)})"
+            )
         if key not in Job.model_fields:
             raise UsageError(_unknown(f"{one_line(key)} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
     return {key: GivenValue(value, key, label, label) for key, value in values.items()}

@@ -22,10 +22,13 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FILE_PIECE_BYTES", "PROTOCOL", "Message", "ProtocolError", "RawArray", "ReusableBuffer", "Stream"]
+__all__ = ["FILE_PIECE_BYTES", "MOST_STACK_CHARACTERS", "PROTOCOL", "Message", "ProtocolError", "RawArray", "ReusableBuffer", "Stream"]
 
 PROTOCOL = 9
 """Raised by one with every change of what is said, or when; driver and agents have to agree on it."""
+
+MOST_STACK_CHARACTERS = 32 * 1024
+"""Of what a node tells of where one of its tasks stands."""
 
 MAX_HEADER_BYTES = 2 * 2**20
 """A state of ten thousand arrays is described in half of that; what a hostile header is read into takes fifty times its bytes."""

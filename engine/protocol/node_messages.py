@@ -17,7 +17,7 @@ import msgspec
 
 from ...metrics.base import MOST_SUMS
 from ...records.schema import Count, Seconds, SystemRecord, TaskSample
-from .messages import FILE_PIECE_BYTES, MAX_ARRAY_BYTES, PROTOCOL, Message, RawArray
+from .messages import FILE_PIECE_BYTES, MAX_ARRAY_BYTES, MOST_STACK_CHARACTERS, PROTOCOL, Message, RawArray
 from .state_transfer import CHUNK_BYTES
 
 __all__ = ["wrong_with"]
@@ -100,6 +100,16 @@ class _Sample(_Said):
 
 class _States(_Said):
     states: dict[Name, Annotated[str, msgspec.Meta(min_length=1, max_length=1)]]
+
+
+class _Stack(_Said):
+    text: Annotated[str, msgspec.Meta(max_length=MOST_STACK_CHARACTERS)]
+    problem: Name | None
+
+
+class _Stacks(_Said):
+    number: Count
+    stacks: Annotated[dict[Name, _Stack], msgspec.Meta(max_length=4096)]
 
 
 class _Nothing(_Said):
@@ -221,6 +231,7 @@ _KINDS: Mapping[str, type[_Said]] = {
     "sample": _Sample,
     "sampled": _Nothing,
     "states": _States,
+    "stacks": _Stacks,
     "stopped": _Nothing,
     "log": _Log,
     "trace": _Trace,
@@ -285,6 +296,8 @@ def wrong_with(node: int, message: Message, node_of: Mapping[str, int]) -> str |
     if (arrays := _wrong_with_arrays(message)) is not None:
         return f"{what} {arrays}"
     if isinstance(said, _OfTask | _Death) and node_of.get(said.from_ if isinstance(said, _OfTask) else said.task) != node:
+        return f"{what} for a task that it does not have"
+    if isinstance(said, _Stacks) and any(node_of.get(task) != node for task in said.stacks):
         return f"{what} for a task that it does not have"
     if isinstance(said, _Hello) and said.node != node:
         return f"{what} of node {said.node}"

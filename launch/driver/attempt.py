@@ -21,10 +21,12 @@ from ...engine.progress.base import Progress
 from ...engine.protocol.messages import Message
 from ..launchers.base import NodeChannel
 from ..resume.origin import Origin
+from ..stacks.places import STACKS, TaskStack, describe_places
 from .checkpoint_saver import CheckpointSaver
 from .cluster_setup import Hosts, cluster_document, infer_isolation, make_cluster, make_tasks, nodes_sharing_cores, threads_per_task
+from .first_failure import TaskDiedError
 from .nodes import Nodes
-from .outcome import add_resume_hint, with_task_states
+from .outcome import add_resume_hint, add_to_first_line, task_states, with_task_states
 from .recorder import Recording
 from .restart_policy import AttemptSummary, Decision, Failure, Resize, Restart, RestartPolicy, Stop, failure_of
 from .task_group import TaskGroup, load_state
@@ -85,7 +87,9 @@ class Attempt:
             start=origin.start,
             lengths=training.lengths,
             width=training.model.width,
+            on_silent=lambda worker: self.tasks.find_stacks(f"worker-{worker}"),
         )
+        self.tasks.inquiries.on_answer = self._tell_places
 
     @property
     def totals(self) -> TrainingTotals:
@@ -165,9 +169,22 @@ class Attempt:
         try:
             totals = self.loop.run()
         except StalledRunError as error:
-            raise with_task_states(error, self.tasks.standing()) from error
+            standing = self.tasks.standing()
+            self._recording.stacks(str(error), standing.stacks)
+            raise with_task_states(error, standing) from error
+        except TaskDiedError as error:
+            if error.stalled:  # a chief that has noticed it before this process
+                standing = self.tasks.standing()
+                self._recording.stacks(str(error).split("\n", 1)[0], standing.stacks)
+                add_to_first_line(error, task_states(standing))
+            raise
         self.trains = False
         return totals
+
+    def _tell_places(self, stacks: Mapping[str, TaskStack]) -> None:
+        """A worker stands still while others go on: keep and tell where."""
+        self._recording.stacks("no step was finished for too long", stacks)
+        self._recording.progress.message(f"{describe_places(stacks) or 'where that worker stands is not known'}; {STACKS} has all of it")
 
     def calibrate(self) -> None:
         """Calibrate and write ``calibration.json``. The run clock has ended and every checkpoint is safe: nothing can be lost here."""

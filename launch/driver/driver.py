@@ -25,6 +25,8 @@ from ...records.store.run_directory import RunReader, RunState
 from ...records.store.run_vocabulary import VOCABULARY, write_vocabulary
 from ..ending_signals import EndingSignals
 from ..launchers.base import Launcher
+from ..notices.notifier import Notifier
+from ..notices.run_notices import RunNotices
 from ..resume.deferred_writes import DeferredWrites
 from ..resume.origin import Origin, newest_origin
 from ..resume.resized_segments import ResizedSegments
@@ -33,7 +35,7 @@ from ..resume.segments import Segments, total_steps
 from .attempt import Attempt, Restarts
 from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver
 from .nodes import Nodes
-from .outcome import Ending, finalize_records, resume_hint
+from .outcome import Ending, Outcome, finalize_records, resume_hint
 from .recorder import Recording
 from .restart_policy import RestartPolicy, policy_of
 from .training_job import TrainingJob
@@ -45,7 +47,7 @@ class Driver:
     """Runs one job. `sources` says where each value of the job came from; `command` is what the user typed.
 
     `resumption` is the run that goes on with this job, where it is not a new one. `policy` decides what follows a failure; without one the
-    job's settings do.
+    job's settings do. `notifier` tells of each new beginning, and of the end.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Driver:
         command: Sequence[str],
         resumption: Resumption | None = None,
         policy: RestartPolicy | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         self.job = job
         self._sources = dict(sources)
@@ -63,6 +66,7 @@ class Driver:
         self._command = job.recorded_command(command)
         self._resumption = resumption
         self._policy = policy or policy_of(job)
+        self._notices = RunNotices(notifier or Notifier({}, note), job.name, self._done)
         self._segments = Segments(resumption, self._command)
         self._resized = ResizedSegments(job.nodes, self._command)
         self._documents = DeferredWrites()
@@ -70,6 +74,7 @@ class Driver:
         self._interrupts: list[Callable[[], None]] = []
         self._signals = EndingSignals(self._end_in_good_order, self._end_at_once)
         self._hosts: Hosts | None = None
+        self._failure = Outcome.of(None)
         self._recording: Recording
         self._launcher: Launcher
         self._training: TrainingJob
@@ -80,10 +85,21 @@ class Driver:
         return self._recording.path
 
     def execute(self, launcher: Launcher) -> dict[str, Any]:
-        """Run the job; return the summary. Raises what ended the run, after everything has been written and every process ended."""
+        """Run the job; return the summary. Raises what ended the run, after all has been written, every process ended, and it was told."""
+        outcome = Outcome.of(None)
+        try:
+            return self._executed(launcher)
+        except BaseException as error:
+            outcome = Outcome.of(error)
+            raise
+        finally:
+            self._notices.ended(outcome.state, outcome.cause, outcome.task, outcome.exit_code)
+
+    def _executed(self, launcher: Launcher) -> dict[str, Any]:
         self._launcher = launcher
         self._training = TrainingJob.of(self.job)
         self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
+        self._notices.has_directory(self.path, self._recording.event)
         if self._resumption is not None:
             self._documents = DeferredWrites(RunReader(self._resumption.path).status())
         try:
@@ -199,6 +215,7 @@ class Driver:
                 training = restarts.regroup(attempt)
                 origin = self._newest_origin(first)
             except TrainerError as error:
+                self._failure = Outcome.of(error)
                 training = restarts.prepare(error, attempt)
                 if attempt.began:
                     origin = self._newest_origin(first, error)
@@ -252,6 +269,7 @@ class Driver:
         if restarts:
             lost = max(0.0, before - attempt.origin.run_seconds)
             recording.event("run_restarted", **attempt.origin.place, **nodes, seconds_lost=lost)
+            self._notices.restarted(self._failure.cause or "", self._failure.task)
         else:
             recording.event("run_started" if resumption is None else "run_resumed", **self._segments.event, **nodes)
             self._progress.start(self.job, attempt.loop.objective.infos, attempt.loop.triggers.total)
@@ -332,6 +350,14 @@ class Driver:
             machines=None if self._hosts is None else [machine_of(host) for host in self._hosts],
         )
 
+    def _done(self) -> tuple[int, float]:
+        """Return the updates that the run has done by now, and the seconds that it has taken."""
+        began = next((attempt for attempt in reversed(self._attempts) if attempt.began), None)
+        if began is not None:
+            return began.totals.updates_reported, self._recording.run_seconds
+        resumption = self._resumption
+        return (resumption.origin.start.cursor.step, resumption.run_seconds) if resumption is not None else (0, 0.0)
+
     def _spent(self, attempt: Attempt) -> dict[str, Any]:
         """Return the seconds that the run has spent by now, where it is in this attempt, with its earlier parts."""
         totals = attempt.totals
@@ -376,11 +402,13 @@ def run(
     launcher: Launcher,
     resumption: Resumption | None = None,
     policy: RestartPolicy | None = None,
+    notifier: Notifier | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Run a job on the launcher's nodes, or go on with a run; return the run directory and the summary.
 
-    What fails is raised, after it has been recorded, where `policy`, or what the job says of restarts, does not have the run begin anew.
+    What fails is raised, after it has been recorded and told by `notifier`, where `policy`, or what the job says of restarts, does not have
+    the run begin anew.
     """
-    driver = Driver(job, sources, progress, command, resumption, policy)
+    driver = Driver(job, sources, progress, command, resumption, policy, notifier)
     summary = driver.execute(launcher)
     return driver.path, summary

@@ -11,7 +11,7 @@ import errno
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from ...core.errors import RunFailedError, TrainerError, UsageError
+from ...core.errors import RunFailedError, StalledRunError, TrainerError, UsageError
 from ...core.memory_exhaustion import REMEDY, worker_in
 from ...engine.peer_loss import indicates_peer_loss
 from ...engine.protocol.messages import Message
@@ -32,7 +32,9 @@ class _LossError(RunFailedError):
 
 
 class TaskDiedError(_LossError):
-    """A task has ended, and the run has not."""
+    """A task has ended, and the run has not. `stalled`: because it had seen that others do not get on."""
+
+    stalled = False
 
 
 class NodeLostError(_LossError):
@@ -158,4 +160,6 @@ class Failures:
             why = f"; the kernel has killed for want of memory meanwhile, so that it ran out of memory, most likely: {REMEDY}"
         log = "\n".join(f"  {line}" for line in death["tail"])
         text = f"task {task} on {name} {how}{doing}{why}"
-        return TaskDiedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task, node)
+        died = TaskDiedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task, node)
+        died.stalled = error is not None and error["type"] == StalledRunError.__name__
+        return died

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from ...checkpoint import list_checkpoints
 from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
 from ...core.job import Job
-from ...core.untrusted.console import note
+from ...core.untrusted.console import note, one_line
 from ...records.store.run_directory import RunState, RunWriter
 from ..resume.trust import trust_flag
+from ..stacks.places import STACKS, describe_places, odd_one_out
 from .recorder import Recording
 from .task_group import ClusterState
 
@@ -25,10 +26,19 @@ __all__ = [
     "Ending",
     "Outcome",
     "add_resume_hint",
+    "add_to_first_line",
     "finalize_records",
     "resume_hint",
+    "task_states",
     "with_task_states",
 ]
+
+
+MOST_UNKNOWN = 4
+"""Of tasks whose place is not known: why is told of so many; the file of the stacks has all."""
+
+MOST_TOLD = 300
+"""Characters of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +167,44 @@ def resume_hint(job: Job, run: Path) -> str:
 
 
 def with_task_states(error: StalledRunError, standing: ClusterState) -> StalledRunError:
-    """Name the nodes that do not answer and the tasks that are stopped, or else tell the state of each task."""
-    stopped = [task for task, state in standing.states.items() if state in "Tt"]
+    """Return the error with how the cluster stands (`task_states`), and with whom that shows to be to blame."""
+    stopped = _stopped(standing)
+    alone = odd_one_out(standing.stacks)
+    to_blame = [*(f"agent-{node}" for node in standing.silent), *stopped, *([] if alone is None else [alone])]
+    return StalledRunError(f"{error}; {task_states(standing)}", to_blame[0] if to_blame else None)
+
+
+def _stopped(standing: ClusterState) -> list[str]:
+    return [task for task, state in standing.states.items() if state in "Tt"]
+
+
+def task_states(standing: ClusterState) -> str:
+    """Say which nodes do not answer, which tasks are stopped, and where each stands, or else each task's state."""
+    stopped = _stopped(standing)
     named = list(standing.silent.values())
     if stopped:
         named.append(f"stopped by a signal: {', '.join(stopped)}")
+    if standing.stacks:
+        named += filter(None, [describe_places(standing.stacks), *_unknown_places(standing), f"{STACKS} has all stacks"])
     if not named:
         named.append(f"states of the tasks: {dict(standing.states)}")
-    to_blame = [*(f"agent-{node}" for node in standing.silent), *stopped]
-    return StalledRunError(f"{error}; {'; '.join(named)}", to_blame[0] if to_blame else None)
+    return "; ".join(named)
+
+
+def _unknown_places(standing: ClusterState) -> list[str]:
+    """Say of which tasks it is not known where they stand, and why; that a task is stopped is said elsewhere."""
+    unknown = {
+        task: stack.problem for task, stack in standing.stacks.items() if stack.problem and standing.states.get(task) not in ("T", "t")
+    }
+    return [f"{task} {one_line(why)[:MOST_TOLD]}" for task, why in list(unknown.items())[:MOST_UNKNOWN]]
 
 
 def add_resume_hint(error: RunFailedError | InterruptedRunError, job: Job, run: Path) -> None:
     """Put what a run can go on from into the first line of the error that ended its training."""
+    add_to_first_line(error, resume_hint(job, run))
+
+
+def add_to_first_line(error: TrainerError, more: str) -> None:
+    """Put more into the first line of an error; what follows are the last lines of a log."""
     first, *rest = str(error).split("\n", 1)
-    error.args = ("\n".join([f"{first}; {resume_hint(job, run)}", *rest]),)
+    error.args = ("\n".join([f"{first}; {more}", *rest]),)

@@ -14,7 +14,7 @@ from ...engine.protocol.messages import Message
 
 __all__ = ["OutstandingRequests"]
 
-_OF_NODES = frozenset({"hello", "ports", "sampled", "states", "stopped"})
+_OF_NODES = frozenset({"hello", "ports", "sampled", "states", "stacks", "stopped"})
 _OF_COMMANDS = frozenset(
     {"done", "steps", "evaluated", "predicted", "decoded", "translated", "calibrated", "state_begin", "state_part", "state_end"}
 )

@@ -20,6 +20,7 @@ from ...records.loggers.mllog import MLLogWriter, Sizes
 from ...records.loggers.tensorboard import TensorBoardWriter
 from ...records.schema import EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from ...records.store.run_directory import RunReader, RunState, RunWriter
+from ..stacks.places import STACKS, TaskStack, append_stacks
 
 __all__ = ["PROFILE", "Recording"]
 
@@ -279,6 +280,14 @@ class Recording:
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with _delete_if_incomplete(target), target.open("ab") as file:
                     file.write(data)
+
+    def stacks(self, occasion: str, stacks: Mapping[str, TaskStack]) -> None:
+        """Keep where tasks stand: all of it in a file of the run directory, the innermost line of each in an event."""
+        if not stacks:
+            return
+        with self._disk_errors(self.path / STACKS):
+            append_stacks(self.path, occasion, stacks)
+        self.event("stacks_found", tasks={task: stack.place or stack.problem for task, stack in stacks.items()})
 
     def _of_a_task(self, node: int, name: object) -> None:
         if not isinstance(name, str) or self._tasks.get(name) != node:

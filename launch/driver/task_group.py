@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
@@ -20,6 +20,9 @@ from ...engine.protocol.heartbeat import TICK_SECONDS
 from ...engine.protocol.messages import Message
 from ...engine.protocol.state_transfer import load_messages
 from ...engine.task import task_to_fields
+from ..stacks.collect import COLLECT_SECONDS
+from ..stacks.inquiries import Inquiries
+from ..stacks.places import TaskStack
 from .first_failure import Failures, first_cause
 from .nodes import Nodes
 
@@ -34,17 +37,22 @@ KILL_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """How the cluster stands: the kernel's state letter of each task that is known, and what is wrong with each node that said nothing."""
+    """How the cluster stands: the kernel's state letter of each task that is known, and what is wrong with each node that said nothing.
+
+    `stacks`: where each task stands of which its node has told that.
+    """
 
     states: Mapping[str, str]
     silent: Mapping[int, str]
+    stacks: Mapping[str, TaskStack] = field(default_factory=dict)
 
 
 class TaskGroup:
     """Talks to the tasks `placed` on `nodes`, those of them that lead in their order. It raises what ends them, until `end_tasks`.
 
     `survives`: the roles of those whose death, once they are ready, ends nothing, as their backend declares it. `places` are the numbers of
-    the nodes that are used, all where none are named. The others are asked nothing, and their loss is none of the group's.
+    the nodes that are used, all where none are named. The others are asked nothing, and their loss is none of the group's. What
+    `find_stacks` has asked about comes to `inquiries.on_answer`, from within `receive`.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class TaskGroup:
         self.node_of = {task.name: task.node for task in placed}
         self._leaders = {task.name: number for number, task in enumerate(task for task in placed if task.leading)}
         self._ending = False
+        self.inquiries = Inquiries(partial(nodes.ask, kind="stacks"))
         nodes.asked.started(self.node_of, self._leaders)
 
     def __len__(self) -> int:
@@ -170,6 +179,9 @@ class TaskGroup:
             return None
         if self._failures.record(*answer) or answer[1] is None:
             return None
+        if answer[1].kind == "stacks":
+            self.inquiries.hear(answer[1])
+            return None
         return answer[0], answer[1]
 
     def _concerns(self, lost: int) -> bool:
@@ -211,8 +223,27 @@ class TaskGroup:
                 waiting = waiting - {node}
         self.nodes.ignores_requests(waiting)
         lost = {node: self.nodes.describe_loss(node) for node in self.nodes.lost if node in self._places}
+        stacks = {} if waiting or lost else self._stacks_of(self._places)  # with a node that has gone all others wait for that
         silent = {node: f"the agent of {self.nodes.name(node)} does not answer" for node in sorted(waiting)}
-        return ClusterState({**{death["task"]: "gone" for death in self.deaths}, **states}, {**lost, **silent})
+        return ClusterState({**{death["task"]: "gone" for death in self.deaths}, **states}, {**lost, **silent}, stacks)
+
+    def find_stacks(self, task: str) -> None:
+        """Ask where a task stands; nobody waits for the answer."""
+        self.inquiries.ask(self.node_of[task], [task], awaited=False)
+
+    def _stacks_of(self, nodes: Iterable[int]) -> dict[str, TaskStack]:
+        """Ask nodes where their tasks stand; return what is heard of it within the time that agents take at most, or that it was not."""
+        inquiries = self.inquiries
+        inquiries.found.clear()
+        for node in nodes:
+            inquiries.ask(node, [task for task, place in self.node_of.items() if place == node], awaited=True)
+        deadline = time.monotonic() + COLLECT_SECONDS
+        while inquiries.awaited & self.nodes.members.present and (remaining := deadline - time.monotonic()) > 0:
+            self._sorted(min(remaining, 1.0))
+        silent = TaskStack("", f"is on a node that has not told within {COLLECT_SECONDS:g} s where it stands")
+        found = {task: silent for task, place in self.node_of.items() if place in inquiries.awaited} | inquiries.found
+        inquiries.give_up()
+        return {task: found[task] for task in self.node_of if task in found}
 
     # How it ends ----------------------------------------------------------------------------------------------------
 
@@ -222,6 +253,7 @@ class TaskGroup:
         A node that does not tell in time that its tasks have ended is lost.
         """
         self._ending = True
+        self.inquiries.on_answer = None
         nodes = self.nodes
         nodes.give_up_silent()
         waiting = nodes.answering & self._places

@@ -24,6 +24,7 @@ from ...core.untrusted.console import note
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
+from ..stacks.collect import collect_stacks, find_py_spy
 from .identity import address_for_others, node_identity
 from .port_reservation import PortBlock
 from .scratch import make_scratch, remove_scratch
@@ -46,9 +47,12 @@ HELD_UP_BYTES = 2**16
 """With so much unread it is this agent that is busy, and the driver that has to wait: nothing more may arrive."""
 
 FOREIGN_VARIABLES = frozenset(
-    {"TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRAINER_SECRET"}
+    {
+        *("TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("TRAINER_SECRET", "TRAINER_NOTIFY", "TRAINER_ON_FAILURE"),
+    }
 )
-"""What tasks must not see: where another launcher placed this process, and the secret that only agents and driver need."""
+"""What tasks must not see: where another launcher placed this process, and secrets that only agents and driver need."""
 
 
 class Agent:
@@ -70,6 +74,7 @@ class Agent:
         self._keeps_spares = False
         self._sampler: NodeSampler | None = None
         self._watching = threading.Lock()
+        self._inspections: list[threading.Thread] = []
         self._dead: set[int] = set()
         self._scratch = make_scratch()
         self._logs = self._scratch
@@ -127,13 +132,23 @@ class Agent:
         elif message.kind == "stop":
             self._supervisor.stop(message["grace_seconds"], keep_spares=self._keeps_spares)
             self._stop_sampler()
+            while self._inspections:  # what is said of tasks comes before the end of these
+                self._inspections.pop().join()
             self._ship_logs()
             self._ship_traces()
             self._send(Message("stopped", {}))
         elif message.kind == "inspect":
             self._send(Message("states", {"states": {name: self._supervisor.state_of(name) for name in self._supervisor.alive()}}))
+        elif message.kind == "find_stacks":
+            self._inspections.append(threading.Thread(target=self._find_stacks, args=(message,), name="stacks", daemon=True))
+            self._inspections[-1].start()
         else:
             raise ConnectionError(f"unknown request {message.kind!r}")
+
+    def _find_stacks(self, asked: Message) -> None:
+        """Tell the driver where tasks stand; in a thread, as it may take seconds."""
+        with self._supervisor.inspected(asked["tasks"]) as inspected:
+            self._send(Message("stacks", {"number": asked["number"], "stacks": collect_stacks(inspected, find_py_spy())}))
 
     def _prepare(self, message: Message) -> None:
         """Answer the driver's first message: start the tasks that are sure to come, then load the monitor and greet."""

@@ -15,14 +15,17 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.memory_exhaustion import kernel_oom_kills
 from ...core.process import python
 from ...engine.protocol.messages import Message, ReusableBuffer, Stream
+from ..stacks.collect import InspectedTask
 
 __all__ = ["Death", "Supervisor", "tail"]
 
@@ -51,13 +54,14 @@ class Death:
 class _Child:
     """`early_log`: where a task that began as a spare writes until it has moved to its `log`. `usable`: a spare that still may be taken.
 
-    `ended` gets its death, once it has been reaped.
+    `ended` gets its death, once it has been reaped. `stacks`: what it writes its stacks to when it is asked to.
     """
 
     name: str
     process: subprocess.Popen[bytes]
     stream: Stream
     log: Path
+    stacks: int | None = None
     early_log: Path | None = None
     usable: bool = False
     spare: bool = False
@@ -121,19 +125,22 @@ class Supervisor:
     def _spawn(self, name: str, log: Path, environment: Mapping[str, str], early_log: Path | None) -> _Child:
         ours, theirs = socket.socketpair()
         log.parent.mkdir(parents=True, exist_ok=True)
+        stacks = os.memfd_create("stacks") if sys.platform == "linux" else None
         command = python("crosstrain.engine.task", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()))
+        command += [] if stacks is None else ["--stacks", str(stacks)]
         with theirs, log.open("ab") as output, self._changed:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *([] if stacks is None else [stacks])],
                 env=dict(environment),
                 start_new_session=True,
             )
             stream = Stream(ours.makefile("rb"), ours.makefile("wb"))
-            child = _Child(name, process, stream, log, early_log, usable=early_log is not None, spare=early_log is not None)
+            spare = early_log is not None
+            child = _Child(name, process, stream, log, stacks, early_log, usable=spare, spare=spare)
             self._children[process.pid] = child
             self._changed.notify_all()
         ours.close()
@@ -191,6 +198,22 @@ class Supervisor:
         except OSError:
             return "gone"
 
+    @contextmanager
+    def inspected(self, tasks: Collection[str]) -> Iterator[list[InspectedTask]]:
+        """Give those of the tasks that live, for as long as the block lasts, to whoever finds out where they stand."""
+        with self._changed:
+            children = [child for child in self._children.values() if child.name in tasks and child.process.returncode is None]
+            written = [None if child.stacks is None else os.dup(child.stacks) for child in children]
+        try:
+            yield [
+                InspectedTask(child.name, child.process.pid, self.state_of(child.name), descriptor)
+                for child, descriptor in zip(children, written, strict=True)
+            ]
+        finally:
+            for descriptor in written:
+                if descriptor is not None:
+                    os.close(descriptor)
+
     def _follow(self, child: _Child) -> None:
         """Report what a task says, then its death."""
         self._read(child)
@@ -200,6 +223,9 @@ class Supervisor:
         with self._changed:
             if self._children.get(death.pid) is child:
                 del self._children[death.pid]
+            if child.stacks is not None:
+                os.close(child.stacks)
+                child.stacks = None
             self._changed.notify_all()
 
     def _read(self, child: _Child) -> None:

@@ -30,7 +30,7 @@ from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
 from ...records.store.run_directory import RunReader
 from .origin import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
-from .trust import LINK, links_outside, refuse_foreign
+from .trust import LINK, links_outside, refuse_foreign, refuse_personal
 
 __all__ = ["Resumption", "load_resumption", "refuse_at_work"]
 
@@ -75,6 +75,7 @@ def load_resumption(
     except DamagedCheckpointError as error:
         raise UsageError(str(error)) from error
     meta, described = checkpoint.meta, reader.job()
+    refuse_personal(described, path / "job.json")
     before = {field: described[field] for field in Job.model_fields if field in described}
     for own in ("out", "name"):
         if own in flags:

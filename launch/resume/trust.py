@@ -16,8 +16,9 @@ from ...core.errors import UsageError
 from ...core.plugins import BUILT_IN, available, model_base
 from ...core.settings.config_files import shipped
 from ...core.settings.job_fields import flag_name
+from ...core.settings.personal_options import PERSONAL_OPTIONS
 
-__all__ = ["CONFIG", "LINK", "TRUST_RUN", "foreign_settings", "links_outside", "refuse_foreign", "trust_flag"]
+__all__ = ["CONFIG", "LINK", "TRUST_RUN", "foreign_settings", "links_outside", "refuse_foreign", "refuse_personal", "trust_flag"]
 
 TRUST_RUN = "--trust-run"
 
@@ -84,6 +85,17 @@ def refuse_foreign(settings: Mapping[str, Any], source: Path, typed: Collection[
         f"run: the files of {str(source)!r} would have this command {uses}, which a run's files alone do not decide, as they may come from "
         f"anybody. If you know them, add {TRUST_RUN}{again}."
     )
+
+
+def refuse_personal(document: Mapping[str, Any], source: Path) -> None:
+    """Raise UsageError where a file of a run names what a user alone gives (`core.settings.personal_options`): no run has written that."""
+    named = sorted(PERSONAL_OPTIONS.keys() & document.keys())
+    if named:
+        raise UsageError(
+            f"run: {str(source)!r} has {', '.join(named)}, which the files of a run never decide, and which trainer writes into none: this "
+            f"file is not as it was written. Take {'it' if len(named) == 1 else 'them'} out, and give "
+            f"{', '.join(PERSONAL_OPTIONS[name].flag for name in named)} yourself."
+        )
 
 
 def trust_flag(*settings: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ _PURPOSES: tuple[tuple[str, str], ...] = (
     ("system.jsonl", "resource samples of each node"),
     ("mllog.txt", "MLPerf's event log"),
     ("tensorboard/*", "event files for TensorBoard; fewer points than the records"),
+    ("logs/stacks.txt", "where each task stood when the run did not get on"),
     ("logs/*", "output of each task"),
     ("profile/*", "traces of a few steps: .json for Chrome's trace viewer, .xplane.pb for TensorBoard's profile plugin"),
     *((f"checkpoints/step-*/{name}", purpose) for name, purpose in _CHECKPOINT_FILES),

@@ -18,11 +18,11 @@ from crosstrain.records.store.run_directory import RunReader
 JOB = {"backend": "toy", "nodes": 2, "network": "host", "steps": 3000, "eval_every": "1000steps", "tensorboard": False}
 
 
-def train(out, name, policy=None, **more):
+def train(out, name, policy=None, notifier=None, **more):
     job = resolve({**JOB, "out": out, "name": name, **more}, {}).job
     launcher = LocalLauncher(job, lambda text: None)
     given = {} if policy is None else {"policy": policy}
-    return driver.run(job, sources={}, progress=QuietProgress(), command=["test"], launcher=launcher, **given)
+    return driver.run(job, sources={}, progress=QuietProgress(), command=["test"], launcher=launcher, notifier=notifier, **given)
 
 
 def when(path, ready, act):

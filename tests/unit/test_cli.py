@@ -20,6 +20,7 @@ from crosstrain.cli.main import main
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import available
 from crosstrain.core.settings.job_fields import flag_name, is_boolean
+from crosstrain.core.settings.personal_options import PERSONAL_OPTIONS
 
 TRAINER = [sys.executable, "-m", "crosstrain.cli.main"]
 
@@ -154,7 +155,7 @@ def test_print_config_shows_values_and_sources(capsys, monkeypatch):
     code, out, err = call(capsys, "run", "--config", "quickstart", "--backend", "torch", "--no-monitor", "--print-config")
     assert (code, err) == (0, "")
     rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in out.splitlines()}
-    assert list(rows) == list(Job.model_fields)
+    assert list(rows) == [*Job.model_fields, *PERSONAL_OPTIONS]
     assert rows["backend"] == ['"torch"', "flag"]
     assert rows["lr"] == ["0.25", "environment TRAINER_LR"]
     assert rows["nodes"] == ["3", "file quickstart.toml (shipped)"]
@@ -167,7 +168,7 @@ def test_print_config_as_json(capsys):
     shown = json.loads(out)
     assert code == 0
     assert shown["cores_per_node"] == {"value": [2.0], "source": "flag"}
-    assert Job.model_validate({key: entry["value"] for key, entry in shown.items()}).backend == "tf"
+    assert Job.model_validate({key: shown[key]["value"] for key in Job.model_fields}).backend == "tf"
 
 
 def test_models(capsys):

@@ -21,7 +21,8 @@ from crosstrain.cli.group import COMMANDS
 from crosstrain.cli.options import given_options
 from crosstrain.core import plugins
 from crosstrain.core.job import Job
-from crosstrain.core.settings.sources import RESERVED_VARIABLES, ResumedRun, resolve
+from crosstrain.core.settings.reserved_variables import RESERVED_VARIABLES
+from crosstrain.core.settings.sources import ResumedRun, resolve
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import ColumnSpec
 from crosstrain.data.store.resolve import written_out
@@ -51,6 +52,7 @@ OPTIONS_OF_OTHERS = {
     "--requeue",
     "--signal",
     "--logdir",
+    "--mail-type",
     "--ntasks-per-node",
     "--nproc-per-node",
     "--no-python",

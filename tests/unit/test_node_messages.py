@@ -23,7 +23,7 @@ from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.peer_memory import PeerMemory
 from crosstrain.engine.protocol import codec
-from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, PROTOCOL, Message, ProtocolError, RawArray, Stream
+from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, MOST_STACK_CHARACTERS, PROTOCOL, Message, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.node_messages import wrong_with
 from crosstrain.engine.protocol.state_transfer import StateSender
 from crosstrain.engine.task import _report_error
@@ -65,6 +65,7 @@ SOUND = {
         Message("alive"),
         Message("sampled"),
         Message("states", {"states": {"worker-1": "S"}}),
+        Message("stacks", {"number": 1, "stacks": {"worker-1": {"text": "File", "problem": None}}}),
         Message("stopped"),
         Message("log", {"task": "worker-1"}, {"text": RawArray("|u1", [2], b"ab")}),
         Message("trace", {"path": "worker-1/a"}, {"data": RawArray("|u1", [2], b"ab")}),
@@ -208,11 +209,13 @@ BROKEN = [
     Message("log", {"task": "worker-1"}, {"text": RawArray("nonsense", [2], b"ab")}),
     Message("sample", {"record": {**SOUND["sample"]["record"], "more": 1}}),
     Message("hello", {**SOUND["hello"].fields, "node": 0}),
+    Message("stacks", {"number": 1, "stacks": {"worker-0": {"text": "File", "problem": None}}}),
+    Message("stacks", {"number": 1, "stacks": {"worker-1": {"text": "x" * (MOST_STACK_CHARACTERS + 1), "problem": None}}}),
     Message("nobody sends this", {}),
     Message("hello", {**SOUND["hello"].fields, "\udc80": 0}),
     Message("evaluated", {**SOUND["evaluated"].fields, "sums": {"loss_sum": "\udc80"}}),
     *(SOUND[kind] for kind in ("done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end")),
-    *(SOUND[kind] for kind in ("ports", "states", "sampled", "stopped")),  # that nobody asked for
+    *(SOUND[kind] for kind in ("ports", "states", "stacks", "sampled", "stopped")),  # that nobody asked for
 ]
 RAW = [
     b"[" * 200_000 + b"\n",

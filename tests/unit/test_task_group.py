@@ -12,6 +12,7 @@ import pytest
 from crosstrain.core.cluster import Role, TaskSpec
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.launch.driver import task_group
 from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.outcome import with_task_states
 from crosstrain.launch.driver.task_group import TaskGroup
@@ -190,6 +191,51 @@ def test_the_death_of_any_other_task_or_before_it_is_ready_is_a_failure(cluster,
         control.await_ready(10.0)
     agents[1].death("worker-1", signal="SIGKILL", code=None)
     assert failure(control).task == "worker-1"
+
+
+def test_a_stall_tells_where_tasks_stand_and_of_which_that_is_not_known(cluster, monkeypatch):
+    """One node tells it, one says of its task that it is stopped, one is silent from then on."""
+    monkeypatch.setattr(task_group, "COLLECT_SECONDS", 0.5)
+    control, agents = cluster(3)
+    stacks = [
+        {"text": 'Thread 0x1\n  File "/a.py", line 7 in f\n  File "/b.py", line 8 in g\n', "problem": None},
+        {"text": "", "problem": "is stopped\nby a signal"},
+    ]
+
+    def agent(agent):
+        assert agent.stream.receive().kind == "inspect"
+        agent.send("states", states={f"worker-{agent.node}": "T" if agent.node == 1 else "S"})
+        asked = agent.stream.receive()
+        assert (asked.kind, asked["tasks"]) == ("find_stacks", [f"worker-{agent.node}"])
+        if agent.node < 2:
+            agent.send("stacks", number=asked["number"], stacks={f"worker-{agent.node}": stacks[agent.node]})
+
+    threads = [threading.Thread(target=agent, args=(each,)) for each in agents]
+    for thread in threads:
+        thread.start()
+    standing = control.standing()
+    for thread in threads:
+        thread.join()
+    error = with_task_states(StalledRunError("stalled"), standing)
+    assert str(error) == (
+        "stalled; stopped by a signal: worker-1; worker-0 stands at /a.py:7 (f); "
+        "worker-2 is on a node that has not told within 0.5 s where it stands; logs/stacks.txt has all stacks"
+    )
+    assert error.task == "worker-1"
+
+
+def test_where_a_task_stands_may_be_asked_while_others_go_on(cluster):
+    control, (agent,) = cluster(1)
+    told = []
+    control.inquiries.on_answer = told.append
+    control.find_stacks("worker-0")
+    number = agent.stream.receive()["number"]
+    agent.send("stacks", number=number, stacks={"worker-0": {"text": '  File "/a.py", line 7 in f\n', "problem": None}})
+    assert control.receive(1.0) is None
+    ((stack,),) = [found.values() for found in told]
+    assert stack.place == "/a.py:7 (f)"
+    agent.send("stacks", number=number, stacks={})
+    assert "a message 'stacks' that nobody asked for" in str(failure(control))
 
 
 class TestAlone:

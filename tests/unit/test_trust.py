@@ -18,6 +18,7 @@ from crosstrain.conformance.runs import run_job, trainer
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.job_fields import choices, schema
+from crosstrain.core.settings.personal_options import PERSONAL_OPTIONS
 from crosstrain.core.settings.sweeps import Grid
 from crosstrain.launch.driver.outcome import resume_hint
 from crosstrain.launch.resume.resumption import load_resumption
@@ -97,6 +98,15 @@ def test_a_runs_files_do_not_have_code_executed(place, arguments):
     assert "add --trust-run" in done.stderr
     assert "or type --model yourself" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", PERSONAL_OPTIONS)
+def test_a_runs_files_name_no_hosts_programs_or_addresses_whoever_trusts_them(place, name, capsys):
+    path = place / "evilrun/job.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: f"touch {place}/mark"}))
+    assert invoke([*COMMANDS["resume"], "--trust-run"]) == 2
+    assert f"job.json' has {name}, which the files of a run never decide" in capsys.readouterr().err
+    assert not (place / "mark").exists()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch
 from ....core.cluster import Task, TaskSpec
 from ....core.errors import RunFailedError
 from ....core.job import Job
+from ....core.stack_dump import mark_working_thread
 from ....core.startup_watchdog import startup_phase
 from ....data.base import Dataset
 from ....data.sampler import Batches
@@ -176,6 +177,7 @@ class Worker:
             raise self._failure
 
     def _work(self) -> None:
+        mark_working_thread()
         try:
             frame = self._chief.receive()
             while (ticket := self._next(frame)) is not None:

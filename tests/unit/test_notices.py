@@ -1,0 +1,298 @@
+"""What becomes of a run is told once, in bounded time, and its result does not depend on whether anybody listens."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from processes import wait_until
+from web_server import web_server
+
+from crosstrain.core.errors import InterruptedRunError, RunFailedError, UsageError
+from crosstrain.core.job import Job
+from crosstrain.core.settings.job_fields import environment_name
+from crosstrain.core.settings.personal import resolve_personal
+from crosstrain.core.settings.personal_options import PERSONAL_OPTIONS
+from crosstrain.core.settings.reserved_variables import TOLD_VARIABLES
+from crosstrain.launch.notices import webhook
+from crosstrain.launch.notices.failure_command import run_command
+from crosstrain.launch.notices.news import NoticeError, RunNews
+from crosstrain.launch.notices.notifier import Notifier
+from crosstrain.launch.notices.run_notices import RunNotices
+from crosstrain.launch.notices.webhook import post
+from crosstrain.records.schema import EventRecord
+from crosstrain.records.store.jsonl import read_records
+
+NEWS = RunNews("failed", "mine", Path("/runs/mine"), "task worker-1 was killed", "worker-1", 1200, 61.23456, 1, 2, host="node0")
+
+
+@pytest.fixture(autouse=True)
+def _directly(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(webhook, "RETRY_SECONDS", 0.05)
+
+
+def not_told(url, body=b"{}"):
+    with pytest.raises(NoticeError) as raised:
+        post(url, body)
+    assert "SECRET" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_the_document_says_what_has_become_of_the_run():
+    assert json.loads(NEWS.as_json()) == {
+        "event": "failed", "name": "mine", "path": "/runs/mine", "host": "node0", "cause": "task worker-1 was killed", "task": "worker-1",
+        "steps": 1200, "seconds": 61.235, "exit_code": 1, "restarts": 2,
+        "text": "run mine on node0 has failed after 1,200 steps and 61 s: task worker-1 was killed",
+    }  # fmt: skip
+    assert NEWS.variables().keys() == TOLD_VARIABLES.keys()
+    assert NEWS.variables()["TRAINER_RUN_EXIT_CODE"] == "1"
+    assert not TOLD_VARIABLES.keys() & {environment_name(field) for field in Job.model_fields}
+
+
+def test_texts_of_other_hosts_are_bounded_and_stay_on_their_line():
+    news = RunNews("failed", None, None, "a\nb\x1b\x00\udc80" + "x" * 10_000, "worker\n1", 0, 0.0, 1, 0)
+    document = json.loads(news.as_json())
+    assert document["cause"].startswith("a\\x0ab\\x1b\\x00\\udc80xxx")
+    assert len(document["cause"]) <= 2000
+    assert document["host"] == socket.gethostname()
+    assert all(value.isprintable() for value in news.variables().values())
+    assert news.variables()["TRAINER_RUN_NAME"] == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "event", "code"),
+    [
+        (RunFailedError("no\nlog"), "failed", 1),
+        (UsageError("no"), "failed", 2),
+        (InterruptedRunError("no"), "interrupted", 130),
+        (KeyboardInterrupt(), "interrupted", 130),
+        (OSError("no"), "failed", 1),
+    ],
+)
+def test_a_run_that_ends_before_its_driver_is_there_is_told_too(error, event, code):
+    news = RunNews.before_start("mine", error)
+    assert (news.event, news.exit_code, news.path) == (event, code, None)
+    assert "\n" not in news.cause
+
+
+def test_a_post_has_the_document_and_the_password_that_the_address_has():
+    with web_server() as (port, posted):
+        post(f"http://me:p%40ss@127.0.0.1:{port}/hook?key=1#fragment", NEWS.as_json())
+    ((path, headers, body),) = posted
+    assert (path, headers["Content-Type"]) == ("/hook?key=1", "application/json")
+    assert headers["Authorization"] == "Basic bWU6cEBzcw=="
+    assert json.loads(body) == NEWS.document()
+
+
+def test_an_address_that_is_busy_is_tried_once_more():
+    answers = iter([503, 204])
+    with web_server(lambda handler: handler.send_response(next(answers))) as (port, posted):
+        post(f"http://127.0.0.1:{port}/", b"{}")
+        assert len(posted) == 2
+
+
+@pytest.mark.parametrize(("code", "tries"), [(500, 2), (429, 2), (404, 1), (403, 1)])
+def test_an_address_that_refuses_is_told(code, tries):
+    with web_server(lambda handler: handler.send_response(code)) as (port, posted):
+        assert not_told(f"http://127.0.0.1:{port}/SECRET") == f"the answer was {code}{', twice' if tries == 2 else ''}"
+        assert len(posted) == tries
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_no_answer_leads_to_another_address(tmp_path, code):
+    (tmp_path / "secret").write_text("x")
+    with web_server() as (other, there):
+        for place in (f"http://127.0.0.1:{other}/", f"file://{tmp_path}/secret", "ftp://127.0.0.1/x"):
+
+            def moved(handler, place=place):
+                handler.send_response(code)
+                handler.send_header("Location", place)
+
+            with web_server(moved) as (port, posted):
+                assert "leads to another address, which is not followed" in not_told(f"http://me:SECRET@127.0.0.1:{port}/")
+                assert len(posted) == 1
+        assert there == []
+
+
+def test_a_slow_address_is_not_waited_for_and_not_told_twice(monkeypatch):
+    monkeypatch.setattr(webhook, "ANSWER_SECONDS", 0.3)
+    over = threading.Event()
+    with web_server(lambda handler: over.wait(20)) as (port, posted):
+        began = time.monotonic()
+        assert "no answer within 0.3 s; it may have arrived all the same" in not_told(f"http://127.0.0.1:{port}/")
+        assert time.monotonic() - began < 2
+        over.set()
+        assert len(posted) == 1
+
+
+def test_an_address_that_never_ends_its_answer_is_left(monkeypatch):
+    monkeypatch.setattr(webhook, "POST_SECONDS", 0.5)
+
+    def drip(handler):
+        handler.send_response(200)
+        while True:
+            handler.wfile.write(b"X-More: x\r\n")
+            handler.wfile.flush()
+            time.sleep(0.05)
+
+    with web_server(drip) as (port, _):
+        began = time.monotonic()
+        said = not_told(f"http://127.0.0.1:{port}/")
+        assert time.monotonic() - began < 2
+        assert "no answer within 0.5 s" in said or "ended without an answer" in said
+
+
+def test_an_address_that_hangs_up_is_not_told_twice():
+    with web_server(lambda handler: handler.connection.shutdown(socket.SHUT_RDWR)) as (port, posted):
+        assert "ended without an answer" in not_told(f"http://127.0.0.1:{port}/")
+        assert len(posted) == 1
+
+
+def test_where_nobody_listens_is_told():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert not_told(f"http://127.0.0.1:{port}/SECRET") == "no connection: Connection refused, twice"
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("makes a certificate by openssl, which is not installed")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+    made = subprocess.run(
+        [*command, "-subj", "/CN=127.0.0.1", "-keyout", tmp_path / "key", "-out", tmp_path / "certificate"],
+        capture_output=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "both").write_text((tmp_path / "certificate").read_text() + (tmp_path / "key").read_text())
+    with web_server(certificate=tmp_path / "both") as (port, posted):
+        assert "the certificate is not sound" in not_told(f"https://127.0.0.1:{port}/")
+        assert posted == []
+
+
+def test_the_command_is_told_on_its_input_and_in_variables_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINER_NOTIFY", "http://x")
+    monkeypatch.setenv("TRAINER_SECRET", "x")
+    news = RunNews("failed", "mine", None, f"$(touch {tmp_path}/obeyed); `touch {tmp_path}/obeyed`", None, 0, 0.0, 1, 0)
+    run_command(f"cat > {tmp_path}/input; env > {tmp_path}/environment; echo told", news.as_json(), news.variables())
+    assert json.loads((tmp_path / "input").read_text()) == news.document()
+    environment = (tmp_path / "environment").read_text().splitlines()
+    assert f"TRAINER_RUN_CAUSE={news.cause}" in environment
+    assert not any(line.startswith(("TRAINER_NOTIFY=", "TRAINER_SECRET=")) for line in environment)
+    assert not (tmp_path / "obeyed").exists()
+
+
+def test_what_the_command_prints_goes_to_standard_error(capfd):
+    run_command("echo told; echo more >&2", b"", {})
+    assert capfd.readouterr() == ("", "told\nmore\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"), [("exit 3", "has ended with 3"), ("kill -9 $$", "was killed by signal 9"), ("no-such-x", "127")]
+)
+def test_a_command_that_fails_is_told(command, why):
+    with pytest.raises(NoticeError, match=why):
+        run_command(command, b"x" * 100_000, {})
+
+
+def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp_path):
+    began = time.monotonic()
+    with pytest.raises(NoticeError, match="ended, as it has taken longer than 1 s"):
+        run_command(f"sleep 60 & echo $! > {tmp_path}/child; trap '' TERM; wait; sleep 60", b"", {}, seconds=1.0)
+    assert time.monotonic() - began < 5
+    child = int((tmp_path / "child").read_text())
+    wait_until(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text(), 5, "the end of the child")
+
+
+class Told:
+    """A run's notices, and what becomes of them."""
+
+    def __init__(self, tmp_path, **options):
+        self.warnings, self.events = [], []
+        given = resolve_personal(PERSONAL_OPTIONS, options, {"XDG_CONFIG_HOME": "/no/such/folder"})
+        self.notifier = Notifier(given, self.warnings.append)
+        self.run = RunNotices(self.notifier, "mine", lambda: (7, 1.5))
+        self.path = tmp_path / "mine"
+        self.path.mkdir()
+        (self.path / "events.jsonl").touch()
+        self.run.has_directory(self.path, lambda event, **detail: self.events.append((event, detail)))
+
+
+def test_each_new_beginning_and_the_end_are_told_in_order_and_the_end_once(tmp_path):
+    with web_server() as (port, posted):
+        told = Told(tmp_path, notify=f"http://127.0.0.1:{port}/")
+        for number in range(3):
+            told.run.restarted(f"cause {number}", "worker-1")
+        for _ in range(2):
+            told.run.ended("succeeded", None, None, 0)
+        told.notifier.ended(RunNews.before_start("mine", RunFailedError("again")))
+    documents = [json.loads(body) for _, _, body in posted]
+    assert [(each["event"], each["restarts"], each["cause"], each["exit_code"]) for each in documents] == [
+        ("restarted", 1, "cause 0", None),
+        ("restarted", 2, "cause 1", None),
+        ("restarted", 3, "cause 2", None),
+        ("finished", 3, None, 0),
+    ]
+    assert {(each["path"], each["name"], each["steps"], each["seconds"]) for each in documents} == {(str(told.path), "mine", 7, 1.5)}
+    assert (told.warnings, told.events) == ([], [])
+
+
+def test_a_run_does_not_wait_for_an_address_while_it_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(webhook, "ANSWER_SECONDS", 0.5)
+    over = threading.Event()
+    with web_server(lambda handler: over.wait(20)) as (port, _):
+        told = Told(tmp_path, notify=f"http://127.0.0.1:{port}/SECRET")
+        began = time.monotonic()
+        for _ in range(200):
+            told.run.restarted("cause", None)
+        assert time.monotonic() - began < 0.4
+        assert "too many notices" in told.warnings[0]
+        wait_until(lambda: any("no answer" in each for each in told.warnings), 5, "the first notice to be given up")
+        over.set()
+    assert not any("SECRET" in each for each in told.warnings)
+    assert {(event, detail["how"], detail["told"]) for event, detail in told.events} == {("notice_failed", "notify", "restarted")}
+
+
+def test_what_could_not_be_told_of_the_end_is_said_and_recorded(tmp_path):
+    with web_server(lambda handler: handler.send_response(404)) as (port, _):
+        told = Told(tmp_path, notify=f"http://me:SECRET@127.0.0.1:{port}/SECRET", on_failure="exit 4")
+        told.run.ended("failed", "cause", "worker-0", 1)
+    assert told.warnings == [
+        f"trainer: --notify (http://127.0.0.1:{port}/...): that the run failed was not told: the answer was 404",
+        "trainer: --on-failure: that the run failed was not told: it has ended with 4",
+    ]
+    recorded = list(read_records(told.path / "events.jsonl", EventRecord))
+    assert [(each.event, each.detail["how"], each.detail["why"]) for each in recorded] == [
+        ("notice_failed", "notify", "the answer was 404"),
+        ("notice_failed", "on_failure", "it has ended with 4"),
+    ]
+
+
+@pytest.mark.parametrize("state", ["succeeded", "interrupted"])
+def test_the_command_is_for_failures_alone(tmp_path, state):
+    told = Told(tmp_path, on_failure=f"touch {tmp_path}/ran")
+    told.run.restarted("cause", None)
+    told.run.ended(state, None, None, 0)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_without_a_directory_is_told_and_nothing_is_recorded(tmp_path):
+    with web_server(lambda handler: handler.send_response(404)) as (port, posted):
+        told = Told(tmp_path, notify=f"http://127.0.0.1:{port}/")
+        shutil.rmtree(told.path)
+        told.run.ended("failed", "hosts cannot take part", None, 2)
+    assert json.loads(posted[0][2])["path"] is None
+    assert len(told.warnings) == 1
+    assert not told.path.exists()
+
+
+def test_who_asks_for_nothing_loads_nothing():
+    script = "import sys, crosstrain.cli.commands.run; print('urllib.request' in sys.modules, 'http.client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "False"], done.stderr
