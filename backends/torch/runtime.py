@@ -1,20 +1,18 @@
-"""What has to be set before torch computes: threads, device, number formats, and the interface that gloo listens on."""
+"""What has to be set before torch computes: threads, device and number formats."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 
-import psutil
 import torch
 
 from ...core.cluster import Task
-from ...core.errors import RunFailedError, UsageError
+from ...core.errors import UsageError
 from ...core.job import Job
 from ..base import Availability
 from ..malloc_tuning import keep_freed_memory
 
-__all__ = ["availability", "interface_of", "keep_steps_memory", "prepare"]
+__all__ = ["availability", "keep_steps_memory", "prepare"]
 
 
 def availability(name: str, install: str) -> Availability:
@@ -69,15 +67,3 @@ def _make_deterministic(device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
-
-
-def interface_of(address: str) -> str:
-    """Return the name of the network interface that holds the address (any 127.… address belongs to the loopback interface).
-
-    Raises RunFailedError where no interface does.
-    """
-    wanted = "127.0.0.1" if ipaddress.ip_address(address).is_loopback and ":" not in address else address
-    held: dict[str, str] = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
-    if wanted not in held:
-        raise RunFailedError(f"no network interface of this node has the address {address}; there are: {', '.join(sorted(held))}")
-    return held[wanted]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ....core.cluster import Task
 from ....core.job import Job
-from ..runtime import interface_of
+from ...interfaces import interface_of
 
 __all__ = ["join_group", "leave_group"]
 
