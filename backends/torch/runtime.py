@@ -10,9 +10,10 @@ from ...core.cluster import Task
 from ...core.errors import UsageError
 from ...core.job import Job
 from ..base import Availability
+from ..capabilities import Device
 from ..malloc_tuning import keep_freed_memory
 
-__all__ = ["availability", "keep_steps_memory", "prepare"]
+__all__ = ["availability", "keep_steps_memory", "kind_of", "prepare"]
 
 
 def availability(name: str, install: str) -> Availability:
@@ -57,6 +58,11 @@ def choose_device(wanted: str, task: Task) -> torch.device:
     device = torch.device("cuda", task.local_index % count)
     torch.cuda.set_device(device)
     return device
+
+
+def kind_of(device: torch.device) -> Device:
+    """Return what a device is called for people and in records."""
+    return "gpu" if device.type == "cuda" else "cpu"
 
 
 def _make_deterministic(device: torch.device) -> None:

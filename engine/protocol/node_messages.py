@@ -57,6 +57,13 @@ class _Interface(_Said):
 class _Gpu(_Said):
     name: Name | None
     memory_total_bytes: Count | None
+    uuid: Name | None
+
+
+class _VisibleGpu(_Said):
+    visible_as: Name
+    uuid: Name | None
+    gpu: Number | None
 
 
 class _Host(_Said):
@@ -76,7 +83,9 @@ class _Host(_Said):
     python: Name
     packages: Annotated[dict[Name, Name | None], msgspec.Meta(max_length=4096)]
     gpus: Annotated[list[_Gpu], msgspec.Meta(max_length=4096)] | None
+    gpu_driver: Name | None
     gpu_problem: Text | None
+    visible_gpus: Annotated[list[_VisibleGpu], msgspec.Meta(max_length=4096)] | None
 
 
 class _Hello(_Said):
@@ -131,6 +140,7 @@ class _OfTask(_Said):
 
 class _Ready(_OfTask):
     precision_used: Name | None
+    device_used: Name | None
 
 
 class _Phase(_OfTask):

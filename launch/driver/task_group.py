@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ...backends.base import State
 from ...core.cluster import Role, Task, TaskSpec
@@ -23,7 +23,7 @@ from ...engine.task import task_to_fields
 from .first_failure import Failures, first_cause
 from .nodes import Nodes
 
-__all__ = ["ClusterState", "TaskGroup", "load_state"]
+__all__ = ["ClusterState", "TaskGroup", "TaskReady", "load_state"]
 
 CAUSE_WINDOW_SECONDS = 1.0
 """How long after a death further deaths are awaited, so that the first cause is told from its victims."""
@@ -38,6 +38,13 @@ class ClusterState:
 
     states: Mapping[str, str]
     silent: Mapping[int, str]
+
+
+class TaskReady(NamedTuple):
+    """What a task that is warm says: the number format that it computes in, and the kind of device (``cpu``, ``gpu``); None: nothing."""
+
+    precision_used: str | None
+    device_used: str | None
 
 
 class TaskGroup:
@@ -82,12 +89,12 @@ class TaskGroup:
             self.nodes.asked.of_samples(node, fields["sample_interval_seconds"])
             self.nodes.members.tell(node, Message("start", {**fields, "tasks": own}))
 
-    def await_ready(self, timeout_seconds: float) -> dict[str, str | None]:
-        """Await every task's report that it is warm; return the precision that each says it computes in.
+    def await_ready(self, timeout_seconds: float) -> dict[str, TaskReady]:
+        """Await every task's report that it is warm; return what each says of itself.
 
         Raises AddressInUseError, UsageError or RunFailedError where one cannot be.
         """
-        ready: dict[str, str | None] = {}
+        ready: dict[str, TaskReady] = {}
         deadline = time.monotonic() + timeout_seconds
         reported = deadline + 2 * REPORT_SECONDS  # a task that is stuck says first where, and ends
         while len(ready) < len(self.node_of):
@@ -95,7 +102,7 @@ class TaskGroup:
             _, message = self._expect("ready", reported, partial(self._described_starts, missing), "--start-timeout")
             if time.monotonic() > deadline:
                 raise RunFailedError(f"{message['from']} was ready only after --start-timeout, which says how long a start may take")
-            ready[message["from"]] = message.get("precision_used")
+            ready[message["from"]] = TaskReady(message.get("precision_used"), message.get("device_used"))
             self._failures.mark_ready(message["from"])
         return ready
 

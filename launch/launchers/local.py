@@ -63,7 +63,7 @@ class LocalLauncher:
             for node in range(self.job.nodes):
                 agent = starter.start(node, agent_command(node, "--parent", str(os.getpid())))
                 self._agents.append(agent.process)
-                send_prepare(agent.stream, self.job, node)
+                send_prepare(agent.stream, self.job, node, one_machine=True)
                 self._channels.append(NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, True, agent.process))
         return self._channels
 

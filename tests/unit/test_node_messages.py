@@ -75,7 +75,7 @@ SOUND = {
                 "tail": ["a line"],
             },
         ),
-        Message("ready", {**OWN, "precision_used": None}),
+        Message("ready", {**OWN, "precision_used": None, "device_used": "gpu"}),
         Message("phase", {**OWN, "name": "importing"}),
         Message("error", {**OWN, "type": "E", "message": "m", "errno": None, "exit_code": None, "peer_lost": False}),
         Message("done", {**OWN, "sequence": 1, "command": "train", "seconds": 0.1, "drain_seconds": 0.0}),

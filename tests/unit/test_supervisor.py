@@ -49,9 +49,9 @@ def node(tmp_path):
 def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
     node.prestart()
     assert node.supervisor.alive() == []
-    pid, early = node.supervisor.claim("worker-0", tmp_path / "logs/worker-0.log")
+    pid, early = node.supervisor.claim("worker-0", tmp_path / "logs/worker-0.log", node.environment)
     assert (node.supervisor.alive(), early.parent) == (["worker-0"], tmp_path)
-    assert node.supervisor.claim("worker-1", tmp_path / "logs/worker-1.log") is None
+    assert node.supervisor.claim("worker-1", tmp_path / "logs/worker-1.log", node.environment) is None
     assert node.supervisor.state_of("worker-0") in "RSD"
     assert os.getpgid(pid) == pid
 
@@ -64,7 +64,7 @@ def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, e
     if end == "killed":
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pid not in node.children(), 30, "the end of the spare")
-    assert node.supervisor.claim("worker-0", tmp_path / "worker-0.log") is None
+    assert node.supervisor.claim("worker-0", tmp_path / "worker-0.log", node.environment) is None
     assert (node.deaths, node.messages) == ([], [])
 
 
@@ -73,7 +73,7 @@ def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the
     early = tmp_path / "spare-1.early"
     wait_until(lambda: "crosstrain.engine.protocol.codec" in early.read_text(), 30, "the start of the spare")
     log = tmp_path / "logs/worker-0.log"
-    pid, _ = node.supervisor.claim("worker-0", log)
+    pid, _ = node.supervisor.claim("worker-0", log, node.environment)
     assert log.read_text() == ""
     os.kill(pid, signal.SIGKILL)
     assert node.reported.wait(10)
