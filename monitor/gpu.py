@@ -7,10 +7,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .gpu_devices import nvidia_device_nodes, unreadable_gpu_possible
 from .visible_gpus import Gpu, visible_gpus
+
+if TYPE_CHECKING:
+    from ..records.schema import GpuSample
 
 __all__ = ["GpuProbe", "describe_gpus"]
 
@@ -38,7 +41,7 @@ class GpuProbe:
         if (there := any(os.path.exists(path) for path in _DEVICES)) or _library_loads():
             self._open(driver_there=there)
 
-    def read(self) -> tuple[Mapping[str, Any], ...] | None:
+    def read(self) -> tuple[GpuSample, ...] | None:
         """Return a mapping a device, null for what it does not tell; None where there is no device or none can be read.
 
         It has ``name``, ``utilization`` (0 to 1), ``memory_bytes``, ``memory_total_bytes``, ``power_watts``, and ``tasks``, those that were
@@ -83,7 +86,7 @@ class GpuProbe:
         handles = [self._ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
         self._handles = [handle for handle in handles if handle is not None]
 
-    def _read_device(self, number: int, handle: Any) -> dict[str, Any]:
+    def _read_device(self, number: int, handle: Any) -> GpuSample:
         nvml = self._nvml
         rates = self._ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = self._ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)

@@ -335,7 +335,8 @@ def _wrong_with_sample(node: int, record: Mapping[str, Any], node_of: Mapping[st
         names = {field.name for field in fields(kind)}
         if names != value.keys():
             return f"a message 'sample' whose fields {sorted(names ^ value.keys())!s:.300} are missing or unknown"
-    if any(node_of.get(task["task"]) != node for task in record["tasks"]):
+    named = [task["task"] for task in record["tasks"]] + [task for gpu in record["gpus"] or () for task in gpu.get("tasks", ())]
+    if any(node_of.get(task) != node for task in named):
         return "a message 'sample' for a task that it does not have"
     return None
 

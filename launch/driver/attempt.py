@@ -63,6 +63,7 @@ class Attempt:
         self.tasks = TaskGroup(nodes, training.placed, training.survives, training.places)
         self.began = self.trains = False
         self.precision_used: str = training.job.precision
+        self.device_used: str | None = None
         self.cluster: Mapping[str, Any] = {}
         self.nodes_sharing_cores: int | None = None
         self._gpus = GpuAssignment({})
@@ -152,7 +153,8 @@ class Attempt:
         precisions = sorted({each.precision_used for each in ready.values() if each.precision_used})
         self.precision_used = ", ".join(precisions) or self.training.job.precision
         workers = {task.name: ready[task.name].device_used for task in self.training.placed if task.role == "worker"}
-        self._tell_of_gpus(check_devices(workers, self._gpus, self.training.gpu_advice))
+        self.device_used, notice = check_devices(workers, self._gpus, self.training.gpu_advice)
+        self._tell_of_gpus(notice)
 
     def _tell_of_gpus(self, notice: str | None) -> None:
         if notice is not None:

@@ -321,6 +321,7 @@ class Driver:
             attempt.totals,
             nodes_sharing_cores=attempt.nodes_sharing_cores,
             precision_used=attempt.precision_used,
+            device_used=attempt.device_used,
             machines=self._machines,
         )
 

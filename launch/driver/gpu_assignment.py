@@ -80,10 +80,11 @@ def _notice(plan: GpuPlan, asked: Sequence[NodeGpus], places: Sequence[int], nam
     return f"computing on CPUs, as there is no GPU for each worker ({listed})"
 
 
-def check_devices(devices: Mapping[str, str | None], assigned: GpuAssignment, advice: str) -> str | None:
-    """Raise UsageError where workers say that they compute on different kinds of devices, as ``--device auto`` may end.
+def check_devices(devices: Mapping[str, str | None], assigned: GpuAssignment, advice: str) -> tuple[str | None, str | None]:
+    """Return what kind of device the workers say they compute on, None where none of them says it, and a sentence for people, if any.
 
-    Returns a sentence for people where none of those that were given a GPU uses it; `advice` is the backend's for that.
+    It is for those that have GPUs which their framework does not find; `advice` is the backend's for that. Raises UsageError where some
+    compute on another kind of device than others, as ``--device auto`` may end.
     """
     used = {name: device for name, device in devices.items() if device is not None}
     if len(set(used.values())) > 1:
@@ -92,7 +93,9 @@ def check_devices(devices: Mapping[str, str | None], assigned: GpuAssignment, ad
             f"device: got 'auto', and workers have come to different devices ({listed}), which cannot be compared with anything. "
             f"Take --device cpu, or see on each node why the framework finds no GPU there: trainer doctor"
         )
-    if assigned.workers and set(used.values()) == {"cpu"}:
-        hint = f": {advice}" if advice else ""
-        return f"computing on CPUs although each worker has a GPU ({counted(assigned.workers, 'GPU')}): the framework finds none{hint}"
-    return None
+    device = next(iter(used.values()), None)
+    if not assigned.workers or device != "cpu":
+        return device, None
+    hint = f": {advice}" if advice else ""
+    there = counted(assigned.workers, "GPU")
+    return device, f"computing on CPUs although each worker has a GPU ({there}): the framework finds none{hint}"

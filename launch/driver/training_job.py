@@ -164,6 +164,7 @@ class TrainingJob:
         *,
         nodes_sharing_cores: int | None,
         precision_used: str,
+        device_used: str | None,
         machines: Sequence[str] | None,
     ) -> dict[str, Any]:
         """Return the summary of a run of it that ended in this state; see `records.summary.summary`."""
@@ -176,6 +177,7 @@ class TrainingJob:
             examples_per_epoch=self.data.info.sizes["train"],
             nodes_sharing_cores=nodes_sharing_cores,
             precision_used=precision_used,
+            device_used=device_used,
             synthetic=self.data.info.synthetic,
             machines=machines,
             padding_share=padding_share(self.sampler),

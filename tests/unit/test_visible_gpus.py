@@ -143,7 +143,7 @@ def test_torch_counts_as_many(tmp_path):
         *UUIDS,
     ]
     variables = [",".join(chance.choices(entries, k=chance.randint(1, 4))) for _ in range(1500)]
-    variables += [",".join(chance.choices(UUIDS + ["GPU-1c", "GPU-777", "GPU-89", "0"], k=chance.randint(1, 4))) for _ in range(500)]
+    variables += [",".join(chance.choices([*UUIDS, "GPU-1c", "GPU-777", "GPU-89", "0"], k=chance.randint(1, 4))) for _ in range(500)]
     feigned = environment(library, tmp_path / "gpus", [FakeGpu(uuid, WITHOUT_MIG) for uuid in UUIDS])
     done = subprocess.run(
         [sys.executable, "-c", TORCH],
