@@ -44,7 +44,7 @@ check: lint
 	@$(BIN)/python -m pytest tests/unit -n $(JOBS) --dist loadscope --no-loadscope-reorder -m 'not slow and not long and not cluster' $(PYTEST)
 
 clusters: $(VENV)/.dev
-	@$(BIN)/python -m pytest -m 'clusters or cluster' tests/cluster/test_ssh.py tests/cluster/test_slurm.py $(PYTEST)
+	@$(BIN)/python -m pytest -m 'clusters or cluster' tests/cluster/test_ssh.py tests/cluster/test_slurm.py tests/cluster/test_gpus.py $(PYTEST)
 
 conformance: $(VENV)/.dev
 	@CROSSTRAIN_CONFORMANCE=full $(BIN)/python -m pytest --timeout 1200 -m '' -k 'conformance or toy or slow' $(PYTEST)

@@ -56,7 +56,7 @@ def plan_gpus(device: str, nodes: Sequence[NodeGpus]) -> GpuPlan:
     """Hand out GPUs to the workers of `nodes`, node by node; no two workers of a machine get the same one.
 
     `device` is what was asked for. ``gpu`` is refused where a node has fewer GPUs than workers. ``auto`` takes GPUs where every worker gets
-    one, the CPU where that is so on no machine, and is refused where it is so on some.
+    one, the CPU where that is so nowhere, and is refused where it is so on some nodes alone; nodes that see the same GPUs count as one.
     """
     if device == "cpu":
         return _on_cpus(nodes)
@@ -66,9 +66,8 @@ def plan_gpus(device: str, nodes: Sequence[NodeGpus]) -> GpuPlan:
         for number, (node, (mine, free)) in enumerate(zip(nodes, handed, strict=True))
         if node.visible is not None and len(mine) < node.workers
     }
-    known = {node.machine for node in nodes if node.visible is not None}
-    lacking = {nodes[number].machine for number in short}
-    if short and (device == "gpu" or lacking != known):
+    everywhere = {_identities(node) for node in nodes if node.visible is not None}
+    if short and (device == "gpu" or {_identities(nodes[number]) for number in short} != everywhere):
         return GpuPlan(None, (), short, refused=True)
     if short:
         return _on_cpus(nodes, short)
@@ -85,10 +84,19 @@ def _handed_out(nodes: Sequence[NodeGpus]) -> Iterator[tuple[Sequence[VisibleGpu
     """Yield of each node the GPUs of its workers, and how many of those that it may use no earlier node has taken."""
     taken: set[tuple[str, str]] = set()
     for node in nodes:
-        free = [gpu for gpu in node.visible or () if (node.machine, gpu.uuid or gpu.visible_as) not in taken]
+        free = [gpu for gpu in node.visible or () if _identity(node, gpu) not in taken]
         mine = free[: node.workers]
-        taken |= {(node.machine, gpu.uuid or gpu.visible_as) for gpu in mine}
+        taken |= {_identity(node, gpu) for gpu in mine}
         yield mine, len(free)
+
+
+def _identity(node: NodeGpus, gpu: VisibleGpu) -> tuple[str, str]:
+    """Return what tells a GPU from all others of the run."""
+    return node.machine, gpu.uuid or gpu.visible_as
+
+
+def _identities(node: NodeGpus) -> tuple[str, frozenset[tuple[str, str]]]:
+    return node.machine, frozenset(_identity(node, gpu) for gpu in node.visible or ())
 
 
 def _found(node: NodeGpus, free: int) -> str:

@@ -56,6 +56,14 @@ def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
     assert os.getpgid(pid) == pid
 
 
+def test_a_spare_is_taken_in_its_own_environment_alone(node, tmp_path):
+    """What it has read of it cannot be changed any more, such as the GPU that it sees."""
+    node.prestart()
+    log = tmp_path / "logs/worker-0.log"
+    assert node.supervisor.claim("worker-0", log, {**node.environment, "CUDA_VISIBLE_DEVICES": "1"}) is None
+    assert node.supervisor.claim("worker-0", log, dict(node.environment)) is not None
+
+
 @pytest.mark.parametrize("end", ["killed", "failed"])
 def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, end):
     before = set(node.children())
