@@ -51,7 +51,7 @@ def findings(reports: Sequence[HostReport], here: Here, module: str | None = Non
     """
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))
-    rows = _gpus(reports, answering, gpus)
+    of_gpus = iter(_gpus(reports, answering, gpus))
     found: list[Finding] = []
     for report in reports:
         if report.problem is not None:
@@ -63,7 +63,7 @@ def findings(reports: Sequence[HostReport], here: Here, module: str | None = Non
             continue
         found += _releases(report, answering[0], here, module)
         found += _machine_findings(report, machines)
-        found += rows[report.host]
+        found += next(of_gpus)
         found += _content(report, here)
         found += _network(report)
     return found
@@ -139,15 +139,14 @@ def _machine_findings(report: HostReport, machines: Mapping[tuple[str, str], int
         yield Finding(report.host, "ok", "clock", clock)
 
 
-def _gpus(reports: Sequence[HostReport], answering: Sequence[HostReport], asked: AskedGpus | None) -> dict[str, list[Finding]]:
+def _gpus(reports: Sequence[HostReport], answering: Sequence[HostReport], asked: AskedGpus | None) -> list[list[Finding]]:
     """Return what there is to say of the GPUs of each host that answers."""
     workers = [count for report, count in zip(reports, asked.workers, strict=True) if report in answering] if asked else []
     hosts = [(report.described["identity"]["boot"], report.described["host"]) for report in answering]
     rows = gpu_rows(hosts, AskedGpus(asked.device, workers) if asked else None)
-    return {
-        report.host: [Finding(report.host, row.state, "GPUs", row.found, row.remedy) for row in own]
-        for report, own in zip(answering, rows, strict=True)
-    }
+    return [
+        [Finding(report.host, row.state, "GPUs", row.found, row.remedy) for row in own] for report, own in zip(answering, rows, strict=True)
+    ]
 
 
 def _content(report: HostReport, here: Here) -> Iterator[Finding]:
