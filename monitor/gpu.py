@@ -69,15 +69,17 @@ class GpuProbe:
             self._ask(nvml, nvml.nvmlShutdown)
 
     def _open(self, *, driver_there: bool) -> None:
+        """Ask the driver for its devices. A library alone is no problem: it comes with images for machines that have a driver."""
         try:
             import pynvml
         except ImportError:
-            self.problem = "an NVIDIA driver is here, but its figures need the package nvidia-ml-py: pip install nvidia-ml-py"
+            if driver_there:
+                self.problem = "an NVIDIA driver is here, but its figures need the package nvidia-ml-py: pip install nvidia-ml-py"
             return
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            if driver_there:  # a library without a driver comes with images for machines that have one
+            if driver_there:
                 self.driver_fails = True
                 self.problem = f"the NVIDIA driver does not answer: {error}"
             return
