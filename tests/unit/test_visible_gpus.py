@@ -95,7 +95,7 @@ VARIABLES = st.none() | st.lists(ENTRIES, max_size=6).map(",".join) | st.text(ma
 
 @given(VARIABLES, st.integers(0, 4), st.booleans())
 def test_what_is_left_is_there_and_no_device_is_twice(variable, count, in_pci_order):
-    gpus = [*FOUR[: max(0, count - 1)], *CUT[1:]][:count]
+    gpus = [*FOUR[: max(0, count - 1)], Gpu("GPU-c0ffee", CUT[1].partitions)][:count]
     found = visible_gpus(gpus, variable, in_pci_order=in_pci_order)
     devices = [one.uuid or one.visible_as for one in found]
     assert len(set(devices)) == len(devices)
