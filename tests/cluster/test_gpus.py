@@ -1,6 +1,6 @@
 """Runs on machines that seem to have GPUs, up to the start of the tasks: who sees which GPU, and what is refused before it begins.
 
-The driver's library is a stand-in with recorded answers, and the backend says which GPUs it sees, and computes on the CPU.
+The driver's library is a stand-in that answers from a file, and the backend says which GPUs it sees, and computes on the CPU.
 """
 
 import json
