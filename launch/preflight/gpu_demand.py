@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ...backends.loading import declared_capabilities
 from ...core.job import Job
@@ -28,13 +28,11 @@ class NodeGpus:
 
 @dataclass(frozen=True, slots=True)
 class GpuPlan:
-    """What the workers compute on. `device` is None where only the framework can tell.
+    """The GPUs of each node's workers, in their order: none at all where its tasks are to see none, None where nothing is done about it.
 
-    `by_node` has the GPUs of each node's workers, in their order: none at all where its tasks are to see none, None where nothing is done
-    about it. `short` says of nodes that have fewer than workers what was found there; `refused`: so the run cannot be.
+    `short` says of nodes that have fewer than workers what was found there; `refused`: so the run cannot be.
     """
 
-    device: Literal["cpu", "gpu"] | None
     by_node: Sequence[Sequence[VisibleGpu] | None]
     short: Mapping[int, str] = field(default_factory=dict)
     refused: bool = False
@@ -68,16 +66,14 @@ def plan_gpus(device: str, nodes: Sequence[NodeGpus]) -> GpuPlan:
     }
     everywhere = {_identities(node) for node in nodes if node.visible is not None}
     if short and (device == "gpu" or {_identities(nodes[number]) for number in short} != everywhere):
-        return GpuPlan(None, (), short, refused=True)
+        return GpuPlan((), short, refused=True)
     if short:
         return _on_cpus(nodes, short)
-    by_node = tuple(None if node.visible is None else mine for node, (mine, _) in zip(nodes, handed, strict=True))
-    return GpuPlan("gpu" if None not in by_node else None, by_node)
+    return GpuPlan(tuple(None if node.visible is None else mine for node, (mine, _) in zip(nodes, handed, strict=True)))
 
 
 def _on_cpus(nodes: Sequence[NodeGpus], short: Mapping[int, str] | None = None) -> GpuPlan:
-    unknown = any(node.visible is None for node in nodes)
-    return GpuPlan(None if unknown and short is not None else "cpu", tuple(() if node.visible else None for node in nodes), short or {})
+    return GpuPlan(tuple(() if node.visible else None for node in nodes), short or {})
 
 
 def _handed_out(nodes: Sequence[NodeGpus]) -> Iterator[tuple[Sequence[VisibleGpu], int]]:

@@ -40,7 +40,7 @@ def gpu_rows(hosts: Sequence[tuple[str, Mapping[str, Any]]], asked: AskedGpus | 
 
 def _plan(hosts: Sequence[tuple[str, Mapping[str, Any]]], asked: AskedGpus | None) -> GpuPlan:
     if asked is None:
-        return GpuPlan(None, ())
+        return GpuPlan(())
     nodes = [NodeGpus(machine, workers, gpus_of(host)) for (machine, host), workers in zip(hosts, asked.workers, strict=True)]
     return plan_gpus(asked.device, nodes)
 
