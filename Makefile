@@ -45,7 +45,7 @@ check: lint
 	@$(BIN)/python -m pytest tests/unit -n $(JOBS) --dist loadscope --no-loadscope-reorder -m 'not slow and not long and not cluster' $(PYTEST)
 
 clusters: $(VENV)/.dev
-	@$(BIN)/python -m pytest -m 'clusters or cluster' tests/cluster/test_ssh.py tests/cluster/test_slurm.py $(PYTEST)
+	@$(BIN)/python -m pytest -m 'clusters or cluster' tests/cluster/test_ssh.py tests/cluster/test_slurm.py tests/cluster/test_gpus.py $(PYTEST)
 
 faults: $(VENV)/.dev
 	@cd tests && PYTHONPATH=. ../$(BIN)/python -m fault_injection --out ../runs/faults $(if $(KIND),--kind $(KIND)) $(if $(SEED),--seed $(SEED))

@@ -229,7 +229,8 @@ def serve(stream: Stream, opened: Message) -> None:
     add_phase_listener(lambda name: stream.send(Message("phase", {"name": name})))
     with startup_deadline(opened["start_deadline"], partial(_report_stuck, stream)):
         session = open_session(task, opened)
-    stream.send(Message("ready", {"precision_used": getattr(session, "precision_used", None)}))
+    used = {name: getattr(session, name, None) for name in ("precision_used", "device_used")}
+    stream.send(Message("ready", used))
     if task.placed.leading:
         first = next(placed for placed in task.cluster.tasks if placed.leading)
         CommandLoop(session, stream, commands, states, reports=task.placed == first).run()  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from ..data.store.location import cache_root
 from ..engine.backend_probe import probe_all
 from ..monitor.gpu_devices import GpuHardware, nvidia_hardware
 from ..monitor.host import describe_host
+from .preflight.gpu_findings import described_gpus
 from .virtual.network import Possibility, possible
 
 __all__ = ["Check", "backend_check", "check_machine", "disk_check", "gpu_checks", "processor_check", "virtual_node_checks"]
@@ -53,7 +54,7 @@ def check_machine() -> tuple[list[Check], bool]:
         backends = asked.result()
     checks = [
         *map(backend_check, backends),
-        *gpu_checks(hardware, backends, host["gpu_problem"]),
+        *gpu_checks(hardware, backends, host["gpu_problem"], described_gpus(host) if host["gpus"] else None),
         processor_check(host),
         _memory_check(host),
         *virtual_node_checks(virtual),
@@ -71,8 +72,11 @@ def backend_check(found: Availability) -> Check:
     return Check(name, "ok", f"{found.version} on {', '.join(found.devices)}")
 
 
-def gpu_checks(hardware: GpuHardware, backends: list[Availability], problem: str | None) -> Iterator[Check]:
-    """Compare the GPUs that the machine has with those that each usable framework sees. `problem` is the monitor's with them."""
+def gpu_checks(hardware: GpuHardware, backends: list[Availability], problem: str | None, described: str | None = None) -> Iterator[Check]:
+    """Compare the GPUs that the machine has with those that each usable framework sees.
+
+    `problem` is the monitor's with them, `described` what its driver says of them.
+    """
     if not hardware.on_bus and not hardware.device_nodes:
         yield Check("gpu", "ok", "no NVIDIA GPU in this machine")
         return
@@ -81,7 +85,7 @@ def gpu_checks(hardware: GpuHardware, backends: list[Availability], problem: str
         remedy = "give the container its devices (docker run --gpus all)" if hardware.driver_loaded else "install the NVIDIA driver"
         yield Check("gpu", "lack", f"{hardware.on_bus} NVIDIA on the PCI bus, which {driver}", remedy)
         return
-    yield Check("gpu", "ok", f"{hardware.device_nodes} NVIDIA with device files")
+    yield Check("gpu", "ok", f"{hardware.device_nodes} NVIDIA with device files{f': {described}' if described else ''}")
     for backend in backends:
         if backend.problem is not None:
             continue

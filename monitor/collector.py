@@ -37,7 +37,7 @@ class NodeSampler:
     its interfaces without ``lo``), False on a shared host (sum over its tasks' TCP sockets). `cores_available` is what the node's tasks
     may use, where a limit is set on them that this process does not have; default: what this process may use. `emit` is called from the
     sampler's thread; what it raises is noted as a problem. `clock` returns seconds and never falls. PSS, which is costly, is read every
-    `pss_interval_seconds` at most and null in between.
+    `pss_interval_seconds` at most and null in between. `gpu_of_task` has the number of the GPU that a task was given.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class NodeSampler:
         clock: Callable[[], float] = time.monotonic,
         pss_interval_seconds: float = 10.0,
         cores_available: float | None = None,
+        gpu_of_task: Mapping[str, int] | None = None,
     ) -> None:
         self._node, self._isolated, self._interval = node, isolated, interval_seconds
         self._emit, self._clock = emit, clock
@@ -64,7 +65,7 @@ class NodeSampler:
         self._tasks = NodeTasks(self._problems, not isolated, pss_interval_seconds, self._origin)
         self._interfaces = self._problems.attempt("interface counters", InterfaceCounters)
         self._quota = self._problems.attempt("CPU quota", QuotaCounter)
-        self._gpus = GpuProbe()
+        self._gpus = GpuProbe(gpu_of_task or {})
 
     def watch(self, task_name: str, pid: int) -> None:
         """Follow a task from now on by its first process. A name that is watched already is let go first."""

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from .cpu_limits import cpu_quota_cores, memory_limit_bytes
-from .gpu import GpuProbe
+from .gpu import describe_gpus
 
 __all__ = ["PACKAGES", "cores_available", "describe_host", "installed_versions"]
 
@@ -44,17 +44,13 @@ def cores_available(pid: int | None = None) -> float | None:
     return float(min(limits)) if limits else None
 
 
-def describe_host(framework_packages: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def describe_host(framework_packages: Mapping[str, Sequence[str]], gpus: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what this process's node is; null for what the system does not tell.
 
     `framework_packages` are those whose releases are looked for besides `PACKAGES`, each with the distributions that it may come in.
-    In a network namespace the interfaces are the namespace's; in a container cores and memory limit are the container's.
+    `gpus` is what `describe_gpus` has said, where it was asked already. In a network namespace the interfaces are the namespace's; in a
+    container cores and memory limit are the container's.
     """
-    gpus = GpuProbe()
-    try:
-        devices = gpus.read()
-    finally:
-        gpus.close()
     quota = cpu_quota_cores()
     return {
         "hostname": platform.node() or None,
@@ -72,8 +68,7 @@ def describe_host(framework_packages: Mapping[str, Sequence[str]]) -> dict[str, 
         "machine": platform.machine(),
         "python": platform.python_version(),
         "packages": installed_versions({**PACKAGES, **framework_packages}),
-        "gpus": None if devices is None else [{key: device[key] for key in ("name", "memory_total_bytes")} for device in devices],
-        "gpu_problem": gpus.problem,
+        **(describe_gpus(os.environ) if gpus is None else gpus),
     }
 
 

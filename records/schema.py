@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 
 from ..metrics import LOSS
 
-__all__ = ["SCHEMA", "Clock", "EvalRecord", "EventRecord", "StepRecord", "SystemRecord", "TaskSample"]
+__all__ = ["SCHEMA", "Clock", "EvalRecord", "EventRecord", "GpuSample", "StepRecord", "SystemRecord", "TaskSample"]
 
 SCHEMA = 1
 
@@ -98,6 +98,17 @@ class TaskSample:
     network_received_bytes: Count | None
 
 
+class GpuSample(TypedDict, total=False):
+    """One GPU in a resource sample; what it does not tell is null. `utilization` runs from 0 to 1; `tasks` are those that were given it."""
+
+    name: str | None
+    utilization: float | None
+    memory_bytes: Count | None
+    memory_total_bytes: Count | None
+    power_watts: float | None
+    tasks: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class SystemRecord:
     """A line of ``system.jsonl``: one node at one moment. Counters are cumulative since the node's monitor started.
@@ -106,7 +117,7 @@ class SystemRecord:
     `cores_available`. `network_sent_bytes` and `network_received_bytes` are the node's figures by `network_source`:
     ``interface`` (a node's own interface without ``lo``: frames), ``sockets`` (sum of its tasks' TCP payload), or null.
     `interfaces` has sent and received bytes of each interface. `monitor_cpu_seconds` is the cost of watching itself.
-    `gpus` has a mapping a device with ``utilization`` (0 to 1), ``memory_bytes``, ``power_watts``, ``name``.
+    `gpus` has every GPU of the machine, in PCI order, whoever uses it.
     `interval_seconds` is the time since the sample before. `part_began_seconds` is when the clock of the sample's segment of the run
     started, on the run clock: 0, where the checkpoint was from which a resumed run went on, or when a run went on with other nodes by
     itself. It is null in older records (`summary.segments`).
@@ -133,7 +144,7 @@ class SystemRecord:
     interfaces: Mapping[str, tuple[Count, Count]] | None
     disk_read_bytes: Count | None
     disk_written_bytes: Count | None
-    gpus: tuple[Mapping[str, Any], ...] | None
+    gpus: tuple[GpuSample, ...] | None
     monitor_cpu_seconds: float | None
     tasks: tuple[TaskSample, ...] = ()
     problems: tuple[str, ...] = ()

@@ -20,12 +20,14 @@ from ...core.cluster import Cluster, Task
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
 from ...models.base import ModelSpec
+from ..capabilities import Device
 
 __all__ = [
     "SERVER_INTER_OP_THREADS",
     "cluster_tasks",
     "fits_single_threaded_executor",
     "import_tensorflow",
+    "kind_of",
     "prepare",
     "set_tf_config",
     "single_threaded_executor",
@@ -74,8 +76,8 @@ def import_tensorflow(*, deterministic: bool) -> None:
 def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
     """Import and configure TensorFlow; return the device that computes, such as ``CPU:0``.
 
-    Raises UsageError where a GPU is asked for, or the precision needs one, and none is found. With a GPU, the task takes the one of its
-    local index and lets memory grow (not tested on a real GPU).
+    Raises UsageError where a GPU is asked for, or the precision needs one, and a worker finds none. With GPUs, it takes the one of its
+    local index, the only one where the agent shows it one alone, and lets memory grow (not tested on a real GPU).
     """
     import_tensorflow(deterministic=job.deterministic)
     import tensorflow as tf
@@ -115,7 +117,7 @@ def _choose_device(task: Task, job: Job) -> str:
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
-    if job.device == "gpu" and not gpus:
+    if task.placed.role == "worker" and job.device == "gpu" and not gpus:
         raise UsageError("device: got 'gpu', but TensorFlow finds no GPU on this node; allowed here: auto, cpu. See: trainer doctor")
     if job.device == "cpu" or not gpus or task.placed.role != "worker":
         tf.config.set_visible_devices([], "GPU")
@@ -124,6 +126,11 @@ def _choose_device(task: Task, job: Job) -> str:
     tf.config.set_visible_devices([gpu], "GPU")
     tf.config.experimental.set_memory_growth(gpu, True)
     return "GPU:0"
+
+
+def kind_of(device: str) -> Device:
+    """Return what a device is called for people and in records."""
+    return "gpu" if device.startswith("GPU") else "cpu"
 
 
 def cluster_tasks(cluster: Cluster) -> dict[str, list[str]]:

@@ -1,20 +1,19 @@
-"""What has to be set before torch computes: threads, device, number formats, and the interface that gloo listens on."""
+"""What has to be set before torch computes: threads, device and number formats."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 
-import psutil
 import torch
 
 from ...core.cluster import Task
-from ...core.errors import RunFailedError, UsageError
+from ...core.errors import UsageError
 from ...core.job import Job
 from ..base import Availability
+from ..capabilities import Device
 from ..malloc_tuning import keep_freed_memory
 
-__all__ = ["availability", "interface_of", "keep_steps_memory", "prepare"]
+__all__ = ["availability", "keep_steps_memory", "kind_of", "prepare"]
 
 
 def availability(name: str, install: str) -> Availability:
@@ -61,6 +60,11 @@ def choose_device(wanted: str, task: Task) -> torch.device:
     return device
 
 
+def kind_of(device: torch.device) -> Device:
+    """Return what a device is called for people and in records."""
+    return "gpu" if device.type == "cuda" else "cpu"
+
+
 def _make_deterministic(device: torch.device) -> None:
     """Ask for bitwise repeatable kernels, and on a GPU for full float32 instead of TF32."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS documents for repeatable results
@@ -69,15 +73,3 @@ def _make_deterministic(device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
-
-
-def interface_of(address: str) -> str:
-    """Return the name of the network interface that holds the address (any 127.… address belongs to the loopback interface).
-
-    Raises RunFailedError where no interface does.
-    """
-    wanted = "127.0.0.1" if ipaddress.ip_address(address).is_loopback and ":" not in address else address
-    held: dict[str, str] = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
-    if wanted not in held:
-        raise RunFailedError(f"no network interface of this node has the address {address}; there are: {', '.join(sorted(held))}")
-    return held[wanted]

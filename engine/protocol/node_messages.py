@@ -58,6 +58,13 @@ class _Interface(_Said):
 class _Gpu(_Said):
     name: Name | None
     memory_total_bytes: Count | None
+    uuid: Name | None
+
+
+class _VisibleGpu(_Said):
+    visible_as: Name
+    uuid: Name | None
+    gpu: Number | None
 
 
 class _Host(_Said):
@@ -77,7 +84,9 @@ class _Host(_Said):
     python: Name
     packages: Annotated[dict[Name, Name | None], msgspec.Meta(max_length=4096)]
     gpus: Annotated[list[_Gpu], msgspec.Meta(max_length=4096)] | None
+    gpu_driver: Name | None
     gpu_problem: Text | None
+    visible_gpus: Annotated[list[_VisibleGpu], msgspec.Meta(max_length=4096)] | None
 
 
 class _Hello(_Said):
@@ -142,6 +151,7 @@ class _OfTask(_Said):
 
 class _Ready(_OfTask):
     precision_used: Name | None
+    device_used: Name | None
 
 
 class _Phase(_OfTask):
@@ -342,7 +352,9 @@ def _wrong_with_sample(node: int, record: Mapping[str, Any], node_of: Mapping[st
         names = {field.name for field in fields(kind)}
         if names != value.keys():
             return f"a message 'sample' whose fields {sorted(names ^ value.keys())!s:.300} are missing or unknown"
-    if any(node_of.get(task["task"]) != node and not _SPARE.fullmatch(task["task"]) for task in record["tasks"]):
+    of_gpus = [task for gpu in record["gpus"] or () for task in gpu.get("tasks", ())]
+    named = [*(task["task"] for task in record["tasks"] if not _SPARE.fullmatch(task["task"])), *of_gpus]
+    if any(node_of.get(task) != node for task in named):
         return "a message 'sample' for a task that it does not have"
     return None
 

@@ -20,11 +20,13 @@ from ...engine.loop_interfaces import TrainingTotals
 from ...engine.progress.base import Progress
 from ...engine.protocol.messages import Message
 from ..launchers.base import NodeChannel
+from ..preflight.gpu_demand import asked_device
 from ..resume.origin import Origin
 from ..stacks.places import STACKS, TaskStack, describe_places
 from .checkpoint_saver import CheckpointSaver
 from .cluster_setup import Hosts, cluster_document, infer_isolation, make_cluster, make_tasks, nodes_sharing_cores, threads_per_task
 from .first_failure import TaskDiedError
+from .gpu_assignment import GpuAssignment, assign_gpus, check_devices
 from .nodes import Nodes
 from .outcome import add_resume_hint, add_to_first_line, task_states, with_task_states
 from .recorder import Recording
@@ -66,8 +68,10 @@ class Attempt:
         self.tasks = TaskGroup(nodes, training.placed, training.survives, training.places)
         self.began = self.trains = False
         self.precision_used: str = training.job.precision
+        self.device_used: str | None = None
         self.cluster: Mapping[str, Any] = {}
         self.nodes_sharing_cores: int | None = None
+        self._gpus = GpuAssignment({})
         self._nodes = nodes
         self._recording = recording
         self._clustered: Sequence[Task] = ()
@@ -122,14 +126,17 @@ class Attempt:
     # From its start to the end of training --------------------------------------------------------------------------
 
     def form_cluster(self, hosts: Hosts, deadline: float) -> None:
-        """Give every task an address."""
+        """Give every task an address, and every worker a GPU where it is to have one. Raises UsageError where that cannot be."""
         channels, training = self._nodes.channels, self.training
+        self._gpus = assign_gpus(asked_device(training.job), training.placed, training.places, hosts, self._nodes.name)
+        self._tell_of_gpus(self._gpus.notice)
         counts = {place: sum(task.node == place for task in training.placed) for place in training.places}
         cluster = make_cluster(training.placed, channels, self.tasks.reserve_ports(counts, deadline - time.monotonic()))
         threads = threads_per_task(training.job, training.model, channels, hosts, training.placed)
         self._clustered = make_tasks(cluster, threads)
         self.nodes_sharing_cores = nodes_sharing_cores([channels[place] for place in training.places], hosts)
-        self.cluster = cluster_document(cluster, [count if node in training.places else None for node, count in enumerate(threads)])
+        described = cluster_document(cluster, [count if node in training.places else None for node, count in enumerate(threads)])
+        self.cluster = {**described, **self._gpus.document}
 
     def start_tasks(self, deadline: float) -> None:
         """Have every node start its tasks."""
@@ -144,13 +151,23 @@ class Attempt:
             "sample_interval_seconds": job.sample_interval if job.monitor else None,
             "isolated": channel.isolated,
             "cores_available": channel.cores,
+            "gpu_of_task": self._gpus.on_node(channel.node, self.training.placed),
             "start_seconds": deadline - time.monotonic(),
         }
 
     def await_ready(self, deadline: float) -> None:
-        """Await that every task is warm."""
-        precisions = self.tasks.await_ready(deadline - time.monotonic())
-        self.precision_used = ", ".join(sorted({used for used in precisions.values() if used})) or self.training.job.precision
+        """Await that every task is warm. Raises UsageError where workers compute on devices of different kinds."""
+        ready = self.tasks.await_ready(deadline - time.monotonic())
+        precisions = sorted({each.precision_used for each in ready.values() if each.precision_used})
+        self.precision_used = ", ".join(precisions) or self.training.job.precision
+        workers = {task.name: ready[task.name].device_used for task in self.training.placed if task.role == "worker"}
+        self.device_used, notice = check_devices(workers, self._gpus, self.training.gpu_advice)
+        self._tell_of_gpus(notice)
+
+    def _tell_of_gpus(self, notice: str | None) -> None:
+        if notice is not None:
+            self._recording.event("gpus_not_used", why=notice)
+            self._recording.progress.message(notice)
 
     def keep_spares(self) -> None:
         """Have every node keep as many processes ready as it has tasks, where the job wants that; those that were taken are replaced."""

@@ -347,6 +347,7 @@ class Driver:
             attempt.totals,
             nodes_sharing_cores=attempt.nodes_sharing_cores,
             precision_used=attempt.precision_used,
+            device_used=attempt.device_used,
             machines=None if self._hosts is None else [machine_of(host) for host in self._hosts],
         )
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ...backends.base import State
 from ...core.cluster import Role, Task, TaskSpec
@@ -26,7 +26,7 @@ from ..stacks.places import TaskStack
 from .first_failure import Failures, first_cause
 from .nodes import Nodes
 
-__all__ = ["ClusterState", "TaskGroup", "load_state"]
+__all__ = ["ClusterState", "TaskGroup", "TaskReady", "load_state"]
 
 CAUSE_WINDOW_SECONDS = 1.0
 """How long after a death further deaths are awaited, so that the first cause is told from its victims."""
@@ -45,6 +45,13 @@ class ClusterState:
     states: Mapping[str, str]
     silent: Mapping[int, str]
     stacks: Mapping[str, TaskStack] = field(default_factory=dict)
+
+
+class TaskReady(NamedTuple):
+    """What a task that is warm says: the number format that it computes in, and the kind of device (``cpu``, ``gpu``); None: nothing."""
+
+    precision_used: str | None
+    device_used: str | None
 
 
 class TaskGroup:
@@ -94,15 +101,14 @@ class TaskGroup:
     def keep_spares(self, job: Mapping[str, Any]) -> None:
         """Have every node start spares until it has as many as tasks."""
         for node in sorted(self._places):
-            count = sum(place == node for place in self.node_of.values())
-            self.nodes.members.tell(node, Message("spares", {"job": job, "tasks": count}))
+            self.nodes.members.tell(node, Message("spares", {"job": job}))
 
-    def await_ready(self, timeout_seconds: float) -> dict[str, str | None]:
-        """Await every task's report that it is warm; return the precision that each says it computes in.
+    def await_ready(self, timeout_seconds: float) -> dict[str, TaskReady]:
+        """Await every task's report that it is warm; return what each says of itself.
 
         Raises AddressInUseError, UsageError or RunFailedError where one cannot be.
         """
-        ready: dict[str, str | None] = {}
+        ready: dict[str, TaskReady] = {}
         deadline = time.monotonic() + timeout_seconds
         reported = deadline + 2 * REPORT_SECONDS  # a task that is stuck says first where, and ends
         while len(ready) < len(self.node_of):
@@ -110,7 +116,7 @@ class TaskGroup:
             _, message = self._expect("ready", reported, partial(self._described_starts, missing), "--start-timeout")
             if time.monotonic() > deadline:
                 raise RunFailedError(f"{message['from']} was ready only after --start-timeout, which says how long a start may take")
-            ready[message["from"]] = message.get("precision_used")
+            ready[message["from"]] = TaskReady(message.get("precision_used"), message.get("device_used"))
             self._failures.mark_ready(message["from"])
         return ready
 

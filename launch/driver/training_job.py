@@ -50,6 +50,7 @@ class TrainingJob:
 
     `survives`: the roles of those tasks whose death training goes on without. `places` are the numbers of the nodes that it is for, in
     order. `job` is what the tasks are told, whose nodes are these; `asked` is what the user asked for, which the run's records have.
+    `gpu_advice` says how the backend's framework comes to see GPUs.
     """
 
     asked: Job
@@ -60,6 +61,7 @@ class TrainingJob:
     packages: Sequence[str]
     survives: frozenset[Role]
     places: tuple[int, ...]
+    gpu_advice: str = ""
 
     @classmethod
     def of(cls, job: Job) -> TrainingJob:
@@ -80,7 +82,8 @@ class TrainingJob:
         backend = load_backend(job.backend)
         refuse_unsupported(job, job.backend, backend.capabilities)
         declared = backend.capabilities
-        return cls(job, job, model, data, backend.placement(job), sorted(declared.packages), declared.survives, tuple(range(job.nodes)))
+        placed, packages = backend.placement(job), sorted(declared.packages)
+        return cls(job, job, model, data, placed, packages, declared.survives, tuple(range(job.nodes)), declared.gpu_install)
 
     def resized(self, places: Sequence[int]) -> TrainingJob:
         """Return what trains the same on those of all nodes alone that have these numbers. Raises RunFailedError where nothing can.
@@ -161,6 +164,7 @@ class TrainingJob:
         *,
         nodes_sharing_cores: int | None,
         precision_used: str,
+        device_used: str | None,
         machines: Sequence[str] | None,
     ) -> dict[str, Any]:
         """Return the summary of a run of it that ended in this state; see `records.summary.summary`."""
@@ -173,6 +177,7 @@ class TrainingJob:
             examples_per_epoch=self.data.info.sizes["train"],
             nodes_sharing_cores=nodes_sharing_cores,
             precision_used=precision_used,
+            device_used=device_used,
             synthetic=self.data.info.synthetic,
             machines=machines,
             padding_share=padding_share(self.sampler),

@@ -153,14 +153,16 @@ def agent_command(node: int, *options: str) -> list[str]:
     return python(AGENT_MODULE, "--node", str(node), *options)
 
 
-def send_prepare(stream: Stream, job: Job, node: int) -> None:
+def send_prepare(stream: Stream, job: Job, node: int, *, one_machine: bool = False) -> None:
     """Have the agent of node `node` start the tasks that are sure to be there, its workers; which task each of them is it hears later.
 
-    It is the first message to an agent, which answers with its greeting. Where a run keeps spare processes, these are started too.
+    It is the first message to an agent, which answers with its greeting. `one_machine`: all nodes are on one, and share its GPUs.
     """
-    tasks = job.workers_by_node[node] * (2 if job.spare_processes else 1)
+    tasks = job.workers_by_node[node]
+    shared = (sum(job.workers_by_node[:node]), job.workers) if one_machine else (0, tasks)
+    fields = {"job": job.model_dump(mode="json"), "tasks": tasks, "workers_before": shared[0], "workers_on_machine": shared[1]}
     try:
-        stream.send(Message("prepare", {"job": job.model_dump(mode="json"), "tasks": tasks}))
+        stream.send(Message("prepare", fields))
     except OSError:
         return  # the agent has gone; the end of its stream says so
 

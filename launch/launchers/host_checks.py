@@ -13,6 +13,8 @@ from ...core.job import Job
 from ...core.plugins import find
 from ...core.process import python
 from ..preflight.findings import Finding, Here, findings, table
+from ..preflight.gpu_demand import asked_device
+from ..preflight.gpu_findings import AskedGpus
 from ..preflight.interview import Probe, interview
 from .base import AgentStarter, StartedAgent, end_agents, how_it_ended
 
@@ -56,7 +58,9 @@ class HostChecks:
         backend = "" if job is None else job.backend
         probes = [Probe(one.host or str(number), one.stream, _explanation(one)) for number, one in enumerate(self._started)]
         reports = interview(probes, backend, job, timeout_seconds, self._interrupted.is_set)
-        return findings(reports, _here(job), None if job is None else find("backend", backend).requires)
+        if job is None:
+            return findings(reports, _here(job))
+        return findings(reports, _here(job), find("backend", job.backend).requires, AskedGpus(asked_device(job), job.workers_by_node))
 
     def interrupt(self) -> None:
         """Have `findings` raise InterruptedRunError soon; safe in a signal handler."""

@@ -68,7 +68,7 @@ class LocalLauncher:
         assert self._starter is not None
         agent = self._starter.start(node, agent_command(node, "--parent", str(os.getpid())))
         self._agents.append(agent.process)
-        send_prepare(agent.stream, self.job, node)
+        send_prepare(agent.stream, self.job, node, one_machine=True)
         return NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, True, agent.process)
 
     def replace(self, node: int) -> NodeChannel | None:

@@ -17,18 +17,20 @@ from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...core.process import ignore_interrupts
 from ...core.untrusted.console import note
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
+from ...monitor.gpu import describe_gpus
 from ..stacks.collect import collect_stacks, find_py_spy
 from .identity import address_for_others, node_identity
 from .port_reservation import PortBlock
 from .scratch import make_scratch, remove_scratch
 from .supervisor import Death, Supervisor, tail
+from .task_environment import expected_gpus, task_environment
 
 if TYPE_CHECKING:
     from ...monitor.collector import NodeSampler
@@ -45,14 +47,6 @@ DRIVER = 0
 
 HELD_UP_BYTES = 2**16
 """With so much unread it is this agent that is busy, and the driver that has to wait: nothing more may arrive."""
-
-FOREIGN_VARIABLES = frozenset(
-    {
-        *("TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-        *("TRAINER_SECRET", "TRAINER_NOTIFY", "TRAINER_ON_FAILURE"),
-    }
-)
-"""What tasks must not see: where another launcher placed this process, and secrets that only agents and driver need."""
 
 
 class Agent:
@@ -72,6 +66,7 @@ class Agent:
         self._ports = PortBlock()
         self._supervisor = Supervisor(self._from_task, self._on_death)
         self._keeps_spares = False
+        self._environments: list[Mapping[str, str]] = []
         self._sampler: NodeSampler | None = None
         self._watching = threading.Lock()
         self._inspections: list[threading.Thread] = []
@@ -127,8 +122,7 @@ class Agent:
                 self._on_sample(self._sampler.sample())
             self._send(Message("sampled", {}))
         elif message.kind == "spares":
-            self._prestart(message)
-            self._watch_spares()
+            self._keep_spares(message)
         elif message.kind == "stop":
             self._supervisor.stop(message["grace_seconds"], keep_spares=self._keeps_spares)
             self._stop_sampler()
@@ -152,21 +146,32 @@ class Agent:
 
     def _prepare(self, message: Message) -> None:
         """Answer the driver's first message: start the tasks that are sure to come, then load the monitor and greet."""
+        gpus = describe_gpus(os.environ)
         self._keeps_spares = bool(message["job"].get("spare_processes"))
-        self._prestart(message)
+        expected = expected_gpus(message, gpus["visible_gpus"])
+        for visible_as in [*expected, *(expected if self._keeps_spares else ())]:
+            self._prestart(message, task_environment(os.environ, self._scratch, visible_as))
         from ...backends.packages import recorded_packages
         from ...monitor.host import describe_host
 
-        host = describe_host(recorded_packages(message["job"]["backend"]))
+        host = describe_host(recorded_packages(message["job"]["backend"]), gpus)
         greeting = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": node_identity(), "host": host}
         self._send(Message("hello", {**greeting, "scratch": str(self._scratch), "address": address_for_others(os.environ)}))
         self._node_timeout_seconds = message["job"]["node_timeout"]
         threading.Thread(target=self._give_signs_of_life, name="alive", daemon=True).start()
 
-    def _prestart(self, message: Message) -> None:
-        """Start spares until there are as many as the message says."""
-        for _ in range(message["tasks"] - len(self._supervisor.spares())):
-            self._supervisor.prestart(self._scratch, _task_environment(self._scratch), Message("prepare", {"job": message["job"]}))
+    def _prestart(self, message: Message, environment: Mapping[str, str]) -> None:
+        self._supervisor.prestart(self._scratch, environment, Message("prepare", {"job": message["job"]}))
+
+    def _keep_spares(self, message: Message) -> None:
+        """Start spares until there is one for each task, in the task's environment."""
+        there = self._supervisor.spare_environments()
+        for environment in self._environments:
+            if environment in there:
+                there.remove(environment)
+            else:
+                self._prestart(message, environment)
+        self._watch_spares()
 
     def _watch_spares(self) -> None:
         """Have the monitor count what the spares use with what the tasks do."""
@@ -212,6 +217,7 @@ class Agent:
             self._ships_logs = True
         else:
             self._logs = Path(message["log_folder"])
+        gpus: Mapping[str, Mapping[str, Any]] = message["gpu_of_task"]
         if message["sample_interval_seconds"] is not None and self._sampler is None:
             from ...monitor.collector import NodeSampler
 
@@ -221,15 +227,19 @@ class Agent:
                 interval_seconds=message["sample_interval_seconds"],
                 emit=self._on_sample,
                 cores_available=message["cores_available"],
+                gpu_of_task={task: gpu["gpu"] for task, gpu in gpus.items() if gpu["gpu"] is not None},
             )
             self._sampler.start()
         start_deadline = time.monotonic() + message["start_seconds"]
+        self._environments.clear()
         for fields in message["tasks"]:
             name: str = fields["task"]
             log = self._log(name)
-            spare = self._supervisor.claim(name, log)
+            environment = task_environment(os.environ, self._scratch, gpus[name]["visible_as"] if name in gpus else None)
+            self._environments.append(environment)
+            spare = self._supervisor.claim(name, log, environment)
             moving = {} if spare is None else {"log": str(log), "early_log": str(spare[1])}
-            pid = self._supervisor.start(name, log, _task_environment(self._scratch)) if spare is None else spare[0]
+            pid = self._supervisor.start(name, log, environment) if spare is None else spare[0]
             with self._watching:
                 if self._sampler is not None and pid not in self._dead:
                     self._sampler.watch(name, pid)
@@ -295,15 +305,6 @@ class Agent:
             self._stream.send(message)
         except OSError:
             return
-
-
-def _task_environment(scratch: Path) -> dict[str, str]:
-    """Return this process's environment without the contracts of others, which would tell the frameworks of another cluster.
-
-    Temporary files go to a folder of the run's own: both frameworks leave some behind.
-    """
-    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN_VARIABLES}
-    return {**kept, "TMPDIR": str(scratch)}
 
 
 def _watch_parent(agent: Agent, parent: int) -> None:

@@ -54,10 +54,12 @@ class Death:
 class _Child:
     """`early_log`: where a task that began as a spare writes until it has moved to its `log`. `usable`: a spare that still may be taken.
 
-    `ended` gets its death, once it has been reaped. `stacks`: what it writes its stacks to when it is asked to.
+    `environment` is what it was started with. `ended` gets its death, once it has been reaped. `stacks`: what it writes its stacks to when
+    it is asked to.
     """
 
     name: str
+    environment: Mapping[str, str]
     process: subprocess.Popen[bytes]
     stream: Stream
     log: Path
@@ -98,10 +100,13 @@ class Supervisor:
         except OSError:
             return  # it has died, and is not taken then
 
-    def claim(self, name: str, log: Path) -> tuple[int, Path] | None:
-        """Make a living spare the task `name`; return its pid and the file that it writes to until it moves to `log`. None: none lives."""
+    def claim(self, name: str, log: Path, environment: Mapping[str, str]) -> tuple[int, Path] | None:
+        """Make a living spare the task `name`; return its pid and the file that it writes to until it moves to `log`.
+
+        None: none lives that was started in this environment, which is not changed later: frameworks read it when they like.
+        """
         with self._changed:
-            child = next((child for child in self._children.values() if child.usable), None)
+            child = next((child for child in self._children.values() if child.usable and child.environment == environment), None)
             if child is None or child.early_log is None:
                 return None
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -113,6 +118,11 @@ class Supervisor:
         """Return the process numbers of the spares that can be taken, by their names."""
         with self._changed:
             return {child.name: pid for pid, child in self._children.items() if child.usable}
+
+    def spare_environments(self) -> list[Mapping[str, str]]:
+        """Return the environments of the spares that can be taken."""
+        with self._changed:
+            return [child.environment for child in self._children.values() if child.usable]
 
     def kill_unclaimed(self) -> None:
         """Kill the spares that nobody has taken."""
@@ -139,8 +149,8 @@ class Supervisor:
                 start_new_session=True,
             )
             stream = Stream(ours.makefile("rb"), ours.makefile("wb"))
-            spare = early_log is not None
-            child = _Child(name, process, stream, log, stacks, early_log, usable=spare, spare=spare)
+            is_spare = early_log is not None
+            child = _Child(name, environment, process, stream, log, stacks, early_log, usable=is_spare, spare=is_spare)
             self._children[process.pid] = child
             self._changed.notify_all()
         ours.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...engine.protocol.messages import PROTOCOL
+from .gpu_findings import AskedGpus, gpu_rows
 from .interview import HostReport
 
 __all__ = ["Finding", "Here", "findings", "table"]
@@ -42,13 +43,15 @@ class Finding:
     remedy: str = ""
 
 
-def findings(reports: Sequence[HostReport], here: Here, module: str | None = None) -> list[Finding]:
+def findings(reports: Sequence[HostReport], here: Here, module: str | None = None, gpus: AskedGpus | None = None) -> list[Finding]:
     """Return what was found, host by host.
 
-    `module` is the top-level module of the framework that is to train; empty where that is none, None where it may be any.
+    `module` is the top-level module of the framework that is to train; empty where that is none, None where it may be any. `gpus` is what a
+    run asks for of the hosts, in their order.
     """
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))
+    of_gpus = iter(_gpus(reports, answering, gpus))
     found: list[Finding] = []
     for report in reports:
         if report.problem is not None:
@@ -60,6 +63,7 @@ def findings(reports: Sequence[HostReport], here: Here, module: str | None = Non
             continue
         found += _releases(report, answering[0], here, module)
         found += _machine_findings(report, machines)
+        found += next(of_gpus)
         found += _content(report, here)
         found += _network(report)
     return found
@@ -133,6 +137,16 @@ def _machine_findings(report: HostReport, machines: Mapping[tuple[str, str], int
         )
     else:
         yield Finding(report.host, "ok", "clock", clock)
+
+
+def _gpus(reports: Sequence[HostReport], answering: Sequence[HostReport], asked: AskedGpus | None) -> list[list[Finding]]:
+    """Return what there is to say of the GPUs of each host that answers."""
+    workers = [count for report, count in zip(reports, asked.workers, strict=True) if report in answering] if asked else []
+    hosts = [(report.described["identity"]["boot"], report.described["host"]) for report in answering]
+    rows = gpu_rows(hosts, AskedGpus(asked.device, workers) if asked else None)
+    return [
+        [Finding(report.host, row.state, "GPUs", row.found, row.remedy) for row in own] for report, own in zip(answering, rows, strict=True)
+    ]
 
 
 def _content(report: HostReport, here: Here) -> Iterator[Finding]:

@@ -17,10 +17,12 @@ from ...data.store.stored_dataset import StoredDataset
 from ...engine.protocol.messages import Message
 from ...models.base import ModelSpec
 from ..driver.cluster_setup import infer_isolation, make_cluster, make_tasks, threads_per_task
+from ..driver.gpu_assignment import assign_gpus
 from ..driver.nodes import Nodes
 from ..driver.task_group import TaskGroup, load_state
 from ..ending_signals import EndingSignals
 from ..launchers.local import LocalLauncher
+from ..preflight.gpu_demand import asked_device
 
 __all__ = ["StandaloneTask"]
 
@@ -77,18 +79,20 @@ class StandaloneTask:
         tasks = self._tasks = TaskGroup(nodes, placed)
         cluster = make_cluster(placed, channels, tasks.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
         threads = threads_per_task(self._job, self._model, channels, hosts, placed)
+        gpus = assign_gpus(asked_device(self._job), placed, [0], hosts, nodes.name, strict=False)
         request = {
             "job": self._job.model_dump(mode="json"),
             "log_folder": None,  # with the agent's temporary files; the end of a log is in the message where the task dies
             "sample_interval_seconds": None,
             "isolated": channels[0].isolated,
             "cores_available": channels[0].cores,
+            "gpu_of_task": gpus.on_node(0, placed),
             "start_seconds": deadline - time.monotonic(),
             "normalisation": self._data.info.normalisation,
         }
         tasks.start_tasks(make_tasks(cluster, threads), lambda node: request)
-        precisions = tasks.await_ready(deadline - time.monotonic())
-        self.precision_used = next(iter(precisions.values())) or self._job.precision
+        ready = tasks.await_ready(deadline - time.monotonic())
+        self.precision_used = next(iter(ready.values())).precision_used or self._job.precision
         load_state(tasks, state, self._job.start_timeout)
 
     def ask(self, command: Message) -> Message:

@@ -30,6 +30,13 @@ class _Interface(JsonObject):
 class _HostGpu(JsonObject):
     name: Name | None = None
     memory_total_bytes: Count | None = None
+    uuid: Name | None = None
+
+
+class _VisibleGpu(JsonObject):
+    visible_as: Name
+    uuid: Name | None = None
+    gpu: Count | None = None
 
 
 class _Host(JsonObject):
@@ -47,6 +54,8 @@ class _Host(JsonObject):
     python: Name | None = None
     packages: dict[Name, Name | None] | None = None
     gpus: Annotated[list[_HostGpu], Field(max_length=MOST_NODES)] | None = None
+    gpu_driver: Name | None = None
+    visible_gpus: Annotated[list[_VisibleGpu], Field(max_length=MOST_NODES)] | None = None
 
 
 class _Environment(JsonObject):

@@ -88,6 +88,7 @@ class _Gpu(JsonObject):
     utilization: _MeanMax | None = None
     memory_bytes: _MeanMax | None = None
     power_watts: _MeanMax | None = None
+    tasks: Annotated[list[Name], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
 
 
 class _Node(JsonObject):
@@ -154,6 +155,7 @@ class Summary(JsonObject):
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     precision: Name | None = None
     precision_used: Name | None = None
+    device_used: Name | None = None
     synthetic: bool | None = None
     resumed: Count | None = None
     network_source: Name | list[Name] | None = None

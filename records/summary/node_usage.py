@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ..schema import Clock, SystemRecord
+from ..schema import Clock, GpuSample, SystemRecord
 from .lost_cpu import LEAST_SECONDS, CpuUse, LostCpu, lost_cpu, mean_over_segments
 from .segments import with_segments
 
@@ -97,7 +97,30 @@ _COUNTERS = (
     "cpu_throttled_seconds",
 )
 _GAUGES = ("cpu_cores_used", "cpu_fraction", "memory_rss_bytes", "memory_pss_bytes")
-_GPU_GAUGES = ("utilization", "memory_bytes", "power_watts")
+
+
+class _Gpu:
+    """The figures of one GPU, and the tasks that were given it in some attempt of the run."""
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self._utilization, self._memory_bytes, self._power_watts = _Gauge(), _Gauge(), _Gauge()
+        self._tasks: dict[str, None] = {}
+
+    def add(self, sample: GpuSample) -> None:
+        self._utilization.add(sample.get("utilization"))
+        self._memory_bytes.add(sample.get("memory_bytes"))
+        self._power_watts.add(sample.get("power_watts"))
+        self._tasks.update(dict.fromkeys(sample.get("tasks", ())))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self._name,
+            "utilization": self._utilization.to_json(),
+            "memory_bytes": self._memory_bytes.to_json(),
+            "power_watts": self._power_watts.to_json(),
+            "tasks": list(self._tasks),
+        }
 
 
 class _Node:
@@ -115,7 +138,7 @@ class _Node:
         self._counters = {name: Counter() for name in _COUNTERS}
         self._by_segment: dict[float | None, dict[str, Counter]] = {}
         self._gauges = {name: _Gauge() for name in _GAUGES}
-        self._gpus: dict[int, tuple[str | None, dict[str, _Gauge]]] = {}
+        self._gpus: dict[int, _Gpu] = {}
         self._cores_available: float | None = None
         self.sources: set[str] = set()
         self._samples = 0
@@ -153,9 +176,7 @@ class _Node:
         for name, gauge in self._gauges.items():
             gauge.add(getattr(record, name))
         for index, gpu in enumerate(record.gpus or ()):
-            _, gauges = self._gpus.setdefault(index, (gpu.get("name"), {name: _Gauge() for name in _GPU_GAUGES}))
-            for name, gauge in gauges.items():
-                gauge.add(gpu.get(name))
+            self._gpus.setdefault(index, _Gpu(gpu.get("name"))).add(gpu)
         if record.cores_available is not None:
             self._cores_available = record.cores_available
         if record.network_source is not None:
@@ -217,8 +238,7 @@ class _Node:
     def _gpu_figures(self) -> list[dict[str, Any]] | None:
         if not self._gpus:
             return None
-        ordered = (self._gpus[index] for index in sorted(self._gpus))
-        return [{"name": name, **{key: gauge.to_json() for key, gauge in gauges.items()}} for name, gauges in ordered]
+        return [self._gpus[index].to_json() for index in sorted(self._gpus)]
 
 
 def _one(values: Iterable[str]) -> str | list[str] | None:

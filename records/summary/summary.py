@@ -193,6 +193,7 @@ def summarise(
     examples_per_epoch: int | None = None,
     nodes_sharing_cores: int | None = None,
     precision_used: str | None = None,
+    device_used: str | None = None,
     synthetic: bool | None = None,
     machines: Sequence[str] | None = None,
     padding_share: float | None = None,
@@ -202,7 +203,7 @@ def summarise(
     `updates_scheduled` were handed out, `updates_applied` counted where updates are applied (None where the run ended before they
     could be asked for). `examples_per_epoch` is the size of the training split; without it `epochs` is null. `nodes_sharing_cores` is the
     size of the largest group of nodes that compute on the same cores. `precision_used` is the number format that the tasks say they
-    computed in.
+    computed in, `device_used` the kind of device (``cpu``, ``gpu``) that the workers say they computed on.
     `padding_share` is the padding among the positions that are computed, of text. `synthetic`
     says whether images and labels are random (`DataInfo.synthetic`). `machines` tells apart the machines of the
     nodes, in node order.
@@ -225,6 +226,7 @@ def summarise(
         "padding_share": padding_share,
         "synthetic": synthetic,
         "precision_used": precision_used,
+        "device_used": device_used,
         "resumed": len(resumed_seconds(described)),
         "network_source": network_source(nodes),
         "nodes_sharing_cores": nodes_sharing_cores,

@@ -34,6 +34,7 @@ _PLAIN = (
     "resumed",
     "precision",
     "precision_used",
+    "device_used",
     "network_source",
     "nodes_sharing_cores",
     "updates_by_worker",

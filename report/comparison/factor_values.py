@@ -24,6 +24,7 @@ __all__ = [
     "by_sgd",
     "cores",
     "dataset",
+    "device",
     "evaluated",
     "framework",
     "gpus",
@@ -229,6 +230,12 @@ def evaluated(run: Run) -> Any:
 def precision(run: Run) -> Any:
     """Read the number format that was computed in."""
     return run.summary.get("precision_used") or run.summary["precision"]
+
+
+def device(run: Run) -> Any:
+    """Read the kind of device that was computed on; of a run that does not tell, what it asked for, where that names one."""
+    asked = run.job.get("device")
+    return run.summary.get("device_used") or (asked if asked in ("cpu", "gpu") else None)
 
 
 def threads(run: Run) -> Any:

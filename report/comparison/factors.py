@@ -216,7 +216,7 @@ _MACHINE = (
     ),
     Factor("memory", "memory", read.memory, frozenset({RESOURCES}), "nodes with other memory", show=read.shown_bytes, expected=True),
     Factor("gpus", "GPUs", read.gpus, WORK, "other processors"),
-    Factor("device", "device", read.job_field("device"), WORK, "asked to compute elsewhere"),
+    Factor("device", "device", read.device, WORK, "computed elsewhere"),
     Factor("kernel", "kernel", read.host("kernel"), WORK, "another kernel schedules and sends in another way", expected=True),
     Factor("network", "network", read.network, WORK, "other links, and counted at another place"),
     Factor("bandwidth", "bandwidth", read.bandwidth, WORK, "faster or slower links", show=read.shown_bandwidth),

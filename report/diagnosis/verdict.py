@@ -224,8 +224,7 @@ def _view(evidence: Evidence, node: int, cause: NetworkCause | None, short: int 
     figures = evidence.summary["per_node"][node]
     own = [worker for worker in evidence.workers if worker.node == node]
     step = node_fractions(evidence.workers, node)
-    utilizations = [gpu["utilization"]["mean"] for gpu in figures["gpus"] or () if gpu.get("utilization")]
-    gpu = max(utilizations, default=None)
+    gpu = _gpu_utilization(figures["gpus"] or ())
     return NodeView(
         node,
         None if step is None or evidence.shares is None else _limit(evidence, node, step, cause, gpu, short),
@@ -240,6 +239,12 @@ def _view(evidence: Evidence, node: int, cause: NetworkCause | None, short: int 
         figures["network_received_bytes_per_second"],
         evidence.links[node],
     )
+
+
+def _gpu_utilization(gpus: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the mean utilization of the busiest of the node's GPUs: of those that its tasks were given, where it is known which."""
+    given = [gpu for gpu in gpus if gpu.get("tasks")] or gpus
+    return max((gpu["utilization"]["mean"] for gpu in given if gpu.get("utilization")), default=None)
 
 
 def _mean(figure: Mapping[str, float] | None) -> float | None:

@@ -53,6 +53,7 @@ class _RatedStepLine(_StepLine, gc=False, kw_only=True):
 
 class _Gpu(msgspec.Struct, gc=False):
     utilization: float | None = None
+    tasks: list[str] = []
 
 
 class _SystemLine(msgspec.Struct, gc=False):
@@ -114,7 +115,8 @@ class NodeSeries:
     """The resource samples of one node [samples], in their order. NaN stands for what was not observed.
 
     Rates are rises of a counter since the sample before, over the time between (`_rises`); NaN for a node's first sample, and where a
-    counter fell because it began anew. ``gpu_utilization`` (0 to 1) is the mean over its GPUs. ``cores_available`` is the last sample's.
+    counter fell because it began anew. ``gpu_utilization`` (0 to 1) is the mean over its GPUs, over those of its tasks where it is known
+    which these are. ``cores_available`` is the last sample's.
     Of a run that was resumed, samples of the later segments' initialisation are left out: their times are those of the segments before.
     """
 
@@ -250,10 +252,15 @@ def _node(node: int, lines: Sequence[_SystemLine]) -> NodeSeries:
         _column([line.memory_rss_bytes for line in lines])[kept],
         _rises(sent, time_seconds, intervals, goes_on)[kept],
         _rises(received, time_seconds, intervals, goes_on)[kept],
-        _column([_mean([gpu.utilization for gpu in line.gpus or ()]) for line in lines])[kept],
+        _column([_gpu_utilization(line.gpus or ()) for line in lines])[kept],
         next((float(line.cores_available) for line in reversed(lines) if line.cores_available is not None), None),
         next((line.network_source for line in reversed(lines) if line.network_source is not None), None),
     )
+
+
+def _gpu_utilization(gpus: Sequence[_Gpu]) -> float | None:
+    """Return the mean over the GPUs that the node's tasks were given; over all of them where none is known to be."""
+    return _mean([gpu.utilization for gpu in ([gpu for gpu in gpus if gpu.tasks] or gpus)])
 
 
 def _column(values: Sequence[float | str | None]) -> Floats:

@@ -14,18 +14,22 @@ import tensorflow as tf
 from update_checks import *  # noqa: F403 — tests that both frameworks share
 
 from crosstrain.backends.base import Plan, State, make_sampler
+from crosstrain.backends.placement import parameter_server_placement
 from crosstrain.backends.tf import data as data_module
 from crosstrain.backends.tf import preprocessing as pixels_module
+from crosstrain.backends.tf import runtime
 from crosstrain.backends.tf.forward_context import ForwardContexts
 from crosstrain.backends.tf.model import build_model, micro_batches_on
 from crosstrain.backends.tf.precision import ChiefLossScale, LossScale
 from crosstrain.backends.tf.preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
 from crosstrain.backends.tf.sync.replica import Replica
+from crosstrain.core.cluster import Cluster
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import find, load
 from crosstrain.data.augment import Augmentation, apply_changes
 from crosstrain.data.normalisation import normal_line
+from crosstrain.launch.driver.cluster_setup import make_tasks
 from crosstrain.models.dropout_masks import keep_mask
 
 NORMALISED = "small_networks.normalised"
@@ -188,6 +192,19 @@ def test_the_loss_scale_of_async_workers():
         scale.learn(1.0, 0.5, 1)
 
 
+def test_only_workers_insist_on_a_gpu():
+    """Parameter servers and chiefs are shown none, also where there are some."""
+    job = Job(backend="tf", mode="async", device="gpu", ps=1)
+    tasks = make_tasks(Cluster(tuple(parameter_server_placement(job, chief_is_first_ps=False)), ("127.0.0.1",), {}, ""), [1])
+    found = {}
+    for task in tasks:
+        try:
+            found[task.name] = runtime._choose_device(task, job)
+        except UsageError as error:
+            found[task.name] = str(error)[:18]
+    assert found == {"chief-0": "CPU:0", "ps-0": "CPU:0", "worker-0": "device: got 'gpu',"}
+
+
 def test_half_precision_needs_a_gpu():
     with pytest.raises(UsageError, match="bf16"):
         opened("worker-0", {"model": "cnn", "precision": "fp16", "device": "cpu"}, 32, free_ports(1))
@@ -197,7 +214,7 @@ def test_lower_precision_is_near_and_named():
     logits = {}
     for name in ("fp32", "bf16"):
         session, _, _ = opened("worker-0", {"model": "cnn", "precision": name, "device": "cpu"}, 32, free_ports(1))
-        assert session.precision_used == name
+        assert (session.precision_used, session.device_used) == (name, "cpu")
         logits[name] = session.predict("test", 3, 30)
         assert all(value.dtype == np.float32 for value in session.state().parameters.values())
     distance = np.linalg.norm(logits["bf16"] - logits["fp32"]) / np.linalg.norm(logits["fp32"])

@@ -149,7 +149,7 @@ def test_lower_precision_is_near_and_named():
     logits = {}
     for name in ("fp32", "bf16"):
         session, _, _ = opened("worker-0", {"model": "cnn", "precision": name, "device": "cpu"}, 32, free_ports(1))
-        assert session.precision_used == name
+        assert (session.precision_used, session.device_used) == (name, "cpu")
         logits[name] = session.predict("test", 3, 30)
         assert all(value.dtype == np.float32 for value in session.state().parameters.values())
         session.close()

@@ -37,15 +37,23 @@ from crosstrain.monitor.host import describe_host
 
 NODE_OF = {"worker-0": 0, "worker-1": 1}
 OWN = {"from": "worker-1"}
+GPU = {
+    "name": "A", "utilization": 0.5, "memory_bytes": 2**20, "memory_total_bytes": 2**30, "power_watts": 70.5, "tasks": ["worker-1"]
+}  # fmt: skip
 
 
 def sample():
     sampler = NodeSampler(1, isolated=False, interval_seconds=1.0, emit=lambda record: None, cores_available=None)
     sampler.watch("worker-1", os.getpid())
     try:
-        return json.loads(json.dumps(asdict(sampler.sample())))
+        return json.loads(json.dumps({**asdict(sampler.sample()), "gpus": [GPU]}))
     finally:
         sampler.stop()
+
+
+def host():
+    listed = [{"name": "A", "memory_total_bytes": 2**30, "uuid": "GPU-a"}]
+    return json.loads(json.dumps({**describe_host({}), "gpus": listed, "visible_gpus": [{"visible_as": "0", "uuid": "GPU-a", "gpu": 0}]}))
 
 
 SUMS = {"loss_sum": float("nan"), "correct": 1.0, "examples": 4.0}
@@ -57,7 +65,7 @@ SOUND = {
             "hello",
             {
                 "protocol": PROTOCOL, "node": 1, "pid": 7, "identity": {"boot": "b", "network": "n"},
-                "host": json.loads(json.dumps(describe_host({}))), "scratch": "/tmp/x", "address": None,
+                "host": host(), "scratch": "/tmp/x", "address": None,
             },
         ),
         Message("ports", {"ports": [4000]}),
@@ -76,7 +84,7 @@ SOUND = {
                 "tail": ["a line"],
             },
         ),
-        Message("ready", {**OWN, "precision_used": None}),
+        Message("ready", {**OWN, "precision_used": None, "device_used": "gpu"}),
         Message("phase", {**OWN, "name": "importing"}),
         Message("error", {**OWN, "type": "E", "message": "m", "errno": None, "exit_code": None, "peer_lost": False}),
         Message("done", {**OWN, "sequence": 1, "command": "train", "seconds": 0.1, "drain_seconds": 0.0}),
@@ -208,6 +216,8 @@ BROKEN = [
     Message("done", {**SOUND["done"].fields, "from": ["worker-1"]}),
     Message("log", {"task": "worker-1"}, {"text": RawArray("nonsense", [2], b"ab")}),
     Message("sample", {"record": {**SOUND["sample"]["record"], "more": 1}}),
+    Message("sample", {"record": {**SOUND["sample"]["record"], "gpus": [{**GPU, "tasks": ["worker-0"]}]}}),
+    Message("sample", {"record": {**SOUND["sample"]["record"], "gpus": [{**GPU, "utilization": "much"}]}}),
     Message("hello", {**SOUND["hello"].fields, "node": 0}),
     Message("stacks", {"number": 1, "stacks": {"worker-0": {"text": "File", "problem": None}}}),
     Message("stacks", {"number": 1, "stacks": {"worker-1": {"text": "x" * (MOST_STACK_CHARACTERS + 1), "problem": None}}}),

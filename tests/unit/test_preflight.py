@@ -12,6 +12,7 @@ from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message
 from crosstrain.launch.launchers.host_checks import refuse
 from crosstrain.launch.preflight.findings import Here, findings, table
+from crosstrain.launch.preflight.gpu_findings import AskedGpus
 from crosstrain.launch.preflight.interview import HostReport, peers_of
 from crosstrain.launch.preflight.model_source import source_digest
 from crosstrain.launch.preflight.probe import answer
@@ -78,6 +79,21 @@ def test_a_lack_is_the_hosts_that_has_it(changes, what, state):
             RunFailedError if what == "ssh" else UsageError, match=r"^1 of 3 hosts cannot take part in this run:\nLACK  node1  "
         ):
             refuse(findings(reports, HERE, "torch"))
+
+
+def test_gpus_are_asked_of_the_hosts_that_answer():
+    """The workers are those of each host, also where another one says nothing."""
+
+    def with_gpus(count):
+        listed = [{"visible_as": str(one), "uuid": None, "gpu": one} for one in range(count)]
+        return {"gpus": [{"name": "A", "memory_total_bytes": 2**30, "uuid": None}] * count, "visible_gpus": listed}
+
+    reports = [report("node0", problem="is out of reach"), report("node1", host=with_gpus(1)), report("node2", host=with_gpus(2))]
+    found = findings(reports, HERE, "torch", AskedGpus("gpu", [1, 2, 2]))
+    assert [(one.host, one.state, one.found) for one in found if one.what == "GPUs"] == [
+        ("node1", "bad", "2 workers, 1 GPU (1 × A (1.0 GiB))"),
+        ("node2", "ok", "2 × A (1.0 GiB)"),
+    ]
 
 
 def test_what_is_here_alone_can_be_copied():

@@ -49,11 +49,19 @@ def node(tmp_path):
 def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
     node.prestart()
     assert node.supervisor.alive() == []
-    pid, early = node.supervisor.claim("worker-0", tmp_path / "logs/worker-0.log")
+    pid, early = node.supervisor.claim("worker-0", tmp_path / "logs/worker-0.log", node.environment)
     assert (node.supervisor.alive(), early.parent) == (["worker-0"], tmp_path)
-    assert node.supervisor.claim("worker-1", tmp_path / "logs/worker-1.log") is None
+    assert node.supervisor.claim("worker-1", tmp_path / "logs/worker-1.log", node.environment) is None
     assert node.supervisor.state_of("worker-0") in "RSD"
     assert os.getpgid(pid) == pid
+
+
+def test_a_spare_is_taken_in_its_own_environment_alone(node, tmp_path):
+    """What it has read of it cannot be changed any more, such as the GPU that it sees."""
+    node.prestart()
+    log = tmp_path / "logs/worker-0.log"
+    assert node.supervisor.claim("worker-0", log, {**node.environment, "CUDA_VISIBLE_DEVICES": "1"}) is None
+    assert node.supervisor.claim("worker-0", log, dict(node.environment)) is not None
 
 
 @pytest.mark.parametrize("end", ["killed", "failed"])
@@ -64,7 +72,7 @@ def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, e
     if end == "killed":
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pid not in node.children(), 30, "the end of the spare")
-    assert node.supervisor.claim("worker-0", tmp_path / "worker-0.log") is None
+    assert node.supervisor.claim("worker-0", tmp_path / "worker-0.log", node.environment) is None
     assert (node.deaths, node.messages) == ([], [])
 
 
@@ -73,7 +81,7 @@ def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the
     early = tmp_path / "spare-1.early"
     wait_until(lambda: "crosstrain.engine.protocol.codec" in early.read_text(), 30, "the start of the spare")
     log = tmp_path / "logs/worker-0.log"
-    pid, _ = node.supervisor.claim("worker-0", log)
+    pid, _ = node.supervisor.claim("worker-0", log, node.environment)
     assert log.read_text() == ""
     os.kill(pid, signal.SIGKILL)
     assert node.reported.wait(10)

@@ -168,7 +168,7 @@ def test_who_is_awaited_in_vain_is_named(cluster):
 
 def ready(agents: list[Agent]) -> None:
     for agent in agents:
-        agent.send("ready", precision_used=None, **{"from": f"worker-{agent.node}"})
+        agent.send("ready", precision_used=None, device_used=None, **{"from": f"worker-{agent.node}"})
 
 
 def test_a_task_that_its_backend_survives_may_die_once_it_is_ready(cluster):

@@ -10,9 +10,10 @@ from ....core.cluster import Task
 from ....core.job import Job
 from ....data.base import Dataset
 from ....models.base import ModelSpec
+from ...capabilities import Device
 from ..data import layout_for, with_mapped_files
 from ..precision import precision_used
-from ..runtime import SERVER_INTER_OP_THREADS, cluster_tasks, translated_errors
+from ..runtime import SERVER_INTER_OP_THREADS, cluster_tasks, kind_of, translated_errors
 from . import dataset_handover
 
 __all__ = ["TfServer", "open_server"]
@@ -34,15 +35,15 @@ def open_server(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: st
         server = tf.distribute.Server(
             cluster_tasks(task.cluster), job_name=task.placed.role, task_index=task.placed.index, protocol="grpc", config=config
         )
-    return TfServer(server, precision_used(job.precision, device))
+    return TfServer(server, precision_used(job.precision, device), kind_of(device))
 
 
 class TfServer:
     """Implements `Server`. The TensorFlow server lives as long as the process: it cannot be stopped, and its `join` never returns."""
 
-    def __init__(self, server: tf.distribute.Server, precision_used: str) -> None:
+    def __init__(self, server: tf.distribute.Server, precision_used: str, device_used: Device) -> None:
         self._server = server
-        self.precision_used = precision_used
+        self.precision_used, self.device_used = precision_used, device_used
 
     def serve(self, stop: threading.Event) -> None:
         """Wait until `stop` is set. TensorFlow's chief has no message that ends a server; whoever started the process does that."""

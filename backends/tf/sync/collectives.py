@@ -15,6 +15,7 @@ import tensorflow as tf
 from ....core.cluster import Task
 from ....core.job import Job
 from ....models.base import Array
+from ...interfaces import set_nccl_interface
 from ..runtime import fits_single_threaded_executor, set_tf_config, single_threaded_executor, translated_errors, within
 from .rendezvous import meet
 
@@ -181,6 +182,8 @@ def join(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
     if not job.wrapped:
         return SingleProcess(device, sequential=sequential)
     set_tf_config(task)
+    if device.startswith("GPU"):
+        set_nccl_interface(task.address)
     # No timeout_seconds: TensorFlow starts a thread for each collective that has one, and keeps it until the time is over: some thousand
     # steps later the process can start no more. A rank that hangs is what the driver's stall time-out is for.
     options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES)

@@ -29,6 +29,7 @@ from ..forward_context import ForwardContexts
 from ..model import TfModel, build_model, evaluation_batch, micro_batches_on
 from ..precision import precision_used
 from ..profiler import make_tracer
+from ..runtime import kind_of
 from ..state import StateMemory, check_fits
 from .calibration import Calibrator, RankComponents
 from .collectives import Collectives, join
@@ -73,7 +74,7 @@ class SyncSession:
         self._memory: StateMemory | None = None
         self._calibrator: Calibrator | None = None
         self._closed = False
-        self.precision_used = precision_used(job.precision, device)
+        self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
         layout = layout_for(job, spec, data.info)
         self._changing = layout.changing
         with tf.device(device):

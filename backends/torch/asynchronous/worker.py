@@ -29,7 +29,7 @@ from ..model import Context, MicroBatch, Model, micro_batches_of
 from ..optimizers import clipped
 from ..precision import LossScale, precision_used
 from ..profiler import make_tracer
-from ..runtime import keep_steps_memory
+from ..runtime import keep_steps_memory, kind_of
 from ..state import cut
 from .authentication import Hello, connect
 from .server import shard_bounds
@@ -78,7 +78,7 @@ class Worker:
         self._on_device = self._values if device.type == "cpu" else self._values.to(device)
         self._model = Model.on(job, model, task.rank, self._on_device)
         self._loss_scale = LossScale() if job.precision == "fp16" else None
-        self.precision_used = precision_used(job.precision, device)
+        self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
         self._tracer = make_tracer(task, job, device)
         self._gradient_views = cut(self._gradient[: model.size], model.parameters)
         self._moves = dict(zip((buffer.name for buffer in model.buffers), cut(self._gradient[model.size :], model.buffers), strict=True))

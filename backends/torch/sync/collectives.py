@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ....core.cluster import Task
 from ....core.job import Job
-from ..runtime import interface_of
+from ...interfaces import interface_of, set_nccl_interface
 
 __all__ = ["join_group", "leave_group"]
 
@@ -24,8 +24,10 @@ def join_group(task: Task, job: Job, device: torch.device) -> None:
     """
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(task.address)
     store = _store(task, job)
+    if (collectives := _choose_collectives(store, task, device)) == "nccl":
+        set_nccl_interface(task.address)
     dist.init_process_group(
-        _choose_collectives(store, task, device),
+        collectives,
         store=store,
         rank=task.rank,
         world_size=task.cluster.workers,

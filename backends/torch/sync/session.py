@@ -32,7 +32,7 @@ from ..model import DistributedLoss, MicroBatch, Model, micro_batches_of
 from ..optimizers import make_rule, reset_slots
 from ..precision import LossScale, precision_used
 from ..profiler import make_tracer
-from ..runtime import keep_steps_memory
+from ..runtime import keep_steps_memory, kind_of
 from ..state import StateMemory, each_value
 from .calibration import AllReduce, reducer_figures
 from .collectives import join_group, leave_group
@@ -61,7 +61,7 @@ class SyncSession:
         self._evaluated = self._model if weights is self._model.values else self._model.on_values(weights)
         self._slots = slot_names(job)
         self._loss_scale = LossScale() if job.precision == "fp16" else None
-        self.precision_used = precision_used(job.precision, device)
+        self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
         self._averaged = True
         self._memory: StateMemory | None = None
         self._calibrator: Calibrator | None = None

@@ -1,0 +1,25 @@
+"""Which interface nccl and gloo are told to use."""
+
+import os
+
+import pytest
+
+from crosstrain.backends.interfaces import interface_of, set_nccl_interface
+from crosstrain.core.errors import RunFailedError
+
+
+def test_an_address_is_some_interfaces():
+    assert interface_of("127.0.0.1") == interface_of("127.0.0.9") == "lo"
+    with pytest.raises(RunFailedError, match=r"192\.0\.2\.1; there are: .*127\.0\.0\.1"):
+        interface_of("192.0.2.1")
+
+
+@pytest.mark.parametrize(("own", "used"), [(None, "=lo"), ("eth7", "eth7"), ("", "")])
+def test_nccl_is_told_the_nodes_own_unless_the_user_has_chosen(monkeypatch, own, used):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "to be put back")
+    if own is None:
+        del os.environ["NCCL_SOCKET_IFNAME"]
+    else:
+        os.environ["NCCL_SOCKET_IFNAME"] = own
+    set_nccl_interface("127.0.0.1")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == used
