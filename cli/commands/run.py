@@ -25,7 +25,6 @@ from ...core.worker_layout import read_procs_per_node
 from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import refuse_step
-from ...launch.launchers.base import Launcher
 from ...launch.launchers.host_list import Host
 from ...launch.launchers.registry import FOLLOW_OTHERS, USE_ALLOCATION, LaunchRequest, choose_launcher
 from ...launch.launchers.remote import shape_of_hosts
@@ -140,7 +139,7 @@ def run(
 
             return join_run(request.asked, place, request.secret, request.job.start_timeout)
     command = ["trainer", *(ctx.obj or ())]
-    return _run_with_launcher(request.job, sources, command, choose_launcher(request), resumption, quiet=quiet, as_json=as_json)
+    return _run_with_launcher(request, sources, command, resumption, quiet=quiet, as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -317,16 +316,17 @@ def _with_lasting_names(resolved: Resolved) -> Resolved:
 
 
 def _run_with_launcher(
-    job: Job,
+    request: LaunchRequest,
     sources: Mapping[str, str],
     command: Sequence[str],
-    launcher: Launcher,
     resumption: Resumption | None,
     *,
     quiet: bool,
     as_json: bool,
 ) -> int:
     """Start the nodes, load the driver while they load, run, and print the summary."""
+    job, launcher = request.job, choose_launcher(request)
+    starts_again = request.membership is not None and request.membership.starts_again
     if job.mlflow is not None:
         from ...records.loggers.mlflow import check_mlflow
 
@@ -339,7 +339,15 @@ def _run_with_launcher(
                 from ...launch.driver import driver
 
             progress = make_progress(sys.stderr, quiet)
-            path, summary = driver.run(job, sources=sources, progress=progress, command=command, launcher=launcher, resumption=resumption)
+            path, summary = driver.run(
+                job,
+                sources=sources,
+                progress=progress,
+                command=command,
+                launcher=launcher,
+                resumption=resumption,
+                starts_again=starts_again,
+            )
         except (RunFailedError, InterruptedRunError) as error:
             if as_json and error.run is not None:
                 _print_what_there_is(error.run)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FILE_PIECE_BYTES", "PROTOCOL", "Message", "ProtocolError", "RawArray", "ReusableBuffer", "Stream"]
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Raised by one with every change of what is said, or when; driver and agents have to agree on it."""
 
 MAX_HEADER_BYTES = 2 * 2**20

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import InterruptedRunError, RunFailedError
+from ...core.untrusted.console import note
 from ...engine.protocol.messages import PROTOCOL, Message
 from ...engine.protocol.node_messages import wrong_with
 from ..launchers.base import NodeChannel, how_it_ended
@@ -27,7 +28,7 @@ FLUSH_SECONDS = 2.0
 
 
 class Nodes:
-    """Hears every node. `on_sample`, `on_log` and `on_trace` are called from the caller's thread, within `receive`.
+    """Hears every node. `on_sample`, `on_log`, `on_trace` and `on_leaving` are called from the caller's thread, within `receive`.
 
     So is `check`, at least once a second: it raises where something else than a node has failed. A node that has greeted and says nothing
     for `node_timeout_seconds` is lost; without a limit none is for that.
@@ -41,6 +42,7 @@ class Nodes:
         on_trace: Callable[[int, str, bytes], None] | None = None,
         check: Callable[[], None] | None = None,
         node_timeout_seconds: float | None = None,
+        on_leaving: Callable[[], None] | None = None,
     ) -> None:
         self.channels = channels
         self.members = Members(channels)
@@ -50,6 +52,7 @@ class Nodes:
         self._on_log = on_log
         self._on_trace = on_trace
         self._check = check
+        self._on_leaving = on_leaving
         self._hosts: dict[int, str | None] = {}
         self._silent: set[int] = set()
         self._interrupted = threading.Event()
@@ -144,6 +147,10 @@ class Nodes:
         elif message.kind == "trace":
             if self._on_trace is not None:
                 self._on_trace(node, message.get("path"), message.array("data").tobytes())
+        elif message.kind == "leaving":
+            note(f"trainer: {self.name(node)} is going to be ended")
+            if self._on_leaving is not None:
+                self._on_leaving()
         else:
             return node, message
         return None

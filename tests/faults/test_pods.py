@@ -1,0 +1,122 @@
+"""Pods of an Indexed Job, as processes of this machine: what a loss does to the others, and that the same command goes on with the run."""
+
+import json
+import os
+import secrets
+import signal
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import MarkedRun, free_ports, wait_until
+from restart_runs import losses
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+STEPS = 5000
+JOB = [
+    "--backend",
+    "toy",
+    "--nodes",
+    "3",
+    "--steps",
+    str(STEPS),
+    "--eval-every",
+    "end",
+    "--no-tensorboard",
+    "--no-calibrate",
+    "--no-monitor",
+]
+
+
+@pytest.fixture(autouse=True)
+def _toy_installed(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent / "toy"))
+
+
+class Pods:
+    """Three pods that can be started as often as is wanted, each time with the same command and variables."""
+
+    def __init__(self, folder, *more):
+        self.folder = folder
+        self.run = folder / "run"
+        self.arguments = ["run", *JOB, "--checkpoint-every", "1000steps", "--name", "run", "--out", str(folder), "--resume", "auto", *more]
+        self.shared = {"TRAINER_SECRET": secrets.token_hex(16), "TRAINER_RENDEZVOUS": f"localhost:{free_ports(1)}"}
+        self.stack = ExitStack()
+
+    def pod(self, index):
+        return self.stack.enter_context(MarkedRun(self.arguments, self.folder, {**self.shared, "JOB_COMPLETION_INDEX": str(index)}))
+
+    def start(self, indices=(2, 1, 0)):
+        """Start pods, by default all, not in their order: a cluster keeps none."""
+        return {index: self.pod(index) for index in indices}
+
+    def checkpoints(self):
+        return sorted(path.name for path in self.run.glob("checkpoints/step-*"))
+
+    def await_new_checkpoint(self, pods):
+        before = self.checkpoints()
+        wait_until(lambda: pods[0].process.poll() is not None or self.checkpoints()[-1:] > before[-1:], 60, "another checkpoint")
+        assert pods[0].process.poll() is None, pods[0].stderr()
+
+
+@pytest.fixture
+def pods(tmp_path):
+    made = Pods(tmp_path)
+    with made.stack:
+        yield made
+
+
+def kill(pod):
+    for pid in pod.alive():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    pod.process.wait()
+
+
+def codes(pods, without=()):
+    return {index: pod.wait(30) for index, pod in sorted(pods.items()) if index not in without}
+
+
+def test_a_lost_pod_ends_the_others_with_75_and_the_same_command_goes_on(pods, tmp_path):
+    first = pods.start()
+    pods.await_new_checkpoint(first)
+    kill(first[1])
+    assert codes(first, without=[1]) == {0: 75, 2: 75}, first[0].stderr()
+    assert "the agent of node 1" in first[0].stderr()
+    status = json.loads((pods.run / "status.json").read_text())
+    assert (status["state"], status["exit_code"], status["task"]) == ("failed", 75, "agent-1")
+
+    second = pods.start()
+    pods.await_new_checkpoint(second)
+    kill(second[0])  # the driver, and all that it has told the others
+    assert codes(second, without=[0]) == {1: 75, 2: 75}, second[1].stderr()
+
+    third = pods.start((0, 1))
+    wait_until(lambda: len(third[1].alive()) > 1, 60, "the tasks of pod 1, which has joined")
+    kill(third[1])  # before the last one has come
+    again = pods.start((1, 2))
+    assert codes({0: third[0], **again}) == {0: 0, 1: 0, 2: 0}, third[0].stderr()
+    assert "has been started again" in third[0].stderr()
+    assert "resuming run from step" in third[0].stderr()
+
+    arguments = ["run", *JOB, "--name", "alone", "--out", str(tmp_path), "--network", "host"]
+    with MarkedRun(arguments, tmp_path) as undisturbed:
+        assert undisturbed.wait(60) == 0, undisturbed.stderr()
+    found = losses(pods.run)
+    assert len(found) == STEPS
+    np.testing.assert_allclose(found, losses(tmp_path / "alone"), rtol=1e-4)  # this backend's checkpoints are of float32, its sums are not
+
+
+@pytest.mark.parametrize("evicted", [[2], [0, 1, 2]])
+def test_a_pod_that_is_asked_to_end_has_a_checkpoint_saved(pods, evicted):
+    """One is evicted by its cluster, or all of them by the end of their Job: none may be taken for a second interrupt."""
+    pods.arguments += ["--checkpoint-every", "end"]
+    started = pods.start()
+    wait_until(lambda: (pods.run / "steps.jsonl").exists() and (pods.run / "steps.jsonl").stat().st_size, 60, "the first step")
+    for index in evicted:
+        started[index].process.send_signal(signal.SIGTERM)
+    assert codes(started) == {0: 75, 1: 75, 2: 75}, started[0].stderr()
+    assert len(pods.checkpoints()) == 1
+    assert json.loads((pods.run / "status.json").read_text())["state"] == "interrupted"
