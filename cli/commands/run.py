@@ -137,7 +137,8 @@ def run(
         if not place.is_driver:
             from ...launch.launchers.joining import join_run
 
-            return join_run(request.asked, place, request.secret, request.job.start_timeout)
+            with TerminationAsInterrupt():
+                return join_run(request.asked, place, request.secret, request.job.start_timeout)
     command = ["trainer", *(ctx.obj or ())]
     return _run_with_launcher(request, sources, command, resumption, quiet=quiet, as_json=as_json)
 
@@ -207,7 +208,8 @@ def _join_resumed(typed: _Typed, resume: Path, place: Membership) -> int:
     from ...launch.launchers.joining import join_run, resume_request
 
     given = typed.given_settings
-    return join_run(resume_request(resume, given, place), place, read_secret(typed.secret_file), _start_timeout(resume, given))
+    with TerminationAsInterrupt():
+        return join_run(resume_request(resume, given, place), place, read_secret(typed.secret_file), _start_timeout(resume, given))
 
 
 def _resolved_job(typed: _Typed, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:

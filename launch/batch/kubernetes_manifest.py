@@ -142,7 +142,7 @@ def documents(run: KubernetesRun) -> list[dict[str, Any]]:
         made.append(_object(run, "v1", "ConfigMap", data={CONFIG_FILE.rpartition("/")[2]: run.config}))
     if run.kind == "job":
         service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": run.labels}
-        ports = [{"name": "rendezvous", "port": run.port}]
+        ports = [{"name": "rendezvous", "port": run.port, "protocol": "TCP"}]
         made.append(_object(run, "v1", "Service", spec={**service, "ports": ports}))
         made.append(_object(run, "batch/v1", "Job", spec=_job(run)))
     elif run.kind == "jobset":
@@ -204,7 +204,7 @@ def _pod(run: KubernetesRun) -> dict[str, Any]:
             {"name": "TRAINER_RENDEZVOUS", "value": f"{run.first_host}:{run.port}"},
             {"name": SECRET_KEY, "valueFrom": {"secretKeyRef": {"name": run.secret or run.name, "key": SECRET_KEY}}},
         ],
-        "ports": [{"name": "rendezvous", "containerPort": run.port}],
+        "ports": [{"name": "rendezvous", "containerPort": run.port, "protocol": "TCP"}],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     if resources := run.resources.spec():

@@ -19,7 +19,7 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 
 def yaml_document(value: Mapping[str, Any]) -> str:
     """Return an object as a YAML document, a line end at its end. Raises UsageError for text that is no Unicode."""
-    return "\n".join(_lines(value)) + "\n"
+    return "\n".join(_lines(value) if value else ["{}"]) + "\n"
 
 
 def _lines(value: Any) -> list[str]:
@@ -31,11 +31,11 @@ def _lines(value: Any) -> list[str]:
 
 def _entry(key: str, value: Any) -> list[str]:
     if isinstance(value, str) and _is_block(value):
-        return [f"{key} |", *(f"  {line}".rstrip() for line in value[:-1].split("\n"))]
+        return [f"{key} |", *_indented(value[:-1].split("\n"))]
     short = _short(value)
     if short is not None:
         return [f"{key} {short}"]
-    return [key, *(f"  {line}" for line in _lines(value))]
+    return [key, *_indented(_lines(value))]
 
 
 def _item(value: Any) -> list[str]:
@@ -43,7 +43,11 @@ def _item(value: Any) -> list[str]:
     if short is not None:
         return [f"- {short}"]
     first, *rest = _lines(value)
-    return [f"- {first}", *(f"  {line}" for line in rest)]
+    return [f"- {first}", *_indented(rest)]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" if line else "" for line in lines]
 
 
 def _short(value: Any) -> str | None:
