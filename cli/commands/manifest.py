@@ -16,7 +16,7 @@ from ...core.settings.job_fields import flag_name
 from ...core.settings.sources import Resolved
 from ...core.untrusted.console import note
 from ...launch.batch.kubernetes_manifest import CONFIG_FILE, KINDS, RUNS_FOLDER, KubernetesRun, Resources, manifest_text
-from ..batched_run import CHECKPOINTS, checked
+from .batched_run import CHECKPOINTS, checked
 
 __all__ = ["manifest"]
 

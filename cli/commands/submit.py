@@ -13,8 +13,8 @@ import click
 from ...core.errors import RunFailedError, UsageError
 from ...core.process import python as python_command
 from ...launch.batch.slurm_script import SlurmJob, script_text
-from ..batched_run import CHECKPOINTS, checked
 from ..options import GivenPath
+from .batched_run import CHECKPOINTS, checked
 
 __all__ = ["submit"]
 

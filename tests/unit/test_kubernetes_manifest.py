@@ -293,3 +293,27 @@ def test_text_that_is_none_is_refused():
 def test_documents_are_what_is_printed():
     run = KubernetesRun("mine", 2, "trainer", command=("trainer", "run"), claim="runs", restarts=1)
     assert list(yaml.safe_load_all(manifest_text(run))) == documents(run)
+
+
+def test_the_documentation_shows_what_is_printed(repository, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('backend = "torch"\n')
+    text = (repository / "docs/clusters.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^trainer manifest kubernetes (mine\.toml .*) \| kubectl apply -f -$", text, re.MULTILINE)
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    left = shown(*command.split()).stdout
+    for part in filter(None, block.split("…\n")):
+        assert part in left
+        left = left.partition(part)[2]
+
+
+def test_the_image_is_made_of_extras_that_exist(repository):
+    dockerfile = (repository / "docs/docker/Dockerfile").read_text(encoding="utf-8")
+    extras = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (named,) = re.findall(r"^# EXTRA   (.*?)\.", dockerfile, re.MULTILINE)
+    assert {*re.split(r", | or ", named), "gpu"} <= extras.keys()
+    (case,) = re.findall(r'case "\$DEVICE:\$EXTRA" in(.*?)esac', dockerfile, re.DOTALL)
+    assert {f"{device}:{extra}" for device in ("cpu", "gpu") for extra in re.split(r", | or ", named)} <= set(
+        re.findall(r"[a-z]+:[a-z]+", case)
+    )
+    assert 'ENTRYPOINT ["trainer"]' in dockerfile

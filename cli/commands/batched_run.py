@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ..core.errors import UsageError
-from ..core.settings.sources import Resolved, resolve
-from .commands.run import run
-from .options import given_options
+from ...core.errors import UsageError
+from ...core.settings.sources import Resolved, resolve
+from ..options import given_options
+from .run import run
 
 __all__ = ["CHECKPOINTS", "checked"]
 
