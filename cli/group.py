@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "run": LazyCommand("run:run", "Train one job and write a comparable run directory."),
     "sweep": LazyCommand("sweep:sweep", "Run one job at many settings, and lay the runs side by side."),
     "submit": LazyCommand("submit:submit", "Hand a run to a batch system (Slurm)."),
+    "manifest": LazyCommand("manifest:manifest", "Print what a cluster is to be given (Kubernetes)."),
     "watch": LazyCommand("watch:watch", "Show how a run stands, live, or how it ended."),
     "runs": LazyCommand("runs.list:runs", "List runs, show one, delete some, export their records as tables."),
     "compare": LazyCommand("compare:compare", "Compare finished runs, and say which of their figures compare."),

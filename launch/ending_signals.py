@@ -25,11 +25,18 @@ class EndingSignals:
         self._in_good_order = in_good_order
         self._at_once = at_once
         self._count = 0
+        self._asked = False
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal has come."""
-        return self._count > 0
+        """Whether a signal has come, or somebody has asked."""
+        return self._asked or self._count > 0
+
+    def ask(self) -> None:
+        """End in good order what has not been asked to yet, as a first signal does; a signal after that is a first one all the same."""
+        if not self.interrupted:
+            self._asked = True
+            self._in_good_order()
 
     def __enter__(self) -> EndingSignals:
         self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
@@ -45,4 +52,5 @@ class EndingSignals:
         self._count += 1
         if self._count > 1:
             self._at_once()
-        self._in_good_order()
+        if not self._asked:
+            self._in_good_order()

@@ -27,7 +27,6 @@ from ...core.worker_layout import read_procs_per_node
 from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import refuse_step
-from ...launch.launchers.base import Launcher
 from ...launch.launchers.host_list import Host
 from ...launch.launchers.registry import FOLLOW_OTHERS, USE_ALLOCATION, LaunchRequest, choose_launcher
 from ...launch.launchers.remote import shape_of_hosts
@@ -151,10 +150,10 @@ def run(
         if not place.is_driver:
             from ...launch.launchers.joining import join_run
 
-            return join_run(request.asked, place, request.secret, request.job.start_timeout)
-    command = shown_command(["trainer", *(ctx.obj or ())])
-    launcher, notifier = choose_launcher(request), Notifier(typed.personal, note)
-    return _run_with_launcher(request.job, sources, command, launcher, resumption, notifier, quiet=quiet, as_json=as_json)
+            with TerminationAsInterrupt():
+                return join_run(request.asked, place, request.secret, request.job.start_timeout)
+    command, notifier = shown_command(["trainer", *(ctx.obj or ())]), Notifier(typed.personal, note)
+    return _run_with_launcher(request, sources, command, resumption, notifier, quiet=quiet, as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,8 @@ def _join_resumed(typed: _Typed, resume: Path, place: Membership) -> int:
     from ...launch.launchers.joining import join_run, resume_request
 
     given = typed.given_settings
-    return join_run(resume_request(resume, given, place), place, read_secret(typed.secret_file), _start_timeout(resume, given))
+    with TerminationAsInterrupt():
+        return join_run(resume_request(resume, given, place), place, read_secret(typed.secret_file), _start_timeout(resume, given))
 
 
 def _resolved_job(typed: _Typed, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:
@@ -345,10 +345,9 @@ def _with_lasting_names(resolved: Resolved) -> Resolved:
 
 
 def _run_with_launcher(
-    job: Job,
+    request: LaunchRequest,
     sources: Mapping[str, str],
     command: Sequence[str],
-    launcher: Launcher,
     resumption: Resumption | None,
     notifier: Notifier,
     *,
@@ -356,6 +355,8 @@ def _run_with_launcher(
     as_json: bool,
 ) -> int:
     """Start the nodes, load the driver while they load, run, and print the summary. From here on whatever ends the run is told."""
+    job, launcher = request.job, choose_launcher(request)
+    starts_again = request.membership is not None and request.membership.starts_again
     if job.mlflow is not None:
         from ...records.loggers.mlflow import check_mlflow
 
@@ -369,7 +370,14 @@ def _run_with_launcher(
 
             progress = make_progress(sys.stderr, quiet)
             path, summary = driver.run(
-                job, sources=sources, progress=progress, command=command, launcher=launcher, resumption=resumption, notifier=notifier
+                job,
+                sources=sources,
+                progress=progress,
+                command=command,
+                launcher=launcher,
+                resumption=resumption,
+                notifier=notifier,
+                starts_again=starts_again,
             )
         except BaseException as error:
             notifier.ended(RunNews.before_start(job.name, error))  # unless the driver has told it

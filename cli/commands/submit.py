@@ -6,30 +6,17 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from ...core.errors import RunFailedError, UsageError
-from ...core.job import Job
 from ...core.process import python as python_command
-from ...core.settings.personal import own_file
-from ...core.settings.sources import resolve
 from ...launch.batch.slurm_script import SlurmJob, script_text
-from ..options import GivenPath, given_options
-from .run import run
+from ..options import GivenPath
+from .batched_run import CHECKPOINTS, checked
 
 __all__ = ["submit"]
-
-OWN = ("--name", "--nodes", "--launcher", "--resume", "--hosts", "--hostfile", "--rendezvous", "--node-rank", "--repeats", "--config")
-"""Options of ``trainer run`` that the script decides."""
-
-SECRET = ("--notify", "--on-failure")
-"""Options whose values may hold a password."""
-
-CHECKPOINTS = "600s"
-"""Where the job says nothing of checkpoints: what a lost node costs at most."""
 
 
 @click.group("submit", short_help="Hand a run to a batch system.")
@@ -79,7 +66,7 @@ def submit_slurm(
     Before the time limit the run saves a checkpoint and ends, and the job goes back into the queue: the next one goes on in the same run
     directory. The script is kept beside the runs, as NAME.sbatch.
     """
-    job = _checked(config, more, nodes, name)
+    job = checked("the script of `trainer submit slurm`", config, more, nodes, name, os.environ).job
     asked = SlurmJob(name, nodes, time_limit, warning_seconds, partition, array, options)
     out = job.out.absolute()
     if "%" in str(out):
@@ -104,17 +91,3 @@ def submit_slurm(
     number = done.stdout.strip().partition(";")[0]
     click.echo(f"job {number}: {script}")
     click.echo(f"the run: {out / name}; trainer watch {out / name}", err=True)
-
-
-def _checked(config: str, more: Sequence[str], nodes: int, name: str) -> Job:
-    """Return the job that the script will train. Raises what is wrong with it here, rather than hours later in the queue."""
-    for word in more:
-        if word.split("=", 1)[0] in OWN:
-            raise UsageError(f"{word.split('=', 1)[0]}: decided by the script; give it to `trainer submit slurm` itself, or leave it out")
-        if word.split("=", 1)[0] in SECRET:
-            raise UsageError(
-                f"{word.split('=', 1)[0]}: is not written into a script, which others may read; set its variable, which Slurm hands "
-                f"on to the job, or write it into your own file ({own_file(os.environ)})"
-            )
-    context = run.make_context("run", [*more, "--config", config, "--nodes", str(nodes), "--name", name])
-    return resolve(given_options(context), os.environ, config).job

@@ -236,6 +236,7 @@ class _StateChunk(_OfTask):
 
 _KINDS: Mapping[str, type[_Said]] = {
     "alive": _Nothing,
+    "leaving": _Nothing,
     "hello": _Hello,
     "ports": _Ports,
     "sample": _Sample,

@@ -35,7 +35,7 @@ from ..resume.segments import Segments, total_steps
 from .attempt import Attempt, Restarts
 from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver
 from .nodes import Nodes
-from .outcome import Ending, Outcome, finalize_records, resume_hint
+from .outcome import Ending, Outcome, finalize_records, leave_to_starter, resume_hint
 from .recorder import Recording
 from .restart_policy import RestartPolicy, policy_of
 from .training_job import TrainingJob
@@ -47,7 +47,8 @@ class Driver:
     """Runs one job. `sources` says where each value of the job came from; `command` is what the user typed.
 
     `resumption` is the run that goes on with this job, where it is not a new one. `policy` decides what follows a failure; without one the
-    job's settings do. `notifier` tells of each new beginning, and of the end.
+    job's settings do. `notifier` tells of each new beginning, and of the end. `starts_again`: whatever has started the nodes does so again
+    where they end with a loss (`Membership`).
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class Driver:
         resumption: Resumption | None = None,
         policy: RestartPolicy | None = None,
         notifier: Notifier | None = None,
+        *,
+        starts_again: bool = False,
     ) -> None:
         self.job = job
         self._sources = dict(sources)
@@ -67,6 +70,7 @@ class Driver:
         self._resumption = resumption
         self._policy = policy or policy_of(job)
         self._notices = RunNotices(notifier or Notifier({}, note), job.name, self._done)
+        self._starts_again = starts_again
         self._segments = Segments(resumption, self._command)
         self._resized = ResizedSegments(job.nodes, self._command)
         self._documents = DeferredWrites()
@@ -184,8 +188,11 @@ class Driver:
             node_timeout_seconds=self.job.node_timeout,
             replace=self._launcher.replace,
             on_useless=self._progress.message,
+            on_leaving=self._signals.ask,
         )
         ending.later(lambda: nodes.finish(ending.outcome.exit_code))
+        if self._starts_again:
+            ending.later(lambda: self._leave_to_starter(ending, nodes))
         ending.later(lambda: ending.blame(recording.refused))
         ending.later(lambda: ending.blame(recording.violation or nodes.violation))
         ending.later(lambda: self._end_attempts(politely=ending.failure is None))
@@ -328,6 +335,10 @@ class Driver:
         for attempt in self._attempts:
             attempt.end(politely=politely)
 
+    def _leave_to_starter(self, ending: Ending, nodes: Nodes) -> None:
+        if nodes.violation is None:  # one that is broken would be so again
+            leave_to_starter(ending.failure, saved=any(attempt.saver.newest for attempt in self._attempts))
+
     def _summary(self, state: RunState) -> dict[str, Any] | None:
         """Return the summary of a run that ended so; none where training had not begun."""
         if not self._began:
@@ -404,12 +415,13 @@ def run(
     resumption: Resumption | None = None,
     policy: RestartPolicy | None = None,
     notifier: Notifier | None = None,
+    starts_again: bool = False,
 ) -> tuple[Path, dict[str, Any]]:
     """Run a job on the launcher's nodes, or go on with a run; return the run directory and the summary.
 
     What fails is raised, after it has been recorded and told by `notifier`, where `policy`, or what the job says of restarts, does not have
-    the run begin anew.
+    the run begin anew. `starts_again`: see `Driver`.
     """
-    driver = Driver(job, sources, progress, command, resumption, policy, notifier)
+    driver = Driver(job, sources, progress, command, resumption, policy, notifier, starts_again=starts_again)
     summary = driver.execute(launcher)
     return driver.path, summary

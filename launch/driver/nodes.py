@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import InterruptedRunError, RunFailedError
+from ...core.untrusted.console import note
 from ...engine.protocol.messages import PROTOCOL, Message
 from ...engine.protocol.node_messages import wrong_with
 from ..launchers.base import NodeChannel, how_it_ended
@@ -30,7 +31,7 @@ FLUSH_SECONDS = 2.0
 
 
 class Nodes:
-    """Hears every node. `on_sample`, `on_log` and `on_trace` are called from the caller's thread, within `receive`.
+    """Hears every node. `on_sample`, `on_log`, `on_trace` and `on_leaving` are called from the caller's thread, within `receive`.
 
     So is `check`, at least once a second: it raises where something else than a node has failed. A node that has greeted and says nothing
     for `node_timeout_seconds` is lost; without a limit none is for that. `replace` starts another agent in the place of a node that is
@@ -49,6 +50,7 @@ class Nodes:
         node_timeout_seconds: float | None = None,
         replace: Callable[[int], NodeChannel | None] = lambda node: None,
         on_useless: Callable[[str], None] = lambda why: None,
+        on_leaving: Callable[[], None] | None = None,
     ) -> None:
         self.channels = list(channels)
         self.hosts: list[dict[str, Any]] = []
@@ -59,6 +61,7 @@ class Nodes:
         self._on_log = on_log
         self._on_trace = on_trace
         self._check = check
+        self._on_leaving = on_leaving
         self.when_more_answer: Callable[[Collection[int]], bool] = lambda answering: False
         self._replace = replace
         self._on_useless = on_useless
@@ -173,6 +176,10 @@ class Nodes:
         elif message.kind == "trace":
             if self._on_trace is not None:
                 self._on_trace(node, message.get("path"), message.array("data").tobytes())
+        elif message.kind == "leaving":
+            note(f"trainer: {self.name(node)} is going to be ended")
+            if self._on_leaving is not None:
+                self._on_leaving()
         else:
             return node, message
         return None

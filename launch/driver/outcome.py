@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...checkpoint import list_checkpoints
-from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
+from ...core.errors import InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, TrainerError
 from ...core.job import Job
 from ...core.untrusted.console import note, one_line
 from ...records.store.run_directory import RunState, RunWriter
 from ..resume.trust import trust_flag
 from ..stacks.places import STACKS, describe_places, odd_one_out
+from .first_failure import NodeLostError, TaskDiedError
 from .recorder import Recording
 from .task_group import ClusterState
 
@@ -28,6 +29,7 @@ __all__ = [
     "add_resume_hint",
     "add_to_first_line",
     "finalize_records",
+    "leave_to_starter",
     "resume_hint",
     "task_states",
     "with_task_states",
@@ -156,6 +158,16 @@ def _write_status(writer: RunWriter, ending: Ending, before: Mapping[str, Any] |
     outcome = ending.outcome if before is None else Outcome(before["state"], before["exit_code"], before["cause"], before["task"])
     write = partial(writer.write_status, outcome.state, cause=outcome.cause, exit_code=outcome.exit_code, task=outcome.task)
     ending.write(f"the status ({outcome.state}, exit code {outcome.exit_code})", write)
+
+
+def leave_to_starter(failure: BaseException | None, *, saved: bool) -> None:
+    """Have a run end with the code of one to go on with, where a loss has ended it and its processes are going to be started again.
+
+    `saved`: this start has got as far as a checkpoint. One that has not, and lost no node but a task, may do so for ever: then its code
+    remains that of a failure, which whoever starts it counts. A node that is lost has an end of its own, which is counted.
+    """
+    if isinstance(failure, NodeLostError) or (saved and isinstance(failure, TaskDiedError | StalledRunError)):
+        failure.exit_code = ResumableRunError.exit_code
 
 
 def resume_hint(job: Job, run: Path) -> str:

@@ -1,10 +1,11 @@
-"""What each environment (torchrun, TF_CONFIG, a person) says of a process that it started: its node, its local rank and the rendezvous."""
+"""What each environment (torchrun, TF_CONFIG, Kubernetes, a person) says of a process that it started: node, local rank and rendezvous."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from ...core.errors import ResumableRunError, RunFailedError
 from ...core.worker_layout import ProcsPerNode
 
 __all__ = ["CONTROL_PORTS", "Environment", "Membership", "Options", "endpoint", "ports_above"]
@@ -20,6 +21,9 @@ class Membership:
     `rendezvous` is the driver's host with the ports on which it may be found, in the order to try. `shape` are the job's fields that
     the contract decides. `standbys` counts the processes of all nodes that are no agents. `addresses` has the nodes' addresses where
     the contract names them, else it is empty. `ports` are those that the contract assigns to tasks, by task name.
+
+    `starts_again`: whatever has started these processes starts each anew that fails, in its place, so that a run goes on when all of them
+    have ended. One that joins anew is then the only one of its place, and one that is asked to end (SIGTERM) will be killed.
     """
 
     contract: str
@@ -30,6 +34,12 @@ class Membership:
     standbys: int = 0
     addresses: tuple[str, ...] = ()
     ports: Mapping[str, int] = field(default_factory=dict)
+    starts_again: bool = False
+
+    @property
+    def loss_exit_code(self) -> int:
+        """What the others end with when one of a run's processes is lost: where all are started again, that of a run to go on with."""
+        return ResumableRunError.exit_code if self.starts_again else RunFailedError.exit_code
 
     @property
     def is_driver(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ...core.worker_layout import ProcsPerNode
 from .base import Environment, Membership, Options
+from .kubernetes import indexed_job, kubeflow
 from .manual import manual
 from .tf_config import tf_config
 from .torchrun import torchrun, world_size
@@ -17,8 +18,10 @@ from .torchrun import torchrun, world_size
 __all__ = ["ENVIRONMENTS", "detect"]
 
 ENVIRONMENTS: Sequence[Environment] = (
+    Environment("JOB_COMPLETION_INDEX", "an Indexed Job of Kubernetes, whose pods know where to meet", indexed_job),
     Environment("--rendezvous", "a person, who types it on each node", manual),
     Environment("torchrun", "torchrun, by all six of its variables", torchrun),
+    Environment("PET_NNODES", "Kubeflow's TrainJob or PyTorchJob, a node a pod", kubeflow),
     Environment("TF_CONFIG", "whatever sets TF_CONFIG, as TensorFlow reads it", tf_config),
     Environment("WORLD_SIZE", "whatever sets the variables that torch reads", world_size),
 )

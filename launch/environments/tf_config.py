@@ -41,7 +41,10 @@ def tf_config(environment: Mapping[str, str], options: Options) -> Membership | 
     by_node = tuple(len(entries) for entries in per_host.values())
     if 0 in by_node:
         found = ", ".join(f"{host}: {len(entries)}" for host, entries in per_host.items())
-        raise UsageError(f"TF_CONFIG: every host needs a worker (found {found})")
+        raise UsageError(
+            f"TF_CONFIG: every host needs a worker (found {found}); where each task is in a container of its own, have workers alone: "
+            "with --mode async and --ps the first of these nodes get chief and parameter servers besides"
+        )
     ordered = [entry for host in hosts for entry in per_host[host]]
     ports = {f"worker-{number}": port for number, (_, _, _, port) in enumerate(ordered)}
     ports |= {f"{role}-{index}": port for role, index, _, port in everyone if role == "ps" or (role == "chief" and "ps" in cluster)}

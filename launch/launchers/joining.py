@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -86,22 +87,26 @@ def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_t
         note(f"trainer: node {place.node} has joined a run, which its driver alone ends: press Ctrl-C there (node 0, at {driver})")
 
     with InterruptsIgnored(), interrupts_answered(answer):
-        if place.local_rank == 0:
-            return Agent(stream, place.node, remote=True).serve()
-        return _Standby(stream, node_timeout_seconds, remote=place.node != 0).wait()
+        if place.local_rank > 0:
+            return _Standby(stream, node_timeout_seconds, place).wait()
+        agent = Agent(stream, place.node, remote=True, loss_exit_code=place.loss_exit_code)
+        if place.starts_again:
+            signal.signal(signal.SIGTERM, lambda number, frame: agent.leave())  # the end of the block takes it back
+        return agent.serve()
 
 
 class _Standby:
     """A process that waits for the end of a run in which it has nothing to do.
 
-    `remote`: the driver may be cut off from it, and is given up when it says nothing for the node time-out, counted from its first sign of
-    life on. One on the driver's own node hears of the driver's end, however that ends, and waits where it is only stopped.
+    On another node than the driver's it may be cut off from that, and gives it up when it says nothing for the node time-out, counted from
+    its first sign of life on. On the driver's own node it hears of the driver's end, however that ends, and waits where it is only stopped.
     """
 
-    def __init__(self, stream: Stream, node_timeout_seconds: float, *, remote: bool) -> None:
+    def __init__(self, stream: Stream, node_timeout_seconds: float, place: Membership) -> None:
         self._stream = stream
         self._counter = SilenceCounter(node_timeout_seconds, time.monotonic())
-        self._remote = remote
+        self._remote = place.node != 0
+        self._loss_exit_code = place.loss_exit_code
         self._over = threading.Event()
         self._why = ""
 
@@ -119,7 +124,9 @@ class _Standby:
             self._why = self._why or f"the driver has gone ({error})"
         finally:
             self._over.set()
-        raise RunFailedError(self._why or "the driver has gone")
+        lost = RunFailedError(self._why or "the driver has gone")
+        lost.exit_code = self._loss_exit_code
+        raise lost
 
     def _listen(self) -> None:
         while not self._over.wait(TICK_SECONDS):
@@ -134,7 +141,8 @@ def _welcomed(request: Message, place: Membership, secret: bytes, start_timeout_
 
     With it comes the run's node time-out, in seconds.
 
-    Raises UsageError where it refuses or has another secret, RunFailedError where the start time-out passes without an answer.
+    Raises UsageError where it refuses or has another secret, RunFailedError where the start time-out passes without an answer. Where
+    processes are started again in other places, another secret may be that of a run which has the driver's former address.
     """
     host, ports = place.rendezvous
     deadline = time.monotonic() + start_timeout_seconds
@@ -142,10 +150,10 @@ def _welcomed(request: Message, place: Membership, secret: bytes, start_timeout_
     while (left := deadline - time.monotonic()) > 0:
         for port in ports:
             try:
-                return _ask(request, connect((host, port), secret, min(left, PROOF_SECONDS)))
+                return _ask(request, connect((host, port), secret, min(left, PROOF_SECONDS)), starts_again=place.starts_again)
             except WrongSecretError as error:
                 problem = f"the handshake failed: {error}"
-                if len(ports) == 1:
+                if len(ports) == 1 and not place.starts_again:
                     raise UsageError(f"the handshake with {host}:{port} failed: {error}") from error
             except OSError as error:
                 problem = str(error)
@@ -155,10 +163,11 @@ def _welcomed(request: Message, place: Membership, secret: bytes, start_timeout_
     )
 
 
-def _ask(request: Message, stream: Stream) -> tuple[Stream, float]:
+def _ask(request: Message, stream: Stream, *, starts_again: bool) -> tuple[Stream, float]:
     """Return the stream, and the run's node time-out, where the driver welcomes us.
 
-    Raises UsageError where it refuses, OSError where it goes away; closes it then.
+    Raises UsageError where it refuses, OSError where it goes away; closes it then. Where processes are started again, a driver that refuses
+    this one for now has not ended yet with those that were there before, and counts as one that goes away.
     """
     welcome = False
     try:
@@ -167,6 +176,8 @@ def _ask(request: Message, stream: Stream) -> tuple[Stream, float]:
         if answer is None:
             raise ConnectionError("the driver closed the connection")
         welcome = answer.kind == "welcome"
+        if not welcome and starts_again and answer.get("for_now"):
+            raise ConnectionError(f"the driver turned this process away: {answer.get('reason')}")
         if not welcome:
             raise UsageError(f"the driver turned this process away: {answer.get('reason', answer.kind)}")
         if (found := answer.get("protocol")) != PROTOCOL:

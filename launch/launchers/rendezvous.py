@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from ...engine.protocol.messages import PROTOCOL, Message, Stream
 from ...engine.protocol.transport import accept, start_over_stdio
 from ..environments.base import Membership
 from .base import Launcher, NodeChannel, agent_command, end_agents, send_prepare
+from .host_names import NameResolver
 from .joining import another_protocol, difference
 from .registry import LaunchRequest
 from .remote import refuse_virtual_nodes
@@ -81,8 +83,13 @@ class ExternalLauncher:
     _arrived: queue.Queue[tuple[_Joiner, str]] = field(default_factory=queue.Queue)
     _over: str | None = None
     _interrupted: bool = False
+    _names: NameResolver = field(init=False)
     _closing: threading.Event = field(default_factory=threading.Event)
     _deciding: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Count the start time-out from here on for names too."""
+        self._names = NameResolver(self.job.start_timeout, lambda: self._interrupted)
 
     def prestart(self) -> None:
         """Nothing to do: the others are awaited once the driver can hear an interrupt."""
@@ -109,13 +116,15 @@ class ExternalLauncher:
     def _gather(self) -> dict[int, NodeChannel]:
         command = agent_command(0, "--parent", str(os.getpid()))
         self._own, stream = start_over_stdio(subprocess.Popen, command)
-        channels = {0: self._channel(0, stream, self._own_address(), self._own)}
+        channels = {0: self._channel(0, stream, self._address(0), self._own)}
         standbys: set[tuple[int, int]] = set()
         deadline = time.monotonic() + self.job.start_timeout
-        while len(channels) < self.job.nodes or len(standbys) < self.place.standbys:
+        while self._awaits(channels) or len(standbys) < self.place.standbys:
             joiner, peer = self._next_joiner(deadline, channels, len(standbys))
             stream, message = joiner
             node, local_rank = message["node"], message["local_rank"]
+            if self.place.starts_again and local_rank == 0 and 0 < node < self.job.nodes and node in channels:
+                self._give_up(channels, node, "has been started again")
             problem = self._problem(message, channels, standbys)
             if problem:
                 _refuse(joiner, problem)
@@ -127,13 +136,26 @@ class ExternalLauncher:
                 note(f"trainer: process {local_rank} of node {node} ({peer}) went away before it was welcomed: {error}")
                 continue  # it comes again, or is missed in the end
             if local_rank == 0:
-                channels[node] = self._channel(node, stream, _resolved(self.place.addresses[node]) if self.place.addresses else peer, None)
+                channels[node] = self._channel(node, stream, self._address(node) or peer, None)
             else:
                 standbys.add((node, local_rank))
                 self._standbys.append(stream)
         for stream in self._standbys:
             threading.Thread(target=_give_signs_of_life, args=(stream, self._closing), name="alive", daemon=True).start()
         return channels
+
+    def _awaits(self, channels: dict[int, NodeChannel]) -> bool:
+        """Return whether nodes are missing. Where they are started again, one that has gone meanwhile is awaited once more."""
+        if self.place.starts_again:
+            for node in [node for node, channel in channels.items() if channel.stream.peer_ended]:
+                self._give_up(channels, node, "has gone before the others had come, and is awaited again")
+        return len(channels) < self.job.nodes
+
+    def _give_up(self, channels: dict[int, NodeChannel], node: int, why: str) -> None:
+        if node == 0:
+            return  # our own child; whoever hears it says how it ended
+        note(f"trainer: node {node} {why}")
+        channels.pop(node).stream.cut()
 
     def close(self) -> None:
         """Let the standbys go and end the own agent."""
@@ -168,11 +190,21 @@ class ExternalLauncher:
         self._exit_code = exit_code
 
     def _listen(self) -> socket.socket:
+        """Listen where the others look for the driver; a name of its own may lead elsewhere as yet, to where it was before."""
         host, ports = self.place.rendezvous
+        while (listening := self._listen_on(self._names.address(host), ports)) is None:
+            self._names.again(host, "is not an address of this machine")
+        return listening
+
+    def _listen_on(self, address: str, ports: Sequence[int]) -> socket.socket | None:
+        """Return the socket, None where the address is another machine's. Raises UsageError where all ports are taken."""
+        host = self.place.rendezvous[0]
         for port in ports:
             try:
-                return socket.create_server((host, port), backlog=64)
+                return socket.create_server((address, port), backlog=64)
             except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL and address != host:
+                    return None
                 problem = error
         tried = f"{ports[0]} to {ports[-1]}" if len(ports) > 1 else str(ports[0])
         raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}")
@@ -196,7 +228,7 @@ class ExternalLauncher:
             if self._over is None:
                 self._arrived.put((joiner, host))
                 return
-        _refuse(joiner, self._over)
+        _refuse(joiner, self._over, for_now=True)
 
     def _shut_door(self, why: str) -> None:
         """Listen no longer; whoever has come all the same is told `why` it came in vain."""
@@ -206,7 +238,7 @@ class ExternalLauncher:
         with self._deciding:
             self._over = self._over or why
         while not self._arrived.empty():
-            _refuse(self._arrived.get()[0], why)
+            _refuse(self._arrived.get()[0], why, for_now=True)
 
     def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[_Joiner, str]:
         """Return the next process that knows the secret, and its host."""
@@ -237,17 +269,11 @@ class ExternalLauncher:
         send_prepare(stream, self.job, node)
         return NodeChannel(node, stream, address, None, None, process is not None, process, ports=self.place.ports)
 
-    def _own_address(self) -> str:
-        """Return node 0's address: what the contract says, else what the rendezvous stands for; names are resolved for the tasks."""
-        return _resolved(self.place.addresses[0] if self.place.addresses else self.place.rendezvous[0])
-
-
-def _resolved(host: str) -> str:
-    """Return a host's address: inside a node names may not resolve. Raises UsageError where it does not resolve here either."""
-    try:
-        return socket.gethostbyname(host)
-    except OSError as error:
-        raise UsageError(f"the host {host!r} has no address: {error.strerror}") from error
+    def _address(self, node: int) -> str:
+        """Return a node's address: what the contract says, else of node 0 what the rendezvous stands for; empty where none is said."""
+        if self.place.addresses:
+            return self._names.address(self.place.addresses[node])
+        return self._names.address(self.place.rendezvous[0]) if node == 0 else ""
 
 
 def _give_signs_of_life(standby: Stream, closing: threading.Event) -> None:
@@ -260,7 +286,8 @@ def _give_signs_of_life(standby: Stream, closing: threading.Event) -> None:
         return  # whoever started it hears of its end
 
 
-def _refuse(joiner: _Joiner, reason: str) -> None:
+def _refuse(joiner: _Joiner, reason: str, *, for_now: bool = False) -> None:
+    """Turn a process away. `for_now`: it is not wrong by itself, and may find a place with another driver."""
     with contextlib.suppress(OSError):  # it has gone by itself
-        joiner.stream.send(Message("refused", {"reason": reason}))
+        joiner.stream.send(Message("refused", {"reason": reason, "for_now": for_now}))
     joiner.stream.close()

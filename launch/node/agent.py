@@ -53,13 +53,15 @@ class Agent:
     """Serves one driver over `stream` until it says ``finish`` or goes away. `node` is the node's number.
 
     `remote`: the driver may be cut off from it, and is given up when it says nothing for too long. One whose child this agent is may have
-    been stopped and go on later.
+    been stopped and go on later. `loss_exit_code` is what the agent ends with where the driver is lost.
     """
 
-    def __init__(self, stream: Stream, node: int, *, remote: bool = False) -> None:
+    def __init__(self, stream: Stream, node: int, *, remote: bool = False, loss_exit_code: int = 1) -> None:
         self._stream = stream
         self._node = node
         self._remote = remote
+        self._loss_exit_code = loss_exit_code
+        self._leaving = False
         self._node_timeout_seconds = 0.0
         self._listening = False
         self._ended = threading.Event()
@@ -76,7 +78,7 @@ class Agent:
         self._ships_logs = False
 
     def serve(self) -> int:
-        """Execute the driver's requests. Returns the run's exit code when it is over, 1 where the driver went; the tasks are gone then."""
+        """Execute the driver's requests. Returns the run's exit code when it is over, or that of a lost driver; the tasks are gone then."""
         room = ReusableBuffer()
         try:
             while (message := self._stream.receive(room)) is not None:
@@ -84,10 +86,10 @@ class Agent:
                     self._ended.set()  # the driver may go now
                     return int(message["exit_code"])
                 self._handle(message)
-            return 1
+            return self._loss_exit_code
         except OSError as error:
             note(f"agent of node {self._node}: the driver is gone ({error})")
-            return 1
+            return self._loss_exit_code
         finally:
             self._supervisor.kill()
             self._supervisor.stop(grace_seconds=0.0)
@@ -100,7 +102,11 @@ class Agent:
         """Kill the tasks, remove the temporary files and end this process at once; for when `serve` does not come to its end."""
         self._supervisor.kill()
         remove_scratch(self._scratch)
-        os._exit(1)
+        os._exit(self._loss_exit_code)
+
+    def leave(self) -> None:
+        """Have the driver told that this node is going to be ended, so that it ends the run in time; safe in a signal handler."""
+        self._leaving = True
 
     def _handle(self, message: Message) -> None:
         if message.kind != "prepare":
@@ -181,10 +187,14 @@ class Agent:
                     self._sampler.watch(name, pid)
 
     def _give_signs_of_life(self) -> None:
-        """Tell the driver every second that this agent lives, also while its main thread ends tasks or waits for one."""
+        """Tell the driver every second that this agent lives, also while its main thread ends tasks or waits; and once of `leave`."""
+        told = False
         while not self._ended.wait(INTERVAL_SECONDS):
             try:
                 self._stream.send(ALIVE)
+                if self._leaving and not told:
+                    told = True
+                    self._stream.send(Message("leaving"))
             except OSError:
                 if self._remote:
                     self._leave_driver()

@@ -47,6 +47,8 @@ def arguments(function) -> str:
 
 FOLDERS = "core|metrics|monitor|records|benchmarks|data|models|checkpoint|backends|engine|launch|report|conformance|cli|configs|tests|docs"
 OPTIONS_OF_OTHERS = {
+    "--build-arg",
+    "--from-file",
     "--job-name",
     "--open-mode",
     "--requeue",

@@ -217,3 +217,107 @@ def test_a_port_in_use_is_skipped():
             assert port + 1 not in block.take(3)
     finally:
         block.release()
+
+
+def test_a_pod_of_an_indexed_job_knows_its_index_and_where_to_meet():
+    places = [detect({"JOB_COMPLETION_INDEX": str(index)}, "mine-0.mine:29400", None, 3) for index in range(3)]
+    assert [(place.node, place.local_rank, place.is_driver) for place in places] == [(node, 0, node == 0) for node in range(3)]
+    assert {place.rendezvous for place in places} == {("mine-0.mine", (29400,))}
+    assert all(place.shape == {"nodes": 3} and place.starts_again and place.loss_exit_code == 75 for place in places)
+
+
+def test_an_indexed_job_without_a_rendezvous_is_an_array_of_runs():
+    assert detect({"JOB_COMPLETION_INDEX": "1"}, None, None, 3) is None
+
+
+def test_a_place_that_is_typed_is_taken_before_an_index():
+    place = detect({"JOB_COMPLETION_INDEX": "1"}, "a:29400", 2, 3)
+    assert (place.contract, place.node, place.starts_again, place.loss_exit_code) == ("--rendezvous", 2, False, 1)
+
+
+@pytest.mark.parametrize("index", ["3", "-1", "one"])
+def test_an_index_that_makes_no_sense(index):
+    with pytest.raises(UsageError, match="JOB_COMPLETION_INDEX: got"):
+        detect({"JOB_COMPLETION_INDEX": index}, "a:29400", None, 3)
+
+
+def train_job(rank, **more):
+    """What Kubeflow Trainer 2 sets in the pods of a TrainJob with a torch policy; JobSet's Job adds its own."""
+    pet = {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(rank)}
+    return {**pet, "PET_MASTER_ADDR": "mine-node-0-0.mine", "PET_MASTER_PORT": "29400", "JOB_COMPLETION_INDEX": str(rank), **more}
+
+
+def pytorch_job(rank, nproc="auto", **more):
+    """What the training operator sets in the pods of a PyTorchJob of a master and two workers, in its last releases."""
+    size = 3 * (int(nproc) if nproc.isdecimal() else 1)
+    master = {"MASTER_PORT": "23456", "PET_MASTER_PORT": "23456", "MASTER_ADDR": "mine-master-0", "PET_MASTER_ADDR": "mine-master-0"}
+    pet = {"PET_NPROC_PER_NODE": nproc, "PET_NODE_RANK": str(rank), "PET_NNODES": "3"}
+    return {"PYTHONUNBUFFERED": "0", **master, "WORLD_SIZE": str(size), "RANK": str(rank), **pet, **more}
+
+
+def test_a_train_job_has_a_node_a_pod():
+    places = [detect(train_job(rank), None, None, 1) for rank in range(3)]
+    assert [(place.node, place.local_rank, place.starts_again) for place in places] == [(rank, 0, True) for rank in range(3)]
+    assert {place.rendezvous for place in places} == {("mine-node-0-0.mine", (29400,))}
+    assert all(place.shape == {"nodes": 3, "procs_per_node": 2} and place.standbys == 0 for place in places)
+
+
+@pytest.mark.parametrize(("nproc", "shape"), [("auto", {"nodes": 3}), ("gpu", {"nodes": 3}), ("2", {"nodes": 3, "procs_per_node": 2})])
+def test_a_pytorch_job_has_a_node_a_pod_of_as_many_processes_as_it_says(nproc, shape):
+    """Its RANK is the pod's, also where WORLD_SIZE counts several processes in each."""
+    places = [detect(pytorch_job(rank, nproc), None, None, 1) for rank in range(3)]
+    assert [(place.node, place.local_rank, place.standbys) for place in places] == [(rank, 0, 0) for rank in range(3)]
+    assert all(place.shape == shape and place.rendezvous == ("mine-master-0", (23456,)) for place in places)
+
+
+def test_a_pytorch_job_of_the_first_releases_has_the_four_variables_alone():
+    early = [{key: value for key, value in pytorch_job(rank).items() if not key.startswith("PET_")} for rank in range(3)]
+    places = [detect(variables, None, None, 1) for variables in early]
+    assert [(place.contract, place.node) for place in places] == [("WORLD_SIZE", rank) for rank in range(3)]
+    assert all(place.rendezvous == ("mine-master-0", (23456,)) for place in places)
+
+
+def test_torchrun_in_a_pod_of_kubeflow_has_the_say():
+    assert detect(train_job(1) | TORCHRUN, None, None, 1).contract == "torchrun"
+
+
+def test_a_kubeflow_job_of_one_pod_is_no_contract():
+    assert detect(train_job(0, PET_NNODES="1"), None, None, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"PET_NNODES": "1:3"}, "PET_NNODES: got '1:3'; allowed: one number of nodes"),
+        ({"PET_NODE_RANK": "3"}, "PET_NODE_RANK 3 and PET_NNODES 3 do not fit"),
+        ({"PET_NPROC_PER_NODE": "some"}, "PET_NPROC_PER_NODE: got 'some'"),
+        ({"PET_MASTER_PORT": "0"}, "PET_MASTER_PORT: got '0'"),
+    ],
+)
+def test_kubeflow_variables_that_make_no_sense(change, named):
+    with pytest.raises(UsageError, match=re.escape(named)):
+        detect(train_job(1, **change), None, None, 1)
+
+
+def tf_job(role, index, **tasks):
+    """What the training operator sets in the pods of a TFJob: names of headless Services, one a pod, and a field of long ago."""
+    cluster = {kind: [f"mine-{kind}-{number}.ml.svc:2222" for number in range(count)] for kind, count in tasks.items()}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"})}
+
+
+def test_a_tf_job_of_workers_has_a_node_a_pod():
+    places = [detect(tf_job("worker", index, worker=3), None, None, 1) for index in range(3)]
+    assert [(place.node, place.local_rank, place.standbys) for place in places] == [(node, 0, 0) for node in range(3)]
+    assert places[1].addresses == tuple(f"mine-worker-{number}.ml.svc" for number in range(3))
+    assert places[1].shape == {"nodes": 3, "procs_per_node": 1}
+    assert 2222 not in places[1].rendezvous[1]
+
+
+def test_a_tf_job_with_a_chief_counts_it_as_a_node():
+    places = [detect(tf_job(role, index, chief=1, worker=2), None, None, 1) for role, index in [("chief", 0), ("worker", 0), ("worker", 1)]]
+    assert [place.node for place in places] == [0, 1, 2]
+
+
+def test_a_tf_job_with_pods_that_hold_no_worker_is_told_what_to_have():
+    with pytest.raises(UsageError, match="have workers alone: with --mode async"):
+        detect(tf_job("ps", 0, chief=1, worker=2, ps=1), None, None, 1)

@@ -61,7 +61,7 @@ def test_an_array_has_a_run_a_task():
         (["--partition", "x\n#SBATCH --uid=0"], "--partition: got"),
         (["--sbatch", "comment=$(id)"], "--sbatch: got"),
         (["--array", "0-4;id"], "--array: got"),
-        (["--nodes", "3", "--hosts", "a,b"], "--hosts: decided by the script"),
+        (["--nodes", "3", "--hosts", "a,b"], "--hosts: decided by the script of `trainer submit slurm`"),
         (["--nodes", "3", "--notify=http://me:x@h"], "--notify: is not written into a script, which others may read; set its variable"),
         (["--batch-size", "none"], "--batch-size: got 'none'"),
         (["--out", "/tmp/%j"], "Slurm has a meaning of its own for %"),

@@ -1,0 +1,135 @@
+"""``trainer manifest``: prints what a cluster is to be given, so that it starts a run and takes it up again as often as it needs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...core.errors import UsageError
+from ...core.job import Job, without_password
+from ...core.settings.job_fields import flag_name
+from ...core.settings.sources import Resolved
+from ...core.untrusted.console import note
+from ...launch.batch.kubernetes_manifest import CONFIG_FILE, KINDS, RUNS_FOLDER, KubernetesRun, Resources, manifest_text
+from .batched_run import CHECKPOINTS, checked
+
+__all__ = ["manifest"]
+
+DECIDED = ("--out", "--bandwidth", "--cores-per-node", "--network", "--python", "--secret-file", "--print-config", "--quiet")
+"""Options of ``trainer run`` that mean nothing in pods, or that the manifest decides."""
+
+RESTARTS = 3
+"""Unless another number is asked for, where a run can go on."""
+
+START_TIMEOUT = "600"
+"""Seconds for which pods wait for each other: Kubernetes takes up to six minutes before it starts one again, and pulls images besides."""
+
+LARGEST_CONFIG_BYTES = 1_000_000
+"""Kubernetes' limit of a ConfigMap is a MiB."""
+
+
+@click.group("manifest", short_help="Print what a cluster is to be given.")
+def manifest() -> None:
+    """Print what a cluster is to be given, so that it starts a run and takes it up again as often as it needs."""
+
+
+@manifest.command(
+    "kubernetes",
+    short_help="Print the manifest of a run on Kubernetes.",
+    context_settings={"ignore_unknown_options": True},
+    epilog="What follows the options is for `trainer run`: trainer manifest kubernetes quickstart --nodes 3 --image IMAGE --batch-size 64",
+)
+@click.argument("config", metavar="CONFIG")
+@click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF RUN]")
+@click.option("--nodes", type=click.IntRange(1), required=True, help="Nodes of the run: a pod each.")
+@click.option("--image", required=True, help="The image with crosstrain and the framework, such as docs/docker/Dockerfile makes.")
+@click.option(
+    "--kind", type=click.Choice(KINDS), default="job", show_default=True, help="Started by Kubernetes, Kubeflow Trainer or JobSet."
+)
+@click.option("--name", help="Name of the run and of all objects. [default: CONFIG's]")
+@click.option("--namespace", help="Where the objects are to be. [default: kubectl's]")
+@click.option("--volume-claim", "claim", metavar="NAME", help="The claim that keeps the run directory; all pods mount it (ReadWriteMany).")
+@click.option("--secret", metavar="NAME", help="The Secret that the pods share; the command that makes it is printed. [default: the name]")
+@click.option("--port", type=click.IntRange(1024, 65_535), default=29400, show_default=True, help="Where the pods meet, on pod 0.")
+@click.option("--cpus", help="CPUs of each pod, such as 2 or 500m.")
+@click.option("--memory", help="Memory of each pod, such as 4Gi.")
+@click.option("--gpus", type=click.IntRange(0, 1024), default=0, help="GPUs of each pod.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1000),
+    help=f"How often all pods may fail before the run is given up. [default: {RESTARTS} with --volume-claim, else 0]",
+)
+@click.option(
+    "--grace",
+    "grace_seconds",
+    type=click.IntRange(30, 86_400),
+    default=120,
+    show_default=True,
+    help="Seconds from a pod's notice to its end: 20, and those in which a checkpoint is written (5 GB at 50 MB/s).",
+)
+def manifest_kubernetes(
+    config: str, more: tuple[str, ...], nodes: int, name: str | None, cpus: str | None, memory: str | None, gpus: int, **asked: Any
+) -> None:
+    """Print, as YAML, what Kubernetes is to be given to train CONFIG (a file, or the name of a shipped one) on pods that are its nodes.
+
+    With a volume claim the run goes on after the loss of a pod, from its newest checkpoint: all the others end with 75, and the Job starts
+    them again. Nothing is sent to a cluster: trainer manifest kubernetes … | kubectl apply -f -
+    """
+    chosen = name if name is not None else re.sub(r"[^a-z0-9-]+", "-", Path(config).stem.lower()).strip("-")
+    resolved = checked("`trainer manifest kubernetes`", config, more, nodes, chosen, {}, DECIDED)
+    resolved.refuse_idle_flags()
+    _refuse_password(resolved)
+    claim, restarts = asked["claim"], asked.pop("restarts")
+    run = KubernetesRun(
+        chosen,
+        nodes,
+        command=tuple(_command(config, more, resolved, nodes, chosen, claim)),
+        config=_own_config(config),
+        resources=Resources(cpus, memory, gpus),
+        restarts=restarts if restarts is not None else RESTARTS if claim is not None else 0,
+        processes=max(resolved.job.workers_by_node),
+        **asked,
+    )
+    click.echo(manifest_text(run), nl=False)
+    for field in Job.model_fields:
+        if (variable := f"TRAINER_{field.upper()}") in os.environ:
+            note(f"{variable} is set here, and is not in the pods; give {flag_name(field)} where the run is to have it")
+    if claim is None:
+        note("without --volume-claim the run directory ends with pod 0, and a run that loses a pod cannot go on")
+    if nodes > 1 and run.resources.cpus is None:
+        note("without --cpus a pod takes all cores of its machine for its own, also those that other pods compute on")
+
+
+def _command(config: str, more: tuple[str, ...], resolved: Resolved, nodes: int, name: str, claim: str | None) -> list[str]:
+    """Return what a pod is to run."""
+    file = CONFIG_FILE if Path(config).exists() else config
+    command = ["trainer", "run", "--config", file, *more, "--nodes", str(nodes), "--name", name, "--out", RUNS_FOLDER]
+    if resolved.sources["start_timeout"].startswith("default"):
+        command += ["--start-timeout", START_TIMEOUT]
+    if claim is not None:
+        command += [] if resolved.job.checkpoint_every is not None else ["--checkpoint-every", CHECKPOINTS]
+        command += ["--resume", "auto"]
+    return command
+
+
+def _own_config(config: str) -> str | None:
+    """Return the text of a file of the user's own, None for a shipped one, which every image has."""
+    path = Path(config)
+    if not path.exists():
+        return None
+    text = path.read_text(encoding="utf-8")  # it has been read as settings before
+    if len(text.encode()) > LARGEST_CONFIG_BYTES:
+        raise UsageError(f"{shlex.quote(config)} has {len(text.encode()):,} bytes; a ConfigMap holds up to {LARGEST_CONFIG_BYTES:,}")
+    return text
+
+
+def _refuse_password(resolved: Resolved) -> None:
+    """Raise UsageError for a password that would be readable in the manifest."""
+    uri = resolved.job.mlflow
+    if uri is not None and without_password(uri) != uri:
+        raise UsageError("mlflow: has a password, which would stand in the manifest; give MLflow's own variables to the pods by a Secret")

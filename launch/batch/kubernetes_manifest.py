@@ -1,0 +1,232 @@
+"""The manifest of a run on Kubernetes: an Indexed Job whose pods are its nodes, alone or in a JobSet or TrainJob, and what it needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...core.errors import UsageError
+from .yaml_text import yaml_document
+
+__all__ = ["CONFIG_FILE", "KINDS", "RUNS_FOLDER", "KubernetesRun", "Resources", "documents", "manifest_text"]
+
+KINDS = ("job", "trainjob", "jobset")
+"""What the pods are started by: Kubernetes itself, Kubeflow Trainer 2, JobSet."""
+
+RUNS_FOLDER = "/runs"
+"""Where the volume claim is in the pods, and the run directory in it."""
+
+CONFIG_FILE = "/etc/trainer/config.toml"
+"""Where a configuration of the user's own is in the pods."""
+
+SECRET_KEY = "TRAINER_SECRET"
+CONTAINER = "node"
+REPLICATED_JOB = "node"
+RUN_LABEL = "app.kubernetes.io/instance"
+GROUP = 1000
+"""The group that files of the volume are given to: the one of docs/docker/Dockerfile's user."""
+
+SHARED_MEMORY = "1Gi"
+"""Of a pod with several processes, between which NCCL copies by way of /dev/shm; it is 64 MiB without."""
+
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+"""Of a Service, in RFC 1035's form; the pods' host names have up to 12 characters more, and at most 63."""
+
+_OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_CPUS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3}|m)?")
+_MEMORY = re.compile(r"[0-9]{1,15}(\.[0-9]{1,3})?(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,500}")
+
+_HEAD = """\
+# The run {name} on {nodes} nodes, by `trainer manifest kubernetes`. Before it is applied, once:
+#
+#   openssl rand -hex 16 | kubectl create secret generic {secret}{namespace} --from-file={key}=/dev/stdin
+#
+"""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What each pod is given, and no more: CPUs and memory in Kubernetes' notation (``500m``, ``4Gi``), and GPUs of NVIDIA."""
+
+    cpus: str | None = None
+    memory: str | None = None
+    gpus: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what is no amount."""
+        if self.cpus is not None and not _CPUS.fullmatch(self.cpus):
+            raise UsageError.of("--cpus", self.cpus, "a number of CPUs, such as 2, 0.5 or 500m")
+        if self.memory is not None and not _MEMORY.fullmatch(self.memory):
+            raise UsageError.of("--memory", self.memory, "bytes, such as 4Gi or 500M")
+
+    def spec(self) -> dict[str, Any]:
+        """Return them as a container has them; empty where nothing is asked for."""
+        amounts = {"cpu": self.cpus, "memory": self.memory, "nvidia.com/gpu": str(self.gpus) if self.gpus else None}
+        given = {key: value for key, value in amounts.items() if value is not None}
+        return {"requests": given, "limits": given} if given else {}
+
+
+@dataclass(frozen=True)
+class KubernetesRun:
+    """A run as it is asked of Kubernetes.
+
+    `command` is ``trainer run`` with all that it trains; `config` the text of the file that it finds as `CONFIG_FILE`, None where it needs
+    none. `claim` is the volume that keeps the run directory, without which no run can go on, as a pod loses its disk: `restarts` are then
+    how often all nodes may fail before it is given up. `grace_seconds` is what a pod has from the signal to its end: a checkpoint has to be
+    written by then. `processes` are the most that a node has.
+    """
+
+    name: str
+    nodes: int
+    image: str
+    command: tuple[str, ...]
+    kind: Literal["job", "trainjob", "jobset"] = "job"
+    namespace: str | None = None
+    config: str | None = None
+    claim: str | None = None
+    secret: str | None = None
+    port: int = 29400
+    resources: Resources = Resources()
+    restarts: int = 0
+    grace_seconds: int = 120
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for names that Kubernetes would not take, and for restarts without a volume."""
+        if not _NAME.fullmatch(self.name):
+            raise UsageError.of("--name", self.name, "at most 40 of a-z, 0-9 and -, from a letter on, as it is the name of a host too")
+        for option, name, form in (
+            ("--namespace", self.namespace, _NAMESPACE),
+            ("--volume-claim", self.claim, _OBJECT_NAME),
+            ("--secret", self.secret, _OBJECT_NAME),
+        ):
+            if name is not None and not form.fullmatch(name):
+                raise UsageError.of(option, name, "a name as Kubernetes has them, of a-z, 0-9 and -")
+        if not _IMAGE.fullmatch(self.image):
+            raise UsageError.of("--image", self.image, "an image, such as registry.example/trainer:1")
+        if self.restarts and self.claim is None:
+            raise UsageError(
+                f"--restarts: got {self.restarts}, but a pod loses its disk with its end, and with it every checkpoint; "
+                "give --volume-claim, a claim that all pods can mount (ReadWriteMany), or leave --restarts out"
+            )
+
+    @property
+    def first_host(self) -> str:
+        """The host name of pod 0, by which the others meet it."""
+        return f"{self.name}-0.{self.name}" if self.kind == "job" else f"{self.name}-{REPLICATED_JOB}-0-0.{self.name}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What tells the pods of this run from others."""
+        return {"app.kubernetes.io/name": "trainer", RUN_LABEL: self.name}
+
+
+def manifest_text(run: KubernetesRun) -> str:
+    """Return the manifest as YAML, to be given to ``kubectl apply``, with the command that makes the secret on top."""
+    namespace = "" if run.namespace is None else f" --namespace {run.namespace}"
+    head = _HEAD.format(name=run.name, nodes=run.nodes, secret=run.secret or run.name, namespace=namespace, key=SECRET_KEY)
+    return head + "---\n".join(map(yaml_document, documents(run)))
+
+
+def documents(run: KubernetesRun) -> list[dict[str, Any]]:
+    """Return the objects, in the order in which they are to be made."""
+    pods = {"matchLabels": run.labels}
+    among_themselves = [{"from": [{"podSelector": pods}]}]
+    fence = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": among_themselves}
+    made = [_object(run, "networking.k8s.io/v1", "NetworkPolicy", spec=fence)]
+    if run.config is not None:
+        made.append(_object(run, "v1", "ConfigMap", data={CONFIG_FILE.rpartition("/")[2]: run.config}))
+    if run.kind == "job":
+        service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": run.labels}
+        ports = [{"name": "rendezvous", "port": run.port, "protocol": "TCP"}]
+        made.append(_object(run, "v1", "Service", spec={**service, "ports": ports}))
+        made.append(_object(run, "batch/v1", "Job", spec=_job(run)))
+    elif run.kind == "jobset":
+        made.append(_object(run, "jobset.x-k8s.io/v1alpha2", "JobSet", spec=_job_set(run)))
+    else:
+        template = {"mlPolicy": {"numNodes": run.nodes}, "template": {"spec": _job_set(run)}}
+        reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": run.name}
+        made.append(_object(run, "trainer.kubeflow.org/v1alpha1", "TrainingRuntime", spec=template))
+        made.append(
+            _object(run, "trainer.kubeflow.org/v1alpha1", "TrainJob", spec={"runtimeRef": reference, "trainer": {"numNodes": run.nodes}})
+        )
+    return made
+
+
+def _object(run: KubernetesRun, version: str, kind: str, **parts: Mapping[str, Any]) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": run.name}
+    if run.namespace is not None:
+        metadata["namespace"] = run.namespace
+    return {"apiVersion": version, "kind": kind, "metadata": {**metadata, "labels": run.labels}, **parts}
+
+
+def _job_set(run: KubernetesRun) -> dict[str, Any]:
+    """Return the JobSet of the one Job: it names the pods' hosts, and fails with it."""
+    ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"} if run.kind == "trainjob" else {}
+    template = {"metadata": {"labels": {**run.labels, **ancestor}}, "spec": _job(run)}
+    return {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": run.name},
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": template}],
+    }
+
+
+def _job(run: KubernetesRun) -> dict[str, Any]:
+    """Return the Job. It has succeeded with pod 0, the driver. What its exit codes mean is said by the rules, of which the first counts."""
+    again = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [75]}},
+    ]
+    never = {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [2]}}
+    return {
+        "completionMode": "Indexed",
+        "completions": run.nodes,
+        "parallelism": run.nodes,
+        "backoffLimit": run.restarts * run.nodes,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": [never, *(again if run.restarts else [])]},
+        "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+        "template": {"metadata": {"labels": run.labels}, "spec": _pod(run)},
+    }
+
+
+def _pod(run: KubernetesRun) -> dict[str, Any]:
+    volumes, mounts = _volumes(run)
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": run.image,
+        "command": [word.replace("$", "$$") for word in run.command],  # $(NAME) stands for a variable there, $$ for one $
+        "env": [
+            {"name": "TRAINER_RENDEZVOUS", "value": f"{run.first_host}:{run.port}"},
+            {"name": SECRET_KEY, "valueFrom": {"secretKeyRef": {"name": run.secret or run.name, "key": SECRET_KEY}}},
+        ],
+        "ports": [{"name": "rendezvous", "containerPort": run.port, "protocol": "TCP"}],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    if resources := run.resources.spec():
+        container["resources"] = resources
+    if mounts:
+        container["volumeMounts"] = mounts
+    pod: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": run.grace_seconds}
+    if run.kind == "job":
+        pod["subdomain"] = run.name
+    pod |= {"automountServiceAccountToken": False, "enableServiceLinks": False, "securityContext": {"fsGroup": GROUP}}
+    return {**pod, "containers": [container], **({"volumes": volumes} if volumes else {})}
+
+
+def _volumes(run: KubernetesRun) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
+    """Return the pod's volumes, and where its container has them."""
+    runs = {"emptyDir": {}} if run.claim is None else {"persistentVolumeClaim": {"claimName": run.claim}}
+    volumes: list[Mapping[str, Any]] = [{"name": "runs", **runs}]
+    mounts: list[Mapping[str, Any]] = [{"name": "runs", "mountPath": RUNS_FOLDER}]
+    if run.config is not None:
+        volumes.append({"name": "config", "configMap": {"name": run.name}})
+        mounts.append({"name": "config", "mountPath": CONFIG_FILE.rpartition("/")[0], "readOnly": True})
+    if run.processes > 1:
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}})
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+    return volumes, mounts

@@ -1,0 +1,319 @@
+"""The manifest of a run on Kubernetes: what Kubernetes and Kubeflow take, and that each word reaches the container as it was given."""
+
+import copy
+import re
+import tomllib
+
+import kubeflow_trainer_api.models as kubeflow
+import kubernetes_validate
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.cli.commands.manifest import manifest
+from crosstrain.core.errors import UsageError
+from crosstrain.launch.batch.kubernetes_manifest import KubernetesRun, documents, manifest_text
+from crosstrain.launch.batch.yaml_text import yaml_document
+
+VERSION = "1.37"
+MODELS = {
+    "JobSet": kubeflow.JobsetV1alpha2JobSet,
+    "TrainJob": kubeflow.TrainerV1alpha1TrainJob,
+    "TrainingRuntime": kubeflow.TrainerV1alpha1TrainingRuntime,
+}
+ASKED = ["quickstart", "--nodes", "3", "--image", "registry.example/trainer:1"]
+KINDS = {
+    "job": ["NetworkPolicy", "Service", "Job"],
+    "jobset": ["NetworkPolicy", "JobSet"],
+    "trainjob": ["NetworkPolicy", "TrainingRuntime", "TrainJob"],
+}
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=20)
+
+
+def shown(*arguments):
+    return CliRunner().invoke(manifest, ["kubernetes", *arguments], standalone_mode=False)
+
+
+def printed(*arguments):
+    done = shown(*ASKED, *arguments)
+    assert done.exception is None, done.output
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def refused(document):
+    """Whether whoever is to read an object says that it is none: strictly, so that no field is dropped in silence."""
+    if document["kind"] not in MODELS:
+        try:
+            kubernetes_validate.validate(document, VERSION, strict=True)
+        except kubernetes_validate.ValidationError:
+            return True
+        return False
+    try:
+        return MODELS[document["kind"]].from_dict(document).to_dict() != document
+    except ValueError:
+        return True
+
+
+def job_of(found):
+    """The Job among the objects, whatever it is part of, as an object of its own."""
+    last = next(document for document in found if document["kind"] in ("Job", "JobSet", "TrainingRuntime"))
+    if last["kind"] == "Job":
+        return last
+    spec = last["spec"] if last["kind"] == "JobSet" else last["spec"]["template"]["spec"]
+    (replicated,) = spec["replicatedJobs"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "inner"}, "spec": replicated["template"]["spec"]}
+
+
+def container_of(found):
+    (container,) = job_of(found)["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+@pytest.mark.parametrize("more", [[], ["--volume-claim", "runs", "--namespace", "ml", "--gpus", "2", "--procs-per-node", "2"]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_what_its_readers_take_strictly(kind, more):
+    found = printed("--kind", kind, "--cpus", "500m", "--memory", "1.5Gi", *more)
+    assert [document["kind"] for document in found] == KINDS[kind]
+    for document in [*found, job_of(found)]:
+        assert not refused(document)
+    assert {document["metadata"].get("namespace") for document in found} == {"ml" if more else None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_broken_copy_is_refused(kind):
+    found = printed("--kind", kind)
+    for path, value in [
+        (("spec", "completions"), "three"),
+        (("spec", "complections"), 3),
+        (("spec", "podFailurePolicy", "rules", 0, "onExitCodes", "values"), "2"),
+        (("spec", "template", "spec", "containers", 0, "comand"), ["trainer"]),
+        (("spec", "template", "spec", "containers", 0, "env", 0, "value"), 29400),
+    ]:
+        job = copy.deepcopy(job_of(found))
+        place = job
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        assert refused(job), path
+    for document in found:
+        if document["kind"] in MODELS:
+            assert refused({**document, "spec": {**document["spec"], "unheard": 1}})
+            assert refused({**document, "spec": {**document["spec"], "suspend": "maybe"}} if kind == "jobset" else {**document, "spec": 3})
+
+
+@pytest.mark.parametrize(
+    ("kind", "host"),
+    [("job", "quickstart-0.quickstart"), ("jobset", "quickstart-node-0-0.quickstart"), ("trainjob", "quickstart-node-0-0.quickstart")],
+)
+def test_the_pods_are_nodes_that_meet_at_the_first_one(kind, host):
+    found = printed("--kind", kind, "--port", "4711")
+    spec = job_of(found)["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
+    assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    variables = {entry["name"]: entry for entry in container_of(found)["env"]}
+    assert variables["TRAINER_RENDEZVOUS"]["value"] == f"{host}:4711"
+    assert variables["TRAINER_SECRET"]["valueFrom"] == {"secretKeyRef": {"name": "quickstart", "key": "TRAINER_SECRET"}}
+    if kind == "job":
+        service = found[1]
+        assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == (spec["template"]["spec"]["subdomain"], "None")
+        assert service["spec"]["publishNotReadyAddresses"] is True
+        assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
+    else:
+        job_set = found[1]["spec"] if kind == "jobset" else found[1]["spec"]["template"]["spec"]
+        assert job_set["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": "quickstart"}
+        assert job_set["replicatedJobs"][0]["name"] == "node"
+    if kind == "trainjob":
+        assert found[2]["spec"]["runtimeRef"]["name"] == found[1]["metadata"]["name"]
+        assert found[2]["spec"]["trainer"]["numNodes"] == found[1]["spec"]["mlPolicy"]["numNodes"] == 3
+
+
+def test_only_the_pods_of_the_run_reach_each_other():
+    found = printed()
+    fence, labels = found[0]["spec"], job_of(found)["spec"]["template"]["metadata"]["labels"]
+    assert fence["podSelector"]["matchLabels"] == labels
+    assert fence["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
+
+
+def action(policy, exit_code=None, *, disrupted=False):
+    """What Kubernetes does about a pod that has failed: the action of the first rule that fits; Count where none does."""
+    for rule in policy["rules"]:
+        codes = rule.get("onExitCodes")
+        if codes is not None and codes["operator"] == "In" and exit_code in codes["values"] and codes["containerName"] == "node":
+            return rule["action"]
+        if disrupted and any(condition["type"] == "DisruptionTarget" for condition in rule.get("onPodConditions", ())):
+            return rule["action"]
+    return "Count"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_with_a_volume_goes_on_and_its_exit_codes_say_how(kind):
+    found = printed("--kind", kind, "--volume-claim", "runs")
+    spec = job_of(found)["spec"]
+    policy = spec["podFailurePolicy"]
+    assert [action(policy, code) for code in (1, 2, 75, 137)] == ["Count", "FailJob", "Ignore", "Count"]
+    assert [action(policy, code, disrupted=True) for code in (2, 137, None)] == ["FailJob", "Ignore", "Ignore"]
+    assert spec["backoffLimit"] == 3 * 3
+    pod = spec["template"]["spec"]
+    assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 120)
+    assert pod["volumes"] == [{"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}}]
+    container = container_of(found)
+    assert container["volumeMounts"] == [{"name": "runs", "mountPath": "/runs"}]
+    command = ["trainer", "run", "--config", "quickstart", "--nodes", "3", "--name", "quickstart", "--out", "/runs"]
+    assert container["command"] == [*command, "--start-timeout", "600", "--checkpoint-every", "600s", "--resume", "auto"]
+
+
+def test_a_run_without_a_volume_is_not_started_again():
+    found = printed()
+    spec = job_of(found)["spec"]
+    assert spec["backoffLimit"] == 0
+    assert [action(spec["podFailurePolicy"], code) for code in (1, 2, 75)] == ["Count", "FailJob", "Count"]
+    assert "--resume" not in container_of(found)["command"]
+    assert "cannot go on" in shown(*ASKED).stderr
+
+
+def test_what_the_job_says_itself_is_left_as_it_is():
+    command = container_of(printed("--volume-claim", "runs", "--checkpoint-every", "100steps", "--start-timeout", "30"))["command"]
+    assert command[4:8] == ["--checkpoint-every", "100steps", "--start-timeout", "30"]
+    assert command.count("--checkpoint-every") == command.count("--start-timeout") == 1
+
+
+def test_a_file_of_the_users_own_is_in_the_pods(tmp_path):
+    path = tmp_path / "My Run.toml"
+    path.write_text('# mine\nlr = 0.25\n\nname = "other"\n')
+    done = shown(str(path), "--nodes", "2", "--image", "trainer")
+    assert done.exception is None, done.output
+    found = list(yaml.safe_load_all(done.stdout))
+    assert [document["kind"] for document in found] == ["NetworkPolicy", "ConfigMap", "Service", "Job"]
+    assert not any(map(refused, found))
+    assert found[1]["data"] == {"config.toml": path.read_text()}
+    assert tomllib.loads(found[1]["data"]["config.toml"])["lr"] == 0.25
+    container = container_of(found)
+    assert container["command"][2:4] == ["--config", "/etc/trainer/config.toml"]
+    assert {"name": "config", "mountPath": "/etc/trainer", "readOnly": True} in container["volumeMounts"]
+    assert found[0]["metadata"]["name"] == "my-run"
+
+
+def test_processes_of_one_pod_have_shared_memory_and_gpus_are_asked_for():
+    pod = job_of(printed("--gpus", "2", "--procs-per-node", "2"))["spec"]["template"]["spec"]
+    assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+
+
+def test_the_secret_is_named_and_never_there(monkeypatch):
+    monkeypatch.setenv("TRAINER_SECRET", "0123456789abcdef0123456789abcdef")
+    done = shown(*ASKED, "--secret", "shared", "--namespace", "ml")
+    assert "0123456789abcdef" not in done.output
+    assert "kubectl create secret generic shared --namespace ml --from-file=TRAINER_SECRET=/dev/stdin" in done.stdout
+    assert "kind: Secret" not in done.stdout
+
+
+def test_variables_of_this_machine_that_the_pods_lack_are_told(monkeypatch):
+    monkeypatch.setenv("TRAINER_LR", "0.5")
+    done = shown(*ASKED)
+    assert done.exception is None
+    assert "TRAINER_LR is set here, and is not in the pods; give --lr" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--restarts", "2"], "a pod loses its disk"),
+        (["--name", "My_Run"], "--name: got 'My_Run'"),
+        (["--name", "a" * 41], "--name: got"),
+        (["--namespace", "a.b"], "--namespace: got 'a.b'"),
+        (["--volume-claim", "x\n---"], "--volume-claim: got"),
+        (["--secret", "$(id)"], "--secret: got"),
+        (["--image", "a b"], "--image: got 'a b'"),
+        (["--cpus", "many"], "--cpus: got 'many'"),
+        (["--memory", "4 GB"], "--memory: got '4 GB'"),
+        (["--out", "/x"], "--out: decided by `trainer manifest kubernetes`"),
+        (["--hosts", "a,b"], "--hosts: decided by"),
+        (["--resume=auto"], "--resume: decided by"),
+        (["--batch-size", "none"], "--batch-size: got 'none'"),
+        (["--mlflow", "https://me:pass@example.org"], "mlflow: has a password"),
+    ],
+)
+def test_what_would_fail_in_the_cluster_is_refused_at_once(arguments, message):
+    done = shown(*ASKED, *arguments)
+    assert isinstance(done.exception, UsageError)
+    assert message in str(done.exception)
+    assert done.stdout == ""
+
+
+def expanded(word, variables):
+    """What Kubernetes makes of a word of a command: $$ is one $, $(NAME) a variable's value where there is one; else all stays."""
+
+    def replacement(match):
+        if match[0] == "$$":
+            return "$"
+        return variables.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", replacement, word)
+
+
+HOSTILE = st.sampled_from(
+    ["$(TRAINER_SECRET)", "$$(TRAINER_SECRET)", "$", "$$", "no", "~", "1e3", "- x", "# x", "'", '"', "\\", "---", "a: b", " ", ""]
+)
+
+
+@given(words=st.lists(TEXT | HOSTILE, max_size=4), kind=st.sampled_from(sorted(KINDS)))
+@settings(deadline=None)
+def test_every_word_reaches_the_container_as_it_was_given(words, kind):
+    run = KubernetesRun("mine", 2, "trainer", command=("trainer", "run", *words), kind=kind)
+    command = container_of(list(yaml.safe_load_all(manifest_text(run))))["command"]
+    variables = {"TRAINER_SECRET": "secret", "TRAINER_RENDEZVOUS": "host"}
+    assert [expanded(word, variables) for word in command] == ["trainer", "run", *words]
+
+
+@given(config=TEXT.flatmap(lambda line: st.lists(st.just(line) | TEXT, max_size=4).map("\n".join)) | st.text("a \n\t#:", max_size=12))
+def test_a_configuration_arrives_as_it_is(config):
+    run = KubernetesRun("mine", 2, "trainer", command=("trainer",), config=config)
+    found = next(document for document in yaml.safe_load_all(manifest_text(run)) if document["kind"] == "ConfigMap")
+    assert found["data"]["config.toml"] == config
+
+
+PARTS = st.recursive(
+    TEXT | HOSTILE | st.booleans() | st.integers(), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3)
+)
+
+
+@given(st.dictionaries(TEXT | HOSTILE, PARTS, max_size=3))
+def test_a_document_is_read_as_it_was_written(document):
+    assert yaml.safe_load(yaml_document(document)) == document
+
+
+def test_text_that_is_none_is_refused():
+    with pytest.raises(UsageError, match="no character"):
+        manifest_text(KubernetesRun("mine", 2, "trainer", command=("trainer", "\udcff")))
+
+
+def test_documents_are_what_is_printed():
+    run = KubernetesRun("mine", 2, "trainer", command=("trainer", "run"), claim="runs", restarts=1)
+    assert list(yaml.safe_load_all(manifest_text(run))) == documents(run)
+
+
+def test_the_documentation_shows_what_is_printed(repository, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('backend = "torch"\n')
+    text = (repository / "docs/clusters.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^trainer manifest kubernetes (mine\.toml .*) \| kubectl apply -f -$", text, re.MULTILINE)
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    left = shown(*command.split()).stdout
+    for part in filter(None, block.split("…\n")):
+        assert part in left
+        left = left.partition(part)[2]
+
+
+def test_the_image_is_made_of_extras_that_exist(repository):
+    dockerfile = (repository / "docs/docker/Dockerfile").read_text(encoding="utf-8")
+    extras = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (named,) = re.findall(r"^# EXTRA   (.*?)\.", dockerfile, re.MULTILINE)
+    assert {*re.split(r", | or ", named), "gpu"} <= extras.keys()
+    (case,) = re.findall(r'case "\$DEVICE:\$EXTRA" in(.*?)esac', dockerfile, re.DOTALL)
+    assert {f"{device}:{extra}" for device in ("cpu", "gpu") for extra in re.split(r", | or ", named)} <= set(
+        re.findall(r"[a-z]+:[a-z]+", case)
+    )
+    assert 'ENTRYPOINT ["trainer"]' in dockerfile

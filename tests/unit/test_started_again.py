@@ -1,0 +1,113 @@
+"""Processes that whatever started them starts again: which code a loss ends them with, and how one that comes too early is met."""
+
+import signal
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from crosstrain.core.errors import RunFailedError, StalledRunError, UsageError
+from crosstrain.core.untrusted.listener import Exchange
+from crosstrain.engine.protocol.messages import PROTOCOL, Message
+from crosstrain.engine.protocol.transport import accept
+from crosstrain.launch.driver.first_failure import NodeLostError, TaskDiedError
+from crosstrain.launch.driver.outcome import Outcome, leave_to_starter
+from crosstrain.launch.ending_signals import EndingSignals
+from crosstrain.launch.environments.base import Membership
+from crosstrain.launch.launchers.joining import _welcomed
+
+SECRET = b"0123456789abcdef"
+JOIN = Message("join", {"protocol": PROTOCOL, "node": 1, "local_rank": 0, "asked": {}})
+WELCOME = Message("welcome", {"protocol": PROTOCOL, "node_timeout_seconds": 10.0})
+FOR_NOW = Message("refused", {"reason": "every process of this run has joined already", "for_now": True})
+FOR_EVER = Message("refused", {"reason": "its job differs", "for_now": False})
+
+
+@pytest.mark.parametrize(
+    ("failure", "saved", "code"),
+    [
+        (NodeLostError("a node", "agent-1", 1), False, 75),
+        (NodeLostError("a node", "agent-1", 1), True, 75),
+        (TaskDiedError("a task", "worker-1", 1), True, 75),
+        (TaskDiedError("a task", "worker-1", 1), False, 1),
+        (StalledRunError("stalled", "worker-1"), True, 75),
+        (StalledRunError("stalled", "worker-1"), False, 1),
+        (RunFailedError("the loss is NaN"), True, 1),
+        (UsageError("no such data"), True, 2),
+        (None, True, 0),
+    ],
+)
+def test_a_loss_is_to_be_gone_on_from_and_no_other_failure(failure, saved, code):
+    """A task that dies without a checkpoint in between would do so for ever, if whoever starts it did not count."""
+    leave_to_starter(failure, saved=saved)
+    outcome = Outcome.of(failure)
+    assert (outcome.exit_code, outcome.state) == (code, "succeeded" if failure is None else "failed")
+
+
+def test_who_asks_is_no_signal():
+    """A cluster that ends all pods tells the driver in two ways, in either order; the second one must not end the run at once."""
+    did = []
+    with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")) as signals:
+        signals.ask()
+        signals.ask()
+        assert (signals.interrupted, did) == (True, ["in good order"])
+        signal.raise_signal(signal.SIGTERM)
+        assert did == ["in good order"]
+        signal.raise_signal(signal.SIGTERM)
+        assert did == ["in good order", "at once"]
+    did.clear()
+    with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")) as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signals.ask()
+        assert did == ["in good order"]
+
+
+@contextmanager
+def driver(*answers, secret=SECRET):
+    """One that gives each process that comes the next of these answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            for answer in answers:
+                connection, _ = server.accept()
+                try:
+                    stream = accept(Exchange(connection, time.monotonic() + 5), secret)
+                    assert stream.receive() == JOIN
+                    stream.send(answer)
+                    stream.close()
+                except OSError:
+                    continue
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield ("127.0.0.1", (server.getsockname()[1],))
+        finally:
+            thread.join(10)
+
+
+def join(rendezvous, starts_again, seconds=10.0):
+    place = Membership("a contract", 1, 0, rendezvous, {"nodes": 2}, starts_again=starts_again)
+    stream, node_timeout_seconds = _welcomed(JOIN, place, SECRET, seconds)
+    stream.close()
+    return node_timeout_seconds
+
+
+def test_one_that_comes_before_the_former_run_has_ended_tries_again():
+    with driver(FOR_NOW, FOR_NOW, WELCOME) as rendezvous:
+        assert join(rendezvous, True) == 10.0
+
+
+@pytest.mark.parametrize(("answer", "starts_again"), [(FOR_NOW, False), (FOR_EVER, True)])
+def test_one_that_has_no_place_is_turned_away(answer, starts_again):
+    with driver(answer) as rendezvous, pytest.raises(UsageError, match="turned this process away"):
+        join(rendezvous, starts_again)
+
+
+def test_a_driver_with_another_secret_may_be_of_a_run_that_has_the_address_now():
+    with driver(WELCOME, secret=b"another secret 0") as rendezvous, pytest.raises(UsageError, match="handshake"):
+        join(rendezvous, False)
+    with driver(WELCOME, secret=b"another secret 0") as rendezvous, pytest.raises(RunFailedError, match="could not be reached"):
+        join(rendezvous, True, 0.5)
