@@ -33,6 +33,7 @@ __all__ = [
     "job_options_without",
     "model_option",
     "name_settings",
+    "ray_option",
     "trust_option",
 ]
 
@@ -129,9 +130,23 @@ def hosts_options(function: Function) -> Function:
         "--hostfile", type=GivenPath(), envvar="TRAINER_HOSTFILE", help="The same from a file: a host a line, as MPI has them."
     )
     python = click.option(
-        "--python", type=GivenPath(), envvar="TRAINER_PYTHON", help="With hosts: the interpreter there. [default: the path of this one]"
+        "--python",
+        type=GivenPath(),
+        envvar="TRAINER_PYTHON",
+        help="With hosts, Slurm or Ray: the interpreter there. [default: the path of this one]",
     )
     return hosts(hostfile(python(function)))
+
+
+def ray_option(function: Function) -> Function:
+    """Add ``--ray-address``: the Ray cluster that gives the nodes."""
+    return click.option(
+        "--ray-address",
+        envvar="TRAINER_RAY_ADDRESS",
+        metavar="auto|HOST:PORT|ray://HOST:PORT",
+        help="The Ray cluster that gives the nodes: auto (the one of which this machine is a node), its head, or its client server. "
+        "[default with --launcher ray, and in a Ray job: auto]",
+    )(function)
 
 
 def given_hosts(hosts: str | None, hostfile: Path | None) -> Sequence[Host]:

@@ -193,7 +193,7 @@ class Job(BaseModel):
 
     launcher: str = Field(
         "auto",
-        description="What starts the nodes: local (all of them here), ssh (on --hosts) or slurm (where Slurm has allocated them); auto "
+        description="What starts the nodes: local (all of them here), ssh (on --hosts), slurm (where Slurm has allocated them) or ray (of a cluster); auto "
         "takes what is there, and also follows torchrun, TF_CONFIG and --rendezvous.",
     )
     network: Literal["auto", "isolated", "host"] = Field(

@@ -24,15 +24,16 @@ from ...core.untrusted.console import note
 from ...core.worker_layout import read_procs_per_node
 from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
+from ...launch.environments.ray_job import in_ray_job
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.base import Launcher
 from ...launch.launchers.host_list import Host
-from ...launch.launchers.registry import FOLLOW_OTHERS, USE_ALLOCATION, LaunchRequest, choose_launcher
+from ...launch.launchers.registry import FOLLOW_OTHERS, USE_ALLOCATION, LaunchRequest, choose_launcher, starts_by_ray
 from ...launch.launchers.remote import shape_of_hosts
 from ...launch.launchers.slurm import allocated_hosts
 from ...launch.resume.trust import TRUST_RUN
 from ..interrupts import DeferredInterrupts, TerminationAsInterrupt
-from ..options import GivenPath, given_hosts, given_options, hosts_options, job_options, name_settings, trust_option
+from ..options import GivenPath, given_hosts, given_options, hosts_options, job_options, name_settings, ray_option, trust_option
 from ..run_arguments import find_run_or_checkpoint, recorded_start_timeout
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ AUTO = Path("auto")
     help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
 )
 @hosts_options
+@ray_option
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
 @click.option(
     "--resume",
@@ -91,6 +93,7 @@ def run(
     hosts: str | None,
     hostfile: Path | None,
     python: Path | None,
+    ray_address: str | None,
     resume: Path | None,
     force: bool,
     trust_run: bool,
@@ -103,7 +106,7 @@ def run(
     Every setting can also be given as environment variable (--batch-size: TRAINER_BATCH_SIZE) or as key of a --config file
     (batch_size); flags win over the environment, the environment over the file, the file over the defaults.
     """
-    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, given_hosts(hosts, hostfile), python, quiet=quiet)
+    typed = _Typed(ctx, config, resume, rendezvous, node_rank, secret_file, given_hosts(hosts, hostfile), python, ray_address, quiet=quiet)
     _refuse_contradictions(resume, force=force, trust_run=trust_run, repeats=repeats)
     if resume == AUTO:
         typed, succeeded = _standing(typed)
@@ -133,6 +136,7 @@ def run(
     resolved, allocated = _within_allocation(typed, resolved, place)
     sources: Mapping[str, str] = resolved.sources
     request = LaunchRequest(resolved.job, note, hosts=typed.hosts, allocated=allocated, python=typed.python)
+    request = replace(request, ray_address=typed.ray_address, in_ray_job=in_ray_job(os.environ))
     if place is not None:
         sources, request = _request_elsewhere(typed, resolved, place)
         if not place.is_driver:
@@ -155,6 +159,7 @@ class _Typed:
     secret_file: Path | None
     hosts: Sequence[Host]
     python: Path | None
+    ray_address: str | None
     quiet: bool
     automatic: Resolved | None = None
     """With ``--resume auto``: the job as it is typed, alike for every process, whether the run begins or goes on."""
@@ -238,24 +243,35 @@ def _tell_notes(typed: _Typed, resolved: Resolved, resumption: Resumption | None
         note(f"{typed.config} describes a sweep: this is its base job; `trainer sweep {typed.config}` runs all of its points")
 
 
+def _by_ray(typed: _Typed, job: Job) -> bool:
+    return starts_by_ray(job.launcher, typed.ray_address, in_ray_job=in_ray_job(os.environ))
+
+
 def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
     """Refuse, or tell of, what belongs to another way of starting the nodes."""
     if place is None:
-        if job.launcher == "auto":
+        if job.launcher == "auto" and not _by_ray(typed, job):
             refuse_step(os.environ, typed.ctx.obj or ("run",))
         if typed.secret_file is not None:
             _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
-        if typed.python is not None and not typed.hosts and not allocated_hosts(os.environ):
+        by_ray = _by_ray(typed, job)
+        if typed.python is not None and not typed.hosts and not allocated_hosts(os.environ) and not by_ray:
             _tell_unused(typed, "python", "this run has no other hosts", "--hosts")
+        if typed.ray_address is not None and typed.hosts:
+            raise UsageError("--ray-address and --hosts: both say where the nodes are; give one of them")
+        if typed.ray_address is not None and not by_ray:
+            _tell_unused(typed, "ray_address", f"--launcher {job.launcher} asks no Ray cluster for nodes", "--launcher ray")
     elif typed.hosts:
         raise UsageError(f"--hosts: starts the nodes, but {place.contract} has started them already; leave one of the two out")
+    elif typed.ray_address is not None:
+        raise UsageError(f"--ray-address: asks for nodes, but {place.contract} has started them already; leave one of the two out")
     if typed.options.get("tensorboard") and not typed.quiet and (place is None or place.is_driver):
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
 
 
 def _within_allocation(typed: _Typed, resolved: Resolved, place: Membership | None) -> tuple[Resolved, Sequence[Host]]:
     """Return the job, and the nodes that a batch system has allocated for it: as many of them as the job says, all where it does not."""
-    allocated = () if place is not None or typed.hosts else allocated_hosts(os.environ)
+    allocated = () if place is not None or typed.hosts or _by_ray(typed, resolved.job) else allocated_hosts(os.environ)
     if not allocated or resolved.job.launcher not in USE_ALLOCATION or not resolved.sources["nodes"].startswith("default"):
         return resolved, allocated
     job = Job.model_validate({**resolved.job.model_dump(), "nodes": len(allocated)})
