@@ -49,12 +49,12 @@ LAST_LINES = 4
 
 KILLED = -9
 
-_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*):[0-9]{1,5}")
 
 
 def make(run: LaunchRequest) -> Launcher:
     """Return the launcher of a run on a Ray cluster. Raises UsageError for what is no address of one, or does not go with it."""
-    address = run.ray_address or "auto"
+    address = "auto" if run.ray_address is None else run.ray_address
     if not _ADDRESS.fullmatch(address):
         raise UsageError(f"--ray-address: got {address!r}; allowed: auto, HOST:PORT of a cluster's head, or ray://HOST:PORT.")
     if run.hosts:

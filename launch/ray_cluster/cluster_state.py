@@ -39,8 +39,10 @@ def shortage(nodes: Sequence[Mapping[str, Any]], bundles: Sequence[Bundle]) -> s
     fit = sum(all(node["Resources"].get(name, 0) >= value for name, value in largest.items()) for node in alive)
     if not alive:
         has = "no node yet"
-    elif fit >= len(bundles):
-        has = f"{len(alive)} nodes, {fit} of them large enough, whose resources others use"
     else:
-        has = f"{len(alive)} node{'' if len(alive) == 1 else 's'}, {fit} of them large enough"
+        has = f"{len(alive)} node{'' if len(alive) == 1 else 's'}"
+        if fit < len(bundles):
+            has += f", {fit} of them large enough"
+        else:
+            has += f", {f'{fit} of them ' if len(alive) > 1 else ''}large enough, but others use {'them' if len(alive) > 1 else 'it'}"
     return f"{in_words(bundles)}; the cluster has {has}"
