@@ -29,7 +29,7 @@ from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
 from ..node.dialled import Summons
 from .base import Launcher, NodeChannel, StartedAgent, end_agents, ending_in_words
 from .carrier import ErrorLines, popen_with_errors
-from .dial_back import Joiner, LateStream, prove, refuse
+from .dial_back import Joiner, LateStream, prove
 from .host_checks import remote_python
 from .registry import LaunchRequest
 from .remote import RemoteLauncher, refuse_virtual_nodes
@@ -245,7 +245,7 @@ class RayStarter:
         command = self._commands.get(joiner.message["number"])
         joiner.stream.limit_silence(2 * self._job.node_timeout)  # the heartbeat comes first; this is for what nobody reads or writes
         if command is None or not command.stream.connect(joiner.stream):
-            refuse(joiner, "nobody is awaited under this number")
+            joiner.stream.close()  # nobody is awaited under this number
 
 
 class _Command:

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import threading
 import time
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -12,7 +13,7 @@ from crosstrain.core.process import python
 from crosstrain.core.untrusted.listener import AuthenticatingListener
 from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.transport import AGENT_BEGINS, over_socket
-from crosstrain.launch.launchers.dial_back import LateStream, prove, refuse
+from crosstrain.launch.launchers.dial_back import LateStream, prove
 from crosstrain.launch.node.dialled import Summons
 
 SECRET = "a secret of a test, long enough"
@@ -27,7 +28,7 @@ def door():
     def arrive(joiner, host):
         late = waiting.get(joiner.message["number"])
         if late is None or not late.connect(joiner.stream):
-            refuse(joiner, "nobody is awaited under this number")
+            joiner.stream.close()
 
     proof = partial(prove, secret=SECRET.encode(), well_formed=lambda join: type(join.get("number")) is int)
     with socket.create_server(("127.0.0.1", 0)) as listening, AuthenticatingListener(listening, proof, arrive, print):
@@ -51,7 +52,7 @@ def test_a_command_that_dials_back_is_talked_to_as_any_other(door):
     heard = []
     listener = threading.Thread(target=lambda: heard.append(late.receive()))
     listener.start()
-    with dial(address, 7) as probe:
+    with dial(address, 7) as probe, closing(late):
         listener.join(20)
         assert abs(heard[0]["seconds"] - time.time()) < 20
         late.send(Message("time"))
@@ -66,25 +67,23 @@ def test_a_command_that_dials_back_is_talked_to_as_any_other(door):
 
 def test_a_driver_that_does_not_know_the_secret_is_not_obeyed(door, tmp_path):
     address, waiting = door
-    waiting[1] = late = LateStream()
+    waiting[1] = LateStream()
     with dial(address, 1, "the secret of another run, long enough", ["touch", str(tmp_path / "obeyed")]) as command:
         assert command.wait(20) == 1
         assert f"cannot be reached at 127.0.0.1, port {address[1]}" in command.stderr.read()
     assert not list(tmp_path.iterdir())
-    late.close()
 
 
 def test_a_number_is_given_once(door):
     address, waiting = door
     waiting[1] = late = LateStream(AGENT_BEGINS)
     late.send(Message("time"))
-    with dial(address, 1):
+    with dial(address, 1), closing(late):
         assert late.receive().kind == "found"
         with dial(address, 1) as second, dial(address, 2) as unknown:
             assert second.wait(20) == unknown.wait(20) == 0  # their input has ended
         late.send(Message("time"))
         assert late.receive().kind == "found"
-        late.close()
 
 
 @pytest.mark.parametrize("end", [LateStream.cut, LateStream.close, LateStream.give_up_waiting])
