@@ -101,8 +101,9 @@ class _Client:
             while (message := self._driver.receive()) is not None:
                 self._asked.put(message)
         self._leaving.set()
-        time.sleep(LEAVE_SECONDS)
-        os._exit(1)  # a call to Ray does not come back
+        if self._group is not None:
+            time.sleep(LEAVE_SECONDS)
+        os._exit(1)  # a call to Ray does not come back, or there is nothing to give back
 
     def _say(self, kind: str, **fields: Any) -> None:
         with suppress(OSError):  # the driver has gone, which `_listen` sees
