@@ -13,16 +13,23 @@ from pathlib import Path
 import pytest
 from bridged_hosts import BridgedHosts, bridged_hosts
 
-__all__ = ["RayCluster", "RayNode", "ray_cluster", "ray_node", "require_ray"]
+__all__ = ["RAY", "RayCluster", "RayNode", "ray_cluster", "ray_node", "require_ray"]
 
 PORT = 6379
+HUB = "10.99.0.254"
+"""The address of the hosts' bridge."""
+
 FOLDER = Path("/tmp/ray")
 """Where Ray keeps what it needs; paths of sockets have to be short."""
+
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
+"""The command `ray` of this environment."""
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_enable_infeasible_task_early_exit": "0",
+    "RAY_raylet_start_wait_time_s": "90",
     "OMP_NUM_THREADS": "",
 }
 SMALL = ("--num-cpus=2", "--object-store-memory=80000000", "--disable-usage-stats")
@@ -113,15 +120,20 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster(count: int, folder: Path):
-    """Start the nodes and end them. Skips the test where Ray is not installed, or no namespace can be made."""
+def ray_cluster(count: int, folder: Path, *, dashboard: bool = False):
+    """Start the nodes and end them; with its dashboard the head takes jobs.
+
+    Skips the test where Ray is not installed, or no namespace can be made.
+    """
     require_ray()
     with bridged_hosts(count, "ray") as hosts, ExitStack() as cleanup:
         found = RayCluster(hosts)
         cleanup.callback(_remove_folder)
         for number in range(count):
-            found.nodes.append(_start(found, number, folder))
+            found.nodes.append(_start(found, number, folder, dashboard=dashboard))
             cleanup.callback(lambda number=number: found.nodes[number].end())
+            if number == 0:
+                _await_nodes(found, 1)
         _await_nodes(found, count)
         yield found
 
@@ -137,10 +149,12 @@ def ray_node(command: list[str], before: list[str], log: Path, environment: dict
         _remove_folder()
 
 
-def _start(found: RayCluster, number: int, folder: Path) -> RayNode:
+def _start(found: RayCluster, number: int, folder: Path, *, dashboard: bool = False) -> RayNode:
     own = found.hosts.addresses[number]
-    place = ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 0 else [f"--address={found.address}"]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *place, f"--node-ip-address={own}", *SMALL]
+    route = ["ip", "route", "replace", "default", "via", HUB]  # Ray looks from which address packets leave for the world
+    subprocess.run([*found.hosts.in_network(number), *route], check=True)
+    place = ["--head", f"--port={PORT}", f"--include-dashboard={dashboard}"] if number == 0 else [f"--address={found.address}"]
+    command = [*RAY, "start", "--block", *place, f"--node-ip-address={own}", *SMALL]
     return _node(command, found.hosts.in_network(number), folder / f"ray{number}.log", {})
 
 

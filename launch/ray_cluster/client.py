@@ -41,6 +41,9 @@ __all__ = ["main"]
 LOOK_SECONDS = 0.5
 """How often is looked whether there are more nodes to listen to, or Ray has found the nodes that were asked for."""
 
+PLACE_SECONDS = 3.0
+"""What Ray takes for nodes that are there and free is less; only what takes longer is told."""
+
 AGENTS_END_SECONDS = 3.0
 """How long commands may take to end by themselves when the driver has gone."""
 
@@ -132,12 +135,12 @@ class _Client:
         cloudpickle.register_pickle_by_value(node_holder)
         self._bundles = bundles_of(request["workers_by_node"], request["threads"], request["device"], ray.nodes())
         self._group = placement_group([dict(bundle) for bundle in self._bundles], strategy="STRICT_SPREAD")
-        told = ""
+        told, asked = "", time.monotonic()
         while not self._group.wait(LOOK_SECONDS):
             if self._leaving.is_set():
                 return
             text = shortage(ray.nodes(), self._bundles)
-            if text != told:
+            if text != told and time.monotonic() - asked >= PLACE_SECONDS:
                 self._say("waiting", text=text)
                 told = text
         within = not address.startswith(OUTSIDE)
