@@ -1,13 +1,17 @@
 """What a run asks of a Ray cluster, how what it waits for is said, and when Ray is chosen."""
 
+import importlib.util
+import re
+
 import pytest
 
-from crosstrain.core.errors import UsageError
+from crosstrain.cli.group import invoke
+from crosstrain.core.errors import MissingPackageError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.launch.environments.ray_job import in_ray_job
 from crosstrain.launch.launchers.host_list import Host
 from crosstrain.launch.launchers.ray import RayLauncher, make
-from crosstrain.launch.launchers.registry import LaunchRequest, starts_by_ray
+from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher, starts_by_ray
 from crosstrain.launch.ray_cluster.cluster_state import bundles_of, in_words, shortage
 
 SMALL = {"Alive": True, "Resources": {"CPU": 1.0}}
@@ -65,6 +69,32 @@ def test_what_is_no_address_is_refused(address):
 def test_what_does_not_go_with_ray_is_refused(job, given, message):
     with pytest.raises(UsageError, match=message):
         make(LaunchRequest(Job(**job), print, **given))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--ray-address", "auto", "--hosts", "a,b"], "--ray-address and --hosts: both say where the nodes are"),
+        (["--ray-address", "auto", "--launcher", "local"], "--ray-address: --launcher local asks no Ray cluster .* or give --launcher ray"),
+        (
+            ["--ray-address", "auto", "--rendezvous", "127.0.0.1:1", "--node-rank", "0", "--nodes", "2"],
+            "--ray-address: asks for nodes, but",
+        ),
+        (["--ray-address", "http://head"], "--ray-address: got 'http://head'; allowed: auto"),
+        (["--launcher", "ray", "--network", "isolated"], "network: got 'isolated', which is for virtual nodes"),
+    ],
+)
+def test_what_does_not_go_together_ends_the_command(given, message, capsys, monkeypatch):
+    monkeypatch.setenv("TRAINER_SECRET", "0" * 32)
+    assert invoke(["run", "--backend", "torch", *given]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else found(name, *more))
+    with pytest.raises(MissingPackageError, match=r"launcher 'ray' needs the package 'ray'.*pip install 'crosstrain\[ray\]'"):
+        choose_launcher(LaunchRequest(Job(launcher="ray"), print))
 
 
 def test_ray_is_chosen_by_name_by_its_address_and_in_its_jobs():
