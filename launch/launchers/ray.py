@@ -209,7 +209,7 @@ class RayStarter:
             self._commands[message["number"]].end(message["value"], None)
         elif message.kind == "lost":
             for number in message["numbers"]:
-                self._commands[number].lose(f"has gone with its node, or Ray's actor there: {message['text']}")
+                self._commands[number].lose(f"has gone with Ray's actor there: {message['text']}")
 
     def _fail(self, why: str) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -224,8 +225,10 @@ class _Client:
 
 
 def _reason(error: RayActorError) -> str:
-    """Return what Ray says of an actor's end, on one line."""
-    return " ".join(str(error).split())[:LONGEST_REASON]
+    """Return what Ray says of an actor's end, on one line, without what it says besides."""
+    text = " ".join(str(error).split())
+    known = re.search(r"actor is dead because (.*?)(\.|$)", text)
+    return known[1] if known else text[:LONGEST_REASON]
 
 
 if __name__ == "__main__":

@@ -103,6 +103,29 @@ def test_what_ray_does_not_give_is_said(cluster, tmp_path, more, message):
 
 
 @pytest.mark.clusters
+def test_from_outside_of_the_cluster(cluster, tmp_path):
+    """Through Ray's client server; the agents dial the machine that is no node."""
+    job = ["run", "--backend", "torch", "--steps", "20", "--nodes", str(NODES), "--out", str(tmp_path), "--name", "run"]
+    address = f"ray://{cluster.hosts.addresses[0]}:10001"
+    with MarkedRun([*job, "--ray-address", address], tmp_path, before=cluster.hosts.in_network(None)) as there:
+        assert there.wait(120) == 0, there.stderr()
+    assert nothing_is_left(cluster)
+
+
+@pytest.mark.clusters
+@pytest.mark.faults
+def test_a_lost_actor_is_replaced(cluster, tmp_path):
+    with run(cluster, tmp_path, *ENDLESS[:2], "--steps", "20000", "--max-restarts", "1") as running:
+        trains(running, tmp_path)
+        (found,) = cluster.nodes[2].processes("NodeHolder")
+        os.kill(found, signal.SIGKILL)
+        assert running.wait(150) == 0, running.stderr()
+        events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+        assert [event["event"] for event in events].count("node_replaced") == 1
+    assert nothing_is_left(cluster)
+
+
+@pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_nothing_is_left_when_the_driver_ends(cluster, tmp_path, name):
@@ -133,7 +156,10 @@ def test_nothing_is_left_when_a_part_of_it_dies(cluster, tmp_path, victim):
         if victim == "ray_cluster.client":
             assert "Ray: its client beside the driver has ended" in running.stderr()
         else:
-            assert re.search(r"node \d \(host .*\) (has gone with its node, or Ray's actor there|was killed by signal 9)", running.stderr())
+            assert re.search(
+                r"node \d \(host .*\) (has gone with Ray's actor there: its worker process has died|was killed by signal 9)",
+                running.stderr(),
+            )
     assert nothing_is_left(cluster)
 
 
