@@ -156,10 +156,8 @@ def test_nothing_is_left_when_a_part_of_it_dies(cluster, tmp_path, victim):
         if victim == "ray_cluster.client":
             assert "Ray: its client beside the driver has ended" in running.stderr()
         else:
-            assert re.search(
-                r"node \d \(host .*\) (has gone with Ray's actor there: its worker process has died|was killed by signal 9)",
-                running.stderr(),
-            )
+            how = "has gone with Ray's actor there: its worker process has died" if victim == "NodeHolder" else "was killed by signal 9"
+            assert re.search(rf"the agent of node \d \(host .*, 10\.99\.0\.3\) {how}", running.stderr()), running.stderr()
     assert nothing_is_left(cluster)
 
 
