@@ -26,6 +26,7 @@ RAY = (sys.executable, "-m", "ray.scripts.scripts")
 """The command `ray` of this environment."""
 
 ENVIRONMENT = {
+    "RAY_TMPDIR": str(FOLDER.parent),
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_enable_infeasible_task_early_exit": "0",

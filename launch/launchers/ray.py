@@ -183,7 +183,7 @@ class RayStarter:
 
     def _ask(self, stream: Stream) -> None:
         """Send what is asked of the client: one that hangs in a call to Ray would hold up the driver."""
-        with contextlib.suppress(OSError):  # it has ended, which `_hear` sees
+        with contextlib.suppress(OSError, ValueError):  # it has ended, which `_hear` sees, or `close` has ended it
             while (request := self._requests.get()) is not None:
                 stream.send(request)
 

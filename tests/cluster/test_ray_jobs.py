@@ -20,8 +20,35 @@ GROWS = """
 import signal
 from ray.cluster_utils import AutoscalingCluster
 
-worker = {"resources": {"CPU": 1, "object_store_memory": 80_000_000}, "node_config": {}, "min_workers": 0, "max_workers": 3}
-AutoscalingCluster(head_resources={"CPU": 0, "object_store_memory": 80_000_000}, worker_node_types={"small": worker}).start()
+LARGEST = 80_000_000
+
+
+class Growing(AutoscalingCluster):
+    def _generate_config(self, head_resources, worker_node_types, **_):  # Ray's own begins with a file that is not part of the package
+        head = {"resources": head_resources, "node_config": {}, "max_workers": 0}
+        stages = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+        return {
+            "cluster_name": "growing",
+            "max_workers": 3,
+            "idle_timeout_minutes": 1,
+            "provider": {
+                "type": "fake_multinode",
+                "use_node_id_as_ip": True,
+                "disable_node_updaters": True,
+                "disable_launch_config_check": True,
+            },
+            **{f"{stage}_commands": [] for stage in stages},
+            **{name: [] for name in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
+            **{name: {} for name in ("auth", "docker", "file_mounts")},
+            "file_mounts_sync_continuously": False,
+            "upscaling_speed": 1.0,
+            "head_node_type": "ray.head.default",
+            "available_node_types": {**worker_node_types, "ray.head.default": head},
+        }
+
+
+worker = {"resources": {"CPU": 1, "object_store_memory": LARGEST}, "node_config": {}, "min_workers": 0, "max_workers": 3}
+Growing({"CPU": 0, "object_store_memory": LARGEST}, {"small": worker}).start()
 print("the head is there", flush=True)
 while True:
     signal.pause()
