@@ -22,7 +22,7 @@ help:
 	@echo 'make test       ruff, mypy and every test'
 	@echo 'make check      ruff, mypy and the quick unit tests, for the daily loop'
 	@echo 'make conformance  every backend, optimiser and number of workers against the float64 reference; all slow tests'
-	@echo 'make clusters   runs on hosts behind ssh and Slurm, and their faults'
+	@echo 'make clusters   runs on hosts behind ssh, Slurm and Ray, and their faults'
 	@echo 'make faults     kills, stops and cuts at random steps of runs that go on by themselves (KIND=worker SEED=7)'
 	@echo 'make lint       ruff and mypy alone;  make format  puts the sources in shape'
 	@echo 'make bench      the speed of trainer beside hand-written loops and other trainers'
@@ -45,7 +45,8 @@ check: lint
 	@$(BIN)/python -m pytest tests/unit -n $(JOBS) --dist loadscope --no-loadscope-reorder -m 'not slow and not long and not cluster' $(PYTEST)
 
 clusters: $(VENV)/.dev
-	@$(BIN)/python -m pytest -m 'clusters or cluster' tests/cluster/test_ssh.py tests/cluster/test_slurm.py tests/cluster/test_gpus.py $(PYTEST)
+	@$(BIN)/python -m pytest -m 'clusters or cluster' tests/cluster/test_ssh.py tests/cluster/test_slurm.py tests/cluster/test_gpus.py \
+	    tests/cluster/test_ray.py tests/cluster/test_ray_jobs.py $(PYTEST)
 
 faults: $(VENV)/.dev
 	@cd tests && PYTHONPATH=. ../$(BIN)/python -m fault_injection --out ../runs/faults $(if $(KIND),--kind $(KIND)) $(if $(SEED),--seed $(SEED))

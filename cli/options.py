@@ -38,7 +38,6 @@ __all__ = [
     "job_options_without",
     "model_option",
     "name_settings",
-    "personal_options",
     "trust_option",
 ]
 

@@ -122,7 +122,10 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),
     ),
     "forward": tuple(Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in _MODELS for on in _BACKENDS),
-    "launcher": tuple(Plugin(name, f"crosstrain.launch.launchers.{name}:make") for name in ("rendezvous", "local", "ssh", "slurm")),
+    "launcher": (
+        *(Plugin(name, f"crosstrain.launch.launchers.{name}:make") for name in ("rendezvous", "local", "ssh", "slurm")),
+        Plugin("ray", "crosstrain.launch.launchers.ray:make", requires="ray", install="pip install 'crosstrain[ray]'"),
+    ),
 }
 
 

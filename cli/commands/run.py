@@ -26,9 +26,10 @@ from ...core.untrusted.console import note
 from ...core.worker_layout import read_procs_per_node
 from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
+from ...launch.environments.ray_job import in_ray_job
 from ...launch.environments.slurm_step import refuse_step
 from ...launch.launchers.host_list import Host
-from ...launch.launchers.registry import FOLLOW_OTHERS, USE_ALLOCATION, LaunchRequest, choose_launcher
+from ...launch.launchers.registry import FOLLOW_OTHERS, USE_ALLOCATION, LaunchRequest, choose_launcher, starts_by_ray
 from ...launch.launchers.remote import shape_of_hosts
 from ...launch.launchers.slurm import allocated_hosts
 from ...launch.notices.news import RunNews
@@ -74,7 +75,7 @@ AUTO = Path("auto")
     envvar="TRAINER_SECRET_FILE",
     help="File with the secret that nodes started by hand share; or the variable TRAINER_SECRET.",
 )
-@personal_options(*PLACES, "notify", "on_failure")
+@personal_options(*PLACES, "ray_address", "notify", "on_failure")
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
 @click.option(
     "--resume",
@@ -145,6 +146,7 @@ def run(
     resolved, allocated = _within_allocation(typed, resolved, place)
     sources: Mapping[str, str] = resolved.sources
     request = LaunchRequest(resolved.job, note, hosts=typed.hosts, allocated=allocated, python=given_python(typed.personal))
+    request = replace(request, ray_address=typed.ray_address, in_ray_job=in_ray_job(os.environ))
     if place is not None:
         sources, request = _request_elsewhere(typed, resolved, place)
         if not place.is_driver:
@@ -175,10 +177,19 @@ class _Typed:
     def hosts(self) -> Sequence[Host]:
         """The hosts of the nodes. Those of the user's own file stand for every run, so they count where nothing else places this one's."""
         named = next((self.personal[name] for name in ("hosts", "hostfile") if name in self.personal), None)
-        return () if named is not None and named.of_own_file and self._placed_otherwise() else given_hosts(self.personal)
+        if named is not None and named.of_own_file and (self._placed_otherwise("ssh") or in_ray_job(os.environ)):
+            return ()
+        return given_hosts(self.personal)
 
-    def _placed_otherwise(self) -> bool:
-        if given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto") not in ("auto", "ssh"):
+    @cached_property
+    def ray_address(self) -> str | None:
+        """The Ray cluster that gives the nodes, where one is named; that of the user's own file counts as its hosts do."""
+        named = self.personal.get("ray_address")
+        return None if named is None or (named.of_own_file and self._placed_otherwise("ray")) else named.value
+
+    def _placed_otherwise(self, launcher: str) -> bool:
+        """Whether the nodes of this run are given by something else than `launcher`."""
+        if given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto") not in ("auto", launcher):
             return True
         started = self.rendezvous is not None or self.node_rank is not None or detect(os.environ, None, None, None) is not None
         return started or bool(allocated_hosts(os.environ))
@@ -265,25 +276,35 @@ def _tell_notes(typed: _Typed, resolved: Resolved, resumption: Resumption | None
         note(f"{typed.config} describes a sweep: this is its base job; `trainer sweep {typed.config}` runs all of its points")
 
 
+def _by_ray(typed: _Typed, job: Job) -> bool:
+    return starts_by_ray(job.launcher, typed.ray_address, in_ray_job=in_ray_job(os.environ))
+
+
 def _check_place(typed: _Typed, job: Job, place: Membership | None) -> None:
     """Refuse, or tell of, what belongs to another way of starting the nodes."""
     if place is None:
-        if job.launcher == "auto":
+        if job.launcher == "auto" and not _by_ray(typed, job):
             refuse_step(os.environ, typed.ctx.obj or ("run",))
         if typed.secret_file is not None:
             _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
-        python = typed.personal.get("python")
-        if python is not None and not python.of_own_file and not typed.hosts and not allocated_hosts(os.environ):
+        by_ray, python = _by_ray(typed, job), typed.personal.get("python")
+        if python is not None and not python.of_own_file and not (typed.hosts or allocated_hosts(os.environ) or by_ray):
             _tell_unused(typed, "python", "this run has no other hosts", "--hosts")
+        if typed.ray_address is not None and typed.hosts:
+            raise UsageError("--ray-address and --hosts: both say where the nodes are; give one of them")
+        if typed.ray_address is not None and not by_ray:
+            _tell_unused(typed, "ray_address", f"--launcher {job.launcher} asks no Ray cluster for nodes", "--launcher ray")
     elif typed.hosts:
         raise UsageError(f"--hosts: starts the nodes, but {place.contract} has started them already; leave one of the two out")
+    elif typed.ray_address is not None:
+        raise UsageError(f"--ray-address: asks for nodes, but {place.contract} has started them already; leave one of the two out")
     if typed.options.get("tensorboard") and not typed.quiet and (place is None or place.is_driver):
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
 
 
 def _within_allocation(typed: _Typed, resolved: Resolved, place: Membership | None) -> tuple[Resolved, Sequence[Host]]:
     """Return the job, and the nodes that a batch system has allocated for it: as many of them as the job says, all where it does not."""
-    allocated = () if place is not None or typed.hosts else allocated_hosts(os.environ)
+    allocated = () if place is not None or typed.hosts or _by_ray(typed, resolved.job) else allocated_hosts(os.environ)
     if not allocated or resolved.job.launcher not in USE_ALLOCATION or not resolved.sources["nodes"].startswith("default"):
         return resolved, allocated
     job = Job.model_validate({**resolved.job.model_dump(), "nodes": len(allocated)})

@@ -58,7 +58,13 @@ PERSONAL_OPTIONS: Mapping[str, PersonalOption] = {
     for option in (
         PersonalOption("hosts", "HOST,HOST", "The nodes' hosts, reached by ssh, in this order; also node[01-03]."),
         PersonalOption("hostfile", "PATH", "The same from a file: a host a line, as MPI has them.", is_path=True),
-        PersonalOption("python", "PATH", "With hosts: the interpreter there. [default: the path of this one]"),
+        PersonalOption("python", "PATH", "With hosts, Slurm or Ray: the interpreter there. [default: the path of this one]"),
+        PersonalOption(
+            "ray_address",
+            "auto|HOST:PORT|ray://HOST:PORT",
+            "The Ray cluster that gives the nodes: auto (the one of which this machine is a node), its head, or its client server. "
+            "[default with --launcher ray, and in a Ray job: auto]",
+        ),
         PersonalOption(
             "notify",
             "URL",
@@ -76,7 +82,7 @@ PERSONAL_OPTIONS: Mapping[str, PersonalOption] = {
     )
 }
 
-ALTERNATIVES = (("hosts", "hostfile"),)
+ALTERNATIVES = (("hosts", "hostfile", "ray_address"),)
 """Options of which one is given: on a higher layer, one replaces the other of a lower layer."""
 
 

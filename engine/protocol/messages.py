@@ -125,6 +125,17 @@ class Stream:
         self._begins_after = begins_after
 
     @property
+    def reader(self) -> IO[bytes]:
+        """The file that is received from."""
+        file: IO[bytes] = self._reader
+        return file
+
+    @property
+    def writer(self) -> IO[bytes]:
+        """The file that is sent to."""
+        return self._writer
+
+    @property
     def begun(self) -> bool:
         """Whether the next that is received is a message."""
         return self._begins_after is None

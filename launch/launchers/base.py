@@ -16,6 +16,7 @@ from ..node.scratch import remove_scratch
 
 __all__ = [
     "AGENT_MODULE",
+    "AgentProcess",
     "AgentStarter",
     "Launcher",
     "NodeChannel",
@@ -39,7 +40,36 @@ def ending_in_words(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
-def how_it_ended(process: subprocess.Popen[bytes], explain: Callable[[int], str]) -> str | None:
+class _Input(Protocol):
+    """What a process reads."""
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class AgentProcess(Protocol):
+    """An agent that this process has started, or what has started it on another machine: a child, or what stands for one elsewhere."""
+
+    @property
+    def stdin(self) -> _Input | None:
+        """Its input, at whose end an agent ends."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, below 0 for a signal. Raises subprocess.TimeoutExpired after so many seconds."""
+        ...
+
+    def terminate(self) -> None:
+        """Have it end soon; safe in a signal handler, as `kill` is."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+def how_it_ended(process: AgentProcess, explain: Callable[[int], str]) -> str | None:
     """Say how a child has ended whose channel is at its end; None where it does not end. `explain` as in `NodeChannel`."""
     try:
         return explain(process.wait(timeout=OWN_END_SECONDS))
@@ -64,7 +94,7 @@ class NodeChannel:
     isolated: bool | None
     cores: float | None
     shares_files: bool
-    process: subprocess.Popen[bytes] | None = None
+    process: AgentProcess | None = None
     host: str | None = None
     explain: Callable[[int], str] = ending_in_words
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -87,7 +117,7 @@ class StartedAgent:
     `address`, `isolated`, `cores`, `host` and `explain` as in `NodeChannel`.
     """
 
-    process: subprocess.Popen[bytes]
+    process: AgentProcess
     stream: Stream
     address: str
     isolated: bool | None
@@ -167,7 +197,7 @@ def send_prepare(stream: Stream, job: Job, node: int, *, one_machine: bool = Fal
         return  # the agent has gone; the end of its stream says so
 
 
-def _close_input(agent: subprocess.Popen[bytes]) -> None:
+def _close_input(agent: AgentProcess) -> None:
     """Close the agent's input, which ends it; one that is gone already is fine."""
     if agent.stdin is None:
         return
@@ -187,7 +217,7 @@ def end_lost(channel: NodeChannel) -> None:
         remove_scratch(channel.scratch)
 
 
-def end_agents(agents: Sequence[subprocess.Popen[bytes]], patience_seconds: float = 5.0) -> None:
+def end_agents(agents: Sequence[AgentProcess], patience_seconds: float = 5.0) -> None:
     """End our children that are agents, or have started them, by the end of their input; kill whichever takes longer than this."""
     for agent in agents:
         _close_input(agent)

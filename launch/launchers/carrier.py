@@ -6,7 +6,7 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from ...core.process import command_ending_with_parent
@@ -14,7 +14,7 @@ from ...core.untrusted.console import note, one_line
 from ...engine.protocol.messages import Stream
 from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
 
-__all__ = ["ErrorLines", "start_elsewhere"]
+__all__ = ["ErrorLines", "popen_with_errors", "start_elsewhere"]
 
 LONGEST_LINE_BYTES = 4096
 LAST_LINES = 4
@@ -30,21 +30,22 @@ def start_elsewhere(host: str, command: Sequence[str]) -> tuple[subprocess.Popen
     It is asked to end (SIGTERM), not killed: srun that is killed cannot tell the node, whose agent would go on until it has missed the
     driver for too long.
     """
-    process, stream = start_over_stdio(_popen, command_ending_with_parent(command, signal.SIGTERM), AGENT_BEGINS)
+    process, stream = start_over_stdio(popen_with_errors, command_ending_with_parent(command, signal.SIGTERM), AGENT_BEGINS)
     assert process.stderr is not None
-    return process, stream, ErrorLines(host, process.stderr, stream)
+    return process, stream, ErrorLines(host, process.stderr, tell=lambda: stream.begun)
 
 
-def _popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+def popen_with_errors(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a child whose standard error is read here."""
     return subprocess.Popen(command, stderr=subprocess.PIPE, **options)
 
 
 class ErrorLines:
-    """What the carrier, and the agent over there, say on standard error: told with the host's name once the agent is there, kept before."""
+    """What the carrier, and the agent over there, say on standard error: told with the host's name where `tell` says so, the last kept."""
 
-    def __init__(self, host: str, file: IO[bytes], stream: Stream) -> None:
+    def __init__(self, host: str, file: IO[bytes], tell: Callable[[], bool]) -> None:
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._thread = threading.Thread(target=self._relay, args=(host, file, stream), name=f"said-by-{host}", daemon=True)
+        self._thread = threading.Thread(target=self._relay, args=(host, file, tell), name=f"said-by-{host}", daemon=True)
         self._thread.start()
 
     def behind(self) -> str:
@@ -52,11 +53,11 @@ class ErrorLines:
         self._thread.join(READ_SECONDS)
         return "".join(f": {line}" for line in self._lines)
 
-    def _relay(self, host: str, file: IO[bytes], stream: Stream) -> None:
+    def _relay(self, host: str, file: IO[bytes], tell: Callable[[], bool]) -> None:
         with file:
             while line := file.readline(LONGEST_LINE_BYTES):
                 text = one_line(line.decode(errors="replace").rstrip("\r\n"))
                 if text.strip():
                     self._lines.append(text)
-                    if stream.begun:
+                    if tell():
                         note(f"{host}: {text}")

@@ -38,11 +38,12 @@ def remote_python(interpreter: Path | None, module: str, *arguments: str) -> lis
 
 @dataclass
 class HostChecks:
-    """The probes on so many hosts, started by `starter` with the interpreter `python` there."""
+    """The probes on so many hosts, started by `starter`, of this name, with the interpreter `python` there."""
 
     starter: AgentStarter
     hosts: int
     python: Path | None = None
+    started_by: str = "ssh"
     _started: list[StartedAgent] = field(default_factory=list)
     _interrupted: threading.Event = field(default_factory=threading.Event)
 
@@ -56,11 +57,12 @@ class HostChecks:
         """Return what was found within so many seconds, for a job or, without one, for any. Raises InterruptedRunError."""
         self.start()
         backend = "" if job is None else job.backend
-        probes = [Probe(one.host or str(number), one.stream, _explanation(one)) for number, one in enumerate(self._started)]
+        probes = [Probe(one.host or f"node {number}", one.stream, _explanation(one)) for number, one in enumerate(self._started)]
         reports = interview(probes, backend, job, timeout_seconds, self._interrupted.is_set)
         if job is None:
-            return findings(reports, _here(job))
-        return findings(reports, _here(job), find("backend", job.backend).requires, AskedGpus(asked_device(job), job.workers_by_node))
+            return findings(reports, _here(job), started_by=self.started_by)
+        gpus = AskedGpus(asked_device(job), job.workers_by_node)
+        return findings(reports, _here(job), find("backend", job.backend).requires, gpus, self.started_by)
 
     def interrupt(self) -> None:
         """Have `findings` raise InterruptedRunError soon; safe in a signal handler."""
@@ -89,7 +91,7 @@ def refuse(found: Sequence[Finding]) -> None:
         return
     hosts = list(dict.fromkeys(one.host for one in bad))
     text = f"{len(hosts)} of {len({one.host for one in found})} hosts cannot take part in this run:\n{table(bad)}"
-    raise RunFailedError(text) if any(one.what == "ssh" for one in bad) else UsageError(text)
+    raise RunFailedError(text) if any(one.unreached for one in bad) else UsageError(text)
 
 
 def _here(job: Job | None) -> Here:

@@ -15,7 +15,7 @@ from ...core.job import Job
 from ...engine.protocol.transport import start_over_stdio
 from ..node.scratch import remove_scratch
 from ..virtual.errors import MissingCapabilityError
-from .base import AgentStarter, Launcher, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
+from .base import AgentProcess, AgentStarter, Launcher, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
 from .registry import LaunchRequest
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LocalLauncher:
     _starter: AgentStarter | None = None
     _cleanup: ExitStack = field(default_factory=ExitStack)
     _channels: list[NodeChannel] = field(default_factory=list)
-    _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _agents: list[AgentProcess] = field(default_factory=list)
 
     def prestart(self) -> None:
         """Start the agents, which load what they need meanwhile."""

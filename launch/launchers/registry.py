@@ -17,7 +17,7 @@ from ..environments.base import Membership
 from .base import Launcher
 from .host_list import Host
 
-__all__ = ["AUTOMATIC", "FOLLOW_OTHERS", "USE_ALLOCATION", "LaunchRequest", "choose_launcher"]
+__all__ = ["AUTOMATIC", "FOLLOW_OTHERS", "USE_ALLOCATION", "LaunchRequest", "choose_launcher", "starts_by_ray"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class LaunchRequest:
     `membership` is the place of this process among those that something else started, None where nothing did; `secret` is what these
     share, and `asked` what all of them must have been asked for (`joining.py`). `hosts` are where the nodes are to be, in node order,
     `allocated` those that a batch system has given to the job in which this process runs, and `python` is the interpreter there: an
-    absolute path, or None for the same as here. `warn` is called with a sentence for the user.
+    absolute path, or None for the same as here. `ray_address` is that of a Ray cluster, where the user names one; `in_ray_job`: this
+    process runs in a job of such a cluster. `warn` is called with a sentence for the user.
     """
 
     job: Job
@@ -38,6 +39,8 @@ class LaunchRequest:
     hosts: Sequence[Host] = ()
     allocated: Sequence[Host] = ()
     python: Path | None = None
+    ray_address: str | None = None
+    in_ray_job: bool = False
 
 
 Serves = Callable[[LaunchRequest], bool]
@@ -45,6 +48,7 @@ Serves = Callable[[LaunchRequest], bool]
 AUTOMATIC: Sequence[tuple[str, Serves]] = (
     ("rendezvous", lambda run: run.membership is not None),
     ("ssh", lambda run: bool(run.hosts)),
+    ("ray", lambda run: run.ray_address is not None or run.in_ray_job),
     ("slurm", lambda run: len(run.allocated) > 1),
     ("local", lambda run: True),
 )
@@ -56,6 +60,11 @@ FOLLOW_OTHERS = ("auto", "rendezvous")
 
 USE_ALLOCATION = ("auto", "slurm")
 """The launchers that start as many nodes as a batch system has allocated, unless the job says how many."""
+
+
+def starts_by_ray(launcher: str, ray_address: str | None, *, in_ray_job: bool) -> bool:
+    """Return whether the nodes of a run that nobody else has started are those of a Ray cluster."""
+    return launcher == "ray" or (launcher == "auto" and (ray_address is not None or in_ray_job))
 
 
 def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] = AUTOMATIC) -> Launcher:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.sweeps import value_text
-from .base import AGENT_MODULE, AgentStarter, NodeChannel, end_agents, end_lost, send_prepare
+from .base import AGENT_MODULE, AgentProcess, AgentStarter, NodeChannel, end_agents, end_lost, send_prepare
 from .host_checks import HostChecks, refuse, remote_python
 from .host_list import Host
 
@@ -51,15 +50,17 @@ class RemoteLauncher:
     warn: Callable[[str], None] = lambda text: None
     relocate: Callable[[int], None] = lambda node: None
     """Has the next start of a node whose host is lost be on another host, where there is one."""
+    started_by: str = "ssh"
+    """What is named where a host does not answer."""
     _checks: HostChecks | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
-    _agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _agents: list[AgentProcess] = field(default_factory=list)
 
     def prestart(self) -> None:
         """Start the probes and the agents, which are on their way while the driver loads."""
         if self._channels:
             return
-        self._checks = HostChecks(self.starter, self.job.nodes, self.python)
+        self._checks = HostChecks(self.starter, self.job.nodes, self.python, self.started_by)
         self._checks.start()
         self._channels.extend(self._started(node) for node in range(self.job.nodes))
 

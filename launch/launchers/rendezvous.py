@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
@@ -20,9 +20,10 @@ from ...core.untrusted.console import note
 from ...core.untrusted.listener import AuthenticatingListener, Exchange
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import PROTOCOL, Message, Stream
-from ...engine.protocol.transport import accept, start_over_stdio
+from ...engine.protocol.transport import start_over_stdio
 from ..environments.base import Membership
 from .base import Launcher, NodeChannel, agent_command, end_agents, send_prepare
+from .dial_back import Joiner, prove, refuse
 from .host_names import NameResolver
 from .joining import another_protocol, difference
 from .registry import LaunchRequest
@@ -57,13 +58,6 @@ def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) ->
     return shaped, {**sources, **dict.fromkeys(place.shape, place.contract)}
 
 
-class _Joiner(NamedTuple):
-    """A process that knows the secret, and its first message."""
-
-    stream: Stream
-    message: Message
-
-
 @dataclass
 class ExternalLauncher:
     """Awaits the agents of nodes 1 … and all standbys on the rendezvous; node 0's agent is a child of this process.
@@ -75,12 +69,12 @@ class ExternalLauncher:
     place: Membership
     secret: bytes
     asked: Mapping[str, Any]
-    _door: AuthenticatingListener[_Joiner] | None = None
+    _door: AuthenticatingListener[Joiner] | None = None
     _own: subprocess.Popen[bytes] | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
     _standbys: list[Stream] = field(default_factory=list)
     _exit_code: int = 1
-    _arrived: queue.Queue[tuple[_Joiner, str]] = field(default_factory=queue.Queue)
+    _arrived: queue.Queue[tuple[Joiner, str]] = field(default_factory=queue.Queue)
     _over: str | None = None
     _interrupted: bool = False
     _names: NameResolver = field(init=False)
@@ -127,7 +121,7 @@ class ExternalLauncher:
                 self._give_up(channels, node, "has been started again")
             problem = self._problem(message, channels, standbys)
             if problem:
-                _refuse(joiner, problem)
+                refuse(joiner, problem)
                 raise UsageError(f"process {local_rank} of node {node} ({peer}): {problem}")
             try:
                 stream.send(Message("welcome", {"protocol": PROTOCOL, "node_timeout_seconds": self.job.node_timeout}))
@@ -209,26 +203,16 @@ class ExternalLauncher:
         tried = f"{ports[0]} to {ports[-1]}" if len(ports) > 1 else str(ports[0])
         raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}")
 
-    def _prove(self, exchange: Exchange) -> _Joiner:
-        """Return who joins, if it knows the secret; what it says of itself belongs to the proof's time. Raises OSError otherwise."""
-        stream = accept(exchange, self.secret)
-        try:
-            message = stream.receive()
-            numbers = () if message is None else (message.get("node"), message.get("local_rank"))
-            well_formed = all(type(number) is int for number in numbers) and message is not None and isinstance(message.get("asked"), dict)
-            if message is None or message.kind != "join" or not well_formed:
-                raise ConnectionError("it knows the secret, but did not ask to join; is it another version of trainer?")
-        except OSError:
-            stream.close()
-            raise
-        return _Joiner(stream, message)
+    def _prove(self, exchange: Exchange) -> Joiner:
+        """Return who joins, if it knows the secret. Raises OSError otherwise."""
+        return prove(exchange, self.secret, _well_formed)
 
-    def _arrive(self, joiner: _Joiner, host: str) -> None:
+    def _arrive(self, joiner: Joiner, host: str) -> None:
         with self._deciding:
             if self._over is None:
                 self._arrived.put((joiner, host))
                 return
-        _refuse(joiner, self._over, for_now=True)
+        refuse(joiner, self._over, for_now=True)
 
     def _shut_door(self, why: str) -> None:
         """Listen no longer; whoever has come all the same is told `why` it came in vain."""
@@ -238,9 +222,9 @@ class ExternalLauncher:
         with self._deciding:
             self._over = self._over or why
         while not self._arrived.empty():
-            _refuse(self._arrived.get()[0], why, for_now=True)
+            refuse(self._arrived.get()[0], why, for_now=True)
 
-    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[_Joiner, str]:
+    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[Joiner, str]:
         """Return the next process that knows the secret, and its host."""
         missing = [node for node in range(self.job.nodes) if node not in channels]
         waiting = f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
@@ -286,8 +270,6 @@ def _give_signs_of_life(standby: Stream, closing: threading.Event) -> None:
         return  # whoever started it hears of its end
 
 
-def _refuse(joiner: _Joiner, reason: str, *, for_now: bool = False) -> None:
-    """Turn a process away. `for_now`: it is not wrong by itself, and may find a place with another driver."""
-    with contextlib.suppress(OSError):  # it has gone by itself
-        joiner.stream.send(Message("refused", {"reason": reason, "for_now": for_now}))
-    joiner.stream.close()
+def _well_formed(join: Message) -> bool:
+    numbers = (join.get("node"), join.get("local_rank"))
+    return all(type(number) is int for number in numbers) and isinstance(join.get("asked"), dict)

@@ -197,7 +197,7 @@ class Agent:
                     self._stream.send(Message("leaving"))
             except OSError:
                 if self._remote:
-                    self._leave_driver()
+                    self.leave_driver()
                 return  # a parent that has gone is noticed by its number
 
     def _listen(self) -> None:
@@ -212,10 +212,10 @@ class Agent:
             held_up = self._stream.unread_bytes >= HELD_UP_BYTES
             if counter.tick(time.monotonic(), {} if held_up else {DRIVER: self._stream.arrivals}):
                 note(f"agent of node {self._node}: the driver has not been heard of for {counter.limit_seconds:g} s (--node-timeout)")
-                self._leave_driver()
+                self.leave_driver()
                 return
 
-    def _leave_driver(self) -> None:
+    def leave_driver(self) -> None:
         """End the tasks and have `serve` come to its end, or end without it."""
         self._supervisor.kill()
         self._stream.cut()
@@ -318,14 +318,13 @@ class Agent:
 
 
 def _watch_parent(agent: Agent, parent: int) -> None:
-    """End an agent that outlives its parent although its input has ended: something in it hangs.
+    """End an agent that outlives its parent, whose end may not be that of its input, or where something in it hangs.
 
-    The parent is the driver, or what started the agent for it: a shell, or an ssh daemon.
+    The parent is the driver, or what started the agent for it: a shell, an ssh daemon, or an actor of Ray's.
     """
     while os.getppid() == parent:
         time.sleep(ORPHAN_CHECK_SECONDS)
-    time.sleep(ORPHAN_PATIENCE_SECONDS)
-    agent.abandon()
+    agent.leave_driver()
 
 
 def main(arguments: list[str] | None = None) -> None:

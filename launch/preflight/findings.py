@@ -41,13 +41,17 @@ class Finding:
     what: str
     found: str
     remedy: str = ""
+    unreached: bool = False
+    """Nothing could be looked at there."""
 
 
-def findings(reports: Sequence[HostReport], here: Here, module: str | None = None, gpus: AskedGpus | None = None) -> list[Finding]:
+def findings(
+    reports: Sequence[HostReport], here: Here, module: str | None = None, gpus: AskedGpus | None = None, started_by: str = "ssh"
+) -> list[Finding]:
     """Return what was found, host by host.
 
     `module` is the top-level module of the framework that is to train; empty where that is none, None where it may be any. `gpus` is what a
-    run asks for of the hosts, in their order.
+    run asks for of the hosts, in their order. `started_by` is what has started the probes.
     """
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))
@@ -55,7 +59,7 @@ def findings(reports: Sequence[HostReport], here: Here, module: str | None = Non
     found: list[Finding] = []
     for report in reports:
         if report.problem is not None:
-            found.append(Finding(report.host, "bad", "ssh", report.problem))
+            found.append(Finding(report.host, "bad", started_by, report.problem, unreached=True))
             continue
         if report not in answering:
             spoken = f"protocol {report.described['protocol']}, here {PROTOCOL}"

@@ -49,6 +49,7 @@ FOLDERS = "core|metrics|monitor|records|benchmarks|data|models|checkpoint|backen
 OPTIONS_OF_OTHERS = {
     "--build-arg",
     "--from-file",
+    "--address",
     "--job-name",
     "--open-mode",
     "--requeue",

@@ -30,9 +30,13 @@ ORDER = [
 ]
 """A folder imports only folders that stand before it. `configs` holds files alone."""
 
-FRAMEWORKS = {"tensorflow": "tf", "keras": "tf", "torch": "torch", "torchvision": "torch", "functorch": "torch"}
+FRAMEWORKS = {"tensorflow": "tf", "keras": "tf", "torch": "torch", "torchvision": "torch", "functorch": "torch", "ray": "ray"}
 
-OWN_PROCESS = {"data/sources/torchvision_download.py": {"torchvision"}}
+OWN_PROCESS = {
+    "data/sources/torchvision_download.py": {"torchvision"},
+    "launch/ray_cluster/client.py": {"ray"},
+    "launch/ray_cluster/node_holder.py": {"ray"},
+}
 """Modules that run in a process of their own and may import a framework's package there."""
 
 MOST_FILES = 14

@@ -1,0 +1,135 @@
+"""The transport of agents that dial back: they prove that they know the run's secret, and say who they are.
+
+The other transport is an agent's standard input and output (`engine.protocol.transport`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...core.untrusted.listener import Exchange
+from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.transport import accept
+
+__all__ = ["Joiner", "LateStream", "prove", "refuse"]
+
+
+class Joiner(NamedTuple):
+    """A process that knows the secret, and its first message."""
+
+    stream: Stream
+    message: Message
+
+
+def prove(exchange: Exchange, secret: bytes, well_formed: Callable[[Message], bool]) -> Joiner:
+    """Return who joins, if it knows the secret; what it says of itself belongs to the proof's time.
+
+    `well_formed` says whether that is what a process of this run would say. Raises OSError otherwise.
+    """
+    stream = accept(exchange, secret)
+    try:
+        message = stream.receive()
+        if message is None or message.kind != "join" or not well_formed(message):
+            raise ConnectionError("it knows the secret, but did not ask to join; is it another version of trainer?")
+    except OSError:
+        stream.close()
+        raise
+    return Joiner(stream, message)
+
+
+def refuse(joiner: Joiner, reason: str, *, for_now: bool = False) -> None:
+    """Turn a process away that knows the secret, and tell it why. `for_now`: it is not wrong, and may find a place with another driver."""
+    with contextlib.suppress(OSError):  # it has gone by itself
+        joiner.stream.send(Message("refused", {"reason": reason, "for_now": for_now}))
+    joiner.stream.close()
+
+
+class LateStream(Stream):
+    """The channel to an agent that has yet to dial: what is sent before is kept for it, and who receives waits for it.
+
+    `connect` gives it the connection that has come. Cutting or closing it before that ends it.
+    """
+
+    def __init__(self, begins_after: bytes | None = None) -> None:
+        self._late = _LateFiles()
+        super().__init__(self._late, self._late, begins_after)  # type: ignore[arg-type] # has what a Stream asks of its files
+
+    def connect(self, joined: Stream) -> bool:
+        """Go on over this stream's connection, which belongs to this one from now on; return False where this one has ended."""
+        with self._lock:
+            return self._late.connect(joined)
+
+    def give_up_waiting(self) -> None:
+        """End the wait for a connection that will not come; does nothing to one that has."""
+        self._late.give_up()
+
+    def cut(self) -> None:
+        """End the connection at once, or the wait for it."""
+        self._late.give_up()
+        super().cut()
+
+
+class _LateFiles:
+    """The reader and the writer of a connection that has yet to come. Writing keeps to the stream's lock."""
+
+    def __init__(self) -> None:
+        self._joined: Stream | None = None
+        self._kept = bytearray()
+        self._changed = threading.Condition()
+        self._over = False
+
+    def connect(self, joined: Stream) -> bool:
+        with self._changed:
+            if self._over or self._joined is not None:
+                return False
+            self._joined = joined
+            self._changed.notify_all()
+        joined.writer.write(bytes(self._kept))
+        joined.writer.flush()
+        self._kept.clear()
+        return True
+
+    def give_up(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _stream(self) -> Stream:
+        """Return the connection's own stream, which is awaited. Raises ConnectionError where it will not come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._joined is not None)
+            if self._joined is None:
+                raise ConnectionError("the channel was closed before the agent had dialled")
+            return self._joined
+
+    def readline(self, limit: int) -> bytes:
+        return self._stream().reader.readline(limit)
+
+    def readinto1(self, data: memoryview) -> int:
+        count: int = self._stream().reader.readinto1(data)  # type: ignore[attr-defined] # of every buffered binary file
+        return count
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        if self._joined is not None:
+            return self._joined.writer.write(data)
+        if self._over:
+            raise BrokenPipeError("the channel was closed before the agent had dialled")
+        self._kept += data
+        return len(data)
+
+    def flush(self) -> None:
+        if self._joined is not None:
+            self._joined.writer.flush()
+
+    def fileno(self) -> int:
+        if self._joined is None:
+            raise ValueError("there is no connection yet")
+        return self._joined.reader.fileno()
+
+    def close(self) -> None:
+        self.give_up()
+        if self._joined is not None:
+            self._joined.close()

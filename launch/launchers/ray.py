@@ -1,0 +1,309 @@
+"""The launcher of nodes that a Ray cluster gives: an actor on each starts what is to run there, which dials back to this process.
+
+Ray's library runs in a client beside this process (`launch/ray_cluster`), which is asked for the nodes and for each start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import secrets
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ...core.errors import InterruptedRunError, RunFailedError, UsageError
+from ...core.job import Job
+from ...core.process import python
+from ...core.untrusted.console import note, one_line
+from ...core.untrusted.listener import AuthenticatingListener
+from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
+from ..node.dialled import Summons
+from .base import Launcher, NodeChannel, StartedAgent, end_agents, ending_in_words
+from .carrier import ErrorLines, popen_with_errors
+from .dial_back import Joiner, LateStream, prove
+from .host_checks import remote_python
+from .registry import LaunchRequest
+from .remote import RemoteLauncher, refuse_virtual_nodes
+
+__all__ = ["RayLauncher", "RayStarter", "make"]
+
+CLIENT_MODULE = "crosstrain.launch.ray_cluster.client"
+
+LOOK_SECONDS = 0.2
+"""How often whoever waits for nodes looks whether the user has interrupted."""
+
+LEAVE_SECONDS = 10.0
+"""How long the client may take to give the nodes back."""
+
+LAST_LINES = 4
+"""Of what a command has said as errors, that are told of its end."""
+
+KILLED = -9
+
+_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*):[0-9]{1,5}")
+
+
+def make(run: LaunchRequest) -> Launcher:
+    """Return the launcher of a run on a Ray cluster. Raises UsageError for what is no address of one, or does not go with it."""
+    address = "auto" if run.ray_address is None else run.ray_address
+    if not _ADDRESS.fullmatch(address):
+        raise UsageError(f"--ray-address: got {address!r}; allowed: auto, HOST:PORT of a cluster's head, or ray://HOST:PORT.")
+    if run.hosts:
+        raise UsageError("launcher: 'ray' starts the nodes where Ray gives them; leave --hosts out")
+    refuse_virtual_nodes(run.job, "Ray")
+    return RayLauncher(run.job, RayStarter(run.job, address, run.python, run.warn), run.python, run.warn, started_by="Ray")
+
+
+@dataclass
+class RayLauncher(RemoteLauncher):
+    """Awaits the nodes that Ray has been asked for, and goes on as with any other hosts."""
+
+    starter: RayStarter
+
+    def prestart(self) -> None:
+        """Start the client, which asks for the nodes; what is to run there begins as soon as Ray has given them."""
+        self.starter.open()
+        super().prestart()
+
+    def start(self) -> list[NodeChannel]:
+        """Await the nodes, and what the probes on them say. Raises as `RemoteLauncher` does, RunFailedError where Ray gives no nodes."""
+        self.prestart()
+        self.starter.await_nodes()
+        return super().start()
+
+    def close(self) -> None:
+        """End probes and agents, and give the nodes back."""
+        super().close()
+        self.starter.close()
+
+    def interrupt(self) -> None:
+        """Have a `start` that waits raise InterruptedRunError soon."""
+        self.starter.interrupt()
+        super().interrupt()
+
+    def kill(self) -> None:
+        """Cut the channels, at whose end the agents end, and end the client, at whose end Ray takes the nodes back."""
+        super().kill()
+        self.starter.kill()
+
+    def check(self) -> None:
+        """Raise RunFailedError where the client has ended: Ray takes the nodes back then."""
+        self.starter.check()
+
+
+class RayStarter:
+    """Starts commands on the nodes that Ray gives; see `AgentStarter`. Until a command has its node, its channel waits."""
+
+    def __init__(self, job: Job, address: str, interpreter: Path | None, warn: Callable[[str], None]) -> None:
+        self._job, self._address, self._python, self._warn = job, address, interpreter, warn
+        self._secret = secrets.token_hex(32)
+        self._client: subprocess.Popen[bytes] | None = None
+        self._said: ErrorLines | None = None
+        self._requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._door: AuthenticatingListener[Joiner] | None = None
+        self._summoned_to: tuple[str, int] | None = None
+        self._commands: dict[int, _Command] = {}
+        self._unsent: list[_Command] = []
+        self._lock = threading.Lock()
+        self._waiting = "does not hear of Ray"
+        self._failed: str | None = None
+        self._interrupted = False
+        self._closing = False
+
+    def open(self) -> None:
+        """Start the client, and ask for the nodes; a second call does nothing."""
+        if self._client is not None:
+            return
+        self._client, stream = start_over_stdio(popen_with_errors, python(CLIENT_MODULE))
+        assert self._client.stderr is not None
+        self._said = ErrorLines("Ray", self._client.stderr, tell=lambda: False)
+        job = self._job
+        place = {"address": self._address, "workers_by_node": job.workers_by_node, "threads": job.threads, "device": job.device}
+        self._requests.put(Message("place", place))
+        for work, name in ((self._ask, "to-ray"), (self._hear, "from-ray")):
+            threading.Thread(target=work, args=(stream,), name=name, daemon=True).start()
+
+    def start(self, node: int, command: Sequence[str]) -> StartedAgent:
+        """Have a command started on a node, which is another one where Ray has replaced the node. Does not wait for it."""
+        with self._lock:
+            number = len(self._commands)
+            started = _Command(node, number, command, self._requests)
+            self._commands[number] = started
+            if self._failed is not None:
+                started.end(None, self._failed)
+            elif self._summoned_to is None:
+                self._unsent.append(started)
+            else:
+                self._summon(started)
+        return StartedAgent(started, started.stream, "", isolated=None, explain=started.explain)
+
+    def await_nodes(self) -> None:
+        """Return when Ray has given the nodes. Raises RunFailedError where it does not in time, or cannot, and InterruptedRunError."""
+        deadline = time.monotonic() + self._job.start_timeout
+        while self._summoned_to is None:
+            self.check()
+            if self._interrupted:
+                raise InterruptedRunError("interrupted by the user, while the run was waiting for nodes of Ray's")
+            if time.monotonic() >= deadline:
+                raise RunFailedError(f"Ray has not given the nodes within {self._job.start_timeout:g} s (--start-timeout): {self._waiting}")
+            time.sleep(LOOK_SECONDS)
+
+    def check(self) -> None:
+        """Raise RunFailedError where Ray has failed."""
+        if self._failed is not None:
+            raise RunFailedError(f"Ray: {self._failed}")
+
+    def interrupt(self) -> None:
+        """Have `await_nodes` raise InterruptedRunError soon; safe in a signal handler."""
+        self._interrupted = True
+
+    def close(self) -> None:
+        """Have the client give the nodes back, and end it; a second call does nothing."""
+        if self._client is None or self._closing:
+            return
+        self._closing = True
+        if self._door is not None:
+            self._door.close()
+        self._requests.put(None)
+        end_agents([self._client], LEAVE_SECONDS)
+
+    def kill(self) -> None:
+        """End the client at once; safe in a signal handler."""
+        if self._client is not None:
+            self._client.kill()
+
+    def _ask(self, stream: Stream) -> None:
+        """Send what is asked of the client: one that hangs in a call to Ray would hold up the driver."""
+        with contextlib.suppress(OSError, ValueError):  # it has ended, which `_hear` sees, or `close` has ended it
+            while (request := self._requests.get()) is not None:
+                stream.send(request)
+
+    def _hear(self, stream: Stream) -> None:
+        """Take what the client says, until it ends."""
+        with contextlib.suppress(OSError):
+            while (message := stream.receive()) is not None:
+                self._take(message)
+        said = self._said.behind() if self._said is not None else ""
+        self._fail(f"its client beside the driver has ended{said}")
+
+    def _take(self, message: Message) -> None:
+        if message.kind == "placed":
+            self._open_door(message["own_address"])
+        elif message.kind == "waiting":
+            self._waiting = message["text"]
+            self._warn(f"Ray: the run waits for {self._waiting}")
+        elif message.kind == "failed":
+            self._fail(message["text"])
+        elif message.kind == "line":
+            self._commands[message["number"]].tell(message["value"])
+        elif message.kind == "ended":
+            self._commands[message["number"]].end(message["value"], None)
+        elif message.kind == "lost":
+            for number in message["numbers"]:
+                self._commands[number].lose(f"has gone with Ray's actor there: {message['text']}")
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            self._failed = self._failed or why
+            commands = [*self._commands.values()]
+        for command in commands:
+            command.lose(f"has gone with Ray: {why}")
+
+    def _open_door(self, address: str) -> None:
+        """Listen where the nodes reach this process, and have everything started that has waited for that."""
+        try:
+            listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=128)
+        except OSError as error:
+            self._fail(f"the nodes would reach this machine at {address}, where it cannot listen: {error.strerror}")
+            return
+        proof = partial(prove, secret=self._secret.encode(), well_formed=lambda join: type(join.get("number")) is int)
+        self._door = AuthenticatingListener(listening, proof, self._arrive, lambda text: note(f"trainer: {text}"))
+        with self._lock:
+            self._summoned_to = (address, listening.getsockname()[1])
+            for command in self._unsent:
+                self._summon(command)
+            self._unsent.clear()
+
+    def _summon(self, started: _Command) -> None:
+        assert self._summoned_to is not None
+        host, port = self._summoned_to
+        summons = Summons(host, port, self._secret, started.number, 2 * self._job.node_timeout)
+        command = remote_python(self._python, "crosstrain.launch.node.dialled", *started.command)
+        fields = {"node": started.node, "number": started.number, "command": command, "first_line": summons.line()}
+        self._requests.put(Message("start", fields))
+
+    def _arrive(self, joiner: Joiner, host: str) -> None:
+        command = self._commands.get(joiner.message["number"])
+        joiner.stream.limit_silence(2 * self._job.node_timeout)  # the heartbeat comes first; this is for what nobody reads or writes
+        if command is None or not command.stream.connect(joiner.stream):
+            joiner.stream.close()  # nobody is awaited under this number
+
+
+class _Command:
+    """A command on a node; stands for its process, which is the child of Ray's actor there (see `AgentProcess`)."""
+
+    def __init__(self, node: int, number: int, command: Sequence[str], requests: queue.SimpleQueue[Message | None]) -> None:
+        self.node, self.number, self.command = node, number, command
+        self.stream = LateStream(AGENT_BEGINS)
+        self._requests = requests
+        self._ended = threading.Event()
+        self._code = KILLED
+        self._why: str | None = None
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+
+    @property
+    def stdin(self) -> _Command:
+        """Its input: the channel."""
+        return self
+
+    def close(self) -> None:
+        """End the input."""
+        self.stream.cut()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code; see `AgentProcess`."""
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(self.command, timeout or 0.0)
+        return self._code
+
+    def terminate(self) -> None:
+        """Cut the channel, at whose end the command ends."""
+        self.stream.cut()
+
+    def kill(self) -> None:
+        """Have it killed, and wait for it no longer."""
+        self._requests.put(Message("kill", {"node": self.node, "number": self.number}))
+        self.lose(None)
+
+    def tell(self, line: str) -> None:
+        """Take a line of its standard error, which is shown once its messages have begun."""
+        text = one_line(line)
+        if text.strip():
+            self._lines.append(text)
+            if self.stream.begun:
+                note(f"node {self.node}: {text}")
+
+    def end(self, code: int | None, why: str | None) -> None:
+        """Hear that it has ended, with which code, or why it is not known with which. What it has said before is still to be read."""
+        if not self._ended.is_set():
+            self._code, self._why = KILLED if code is None else code, why
+            self._ended.set()
+        self.stream.give_up_waiting()
+
+    def lose(self, why: str | None) -> None:
+        """Take it for ended, without a word from it."""
+        self.end(None, why)
+        self.stream.cut()
+
+    def explain(self, code: int) -> str:
+        """Say how it has ended, with what it has said last."""
+        return (self._why or ending_in_words(code)) + "".join(f": {line}" for line in self._lines)

@@ -1,0 +1,235 @@
+"""The client of a Ray cluster: a process beside the driver that asks for nodes, holds them, and has commands started there.
+
+Started as ``python -m crosstrain.launch.ray_cluster.client``; it is asked over its standard input, answers on its standard output, in the
+messages of the control protocol, and gives the nodes back when its input ends. It is a process of its own since Ray's library ends the
+process in which it loses its cluster, handles signals, and prints what it likes.
+
+Asked: ``place`` (address, workers_by_node, threads, device), ``start`` (node, number, command, first_line), ``kill`` (node, number).
+Said: ``waiting`` (text), ``placed`` (own_address), ``failed`` (text), ``line`` and ``ended`` of a command (number, value: text or exit
+code), ``lost`` (numbers, text).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ...core.process import ignore_interrupts
+from ...engine.protocol.messages import Message, Stream
+from ..node.identity import ADDRESS_VARIABLE, address_towards
+from . import node_holder
+from .cluster_state import Bundle, bundles_of, shortage
+
+__all__ = ["main"]
+
+LOOK_SECONDS = 0.5
+"""How often is looked whether there are more nodes to listen to, or Ray has found the nodes that were asked for."""
+
+PLACE_SECONDS = 3.0
+"""What Ray takes for nodes that are there and free is less; only what takes longer is told."""
+
+AGENTS_END_SECONDS = 3.0
+"""How long commands may take to end by themselves when the driver has gone."""
+
+LEAVE_SECONDS = 8.0
+"""How long giving the nodes back may take; Ray takes them by itself when this process has ended."""
+
+LONGEST_REASON = 400
+"""Characters of what Ray says of an actor's end; the rest is about the cluster."""
+
+MOST_TRIES = 3
+"""Of a start whose node dies before it has begun."""
+
+OUTSIDE = "ray://"
+"""Begins the address of a cluster of which this machine is no node."""
+
+FAILURES = (RayError, OSError, RuntimeError, ValueError)
+"""What calls to Ray raise where the cluster does not serve them."""
+
+SIMULTANEOUS_CALLS = 4
+"""Of an actor: one waits for events while others start and kill."""
+
+
+def main() -> None:
+    """Serve the driver on standard input and output until it goes."""
+    ignore_interrupts()
+    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    _Client(Stream(sys.stdin.buffer, writer)).serve()
+
+
+class _Client:
+    """What the driver asks for, one request after another; the nodes' events are told by a thread of their own."""
+
+    def __init__(self, driver: Stream) -> None:
+        self._driver = driver
+        self._asked: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._leaving = threading.Event()
+        self._group: PlacementGroup | None = None
+        self._bundles: Sequence[Bundle] = ()
+        self._holders: dict[int, Any] = {}
+        self._awaited: dict[Any, int] = {}  # the node of each call that waits for events
+        self._starting: dict[Any, Message] = {}  # the request of each start that the node has not acknowledged
+        self._running: defaultdict[int, set[int]] = defaultdict(set)  # the numbers of the others, by node
+        self._lock = threading.Lock()
+
+    def serve(self) -> None:
+        threading.Thread(target=self._listen, name="requests", daemon=True).start()
+        threading.Thread(target=self._tell_events, name="events", daemon=True).start()
+        try:
+            while not self._leaving.is_set():
+                with suppress(queue.Empty):
+                    self._answer(self._asked.get(timeout=LOOK_SECONDS))
+        finally:
+            self._leave()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while (message := self._driver.receive()) is not None:
+                self._asked.put(message)
+        self._leaving.set()
+        if self._group is not None:
+            time.sleep(LEAVE_SECONDS)
+        os._exit(1)  # a call to Ray does not come back, or there is nothing to give back
+
+    def _say(self, kind: str, **fields: Any) -> None:
+        with suppress(OSError):  # the driver has gone, which `_listen` sees
+            self._driver.send(Message(kind, fields))
+
+    def _answer(self, request: Message) -> None:
+        node = request.get("node")
+        try:
+            if request.kind == "place":
+                self._place(request)
+            elif request.kind == "start" and self._group is not None:
+                call = self._holder(node).start.remote(request["number"], request["command"], request["first_line"])
+                with self._lock:
+                    self._starting[call] = request
+            elif request.kind == "kill" and node in self._holders:
+                self._holders[node].kill.remote(request["number"])
+        except FAILURES as error:
+            self._say("failed", text=str(error))
+
+    def _place(self, request: Message) -> None:
+        """Connect, and wait until Ray has reserved a bundle on each of as many nodes."""
+        address: str = request["address"]
+        os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")  # what the cluster does for others
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray has taken it
+        cloudpickle.register_pickle_by_value(node_holder)
+        self._bundles = bundles_of(request["workers_by_node"], request["threads"], request["device"], ray.nodes())
+        self._group = placement_group([dict(bundle) for bundle in self._bundles], strategy="STRICT_SPREAD")
+        told, asked = "", time.monotonic()
+        while not self._group.wait(LOOK_SECONDS):
+            if self._leaving.is_set():
+                return
+            text = shortage(ray.nodes(), self._bundles)
+            if text != told and time.monotonic() - asked >= PLACE_SECONDS:
+                self._say("waiting", text=text)
+                told = text
+        within = not address.startswith(OUTSIDE)
+        self._say("placed", own_address=ray.util.get_node_ip_address() if within else address_towards(urlsplit(address).hostname or ""))
+
+    def _holder(self, node: int) -> Any:
+        """Return the actor that holds a node; another one where the last has been lost."""
+        assert self._group is not None
+        with self._lock:
+            if node not in self._holders:
+                bundle = self._bundles[node]
+                actor: Any = ray.remote(node_holder.NodeHolder)
+                options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "max_concurrency": SIMULTANEOUS_CALLS}
+                place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node)
+                self._holders[node] = actor.options(**options, max_restarts=0, scheduling_strategy=place).remote(ADDRESS_VARIABLE)
+                self._awaited[self._holders[node].events.remote()] = node
+            return self._holders[node]
+
+    def _tell_events(self) -> None:
+        while not self._leaving.is_set():
+            with self._lock:
+                calls = [*self._awaited, *self._starting]
+            if not calls:
+                time.sleep(LOOK_SECONDS)
+                continue
+            try:
+                for call in ray.wait(calls, num_returns=1, timeout=LOOK_SECONDS)[0]:
+                    if call in self._starting:
+                        self._acknowledge(call)
+                    else:
+                        self._tell_event(call)
+            except FAILURES as error:
+                self._say("failed", text=str(error))
+                return
+
+    def _acknowledge(self, call: Any) -> None:
+        """Hear that a node has begun a start; where it has died before, Ray has or will have another for it."""
+        with self._lock:
+            request = self._starting.pop(call)
+        try:
+            ray.get(call)
+        except RayActorError as error:
+            tries = request.get("tries", 1)
+            if tries < MOST_TRIES:
+                self._asked.put(Message("start", {**request.fields, "tries": tries + 1}))
+            else:
+                self._say("lost", numbers=[request["number"]], text=_reason(error))
+            return
+        with self._lock:
+            self._running[request["node"]].add(request["number"])
+
+    def _tell_event(self, call: Any) -> None:
+        with self._lock:
+            node = self._awaited.pop(call)
+            holder = self._holders[node]
+        try:
+            events = ray.get(call)
+        except ActorUnavailableError:
+            events = []  # it may come back; whether its node does, the heartbeats of the agent tell sooner
+        except RayActorError as error:
+            with self._lock:
+                del self._holders[node]
+                numbers = self._running.pop(node, set())
+            self._say("lost", numbers=sorted(numbers), text=_reason(error))
+            return
+        for number, kind, value in events:
+            self._say(kind, number=number, value=value)
+        with self._lock:
+            self._awaited[holder.events.remote()] = node
+
+    def _leave(self) -> None:
+        """Have what still runs on the nodes end, and give them back; when this process has ended, Ray takes back what it has not given."""
+        if self._group is None:
+            return
+        with suppress(*FAILURES):
+            if self._holders:
+                ends = [holder.end.remote(AGENTS_END_SECONDS) for holder in self._holders.values()]
+                ray.wait(ends, num_returns=len(ends), timeout=AGENTS_END_SECONDS + 1)
+            remove_placement_group(self._group)
+            ray.shutdown()
+
+
+def _reason(error: RayActorError) -> str:
+    """Return what Ray says of an actor's end, on one line, without what it says besides."""
+    text = " ".join(str(error).split())
+    known = re.search(r"actor is dead because (.*?)(\.|$)", text)
+    return known[1] if known else text[:LONGEST_REASON]
+
+
+if __name__ == "__main__":
+    main()

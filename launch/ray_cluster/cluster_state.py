@@ -1,0 +1,48 @@
+"""What each node of a run asks of a Ray cluster, and what the cluster lacks for that, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["Bundle", "bundles_of", "in_words", "shortage"]
+
+Bundle = Mapping[str, float]
+"""Ray's resources of one node by name: ``CPU``, ``GPU``."""
+
+
+def bundles_of(workers_by_node: Sequence[int], threads: int | None, device: str, nodes: Sequence[Mapping[str, Any]]) -> list[Bundle]:
+    """Return what each node is to have: a CPU for each thread that a worker was given, or one a worker, and a GPU for each worker.
+
+    GPUs are asked for with device ``gpu``, and with ``auto`` where one of the cluster's `nodes` (`ray.nodes()`) has any.
+    """
+    gpus = device == "gpu" or (device == "auto" and any(node["Alive"] and node["Resources"].get("GPU") for node in nodes))
+    return [{"CPU": workers * (threads or 1), **({"GPU": workers} if gpus else {})} for workers in workers_by_node]
+
+
+def in_words(bundles: Sequence[Bundle]) -> str:
+    """Name what is asked for: ``2 nodes with 1 CPU each and 1 with 2 CPUs``."""
+    counted = Counter(tuple(bundle.items()) for bundle in bundles)
+    parts = []
+    for place, (bundle, count) in enumerate(counted.items()):
+        resources = " and ".join(f"{value:g} {name}{'' if value == 1 else 's'}" for name, value in bundle)
+        noun = ("node" if count == 1 else "nodes") if place == 0 else ""
+        parts.append(" ".join(part for part in (str(count), noun, "with", resources, "each" if count > 1 else "") if part))
+    return " and ".join(parts)
+
+
+def shortage(nodes: Sequence[Mapping[str, Any]], bundles: Sequence[Bundle]) -> str:
+    """Say what a run waits for in a cluster of these `nodes` (`ray.nodes()`, which keeps those that have died)."""
+    alive = [node for node in nodes if node["Alive"]]
+    largest = max(bundles, key=lambda bundle: sum(bundle.values()))
+    fit = sum(all(node["Resources"].get(name, 0) >= value for name, value in largest.items()) for node in alive)
+    if not alive:
+        has = "no node yet"
+    else:
+        has = f"{len(alive)} node{'' if len(alive) == 1 else 's'}"
+        if fit < len(bundles):
+            has += f", {fit} of them large enough"
+        else:
+            has += f", {f'{fit} of them ' if len(alive) > 1 else ''}large enough, but others use {'them' if len(alive) > 1 else 'it'}"
+    return f"{in_words(bundles)}; the cluster has {has}"

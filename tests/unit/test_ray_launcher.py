@@ -1,0 +1,108 @@
+"""What a run asks of a Ray cluster, how what it waits for is said, and when Ray is chosen."""
+
+import importlib.util
+import re
+
+import pytest
+
+from crosstrain.cli.group import invoke
+from crosstrain.core.errors import MissingPackageError, UsageError
+from crosstrain.core.job import Job
+from crosstrain.launch.environments.ray_job import in_ray_job
+from crosstrain.launch.launchers.host_list import Host
+from crosstrain.launch.launchers.ray import RayLauncher, make
+from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher, starts_by_ray
+from crosstrain.launch.ray_cluster.cluster_state import bundles_of, in_words, shortage
+
+SMALL = {"Alive": True, "Resources": {"CPU": 1.0}}
+LARGE = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}
+DEAD = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
+
+
+@pytest.mark.parametrize(
+    ("threads", "device", "nodes", "bundles"),
+    [
+        (None, "cpu", [LARGE], [{"CPU": 1}, {"CPU": 2}]),
+        (4, "cpu", [], [{"CPU": 4}, {"CPU": 8}]),
+        (None, "gpu", [SMALL], [{"CPU": 1, "GPU": 1}, {"CPU": 2, "GPU": 2}]),
+        (None, "auto", [SMALL, LARGE], [{"CPU": 1, "GPU": 1}, {"CPU": 2, "GPU": 2}]),
+        (None, "auto", [SMALL, DEAD], [{"CPU": 1}, {"CPU": 2}]),
+    ],
+)
+def test_a_node_is_to_have_what_its_workers_need(threads, device, nodes, bundles):
+    assert bundles_of((1, 2), threads, device, nodes) == bundles
+
+
+@pytest.mark.parametrize(
+    ("bundles", "nodes", "text"),
+    [
+        ([{"CPU": 1}] * 3, [], "3 nodes with 1 CPU each; the cluster has no node yet"),
+        ([{"CPU": 1}] * 3, [SMALL, DEAD], "3 nodes with 1 CPU each; the cluster has 1 node, 1 of them large enough"),
+        ([{"CPU": 2}, {"CPU": 1}], [SMALL, LARGE], "1 node with 2 CPUs and 1 with 1 CPU; the cluster has 2 nodes, 1 of them large enough"),
+        ([{"CPU": 1, "GPU": 1}], [LARGE], "1 node with 1 CPU and 1 GPU; the cluster has 1 node, large enough, but others use it"),
+        ([{"CPU": 1}] * 2, [SMALL, LARGE], "2 nodes with 1 CPU each; the cluster has 2 nodes, 2 of them large enough, but others use them"),
+    ],
+)
+def test_what_is_waited_for_is_said(bundles, nodes, text):
+    assert shortage(nodes, bundles) == text
+    assert text.startswith(in_words(bundles))
+
+
+@pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head.example.org:6379", "ray://head:10001", "[fd00::1]:6379"])
+def test_an_address_is_taken(address):
+    assert isinstance(make(LaunchRequest(Job(nodes=2), print, ray_address=address)), RayLauncher)
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1", "local", "http://head:8265", "ray://", "-x:1", "head:6379 --help", "head:123456"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(UsageError, match=r"--ray-address: got .*allowed: auto, HOST:PORT"):
+        make(LaunchRequest(Job(nodes=2), print, ray_address=address))
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "message"),
+    [
+        ({}, {"hosts": (Host("node0"),)}, "'ray' starts the nodes where Ray gives them; leave --hosts out"),
+        ({"bandwidth": "100mbit"}, {}, "bandwidth: got '100mbit', which is for virtual nodes; these were started by Ray"),
+    ],
+)
+def test_what_does_not_go_with_ray_is_refused(job, given, message):
+    with pytest.raises(UsageError, match=message):
+        make(LaunchRequest(Job(**job), print, **given))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--ray-address", "auto", "--hosts", "a,b"], "--ray-address and --hosts: both say where the nodes are"),
+        (["--ray-address", "auto", "--launcher", "local"], "--ray-address: --launcher local asks no Ray cluster .* or give --launcher ray"),
+        (
+            ["--ray-address", "auto", "--rendezvous", "127.0.0.1:1", "--node-rank", "0", "--nodes", "2"],
+            "--ray-address: asks for nodes, but",
+        ),
+        (["--ray-address", "http://head"], "--ray-address: got 'http://head'; allowed: auto"),
+        (["--launcher", "ray", "--network", "isolated"], "network: got 'isolated', which is for virtual nodes"),
+    ],
+)
+def test_what_does_not_go_together_ends_the_command(given, message, capsys, monkeypatch):
+    monkeypatch.setenv("TRAINER_SECRET", "0" * 32)
+    assert invoke(["run", "--backend", "torch", *given]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else found(name, *more))
+    with pytest.raises(MissingPackageError, match=r"launcher 'ray' needs the package 'ray'.*pip install 'crosstrain\[ray\]'"):
+        choose_launcher(LaunchRequest(Job(launcher="ray"), print))
+
+
+def test_ray_is_chosen_by_name_by_its_address_and_in_its_jobs():
+    job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
+    assert in_ray_job(job)
+    assert not in_ray_job({"RAY_ADDRESS": "10.0.0.1:6379"})
+    assert starts_by_ray("ray", None, in_ray_job=False)
+    assert starts_by_ray("auto", "auto", in_ray_job=False)
+    assert starts_by_ray("auto", None, in_ray_job=True)
+    assert not starts_by_ray("auto", None, in_ray_job=False)
+    assert not starts_by_ray("local", "auto", in_ray_job=True)
