@@ -1,19 +1,23 @@
 """The driver's channels to its nodes: messages of all nodes arrive in one queue, and sending to a node never blocks the driver.
 
-Whether a node can be reached is a state, set once its channel's end has been read, so that no later wait can miss it. A node that is
-silent for too long is cut off, and is then lost like any other.
+One thread serves them all, however many there are. Whether a node can be reached is a state, set once its channel's end has been read, so
+that no later wait can miss it. A node that is silent for too long is cut off, and is then lost like any other.
 """
 
 from __future__ import annotations
 
+import os
 import queue
+import selectors
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import Message, ProtocolError
+from ...engine.protocol.nonblocking import Incoming, Outgoing
 from ..launchers.base import NodeChannel
 
 __all__ = ["DRIVER", "Members"]
@@ -25,35 +29,29 @@ MOST_WAITING_BYTES = 64 * 2**20
 """Memory of what a node has said and the driver has not come to. A node that says more waits; one message may wait whatever it weighs."""
 
 
-class _Waiting:
-    """What a node has said and the driver has not come to, in bytes. `held_up`: the node waits for the driver, and not the other way."""
+class _Peer:
+    """One node's channel. `held_up` is a message that the driver has to make room for first: the node waits for it, and not the other way."""
 
-    def __init__(self) -> None:
-        self.held_up = False
-        self._changed = threading.Condition()
-        self._bytes = 0
-        self._over = False
+    def __init__(self, channel: NodeChannel) -> None:
+        self.channel = channel
+        self.node = channel.node
+        lent = channel.stream.lend()
+        self.incoming = Incoming(lent)
+        self.outgoing = Outgoing(lent)
+        self.told_at = time.monotonic()
+        self.waiting_bytes = 0
+        self.held_up: tuple[Message, int] | None = None
+        self.over = False
 
-    def add(self, weight: int) -> bool:
-        """Wait until there is room for a message; return False where nobody will take it any more."""
-        with self._changed:
-            self.held_up = True
-            self._changed.wait_for(lambda: self._over or not self._bytes or self._bytes + weight <= MOST_WAITING_BYTES)
-            self.held_up = False
-            self._bytes += weight
-            return not self._over
+    @property
+    def has_room(self) -> bool:
+        """Whether the message that is held up may wait for the driver now."""
+        return self.held_up is not None and (not self.waiting_bytes or self.waiting_bytes + self.held_up[1] <= MOST_WAITING_BYTES)
 
-    def remove(self, weight: int) -> None:
-        """The driver has come to a message."""
-        with self._changed:
-            self._bytes -= weight
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        """Nothing more of the node is taken."""
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+    @property
+    def arrivals(self) -> Hashable:
+        """Figures that change whenever something arrives, also while nothing is read."""
+        return self.incoming.arrived_bytes, self.channel.stream.unread_bytes if self.held_up else 0
 
 
 class Members:
@@ -67,15 +65,25 @@ class Members:
         self.lost: list[int] = []
         self.broken: dict[int, str] = {}
         self.silent: dict[int, float] = {}
-        self._ended: set[int] = set()
-        self._watched = threading.Event()
         self._channels = {channel.node: channel for channel in channels}
         self._inbox: queue.SimpleQueue[tuple[int, Message | None, int]] = queue.SimpleQueue()
-        self._waiting = {node: _Waiting() for node in self._channels}
-        self._outboxes: dict[int, queue.Queue[Message]] = {node: queue.Queue() for node in self._channels}
+        self._lock = threading.Lock()
+        self._counter: SilenceCounter | None = None
+        self._orders: deque[Callable[[], None]] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._alarm: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._alarm, selectors.EVENT_READ)
+        self._masks: dict[int, int] = {}
+        self._peers: dict[int, _Peer] = {}
         for channel in channels:
-            for work, name in ((self._read, "from"), (self._write, "to")):
-                threading.Thread(target=work, args=(channel,), name=f"{name}-node-{channel.node}", daemon=True).start()
+            try:
+                self._peers[channel.node] = _Peer(channel)
+            except (OSError, ValueError):  # it has been closed
+                self._inbox.put((channel.node, None, 0))
+        self._served = {*self._peers}
+        for peer in self._peers.values():
+            self._take(peer)  # what was read with its greeting
+        threading.Thread(target=self._serve, name="nodes", daemon=True).start()
 
     @property
     def present(self) -> set[int]:
@@ -84,13 +92,16 @@ class Members:
 
     def watch(self, limit_seconds: float) -> None:
         """From now on give every node a sign of life each second, and give up those of which nothing arrives for so long."""
-        self._watched.set()
-        threading.Thread(target=self._watch, args=(limit_seconds,), name="silence", daemon=True).start()
+
+        def begin() -> None:
+            self._counter = SilenceCounter(limit_seconds, time.monotonic())
+
+        self._order(begin)
 
     @property
-    def arrivals(self) -> dict[int, tuple[int, int]]:
+    def arrivals(self) -> dict[int, Hashable]:
         """Figures of each node that is present, which change whenever something arrives from it."""
-        return {node: self._channels[node].stream.arrivals for node in self.present}
+        return {node: self._peers[node].arrivals if node in self._peers else None for node in self.present}
 
     def next(self, timeout_seconds: float) -> tuple[int, Message | None] | None:
         """Return the next message and its node, None after the time. None instead of a message, once a node: it is among the lost now."""
@@ -99,7 +110,7 @@ class Members:
         except queue.Empty:
             return None
         if weight:
-            self._waiting[node].remove(weight)
+            self._make_room(self._peers[node], weight)
         if node in self.lost:
             return None
         if message is not None:
@@ -110,7 +121,8 @@ class Members:
     def cut_off(self, node: int, why: str) -> None:
         """Give a node up for what it has sent; from now on it is lost."""
         self.broken.setdefault(node, why)
-        self._waiting[node].end()
+        if node in self._peers:
+            self._peers[node].over = True
         self.give_up(node)
         if node not in self.lost:
             self.lost.append(node)
@@ -121,62 +133,167 @@ class Members:
 
     def tell(self, node: int, message: Message) -> None:
         """Have a message sent, after those before it; one to a node that is lost goes nowhere. Safe from any thread."""
-        self._outboxes[node].put(message)
+        if (peer := self._peers.get(node)) is None:
+            return
+        peer.told_at = time.monotonic()
+        if peer.outgoing.tell(message) or peer.outgoing.failed:
+            self._order(lambda: self._send(peer))
 
     def flush(self, timeout_seconds: float) -> None:
         """Wait until all that was told has been sent, or cannot be."""
         deadline = time.monotonic() + timeout_seconds
-        for box in (self._outboxes[node] for node in self.present):
-            with box.all_tasks_done:
-                box.all_tasks_done.wait_for(lambda box=box: not box.unfinished_tasks, max(0.0, deadline - time.monotonic()))  # type: ignore[misc]
+        for peer in (self._peers[node] for node in self.present & self._peers.keys()):
+            peer.outgoing.wait(deadline - time.monotonic())
+
+    def end_sending(self, timeout_seconds: float) -> None:
+        """Tell nothing more, so that whoever closes a channel's own files ends it; what nodes say is still heard. A second call does nothing."""
+        ended = threading.Event()
+
+        def end() -> None:
+            for peer in self._peers.values():
+                peer.outgoing.stop()
+                self._attend(peer)
+                peer.outgoing.close()
+            ended.set()
+
+        if self._order(end):
+            ended.wait(timeout_seconds)
 
     def give_up(self, node: int) -> None:
         """Cut a node off that does not answer: its agent is killed where it is our child, and loses its channel where it is not."""
         self._channels[node].cut_off()
 
-    def _read(self, channel: NodeChannel) -> None:
-        while True:
+    def _make_room(self, peer: _Peer, weight: int) -> None:
+        """The driver has come to a message."""
+        with self._lock:
+            peer.waiting_bytes -= weight
+            goes_on = peer.has_room
+        if goes_on:
+            self._order(lambda: self._take(peer))
+
+    def _order(self, work: Callable[[], None]) -> bool:
+        """Have the serving thread do something soon; return False where there is none any more, as all channels have ended."""
+        with self._lock:
+            if self._alarm is None:
+                return False
+            self._orders.append(work)
+            os.eventfd_write(self._alarm, 1)
+            return True
+
+    # In the thread that serves all channels -------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        next_tick = time.monotonic()
+        try:
+            while self._served:
+                timeout = None if self._counter is None else max(0.0, next_tick - time.monotonic())
+                for key, events in self._selector.select(timeout):
+                    if key.data is not None:
+                        self._attend_to(key.data, events)
+                    elif self._alarm is not None:
+                        os.eventfd_read(self._alarm)
+                while self._orders:
+                    self._orders.popleft()()
+                if self._counter is not None and time.monotonic() >= next_tick:
+                    next_tick = time.monotonic() + TICK_SECONDS
+                    self._tick(self._counter)
+        finally:
+            for peer in self._peers.values():
+                self._end(peer)
+            with self._lock:
+                alarm, self._alarm = self._alarm, None
+            self._orders.clear()
+            self._selector.close()
+            if alarm is not None:
+                os.close(alarm)
+
+    def _attend_to(self, peer: _Peer, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            peer.outgoing.flush()
+            self._send(peer)
+        if events & selectors.EVENT_READ and peer.node in self._served and peer.held_up is None:
             try:
-                message = channel.stream.receive()
-            except ProtocolError as error:
-                self.broken.setdefault(channel.node, str(error))
-                message = None
-            except (OSError, ValueError, MemoryError):
-                message = None
-            if message == ALIVE:
+                peer.incoming.fill()
+            except (OSError, MemoryError):
+                peer.incoming.ended = True
+            self._take(peer)
+
+    def _take(self, peer: _Peer) -> None:
+        """Put what a peer has said into the queue, as far as there is room."""
+        try:
+            while not peer.over and (peer.held_up is None or self._admitted(peer)):
+                if (said := peer.incoming.next()) is None:
+                    break
+                if said[0] != ALIVE:
+                    peer.held_up = said
+        except ProtocolError as error:
+            self.broken.setdefault(peer.node, str(error))
+            self._end(peer)
+            self.give_up(peer.node)
+        except MemoryError:
+            self._end(peer)
+        if peer.over or (peer.incoming.ended and peer.held_up is None):
+            self._end(peer)
+        self._attend(peer)
+
+    def _admitted(self, peer: _Peer) -> bool:
+        """Whether there was room for what is held up."""
+        with self._lock:
+            if peer.held_up is None or not peer.has_room:
+                return False
+            message, weight = peer.held_up
+            peer.held_up = None
+            peer.waiting_bytes += weight
+        self._inbox.put((peer.node, message, weight))
+        return True
+
+    def _send(self, peer: _Peer) -> None:
+        """See to what a peer could not be sent at once; one that takes nothing any more is lost."""
+        if peer.outgoing.failed and peer.node in self._served:
+            self._inbox.put((peer.node, None, 0))
+        self._attend(peer)
+
+    def _attend(self, peer: _Peer) -> None:
+        """Have the selector look for what a peer is awaited for: something to read, room to write, or nothing."""
+        reading, writing = peer.incoming.descriptor, peer.outgoing.descriptor
+        wanted: dict[int, int] = {reading: 0, writing: 0}
+        if peer.node in self._served:
+            wanted[reading] |= selectors.EVENT_READ if peer.held_up is None else 0
+            wanted[writing] |= selectors.EVENT_WRITE if peer.outgoing.waiting else 0
+        for descriptor, mask in wanted.items():
+            before = self._masks.get(descriptor, 0)
+            if descriptor < 0 or mask == before:
                 continue
-            if message is None:
-                self._ended.add(channel.node)
-                self._inbox.put((channel.node, None, 0))
-                return
-            weight = channel.stream.weight
-            if not self._waiting[channel.node].add(weight):
-                return
-            self._inbox.put((channel.node, message, weight))
+            if not mask:
+                self._selector.unregister(descriptor)
+            elif before:
+                self._selector.modify(descriptor, mask, peer)
+            else:
+                self._selector.register(descriptor, mask, peer)
+            self._masks[descriptor] = mask
 
-    def _watch(self, limit_seconds: float) -> None:
-        counter = SilenceCounter(limit_seconds, time.monotonic())
-        while watched := self._channels.keys() - self._ended - self.silent.keys():
-            time.sleep(TICK_SECONDS)
-            heard = {node: self._channels[node].stream.arrivals for node in watched if not self._waiting[node].held_up}
-            for node in counter.tick(time.monotonic(), heard):
-                self.silent[node] = limit_seconds
-                self._inbox.put((node, None, 0))  # its reader may not come back, where a process cannot even be killed
+    def _end(self, peer: _Peer) -> None:
+        """A channel has ended; nothing is read from it any more, nor sent."""
+        if peer.node not in self._served:
+            return
+        self._served.remove(peer.node)
+        self._inbox.put((peer.node, None, 0))
+        self._attend(peer)
+        peer.outgoing.close()
+        peer.incoming.close()
+
+    def _tick(self, counter: SilenceCounter) -> None:
+        """Give signs of life, and give up who has given none."""
+        now = time.monotonic()
+        heard = {}
+        for node in self._served - self.silent.keys():
+            peer = self._peers[node]
+            if peer.held_up is None:
+                heard[node] = peer.arrivals
+            if now - peer.told_at >= INTERVAL_SECONDS and not peer.outgoing.waiting:
+                self.tell(node, ALIVE)
+        for node in counter.tick(now, heard):
+            self.silent[node] = counter.limit_seconds
+            self._inbox.put((node, None, 0))  # its channel may not end, where a process cannot even be killed
+            with suppress(OSError):
                 self.give_up(node)
-
-    def _write(self, channel: NodeChannel) -> None:
-        """Send what the node is told: a node that does not read, because it is frozen, would hold up the driver for ever."""
-        box = self._outboxes[channel.node]
-        reachable = True
-        while True:
-            told = None
-            with suppress(queue.Empty):
-                told = box.get(timeout=INTERVAL_SECONDS if reachable else None)
-            try:
-                if reachable and (told is not None or self._watched.is_set()):
-                    channel.stream.send(ALIVE if told is None else told)
-            except (OSError, ValueError):
-                reachable = False
-                self._inbox.put((channel.node, None, 0))
-            if told is not None:
-                box.task_done()

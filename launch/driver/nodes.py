@@ -196,10 +196,11 @@ class Nodes:
         return None if broken is None else self.loss(broken)
 
     def finish(self, exit_code: int) -> None:
-        """Tell the agents that the run is over, and how it went."""
+        """Tell the agents that the run is over, and how it went; nothing more is told them."""
         for node in self.answering:
             self.members.tell(node, Message("finish", {"exit_code": exit_code}))
         self.members.flush(FLUSH_SECONDS)
+        self.members.end_sending(FLUSH_SECONDS)
 
     def loss(self, node: int) -> NodeLostError:
         """Return the error that a run without this node ends with."""

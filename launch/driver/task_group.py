@@ -7,7 +7,7 @@ that all of its tasks have ended, which is the last that they say of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -252,7 +252,7 @@ class TaskGroup:
             return self.nodes.loss(first.node)
         return self._failures.death_of(first.node, self.nodes.name(first.node), first.death)
 
-    def _await_silent_cause(self, before: Mapping[int, tuple[int, int]]) -> None:
+    def _await_silent_cause(self, before: Mapping[int, Hashable]) -> None:
         """Where only victims have fallen, wait until each node has said something since `before`, or is lost: then that is the cause."""
         if self.nodes.node_timeout_seconds is None:
             return
