@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import Message, ProtocolError
@@ -30,7 +29,7 @@ MOST_WAITING_BYTES = 64 * 2**20
 
 
 class _Peer:
-    """One node's channel. `held_up` is a message that the driver has to make room for first: the node waits for it, and not the other way."""
+    """One node's channel. `held_up` is a message for which the driver has to make room first: the node waits for it."""
 
     def __init__(self, channel: NodeChannel) -> None:
         self.channel = channel
@@ -51,7 +50,7 @@ class _Peer:
     @property
     def arrivals(self) -> Hashable:
         """Figures that change whenever something arrives, also while nothing is read."""
-        return self.incoming.arrived_bytes, self.channel.stream.unread_bytes if self.held_up else 0
+        return id(self), self.incoming.arrived_bytes, self.channel.stream.unread_bytes if self.held_up else 0
 
 
 class Members:
@@ -66,24 +65,48 @@ class Members:
         self.broken: dict[int, str] = {}
         self.silent: dict[int, float] = {}
         self._channels = {channel.node: channel for channel in channels}
-        self._inbox: queue.SimpleQueue[tuple[int, Message | None, int]] = queue.SimpleQueue()
+        self._peers: dict[int, _Peer] = {}
+        self._inbox: queue.SimpleQueue[tuple[int, _Peer | None, Message | None, int]] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._awaited: set[int] = set()
         self._counter: SilenceCounter | None = None
         self._orders: deque[Callable[[], None]] = deque()
+        self._alarm: int | None = None
         self._selector = selectors.DefaultSelector()
-        self._alarm: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._alarm, selectors.EVENT_READ)
         self._masks: dict[int, int] = {}
-        self._peers: dict[int, _Peer] = {}
+        self._served: set[_Peer] = set()
         for channel in channels:
-            try:
-                self._peers[channel.node] = _Peer(channel)
-            except (OSError, ValueError):  # it has been closed
-                self._inbox.put((channel.node, None, 0))
-        self._served = {*self._peers}
-        for peer in self._peers.values():
+            self._attend(channel)
+
+    def _attend(self, channel: NodeChannel) -> None:
+        """Hear a node, and send it what it is told, from now on."""
+        node, before = channel.node, self._peers.get(channel.node)
+        self._channels[node] = channel
+        try:
+            peer = self._peers[node] = _Peer(channel)
+        except (OSError, ValueError):  # it has been closed
+            self._peers.pop(node, None)
+            self._inbox.put((node, None, None, 0))
+            return
+
+        def begin() -> None:
+            if before is not None:
+                self._end(before)
+            self._served.add(peer)
             self._take(peer)  # what was read with its greeting
-        threading.Thread(target=self._serve, name="nodes", daemon=True).start()
+
+        self._order(begin, start=True)
+
+    def admit(self, channel: NodeChannel) -> None:
+        """Take the agent behind `channel` for that of its node, which was lost. It is not lost for its silence before `listen_to` it."""
+        self.lost.remove(channel.node)
+        self.silent.pop(channel.node, None)
+        self._awaited.add(channel.node)
+        self._attend(channel)
+
+    def listen_to(self, node: int) -> None:
+        """From now on a node that was admitted is lost when it is silent for too long."""
+        self._awaited.discard(node)
 
     @property
     def present(self) -> set[int]:
@@ -92,11 +115,8 @@ class Members:
 
     def watch(self, limit_seconds: float) -> None:
         """From now on give every node a sign of life each second, and give up those of which nothing arrives for so long."""
-
-        def begin() -> None:
-            self._counter = SilenceCounter(limit_seconds, time.monotonic())
-
-        self._order(begin)
+        self._counter = SilenceCounter(limit_seconds, time.monotonic())
+        self._order(lambda: None)
 
     @property
     def arrivals(self) -> dict[int, Hashable]:
@@ -106,12 +126,14 @@ class Members:
     def next(self, timeout_seconds: float) -> tuple[int, Message | None] | None:
         """Return the next message and its node, None after the time. None instead of a message, once a node: it is among the lost now."""
         try:
-            node, message, weight = self._inbox.get(timeout=max(0.0, timeout_seconds))
+            node, peer, message, weight = self._inbox.get(timeout=max(0.0, timeout_seconds))
         except queue.Empty:
             return None
-        if weight:
-            self._make_room(self._peers[node], weight)
-        if node in self.lost:
+        if peer is not None and weight:
+            self._make_room(peer, weight)
+        if node == DRIVER:
+            return node, message
+        if node in self.lost or peer is not self._peers.get(node):  # the second: of an agent in whose place is another
             return None
         if message is not None:
             return node, message
@@ -121,15 +143,20 @@ class Members:
     def cut_off(self, node: int, why: str) -> None:
         """Give a node up for what it has sent; from now on it is lost."""
         self.broken.setdefault(node, why)
-        if node in self._peers:
-            self._peers[node].over = True
+        self.lose(node)
+
+    def lose(self, node: int) -> None:
+        """Give a node up; from now on it is lost."""
+        if (peer := self._peers.get(node)) is not None:
+            peer.over = True
+            self._order(lambda: self._take(peer))
         self.give_up(node)
         if node not in self.lost:
             self.lost.append(node)
 
     def say(self, message: Message) -> None:
         """Put a message of the driver's own into the queue; safe in a signal handler."""
-        self._inbox.put((DRIVER, message, 0))
+        self._inbox.put((DRIVER, None, message, 0))
 
     def tell(self, node: int, message: Message) -> None:
         """Have a message sent, after those before it; one to a node that is lost goes nowhere. Safe from any thread."""
@@ -146,13 +173,13 @@ class Members:
             peer.outgoing.wait(deadline - time.monotonic())
 
     def end_sending(self, timeout_seconds: float) -> None:
-        """Tell nothing more, so that whoever closes a channel's own files ends it; what nodes say is still heard. A second call does nothing."""
+        """Tell nothing more, so that whoever closes a channel's own files ends it; what nodes say is still heard."""
         ended = threading.Event()
 
         def end() -> None:
             for peer in self._peers.values():
                 peer.outgoing.stop()
-                self._attend(peer)
+                self._select(peer)
                 peer.outgoing.close()
             ended.set()
 
@@ -171,47 +198,57 @@ class Members:
         if goes_on:
             self._order(lambda: self._take(peer))
 
-    def _order(self, work: Callable[[], None]) -> bool:
-        """Have the serving thread do something soon; return False where there is none any more, as all channels have ended."""
+    def _order(self, work: Callable[[], None], *, start: bool = False) -> bool:
+        """Have the serving thread do something soon; return False where there is none, as no channel is open, and none is to be started."""
         with self._lock:
             if self._alarm is None:
-                return False
+                if not start:
+                    return False
+                self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                threading.Thread(target=self._serve, args=(self._alarm,), name="nodes", daemon=True).start()
             self._orders.append(work)
             os.eventfd_write(self._alarm, 1)
             return True
 
     # In the thread that serves all channels -------------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _serve(self, alarm: int) -> None:
+        """Serve all channels until none is left."""
+        self._selector.register(alarm, selectors.EVENT_READ)
         next_tick = time.monotonic()
         try:
-            while self._served:
+            while self._goes_on():
                 timeout = None if self._counter is None else max(0.0, next_tick - time.monotonic())
                 for key, events in self._selector.select(timeout):
-                    if key.data is not None:
+                    if key.data is None:
+                        os.eventfd_read(alarm)
+                    else:
                         self._attend_to(key.data, events)
-                    elif self._alarm is not None:
-                        os.eventfd_read(self._alarm)
                 while self._orders:
                     self._orders.popleft()()
                 if self._counter is not None and time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_SECONDS
                     self._tick(self._counter)
         finally:
-            for peer in self._peers.values():
-                self._end(peer)
             with self._lock:
-                alarm, self._alarm = self._alarm, None
-            self._orders.clear()
-            self._selector.close()
-            if alarm is not None:
-                os.close(alarm)
+                self._alarm = None
+            for peer in [*self._served]:  # only where something here is wrong: then nothing is waited for
+                self._end(peer)
+            self._selector.unregister(alarm)
+            os.close(alarm)
+
+    def _goes_on(self) -> bool:
+        """Whether there is something to serve; if not, the next that is ordered needs another thread."""
+        with self._lock:
+            if not self._served and not self._orders:
+                self._alarm = None
+            return self._alarm is not None
 
     def _attend_to(self, peer: _Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             peer.outgoing.flush()
             self._send(peer)
-        if events & selectors.EVENT_READ and peer.node in self._served and peer.held_up is None:
+        if events & selectors.EVENT_READ and peer in self._served and peer.held_up is None:
             try:
                 peer.incoming.fill()
             except (OSError, MemoryError):
@@ -227,14 +264,15 @@ class Members:
                 if said[0] != ALIVE:
                     peer.held_up = said
         except ProtocolError as error:
-            self.broken.setdefault(peer.node, str(error))
+            if peer is self._peers[peer.node]:
+                self.broken.setdefault(peer.node, str(error))
             self._end(peer)
-            self.give_up(peer.node)
+            peer.channel.cut_off()
         except MemoryError:
             self._end(peer)
         if peer.over or (peer.incoming.ended and peer.held_up is None):
             self._end(peer)
-        self._attend(peer)
+        self._select(peer)
 
     def _admitted(self, peer: _Peer) -> bool:
         """Whether there was room for what is held up."""
@@ -244,20 +282,20 @@ class Members:
             message, weight = peer.held_up
             peer.held_up = None
             peer.waiting_bytes += weight
-        self._inbox.put((peer.node, message, weight))
+        self._inbox.put((peer.node, peer, message, weight))
         return True
 
     def _send(self, peer: _Peer) -> None:
         """See to what a peer could not be sent at once; one that takes nothing any more is lost."""
-        if peer.outgoing.failed and peer.node in self._served:
-            self._inbox.put((peer.node, None, 0))
-        self._attend(peer)
+        if peer.outgoing.failed and peer in self._served:
+            self._inbox.put((peer.node, peer, None, 0))
+        self._select(peer)
 
-    def _attend(self, peer: _Peer) -> None:
+    def _select(self, peer: _Peer) -> None:
         """Have the selector look for what a peer is awaited for: something to read, room to write, or nothing."""
         reading, writing = peer.incoming.descriptor, peer.outgoing.descriptor
         wanted: dict[int, int] = {reading: 0, writing: 0}
-        if peer.node in self._served:
+        if peer in self._served:
             wanted[reading] |= selectors.EVENT_READ if peer.held_up is None else 0
             wanted[writing] |= selectors.EVENT_WRITE if peer.outgoing.waiting else 0
         for descriptor, mask in wanted.items():
@@ -274,11 +312,11 @@ class Members:
 
     def _end(self, peer: _Peer) -> None:
         """A channel has ended; nothing is read from it any more, nor sent."""
-        if peer.node not in self._served:
+        if peer not in self._served:
             return
-        self._served.remove(peer.node)
-        self._inbox.put((peer.node, None, 0))
-        self._attend(peer)
+        self._served.remove(peer)
+        self._inbox.put((peer.node, peer, None, 0))
+        self._select(peer)
         peer.outgoing.close()
         peer.incoming.close()
 
@@ -286,14 +324,13 @@ class Members:
         """Give signs of life, and give up who has given none."""
         now = time.monotonic()
         heard = {}
-        for node in self._served - self.silent.keys():
-            peer = self._peers[node]
-            if peer.held_up is None:
+        for peer in [*self._served]:
+            node = peer.node
+            if peer.held_up is None and node not in self.silent and node not in self._awaited:
                 heard[node] = peer.arrivals
             if now - peer.told_at >= INTERVAL_SECONDS and not peer.outgoing.waiting:
                 self.tell(node, ALIVE)
         for node in counter.tick(now, heard):
             self.silent[node] = counter.limit_seconds
-            self._inbox.put((node, None, 0))  # its channel may not end, where a process cannot even be killed
-            with suppress(OSError):
-                self.give_up(node)
+            self._inbox.put((node, self._peers[node], None, 0))  # its channel may not end, where a process cannot even be killed
+            self.give_up(node)
