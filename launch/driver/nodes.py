@@ -91,8 +91,9 @@ class Nodes:
         """Await every agent's greeting; return the nodes' descriptions in node order. From then on a silent node is lost."""
         hosts: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + timeout_seconds
-        while missing := sorted({channel.node for channel in self.channels} - hosts.keys()):
+        while len(hosts) < len(self.channels):
             if (left := deadline - time.monotonic()) <= 0:
+                missing = sorted({channel.node for channel in self.channels} - hosts.keys())
                 raise RunFailedError(f"waited too long for agents of nodes {missing}; --start-timeout sets how long")
             answer = self.receive(min(left, 1.0), {})
             self.raise_if_interrupted()

@@ -6,12 +6,13 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from ...core.job import Job
 from ...core.process import python
-from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.messages import Message, PreparedJson, Stream
 
 __all__ = [
     "AGENT_MODULE",
@@ -149,10 +150,17 @@ def send_prepare(stream: Stream, job: Job, node: int) -> None:
 
     It is the first message to an agent, which answers with its greeting.
     """
+    described, workers = _prepared(job)
     try:
-        stream.send(Message("prepare", {"job": job.model_dump(mode="json"), "tasks": job.workers_by_node[node]}))
+        stream.send(Message("prepare", {"job": described, "tasks": workers[node]}))
     except OSError:
         return  # the agent has gone; the end of its stream says so
+
+
+@lru_cache(1)
+def _prepared(job: Job) -> tuple[PreparedJson, Sequence[int]]:
+    """Return what the first messages to all agents of a run have in common: the job, and how many workers each node has."""
+    return PreparedJson(job.model_dump(mode="json")), job.workers_by_node
 
 
 def _close_input(agent: subprocess.Popen[bytes]) -> None:

@@ -65,11 +65,12 @@ class NodeSamples:
     def add(self, record: SystemRecord) -> None:
         """Take note of a sample."""
         before = self._samples.get(record.node)
-        self._samples = {**self._samples, record.node: (before[1] if before else None, record)}
+        self._samples[record.node] = (before[1] if before else None, record)
 
     def rows(self) -> list[Mapping[str, str]]:
         """Return what to show of each node, in node order; a dash stands for what was not observed."""
-        return [self._row(*self._samples[node]) for node in sorted(self._samples)]
+        samples = self._samples.copy()  # whoever draws may do so in a thread of its own
+        return [self._row(*samples[node]) for node in sorted(samples)]
 
     def _row(self, before: SystemRecord | None, record: SystemRecord) -> Mapping[str, str]:
         cores, available = record.cpu_cores_used, record.cores_available
