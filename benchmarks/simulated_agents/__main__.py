@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .measured_run import Measured, measure
-from .reading import Reading, read_an_hour
+from .reading import read_an_hour
 
 __all__ = ["main", "table"]
 

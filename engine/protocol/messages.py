@@ -38,7 +38,7 @@ __all__ = [
     "header_of",
 ]
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Raised by one with every change of what is said, or when; driver and agents have to agree on it."""
 
 MAX_HEADER_BYTES = 2 * 2**20

@@ -124,6 +124,12 @@ class _Checkpoints(JsonObject):
     bytes: Count | None = None
 
 
+class _SamplesThinned(JsonObject):
+    samples: Count
+    lines: Count
+    most_samples_of_a_line: Count
+
+
 class _Patience(JsonObject):
     metric: Name
     evaluations: Count
@@ -188,6 +194,7 @@ class Summary(JsonObject):
     updates_by_worker: Annotated[list[Count], Field(max_length=MOST_TASKS)] | None = None
     checkpoints: _Checkpoints | None = None
     time_shares: _TimeShares | None = None
+    samples_thinned: _SamplesThinned | None = None
     per_node: Annotated[list[_Node], Field(max_length=MOST_NODES)]
 
     @model_validator(mode="after")
