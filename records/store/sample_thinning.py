@@ -37,8 +37,8 @@ _OF_TIME = frozenset({"cpu_cores_used", "cpu_fraction"})
 def merge_samples(samples: Iterable[SystemRecord]) -> SystemRecord:
     """Return what stands for consecutive samples of one node, the last of which gives the time and whatever is no figure.
 
-    Some of them may stand for several already. None of their counters may fall (`SampleThinner` has a line before and one after that). Raises
-    IndexError where there are none.
+    Some of them may stand for several already. None of their counters may fall: there `SampleThinner` has a line end before, and one after.
+    Raises IndexError where there are none.
     """
     known = [*samples]
     last = known[-1]

@@ -77,8 +77,8 @@ def _per_second(value: float, unit: str) -> str:
 
 
 def node_rows(run: WatchedRun) -> list[Mapping[str, str]]:
-    """Return what to show of each node that the run has now."""
-    return [row for row in run.nodes.rows() if int(row["node"]) < run.node_count]
+    """Return what to show of each node that the run has now, or of many of them together."""
+    return run.nodes.rows(run.node_count)
 
 
 def node_lines(run: WatchedRun) -> list[str]:
