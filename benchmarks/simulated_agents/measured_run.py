@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ import psutil
 
 from crosstrain.core.process import python
 from crosstrain.records.store.run_directory import RunReader
+from crosstrain.records.store.sample_thinning import BURST_BYTES, BYTES_PER_SECOND
 
 from ..processes import environment
 from .backend import STEP_VARIABLE
@@ -53,7 +52,8 @@ class Measured:
     `start_seconds`: from the command to the run clock, of which the driver's process worked `start_cpu_seconds`. `driver_cores` is what it
     used of a core while all trained, by the system's account of its own process (getrusage), without the agent of node 0, and
     `driver_peak_bytes` the most memory that was resident in it. `bytes_in_an_hour`: what the first hour's records would come to, by what
-    was written and how fast they grew in the end. `end_seconds`: from the last update to the end of the command.
+    was written and how fast it grew in the end; of samples no more than their budget. `end_seconds`: from the last update to the end of the
+    command.
     """
 
     nodes: int
@@ -145,12 +145,12 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
     process = psutil.Process(driver.pid)
     _await(driver, lambda: _event(run, "run_started") is not None, MOST_START_SECONDS, "to begin")
     start_seconds, start_cpu_seconds = time.monotonic() - began, _cpu_seconds(process)
-    looks: list[tuple[float, float, int]] = []
+    looks: list[tuple[float, float, int, int]] = []
     peak = 0
 
     def look() -> bool:
         nonlocal peak
-        looks.append((time.monotonic(), _cpu_seconds(process), _size(run)))
+        looks.append((time.monotonic(), _cpu_seconds(process), *_sizes(run)))
         peak = max(peak, _peak_bytes(driver.pid))
         return _event(run, "run_ended") is not None
 
@@ -162,7 +162,8 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
     first, last = looks[spare], looks[-1 - spare]
     middle = looks[len(looks) // 2]
     train_seconds = trained - began - start_seconds
-    grows = (last[2] - middle[2]) / max(1e-9, last[0] - middle[0])
+    rest = 3600.0 - train_seconds
+    other, samples_bytes = (last[each] + (last[each] - middle[each]) / max(1e-9, last[0] - middle[0]) * rest for each in (2, 3))
     reader = RunReader(run)
     summary = reader.summary() or {}
     samples = sum(node["samples"] for node in summary.get("per_node", ()))
@@ -177,7 +178,7 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
         samples_per_second=samples / train_seconds,
         driver_cores=(last[1] - first[1]) / (last[0] - first[0]),
         driver_peak_bytes=peak,
-        bytes_in_an_hour=last[2] + grows * max(0.0, 3600.0 - train_seconds),
+        bytes_in_an_hour=other + min(samples_bytes, BURST_BYTES + 3600.0 * BYTES_PER_SECOND),
         end_seconds=end_seconds,
     )
 
@@ -219,13 +220,8 @@ def _peak_bytes(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def _size(run: Path) -> int:
-    return sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    os._exit(0)
+def _sizes(run: Path) -> tuple[int, int]:
+    """Return the bytes of all files of a run but its samples, and those of the samples."""
+    sizes = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
+    samples = sizes.get(run / "system.jsonl", 0)
+    return sum(sizes.values()) - samples, samples

@@ -37,9 +37,7 @@ def read_an_hour(run: Path) -> Reading:
     extend(copy, HOUR_SECONDS)
     size = sum(path.stat().st_size for path in copy.iterdir() if path.is_file())
     page = copy.with_suffix(".html")
-    seconds = [
-        _timed(command, str(copy), *options) for command, *options in (("watch", "--once"), ("explain",), ("report", "-o", str(page)))
-    ]
+    seconds = [_timed(command, str(copy), *options) for command, *options in (("watch",), ("explain",), ("report", "-o", str(page)))]
     return Reading(size / 1e6, *seconds, page.stat().st_size / 1e6)
 
 
@@ -56,8 +54,8 @@ def extend(run: Path, seconds: float) -> None:
 
     _repeat(run / "steps.jsonl", steps, end, seconds, later_step)
     _repeat(run / "system.jsonl", _lines(run / "system.jsonl"), end, seconds, lambda line, turn: None)
-    job["total_steps"] = None
-    (run / "job.json").write_text(json.dumps(job))
+    last = _lines(run / "steps.jsonl")[-1]
+    (run / "job.json").write_text(json.dumps({**job, "total_steps": last["step"] + last["count"]}))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from ..summary.node_usage import rate_between
 from .many_nodes import lines_of, statistic
 from .numbers import UNKNOWN, bytes_text, duration_text, figure_text, number_text, rate_text
 
-__all__ = ["NodeSamples", "TrainingState", "evaluation_text"]
+__all__ = ["NodeSamples", "TrainingState", "evaluation_text", "named"]
 
 
 @dataclass(slots=True)
@@ -82,6 +82,11 @@ class NodeSamples:
             _row(f"{name} of {len(found):,}", {key: statistic(str(name), [one[key] for one in found]) for key in found[0]})
             for name in lines
         ]
+
+
+def named(row: Mapping[str, str]) -> str:
+    """Return what a row of `NodeSamples` is about, for a line of its own."""
+    return f"node {row['node']}" if row["node"].isdigit() else f"{row['node']} nodes"
 
 
 def _figures(before: SystemRecord | None, record: SystemRecord) -> dict[str, float | None]:
