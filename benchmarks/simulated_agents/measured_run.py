@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import socket
@@ -102,7 +103,7 @@ def measure(nodes: int, seconds: float, processes: int, out: Path) -> Measured:
     with ExitStack() as ending:
         folder = ending.enter_context(plugin_folder())
         secret = {"TRAINER_SECRET": secrets.token_hex(16), STEP_VARIABLE: str(STEP_SECONDS)}
-        surroundings = environment({**secret, "PYTHONPATH": str(folder)})
+        surroundings = environment({**secret, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])})
         options = [
             f"--no-{key.replace('_', '-')}" if value == "false" else f"--{key.replace('_', '-')}={value}" for key, value in settings.items()
         ]
