@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -23,6 +24,7 @@ from crosstrain.records.store.sample_thinning import BURST_BYTES, BYTES_PER_SECO
 
 from ..processes import environment
 from .backend import STEP_VARIABLE
+from .process import LOADED
 
 __all__ = ["Measured", "measure", "plugin_folder"]
 
@@ -108,13 +110,15 @@ def measure(nodes: int, seconds: float, processes: int, out: Path) -> Measured:
             f"--no-{key.replace('_', '-')}" if value == "false" else f"--{key.replace('_', '-')}={value}" for key, value in settings.items()
         ]
         command = [*python("crosstrain.cli.main", "run"), *options, f"--out={out}", f"--name={name}", f"--rendezvous={rendezvous}"]
-        shares = [range(1 + share, nodes, processes) for share in range(processes)]
-        first = 1
-        for share in (len(share) for share in shares if len(share)):
+        simulators, first = [], 1
+        for share in (len(range(1 + number, nodes, processes)) for number in range(min(processes, nodes - 1))):
             given = ["--first", str(first), "--count", str(share), "--rendezvous", rendezvous]
             started = python("benchmarks.simulated_agents.process", *given, *(f"{key}={value}" for key, value in settings.items()))
-            ending.enter_context(_started(started, surroundings))
+            simulators.append(ending.enter_context(_started(started, surroundings, output=subprocess.PIPE)))
             first += share
+        for simulator in simulators:
+            if simulator.stdout is None or simulator.stdout.readline().strip() != LOADED.encode():
+                raise RuntimeError("a process of simulated agents has not come so far as to join")
         errors = ending.enter_context(tempfile.TemporaryFile("w+"))
         if nodes == 1:
             command[-1] = "--network=host"
@@ -130,9 +134,11 @@ def measure(nodes: int, seconds: float, processes: int, out: Path) -> Measured:
 
 
 @contextmanager
-def _started(command: list[str], surroundings: dict[str, str], errors: object = None) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    command: list[str], surroundings: dict[str, str], errors: IO[str] | None = None, output: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process, which does not outlive the block."""
-    process = subprocess.Popen(command, env=surroundings, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)  # type: ignore[call-overload]
+    process = subprocess.Popen(command, env=surroundings, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
     try:
         yield process
         process.wait(10.0)
@@ -140,6 +146,8 @@ def _started(command: list[str], surroundings: dict[str, str], errors: object = 
         if process.poll() is None:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: float) -> Measured:

@@ -26,7 +26,10 @@ from crosstrain.launch.launchers.rendezvous import apply_membership
 
 from .agent import SimulatedAgent, Timers, sample_of_this_process
 
-__all__ = ["main"]
+__all__ = ["LOADED", "main"]
+
+LOADED = "loaded"
+"""What a process prints when it is about to join: loading Python many times over on one machine is no part of a cluster's start."""
 
 JOINING_AT_A_TIME = 32
 """Of each process: real nodes join at the same moment."""
@@ -97,6 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     settings = dict(option.split("=", 1) for option in given.options)
     allow_files_of_nodes(given.count, joining=True)
     timers, pattern = Timers(), sample_of_this_process()
+    print(LOADED, flush=True)
     try:
         with ThreadPoolExecutor(JOINING_AT_A_TIME) as joining:
             nodes = range(given.first, given.first + given.count)
