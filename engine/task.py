@@ -40,7 +40,7 @@ from .protocol.codec import (
     state_from_message,
     steps_to_message,
 )
-from .protocol.messages import Message, Stream
+from .protocol.messages import Message, PreparedJson, Stream
 from .protocol.state_transfer import StateReceiver, StateSender
 from .protocol.translation_messages import decoded_message, decoding_of, sources_of, translated_message
 
@@ -50,9 +50,10 @@ PROFILE_VARIABLE = "TRAINER_PROFILE_DIR"
 """Tells a backend in which folder to leave the traces of ``--profile``; set where traces are asked for."""
 
 
-def task_to_fields(task: Task) -> dict[str, Any]:
-    """Encode a task for the ``open`` message."""
-    return {"task": task.name, "cluster": task.cluster.to_json(), "threads": task.threads, "local_index": task.local_index}
+def task_to_fields(task: Task, cluster: PreparedJson | None = None) -> dict[str, Any]:
+    """Encode a task for the ``open`` message; `cluster` is what its own is in JSON, where that is prepared for all tasks."""
+    described = task.cluster.to_json() if cluster is None else cluster
+    return {"task": task.name, "cluster": described, "threads": task.threads, "local_index": task.local_index}
 
 
 def task_from_message(message: Message) -> Task:

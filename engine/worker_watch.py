@@ -33,7 +33,8 @@ class WorkerWatch:
     ) -> None:
         self._limit_seconds = limit_seconds
         self._event, self._tell, self._clock, self._on_silent = event, tell, clock, on_silent
-        self._silent_seconds = [0.0] * workers
+        self._watched_seconds = 0.0
+        self._answered_at = [0.0] * workers
         self._results_of_others = [0] * workers
         self._told: set[int] = set()
         self._looked_at = clock()
@@ -43,20 +44,20 @@ class WorkerWatch:
         now = self._clock()
         passed = min(now - self._looked_at, LONGEST_TICK_SECONDS)
         self._looked_at = now
-        self._silent_seconds = [seconds + passed for seconds in self._silent_seconds]
+        self._watched_seconds += passed
 
     def on_updates(self, worker: int) -> None:
         """A worker has delivered updates; tell of those that have not for too long."""
         self._answered(worker)
-        workers = range(len(self._silent_seconds))
+        workers = range(len(self._answered_at))
         for other in (other for other in workers if other != worker):
             self._results_of_others[other] += 1
             enough = self._results_of_others[other] >= RESULTS_OF_OTHERS * len(workers)
-            if enough and self._silent_seconds[other] > self._limit_seconds and other not in self._told:
+            if enough and self._silent_seconds(other) > self._limit_seconds and other not in self._told:
                 self._told.add(other)
-                self._event("worker_silent", worker=other, silent_seconds=self._silent_seconds[other])
+                self._event("worker_silent", worker=other, silent_seconds=self._silent_seconds(other))
                 self._tell(
-                    f"worker-{other} has finished no step for {self._silent_seconds[other]:.0f} s, while others have: it may be stopped or "
+                    f"worker-{other} has finished no step for {self._silent_seconds(other):.0f} s, while others have: it may be stopped or "
                     "stuck. Training goes on without it until an evaluation or a checkpoint has to wait for it (--stall-timeout "
                     f"{self._limit_seconds:g})"
                 )
@@ -65,11 +66,16 @@ class WorkerWatch:
 
     def on_quiescent(self) -> None:
         """Nothing is outstanding: every worker has answered."""
-        for worker in range(len(self._silent_seconds)):
+        for worker in range(len(self._answered_at)):
             self._answered(worker)
 
+    def _silent_seconds(self, worker: int) -> float:
+        """How long a worker has finished no step, as counted at the last tick."""
+        return self._watched_seconds - self._answered_at[worker]
+
     def _answered(self, worker: int) -> None:
-        silent_seconds, self._silent_seconds[worker], self._results_of_others[worker] = self._silent_seconds[worker], 0.0, 0
+        silent_seconds = self._silent_seconds(worker)
+        self._answered_at[worker], self._results_of_others[worker] = self._watched_seconds, 0
         if worker in self._told:
             self._told.discard(worker)
             self._event("worker_answers", worker=worker, silent_seconds=silent_seconds)

@@ -9,13 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
 from ..metrics import LOSS
 
-__all__ = ["SCHEMA", "Clock", "EvalRecord", "EventRecord", "GpuSample", "StepRecord", "SystemRecord", "TaskSample"]
+__all__ = [
+    "COUNTERS",
+    "GAUGES",
+    "GPU_GAUGES",
+    "SCHEMA",
+    "Clock",
+    "EvalRecord",
+    "EventRecord",
+    "GpuSample",
+    "StepRecord",
+    "SystemRecord",
+    "TaskSample",
+]
 
 SCHEMA = 1
 
@@ -127,6 +139,10 @@ class SystemRecord:
     waited for a core, `cpu_granted_seconds` what the node's limit allowed over those of its periods in which the node ran at all, and
     `cpu_throttled_seconds` how long the limit held it up, summed over cores; the last two are null without a limit. They may have begun
     before the node's monitor did: only their rise means something.
+
+    A line may stand for several consecutive `samples` of its node, where there are very many: counters, `tasks` and all that is no figure
+    are then those of the last one, momentary figures (`GAUGES`, and `GPU_GAUGES` of each GPU) are means, `interval_seconds` is the time of
+    all, and `merged` has for each momentary figure (``gpu0.utilization`` for one of a GPU) how many of them had it, and the largest.
     """
 
     node: Index
@@ -155,11 +171,43 @@ class SystemRecord:
     cpu_pressure_seconds: float | None = None
     cpu_granted_seconds: float | None = None
     cpu_throttled_seconds: float | None = None
+    samples: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 1
+    merged: Mapping[str, tuple[Count, float]] | None = None
 
     @property
     def initialising(self) -> bool:
         """Whether it shows the initialisation of its segment of the run: it was taken before, or just when, that one's clock started."""
         return self.time_seconds <= (self.part_began_seconds or 0.0)
+
+    def merged_as(self, name: str) -> tuple[int, float | None]:
+        """Return how many samples with a momentary figure of this name the line stands for, and its largest value where it is of several.
+
+        One where it is of a single sample, whose own value is the largest.
+        """
+        return (1, None) if self.merged is None else self.merged.get(name, (0, None))
+
+
+COUNTERS = (
+    "cpu_seconds",
+    "network_sent_bytes",
+    "network_received_bytes",
+    "disk_read_bytes",
+    "disk_written_bytes",
+    "monitor_cpu_seconds",
+    "cpu_wait_seconds",
+    "machine_cpu_seconds",
+    "trainer_cpu_seconds",
+    "cpu_pressure_seconds",
+    "cpu_granted_seconds",
+    "cpu_throttled_seconds",
+)
+"""The cumulative figures of a `SystemRecord`."""
+
+GAUGES = ("cpu_cores_used", "cpu_fraction", "memory_rss_bytes", "memory_pss_bytes")
+"""Its momentary figures."""
+
+GPU_GAUGES: tuple[Literal["utilization", "memory_bytes", "power_watts"], ...] = ("utilization", "memory_bytes", "power_watts")
+"""Those of each of its GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from ...core.job import Job
 from ...metrics import MetricInfo
 from ...records.schema import EvalRecord, SystemRecord
 from ...records.text.numbers import count_text
-from ...records.text.progress import NodeSamples, TrainingState, evaluation_text
+from ...records.text.progress import NodeSamples, TrainingState, evaluation_text, named
 
 __all__ = ["PlainProgress"]
 
@@ -56,9 +56,7 @@ class PlainProgress:
         if self._started and now - self._nodes_written >= NODES_SECONDS:
             self._nodes_written = now
             for row in self._nodes.rows():
-                self.message(
-                    f"node {row['node']}  CPU {row['CPU']}  memory {row['memory']}  sent {row['sent']}  received {row['received']}"
-                )
+                self.message(f"{named(row)}  CPU {row['CPU']}  memory {row['memory']}  sent {row['sent']}  received {row['received']}")
 
     def evaluation(self, record: EvalRecord) -> None:
         """Write a line."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import select
 import socket
 import stat
 import sys
 import termios
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,21 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FILE_PIECE_BYTES", "MOST_STACK_CHARACTERS", "PROTOCOL", "Message", "ProtocolError", "RawArray", "ReusableBuffer", "Stream"]
+__all__ = [
+    "FILE_PIECE_BYTES",
+    "MOST_STACK_CHARACTERS",
+    "PROTOCOL",
+    "Header",
+    "Lent",
+    "Message",
+    "PreparedJson",
+    "ProtocolError",
+    "RawArray",
+    "ReusableBuffer",
+    "Stream",
+    "encoded",
+    "header_of",
+]
 
 PROTOCOL = 9
 """Raised by one with every change of what is said, or when; driver and agents have to agree on it."""
@@ -51,6 +66,8 @@ MOST_PROBE_SECONDS = 32_767
 
 MOST_DIMENSIONS = 64
 """As many as numpy has."""
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ProtocolError(ConnectionError):
@@ -91,6 +108,85 @@ class Message:
         if dtype.hasobject:
             raise ProtocolError("arrays of Python objects do not travel")
         return np.frombuffer(raw.data, dtype=dtype).reshape(raw.shape)
+
+
+class Header(NamedTuple):
+    """What the first line of a message says. `described`: each array's name, type, shape and bytes, which follow in this order.
+
+    `weight` is about how many bytes of memory the message takes, with its arrays.
+    """
+
+    kind: str
+    fields: dict[str, Any]
+    described: Sequence[tuple[str, str, list[int], int]]
+    array_bytes: int
+    weight: int
+
+
+def encoded(message: Message) -> list[bytes | bytearray | memoryview]:
+    """Return the bytes of a message, in pieces that follow each other; arrays are not copied where they lie in C order."""
+    arrays = {name: _raw(array) for name, array in message.arrays.items()}
+    header: dict[str, Any] = {"kind": message.kind, **message.fields}
+    if arrays:
+        header["arrays"] = [[name, array.dtype, list(array.shape), len(array.data)] for name, array in arrays.items()]
+    try:
+        text = _dumps(header)
+    except TypeError:
+        text = _dumps_with_prepared(header)
+    return [text.encode() + b"\n", *(array.data for array in arrays.values() if len(array.data))]
+
+
+def _dumps_with_prepared(header: Mapping[str, Any]) -> str:
+    found: list[PreparedJson] = []
+
+    def stand_in(value: object) -> str:
+        if not isinstance(value, PreparedJson):
+            raise TypeError(f"{type(value).__name__} does not travel: {value!r:.100}")
+        found.append(value)
+        return value.stand_in
+
+    text = json.JSONEncoder(separators=(",", ":"), default=stand_in).encode(header)
+    for prepared in found:
+        text = text.replace(f'"{prepared.stand_in}"', prepared.text)
+    return text
+
+
+def header_of(line: bytes | bytearray, parse: Callable[[bytes | bytearray], Any] = json.loads) -> Header:
+    """Return what the first line of a message says; `parse` reads JSON. Raises ProtocolError for what is no such line."""
+    try:
+        header = parse(line)
+        kind = header.pop("kind")
+        if not isinstance(kind, str):
+            raise TypeError("a kind that is no text")
+        described = [_described(*entry) for entry in header.pop("arrays", ())]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"not a message: {bytes(line[:80])!r}") from error
+    total = sum(size for *_, size in described)
+    if total > MAX_ARRAY_BYTES:
+        raise ProtocolError("arrays of more bytes than a message may have")
+    return Header(kind, header, described, total, HEADER_WEIGHT * len(line) + total)
+
+
+class Lent(NamedTuple):
+    """What `Stream.lend` gives: descriptors for `reading` and `writing`, the same one where it serves both, which belong to the borrower.
+
+    `held` are bytes that have been read and belong to no message that was received. What precedes the line `begins_after`, where there is
+    such a line, is to be skipped, and `begun` to be called after it.
+    """
+
+    reading: int
+    writing: int
+    held: bytes
+    begins_after: bytes | None
+    begun: Callable[[], None]
+
+
+class PreparedJson:
+    """A value among the fields of many messages, such as the description of a large cluster, that is written as JSON once for all."""
+
+    def __init__(self, value: Any) -> None:
+        self.text = _dumps(value)
+        self.stand_in = secrets.token_hex(16)  # no other text of a message is that
 
 
 class ReusableBuffer:
@@ -142,14 +238,10 @@ class Stream:
 
     def send(self, message: Message) -> None:
         """Write one message and flush. Raises OSError (BrokenPipeError) where the peer is gone."""
-        arrays = {name: _raw(array) for name, array in message.arrays.items()}
-        header: dict[str, Any] = {"kind": message.kind, **message.fields}
-        if arrays:
-            header["arrays"] = [[name, array.dtype, list(array.shape), len(array.data)] for name, array in arrays.items()]
+        parts = encoded(message)
         with self._lock:
-            self._writer.write(json.dumps(header, separators=(",", ":")).encode() + b"\n")
-            for array in arrays.values():
-                self._writer.write(array.data)
+            for part in parts:
+                self._writer.write(part)
             self._writer.flush()
 
     def receive(self, room: ReusableBuffer | None = None) -> Message | None:
@@ -165,28 +257,18 @@ class Stream:
             if len(line) == MAX_HEADER_BYTES:
                 raise ProtocolError("a header that is too long")
             return None
-        try:
-            header = json.loads(line)
-            kind = header.pop("kind")
-            if not isinstance(kind, str):
-                raise TypeError("a kind that is no text")
-            described = [_described(*entry) for entry in header.pop("arrays", [])]
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ProtocolError(f"not a message: {line[:80]!r}") from error
-        total = sum(size for *_, size in described)
-        if total > MAX_ARRAY_BYTES:
-            raise ProtocolError("arrays of more bytes than a message may have")
-        self.weight = HEADER_WEIGHT * len(line) + total
-        memory = None if room is None else room.of(total)
+        header = header_of(line)
+        self.weight = header.weight
+        memory = None if room is None else room.of(header.array_bytes)
         arrays: dict[str, RawArray] = {}
-        for name, dtype, shape, size in described:
+        for name, dtype, shape, size in header.described:
             if memory is None:
                 data = memoryview(bytearray(size))
             else:
                 data, memory = memory[:size], memory[size:]
             self._fill(data)
             arrays[name] = RawArray(dtype, shape, data)
-        return Message(kind, header, arrays)
+        return Message(header.kind, header.fields, arrays)
 
     def _skip_preface(self) -> bool:
         """Read up to the line after which the messages begin; return whether it came. Raises ProtocolError where too much precedes it."""
@@ -230,6 +312,23 @@ class Stream:
             with connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
                     _limit_silence(connection, seconds)
+
+    def lend(self) -> Lent:
+        """Give what lies behind to whoever reads and writes it from now on without blocking; nobody may send or receive here any more.
+
+        The stream keeps its own files: what they lead to ends when those who have borrowed it have closed theirs too, or by `cut`. Raises
+        OSError or ValueError where it has been closed.
+        """
+        reading = os.dup(self._reader.fileno())
+        same = self._reader.fileno() == self._writer.fileno()
+        writing = reading if same else os.dup(self._writer.fileno())
+        for descriptor in (reading, writing):
+            os.set_blocking(descriptor, False)
+        waiting = self._reader.peek()  # of what has arrived in the meantime, too: nothing blocks any more
+        return Lent(reading, writing, self._reader.read1(len(waiting)) if waiting else b"", self._begins_after, self._begin)
+
+    def _begin(self) -> None:
+        self._begins_after = None
 
     def _connections(self) -> list[socket.socket]:
         """Return descriptors of our own for the sockets among the files; the caller closes them."""

@@ -278,6 +278,9 @@ _ARRAYS: Mapping[str, Mapping[str, tuple[str, int]]] = {
 _MOST_BYTES = {"log": FILE_PIECE_BYTES, "trace": FILE_PIECE_BYTES, "state_part": CHUNK_BYTES}
 """Of what comes in chunks: how large each may be."""
 
+_OF_SAMPLE, _OF_TASK_SAMPLE = (frozenset(field.name for field in fields(kind)) for kind in (SystemRecord, TaskSample))
+"""The fields that a sample of a node has, and those of each of its tasks."""
+
 _ITEM_BYTES = {"|u1": 1, "<f4": 4, "<f8": 8, "<i8": 8}
 _OPTIONAL = frozenset({"staleness"})
 _SPARE = re.compile(r"spare-[1-9][0-9]{0,8}")
@@ -349,8 +352,7 @@ def _wrong_with_arrays(message: Message) -> str | None:
 
 def _wrong_with_sample(node: int, record: Mapping[str, Any], node_of: Mapping[str, int]) -> str | None:
     """Return what is wrong with a sample beyond the types of its fields: all are there, no others, and its tasks are the node's own."""
-    for kind, value in ((SystemRecord, record), *((TaskSample, task) for task in record.get("tasks", ()))):
-        names = {field.name for field in fields(kind)}
+    for names, value in ((_OF_SAMPLE, record), *((_OF_TASK_SAMPLE, task) for task in record.get("tasks", ()))):
         if names != value.keys():
             return f"a message 'sample' whose fields {sorted(names ^ value.keys())!s:.300} are missing or unknown"
     of_gpus = [task for gpu in record["gpus"] or () for task in gpu.get("tasks", ())]
@@ -382,7 +384,7 @@ def _unfit_in(values: list[Any], *, may_be_nan: bool) -> str | None:
             return f"a number that is {value}"
         if isinstance(value, int) and abs(value) >= 2**63:
             return "a number that is too large"
-        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
             return "a text that is no Unicode"
         if isinstance(value, dict):
             waiting += [(part, depth + 1) for entry in value.items() for part in entry]

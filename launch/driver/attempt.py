@@ -8,6 +8,7 @@ still speaks for an earlier attempt is not understood by this one's tasks.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...engine.calibration import calibrate
 from ...engine.loop import TrainingLoop
 from ...engine.loop_interfaces import TrainingTotals
 from ...engine.progress.base import Progress
-from ...engine.protocol.messages import Message
+from ...engine.protocol.messages import Message, PreparedJson
 from ..launchers.base import NodeChannel
 from ..preflight.gpu_demand import asked_device
 from ..resume.origin import Origin
@@ -130,7 +131,7 @@ class Attempt:
         channels, training = self._nodes.channels, self.training
         self._gpus = assign_gpus(asked_device(training.job), training.placed, training.places, hosts, self._nodes.name)
         self._tell_of_gpus(self._gpus.notice)
-        counts = {place: sum(task.node == place for task in training.placed) for place in training.places}
+        counts = dict.fromkeys(training.places, 0) | Counter(task.node for task in training.placed)
         cluster = make_cluster(training.placed, channels, self.tasks.reserve_ports(counts, deadline - time.monotonic()))
         threads = threads_per_task(training.job, training.model, channels, hosts, training.placed)
         self._clustered = make_tasks(cluster, threads)
@@ -140,13 +141,14 @@ class Attempt:
 
     def start_tasks(self, deadline: float) -> None:
         """Have every node start its tasks."""
-        self.tasks.start_tasks(self._clustered, lambda node: self._start_request(self._nodes.channels[node], deadline))
+        described = PreparedJson(self.training.job.model_dump(mode="json"))
+        self.tasks.start_tasks(self._clustered, lambda node: self._start_request(self._nodes.channels[node], described, deadline))
 
-    def _start_request(self, channel: NodeChannel, deadline: float) -> dict[str, Any]:
+    def _start_request(self, channel: NodeChannel, described: PreparedJson, deadline: float) -> dict[str, Any]:
         job = self.training.job
         logs = self._recording.writer.log_path(channel.node, "task").parent.absolute()
         return {
-            "job": job.model_dump(mode="json"),
+            "job": described,
             "log_folder": str(logs) if channel.shares_files else None,
             "sample_interval_seconds": job.sample_interval if job.monitor else None,
             "isolated": channel.isolated,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...core.cluster import Cluster, Task, TaskSpec
@@ -32,9 +33,10 @@ Hosts = Sequence[Mapping[str, Any]]
 def infer_isolation(channels: Sequence[NodeChannel], hosts: Hosts) -> None:
     """Decide for nodes started elsewhere whether their interfaces are theirs alone: not on loopback, and no other node beside them."""
     networks = [tuple(sorted(host["identity"].items())) for host in hosts]
+    found = Counter(networks)
     for channel, network in zip(channels, networks, strict=True):
         if channel.isolated is None:
-            channel.isolated = networks.count(network) == 1 and not channel.address.startswith("127.")
+            channel.isolated = found[network] == 1 and not channel.address.startswith("127.")
 
 
 LEAST_FLOPS_TO_SHARE = 50e6
@@ -52,7 +54,9 @@ def threads_per_task(job: Job, spec: ModelSpec, channels: Sequence[NodeChannel],
         return [job.threads] * len(channels)
     if spec.training_flops * job.per_worker_batch < LEAST_FLOPS_TO_SHARE:
         return [1] * len(channels)
-    return [_threads(own, channels, hosts, placed) for own in channels]
+    tasks = Counter(task.node for task in placed)
+    sharing = _sharing(channels, hosts)
+    return [_threads(own, sharing[own.node], hosts, tasks) for own in channels]
 
 
 def machine_of(host: Mapping[str, Any]) -> str:
@@ -68,21 +72,22 @@ def node_beside_driver(places: Sequence[int], hosts: Hosts) -> int | None:
 
 def nodes_sharing_cores(channels: Sequence[NodeChannel], hosts: Hosts) -> int:
     """Return the size of the largest group of nodes that compute on the same cores, fighting for them; 1 where none share."""
-    return max(len(_sharing(own, channels, hosts)) for own in channels)
+    return max(map(len, _sharing(channels, hosts).values()))
 
 
-def _sharing(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts) -> set[int]:
-    """Return the nodes, with `own`, that compute on the same cores: those of one machine that are not limited."""
-    if own.cores is not None:
-        return {own.node}
-    machine = machine_of(hosts[own.node])
-    return {channel.node for channel in channels if channel.cores is None and machine_of(hosts[channel.node]) == machine}
+def _sharing(channels: Sequence[NodeChannel], hosts: Hosts) -> dict[int, set[int]]:
+    """Return for each node those, with itself, that compute on the same cores: those of one machine that are not limited."""
+    on_machine: dict[str, set[int]] = {}
+    for channel in channels:
+        if channel.cores is None:
+            on_machine.setdefault(machine_of(hosts[channel.node]), set()).add(channel.node)
+    return {own.node: {own.node} if own.cores is not None else on_machine[machine_of(hosts[own.node])] for own in channels}
 
 
-def _threads(own: NodeChannel, channels: Sequence[NodeChannel], hosts: Hosts, placed: Sequence[TaskSpec]) -> int:
-    nodes = _sharing(own, channels, hosts)
+def _threads(own: NodeChannel, sharing: Collection[int], hosts: Hosts, tasks: Mapping[int, int]) -> int:
+    """Return a node's threads per task; `tasks` says how many each node has, and `sharing` which nodes have the same cores."""
     cores = own.cores or hosts[own.node]["cores_available"] or os.cpu_count() or 1
-    return max(1, int(cores // max(1, sum(task.node in nodes for task in placed))))
+    return max(1, int(cores // max(1, sum(tasks.get(node, 0) for node in sharing))))
 
 
 def make_cluster(placed: Sequence[TaskSpec], channels: Sequence[NodeChannel], reserved: Mapping[int, Sequence[int]]) -> Cluster:
@@ -91,8 +96,11 @@ def make_cluster(placed: Sequence[TaskSpec], channels: Sequence[NodeChannel], re
     `channels` are those of all nodes, in node order, also of such that have no task.
     """
     ports: dict[str, int] = {}
+    names: dict[int, list[str]] = {channel.node: [] for channel in channels}
+    for task in placed:
+        names[task.node].append(task.name)
     for channel in channels:
-        own = [task.name for task in placed if task.node == channel.node]
+        own = names[channel.node]
         ports |= dict(zip(own, reserved.get(channel.node, ()), strict=True))
         ports |= {name: port for name, port in channel.ports.items() if name in own}
     return Cluster(tuple(placed), tuple(channel.address for channel in channels), ports, secrets.token_hex(32))

@@ -118,8 +118,9 @@ class Nodes:
         """Await every agent's greeting; return the nodes' descriptions in node order. From then on a silent node is lost."""
         hosts: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + timeout_seconds
-        while missing := sorted({channel.node for channel in self.channels} - hosts.keys()):
+        while len(hosts) < len(self.channels):
             if (left := deadline - time.monotonic()) <= 0:
+                missing = sorted({channel.node for channel in self.channels} - hosts.keys())
                 raise RunFailedError(f"waited too long for agents of nodes {missing}; --start-timeout sets how long")
             answer = self.receive(min(left, 1.0), {})
             self.raise_if_interrupted()
@@ -278,10 +279,11 @@ class Nodes:
         return None if broken is None else self.loss(broken)
 
     def finish(self, exit_code: int) -> None:
-        """Tell the agents that the run is over, and how it went."""
+        """Tell the agents that the run is over, and how it went; nothing more is told them."""
         for node in self.answering:
             self.members.tell(node, Message("finish", {"exit_code": exit_code}))
         self.members.flush(FLUSH_SECONDS)
+        self.members.end_sending(FLUSH_SECONDS)
 
     def loss(self, node: int) -> NodeLostError:
         """Return the error that a run without this node ends with."""

@@ -134,6 +134,7 @@ def finalize_records(
     `summarised` returns the summary of a run that ended in a state, or none where training had not begun. `status_before` is that of a
     run that was to go on and never did, which is what it was.
     """
+    recording.write_waiting_samples()
     recording.check(at_once=True)
     ending.blame(recording.refused)
     writer, outcome = recording.writer, ending.outcome

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ...records.loggers.mllog import MLLogWriter, Sizes
 from ...records.loggers.tensorboard import TensorBoardWriter
 from ...records.schema import EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from ...records.store.run_directory import RunReader, RunState, RunWriter
+from ...records.store.sample_thinning import SampleThinner
 from ..stacks.places import STACKS, TaskStack, append_stacks
 
 __all__ = ["PROFILE", "Recording"]
@@ -33,7 +35,7 @@ CHECK_SECONDS = 2.0
 _URGENT_EVENTS = ("mlflow_lost", "mlflow_incomplete")
 """Events about followers that a person should read at once."""
 
-_DRIVER_FIELDS = ("tasks", "time_seconds", "part_began_seconds", "trainer_cpu_seconds")
+_DRIVER_FIELDS = ("tasks", "time_seconds", "part_began_seconds", "trainer_cpu_seconds", "samples", "merged")
 """Fields of a sample that are not taken as its agent sent them."""
 
 
@@ -62,6 +64,7 @@ class Recording:
         self._zero: float | None = None
         self._stopped_at: float | None = None
         self._part_began_seconds = 0.0
+        self._thinner = SampleThinner()
         self._pending: list[Callable[[], None]] = []
         self._early_lock = threading.RLock()
         self._followers: list[RunLogger] = []
@@ -86,6 +89,7 @@ class Recording:
         with self._early_lock:
             if self._zero is not None:
                 return
+            self.write_waiting_samples()
             self._zero = time.monotonic() - run_seconds
             self._part_began_seconds = run_seconds
             for write in self._pending:
@@ -94,12 +98,14 @@ class Recording:
 
     def begin_segment(self, run_seconds: float) -> None:
         """A part of the run on other nodes begins at `run_seconds`: later samples are of it. The clock itself goes on."""
+        self.write_waiting_samples()
         self._part_began_seconds = run_seconds
 
     def stop_clock(self) -> None:
         """The time until here is that of the run, `run_seconds`; a second call does nothing. What is recorded later has a later time."""
         if self._stopped_at is None:
             self._stopped_at = self.clock()
+            self._thinner.want_each()
 
     @property
     def run_seconds(self) -> float:
@@ -117,7 +123,9 @@ class Recording:
 
     def _timestamped(self, write: Callable[[float], None]) -> None:
         """Write a record stamped with this moment: now, or as soon as the run clock starts."""
-        moment = time.monotonic()
+        self._timestamped_at(time.monotonic(), write)
+
+    def _timestamped_at(self, moment: float, write: Callable[[float], None]) -> None:
         with self._early_lock:
             if self._zero is None:
                 self._pending.append(lambda: write(self._since_zero(moment)))
@@ -141,6 +149,7 @@ class Recording:
 
         Who has heard the others hears that this attempt has failed; add followers anew. Call while nothing is written. Raises DiskError.
         """
+        self.write_waiting_samples()
         followers, self._followers, self._following = self._followers, [], False
         for follower in followers:
             follower.on_end("failed", None)
@@ -209,21 +218,40 @@ class Recording:
         self._timestamped(write)
 
     def sample(self, fields: Mapping[str, Any]) -> None:
-        """Record a node's resources, as its agent sent them."""
+        """Take a node's resources, as its agent sent them. Where very many come in, a line stands for several (`SampleThinner`)."""
         own = {key: value for key, value in fields.items() if key not in _DRIVER_FIELDS}
         tasks = tuple(TaskSample(**task) for task in fields["tasks"])
         agent = fields["trainer_cpu_seconds"]
         used = agent + time.process_time() if agent is not None and fields["node"] == self._own_node else agent
+        record = SystemRecord(**own, time_seconds=time.monotonic(), tasks=tasks, trainer_cpu_seconds=used)
+        before = self._thinner.samples_per_line
+        lines = self._thinner.add(record)
+        if self._thinner.samples_per_line != before:
+            self.event("samples_thinned", samples_per_line=self._thinner.samples_per_line, nodes=self._thinner.nodes)
+        for line in lines:
+            self._write_sample(line)
+        if record not in lines and self._zero is not None:
+            self.progress.node(self._on_run_clock(record, self._since_zero(record.time_seconds)))
+
+    def write_waiting_samples(self) -> None:
+        """Write what stands for all samples that wait for others."""
+        for line in self._thinner.flush():
+            self._write_sample(line)
+
+    def _write_sample(self, line: SystemRecord) -> None:
+        """Write a line about a sample, whose time is still that of this machine's clock."""
 
         def write(now: float) -> None:
-            began = self._part_began_seconds
-            self._system(SystemRecord(**own, time_seconds=now, tasks=tasks, part_began_seconds=began, trainer_cpu_seconds=used))
+            record = self._on_run_clock(line, now)
+            self._append(lambda to: to.system(record))
+            self._thinner.wrote(self.writer.line_bytes)
+            if line.samples == 1:
+                self.progress.node(record)
 
-        self._timestamped(write)
+        self._timestamped_at(line.time_seconds, write)
 
-    def _system(self, record: SystemRecord) -> None:
-        self._append(lambda to: to.system(record))
-        self.progress.node(record)
+    def _on_run_clock(self, record: SystemRecord, now: float) -> SystemRecord:
+        return replace(record, time_seconds=now, part_began_seconds=self._part_began_seconds)
 
     def _append(self, tell: Callable[[RunWriter | RunLogger], None]) -> None:
         """Write a record into the run directory, and tell the followers."""

@@ -7,7 +7,7 @@ that all of its tasks have ended, which is the last that they say of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -17,7 +17,7 @@ from ...core.cluster import Role, Task, TaskSpec
 from ...core.errors import RunFailedError, TrainerError
 from ...core.startup_watchdog import REPORT_SECONDS
 from ...engine.protocol.heartbeat import TICK_SECONDS
-from ...engine.protocol.messages import Message
+from ...engine.protocol.messages import Message, PreparedJson
 from ...engine.protocol.state_transfer import load_messages
 from ...engine.task import task_to_fields
 from ..stacks.collect import COLLECT_SECONDS
@@ -92,11 +92,14 @@ class TaskGroup:
 
     def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], dict[str, Any]]) -> None:
         """Have every node start its tasks. `request` gives the fields of a node's ``start`` message beside its tasks."""
+        cluster = PreparedJson(tasks[0].cluster.to_json())
+        own: dict[int, list[dict[str, Any]]] = {node: [] for node in self._places}
+        for task in tasks:
+            own[task.placed.node].append(task_to_fields(task, cluster))
         for node in sorted(self._places):
-            own = [task_to_fields(task) for task in tasks if task.placed.node == node]
             fields = request(node)
             self.nodes.asked.of_samples(node, fields["sample_interval_seconds"])
-            self.nodes.members.tell(node, Message("start", {**fields, "tasks": own}))
+            self.nodes.members.tell(node, Message("start", {**fields, "tasks": own[node]}))
 
     def keep_spares(self, job: Mapping[str, Any]) -> None:
         """Have every node start spares until it has as many as tasks."""
@@ -112,24 +115,25 @@ class TaskGroup:
         deadline = time.monotonic() + timeout_seconds
         reported = deadline + 2 * REPORT_SECONDS  # a task that is stuck says first where, and ends
         while len(ready) < len(self.node_of):
-            missing = sorted(set(self.node_of) - set(ready))
-            _, message = self._expect("ready", reported, partial(self._described_starts, missing), "--start-timeout")
+            _, message = self._expect("ready", reported, partial(self._described_starts, ready), "--start-timeout")
             if time.monotonic() > deadline:
                 raise RunFailedError(f"{message['from']} was ready only after --start-timeout, which says how long a start may take")
             ready[message["from"]] = TaskReady(message.get("precision_used"), message.get("device_used"))
             self._failures.mark_ready(message["from"])
         return ready
 
-    def _described_starts(self, tasks: Sequence[str]) -> str:
-        return ", ".join(map(self._failures.described_start, tasks)) + " to be ready"
+    def _described_starts(self, ready: Collection[str]) -> str:
+        return ", ".join(map(self._failures.described_start, sorted(set(self.node_of).difference(ready)))) + " to be ready"
 
     def _collect(self, kind: str, nodes: Iterable[int], timeout_seconds: float, what: str) -> dict[int, Message]:
         """Await one message of a kind from each of the nodes."""
         answers: dict[int, Message] = {}
         deadline = time.monotonic() + timeout_seconds
-        while missing := sorted(set(nodes) - answers.keys()):
-            node, message = self._expect(kind, deadline, partial("{} of nodes {}".format, what, missing))
+        missing = set(nodes)
+        while missing:
+            node, message = self._expect(kind, deadline, lambda: f"{what} of nodes {sorted(missing)}")
             answers[node] = message
+            missing.discard(node)
         return answers
 
     def _expect(self, kind: str, deadline: float, what: Callable[[], str], option: str | None = None) -> tuple[int, Message]:
@@ -263,10 +267,11 @@ class TaskGroup:
         nodes = self.nodes
         nodes.give_up_silent()
         waiting = nodes.answering & self._places
+        if politely:
+            for name, place in self.node_of.items():
+                if place in waiting:
+                    nodes.members.tell(place, Message("close", {"to": name}))
         for node in waiting:
-            if politely:
-                for name in (name for name, place in self.node_of.items() if place == node):
-                    nodes.members.tell(node, Message("close", {"to": name}))
             nodes.ask(node, Message("stop", {"grace_seconds": grace_seconds if politely else 0.0}), "stopped")
         deadline = time.monotonic() + grace_seconds + KILL_SECONDS
         while (waiting := waiting & nodes.members.present) and time.monotonic() < deadline:
@@ -296,7 +301,7 @@ class TaskGroup:
             return self.nodes.loss(first.node)
         return self._failures.death_of(first.node, self.nodes.name(first.node), first.death)
 
-    def _await_silent_cause(self, before: Mapping[int, tuple[int, int]]) -> None:
+    def _await_silent_cause(self, before: Mapping[int, Hashable]) -> None:
         """Where only victims have fallen, wait until each node has said something since `before`, or is lost: then that is the cause."""
         if self.nodes.node_timeout_seconds is None:
             return

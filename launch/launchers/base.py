@@ -6,12 +6,13 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from ...core.job import Job
 from ...core.process import python
-from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.messages import Message, PreparedJson, Stream
 from ..node.scratch import remove_scratch
 
 __all__ = [
@@ -188,13 +189,20 @@ def send_prepare(stream: Stream, job: Job, node: int, *, one_machine: bool = Fal
 
     It is the first message to an agent, which answers with its greeting. `one_machine`: all nodes are on one, and share its GPUs.
     """
-    tasks = job.workers_by_node[node]
-    shared = (sum(job.workers_by_node[:node]), job.workers) if one_machine else (0, tasks)
-    fields = {"job": job.model_dump(mode="json"), "tasks": tasks, "workers_before": shared[0], "workers_on_machine": shared[1]}
+    described, workers = _prepared(job)
+    tasks = workers[node]
+    shared = (sum(workers[:node]), job.workers) if one_machine else (0, tasks)
+    fields = {"job": described, "tasks": tasks, "workers_before": shared[0], "workers_on_machine": shared[1]}
     try:
         stream.send(Message("prepare", fields))
     except OSError:
         return  # the agent has gone; the end of its stream says so
+
+
+@lru_cache(1)
+def _prepared(job: Job) -> tuple[PreparedJson, Sequence[int]]:
+    """Return what the first messages to all agents of a run have in common: the job, and how many workers each node has."""
+    return PreparedJson(job.model_dump(mode="json")), job.workers_by_node
 
 
 def _close_input(agent: AgentProcess) -> None:

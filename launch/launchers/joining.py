@@ -20,7 +20,7 @@ from ...engine.protocol.transport import WrongSecretError, connect
 from ..environments.base import Membership
 from ..node.agent import Agent
 
-__all__ = ["another_protocol", "automatic_request", "difference", "job_request", "join_run", "resume_request"]
+__all__ = ["another_protocol", "automatic_request", "difference", "job_request", "join_run", "resume_request", "welcomed"]
 
 OWN_TO_EACH_NODE = frozenset({"out", "name", "data_dir", "mlflow", "mlflow_experiment"})
 """Fields that may differ between the nodes of one job."""
@@ -80,7 +80,7 @@ def another_protocol(whose: str, theirs: object, ours: str) -> str:
 def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_timeout_seconds: float) -> int:
     """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended. `asked`: see ExternalLauncher."""
     request = Message("join", {"protocol": PROTOCOL, "node": place.node, "local_rank": place.local_rank, "asked": dict(asked)})
-    stream, node_timeout_seconds = _welcomed(request, place, secret, start_timeout_seconds)
+    stream, node_timeout_seconds = welcomed(request, place, secret, start_timeout_seconds)
     driver = place.rendezvous[0]
 
     def answer() -> None:
@@ -136,7 +136,7 @@ class _Standby:
                 return
 
 
-def _welcomed(request: Message, place: Membership, secret: bytes, start_timeout_seconds: float) -> tuple[Stream, float]:
+def welcomed(request: Message, place: Membership, secret: bytes, start_timeout_seconds: float) -> tuple[Stream, float]:
     """Ask the driver, which may not be listening yet or have strangers at its door, until it answers; return the channel to it.
 
     With it comes the run's node time-out, in seconds.

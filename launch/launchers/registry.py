@@ -16,6 +16,7 @@ from ...core.plugins import find, load
 from ..environments.base import Membership
 from .base import Launcher
 from .host_list import Host
+from .open_files import allow_files_of_nodes
 
 __all__ = ["AUTOMATIC", "FOLLOW_OTHERS", "USE_ALLOCATION", "LaunchRequest", "choose_launcher", "starts_by_ray"]
 
@@ -70,8 +71,9 @@ def starts_by_ray(launcher: str, ray_address: str | None, *, in_ray_job: bool) -
 def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] = AUTOMATIC) -> Launcher:
     """Return the launcher that the job names, or with ``auto`` the first that serves the request.
 
-    Raises UsageError where there is none of that name, or where it cannot start the nodes of this run.
+    Raises UsageError where there is none of that name, or where it cannot start the nodes of this run, or this process not serve so many.
     """
+    allow_files_of_nodes(run.job.nodes + (run.membership.standbys if run.membership else 0), joining=run.membership is not None)
     wanted = run.job.launcher
     name = next(name for name, serves in automatic if serves(run)) if wanted == "auto" else wanted
     launcher: Launcher = load(find("launcher", name), "launcher")(run)

@@ -32,6 +32,9 @@ from .remote import refuse_virtual_nodes
 __all__ = ["ExternalLauncher", "apply_membership", "make"]
 
 
+BACKLOG = 1024
+"""Connections that wait for the door to come to them: as many as nodes may be started at the same moment."""
+
 LOOK_SECONDS = 0.2
 """How often whoever waits for the others looks whether the user has interrupted it."""
 
@@ -195,7 +198,7 @@ class ExternalLauncher:
         host = self.place.rendezvous[0]
         for port in ports:
             try:
-                return socket.create_server((address, port), backlog=64)
+                return socket.create_server((address, port), backlog=BACKLOG)
             except OSError as error:
                 if error.errno == errno.EADDRNOTAVAIL and address != host:
                     return None
@@ -226,16 +229,19 @@ class ExternalLauncher:
 
     def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[Joiner, str]:
         """Return the next process that knows the secret, and its host."""
-        missing = [node for node in range(self.job.nodes) if node not in channels]
-        waiting = f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
         while not self._interrupted:
             left = deadline - time.monotonic()
             with contextlib.suppress(queue.Empty):
                 return self._arrived.get(timeout=max(0.0, min(left, LOOK_SECONDS)))
             if left <= 0:
                 within = f"within {self.job.start_timeout:g} s (--start-timeout)"
-                raise RunFailedError(f"{waiting} did not join {within}; was the same command started everywhere?")
-        raise InterruptedRunError(f"interrupted by the user, while {waiting} had not joined yet")
+                raise RunFailedError(f"{self._awaited(channels, standbys)} did not join {within}; was the same command started everywhere?")
+        raise InterruptedRunError(f"interrupted by the user, while {self._awaited(channels, standbys)} had not joined yet")
+
+    def _awaited(self, channels: Mapping[int, NodeChannel], standbys: int) -> str:
+        """Say who has not joined yet."""
+        missing = [node for node in range(self.job.nodes) if node not in channels]
+        return f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
 
     def _problem(self, message: Message, channels: Mapping[int, NodeChannel], standbys: set[tuple[int, int]]) -> str | None:
         place = (message["node"], message["local_rank"])

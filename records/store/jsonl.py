@@ -274,14 +274,18 @@ class LineFile:
             self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
 
-    def write(self, record: Record) -> None:
-        """Append one record. Raises DiskError (with no half line left behind, where the file allows it) or ValueError once closed."""
+    def write(self, record: Record) -> int:
+        """Append one record; return the bytes of its line.
+
+        Raises DiskError (with no half line left behind, where the file allows it) or ValueError once closed.
+        """
         line = encode(record)
         with self._lock:
             if self._descriptor is None:
                 raise ValueError(f"{self.path} is closed")
             with writing(self.path):
                 append_whole(self._descriptor, line)
+        return len(line)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -51,6 +51,7 @@ class RunWriter:
         self._identity = os.fstat(self._lock)
         self._created = created
         self._status_lock = threading.Lock()
+        self.line_bytes = 0
         self._open()
 
     def _open(self) -> None:
@@ -150,8 +151,8 @@ class RunWriter:
         self._events.write(record)
 
     def system(self, record: SystemRecord) -> None:
-        """Append to ``system.jsonl``."""
-        self._system.write(record)
+        """Append to ``system.jsonl``; `line_bytes` says then how long that line is."""
+        self.line_bytes = self._system.write(record)
 
     @property
     def there(self) -> bool:

@@ -125,6 +125,12 @@ class _Checkpoints(JsonObject):
     bytes: Count | None = None
 
 
+class _SamplesThinned(JsonObject):
+    samples: Count
+    lines: Count
+    most_samples_of_a_line: Count
+
+
 class _Patience(JsonObject):
     metric: Name
     evaluations: Count
@@ -192,6 +198,7 @@ class Summary(JsonObject):
     restarts: Count | None = None
     restart_seconds_lost: Duration | None = None
     time_shares: _TimeShares | None = None
+    samples_thinned: _SamplesThinned | None = None
     per_node: Annotated[list[_Node], Field(max_length=MOST_NODES)]
 
     @model_validator(mode="after")

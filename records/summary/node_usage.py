@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ..schema import Clock, GpuSample, SystemRecord
+from ..schema import COUNTERS, GAUGES, GPU_GAUGES, Clock, GpuSample, SystemRecord
 from .lost_cpu import LEAST_SECONDS, CpuUse, LostCpu, lost_cpu, mean_over_segments
 from .segments import with_segments
 
-__all__ = ["Counter", "network_source", "per_node", "rate_between"]
+__all__ = ["Counter", "Lines", "network_source", "per_node", "rate_between"]
 
 
 def rate_between(before: SystemRecord | None, record: SystemRecord, name: str) -> float | None:
@@ -67,12 +67,14 @@ class _Gauge:
         self.samples = 0
         self.max: float | None = None
 
-    def add(self, value: float | None) -> None:
-        if value is None:
+    def add(self, value: float | None, samples: int = 1, largest: float | None = None) -> None:
+        """Take in the mean over so many samples, of which this was the largest value: by default a single one."""
+        if value is None or not samples:
             return
-        self.total += value
-        self.samples += 1
-        self.max = value if self.max is None else max(self.max, value)
+        self.total += value * samples
+        self.samples += samples
+        largest = value if largest is None else largest
+        self.max = largest if self.max is None else max(self.max, largest)
 
     @property
     def mean(self) -> float | None:
@@ -82,45 +84,44 @@ class _Gauge:
         return {"mean": self.mean, "max": self.max} if self.samples else None
 
 
-_COUNTERS = (
-    "cpu_seconds",
-    "network_sent_bytes",
-    "network_received_bytes",
-    "disk_read_bytes",
-    "disk_written_bytes",
-    "monitor_cpu_seconds",
-    "cpu_wait_seconds",
-    "machine_cpu_seconds",
-    "trainer_cpu_seconds",
-    "cpu_pressure_seconds",
-    "cpu_granted_seconds",
-    "cpu_throttled_seconds",
-)
-_GAUGES = ("cpu_cores_used", "cpu_fraction", "memory_rss_bytes", "memory_pss_bytes")
-
-
 class _Gpu:
     """The figures of one GPU, and the tasks that were given it in some attempt of the run."""
 
     def __init__(self, name: str | None) -> None:
         self._name = name
-        self._utilization, self._memory_bytes, self._power_watts = _Gauge(), _Gauge(), _Gauge()
+        self._gauges = {name: _Gauge() for name in GPU_GAUGES}
         self._tasks: dict[str, None] = {}
 
-    def add(self, sample: GpuSample) -> None:
-        self._utilization.add(sample.get("utilization"))
-        self._memory_bytes.add(sample.get("memory_bytes"))
-        self._power_watts.add(sample.get("power_watts"))
+    def add(self, index: int, sample: GpuSample, record: SystemRecord) -> None:
+        """Take in what a record, that may stand for several samples, has of the GPU."""
+        for name, gauge in self._gauges.items():
+            gauge.add(sample.get(name), *record.merged_as(f"gpu{index}.{name}"))
         self._tasks.update(dict.fromkeys(sample.get("tasks", ())))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self._name,
-            "utilization": self._utilization.to_json(),
-            "memory_bytes": self._memory_bytes.to_json(),
-            "power_watts": self._power_watts.to_json(),
-            "tasks": list(self._tasks),
-        }
+        figures: dict[str, Any] = {name: gauge.to_json() for name, gauge in self._gauges.items()}
+        return {"name": self._name, **figures, "tasks": list(self._tasks)}
+
+
+class Lines:
+    """How many lines of samples there are, and how many samples they stand for."""
+
+    def __init__(self) -> None:
+        self._lines = self._samples = 0
+        self._most = 1
+
+    def counted(self, samples: Iterable[SystemRecord]) -> Iterator[SystemRecord]:
+        """Yield what is given, and count it."""
+        for record in samples:
+            self._lines += 1
+            self._samples += record.samples
+            self._most = max(self._most, record.samples)
+            yield record
+
+    @property
+    def thinned(self) -> dict[str, int] | None:
+        """What a summary says of it; None where each line is a sample."""
+        return None if self._most == 1 else {"samples": self._samples, "lines": self._lines, "most_samples_of_a_line": self._most}
 
 
 class _Node:
@@ -135,9 +136,9 @@ class _Node:
         self._segment: float | None = None
         self._baseline: SystemRecord | None = None
         self._begun = self._ended = False
-        self._counters = {name: Counter() for name in _COUNTERS}
+        self._counters = {name: Counter() for name in COUNTERS}
         self._by_segment: dict[float | None, dict[str, Counter]] = {}
-        self._gauges = {name: _Gauge() for name in _GAUGES}
+        self._gauges = {name: _Gauge() for name in GAUGES}
         self._gpus: dict[int, _Gpu] = {}
         self._cores_available: float | None = None
         self.sources: set[str] = set()
@@ -164,7 +165,7 @@ class _Node:
         self._segment, self._begun, self._baseline = segment, False, None
         for counter in self._counters.values():
             counter.reset()
-        self._by_segment.setdefault(segment, {name: Counter() for name in _COUNTERS})
+        self._by_segment.setdefault(segment, {name: Counter() for name in COUNTERS})
 
     def _count(self, record: SystemRecord) -> None:
         for counters in (self._counters, self._by_segment[self._segment]):
@@ -172,11 +173,11 @@ class _Node:
                 counter.add(getattr(record, name), record.time_seconds)
 
     def _measure(self, record: SystemRecord) -> None:
-        self._samples += 1
+        self._samples += record.samples
         for name, gauge in self._gauges.items():
-            gauge.add(getattr(record, name))
+            gauge.add(getattr(record, name), *record.merged_as(name))
         for index, gpu in enumerate(record.gpus or ()):
-            self._gpus.setdefault(index, _Gpu(gpu.get("name"))).add(gpu)
+            self._gpus.setdefault(index, _Gpu(gpu.get("name"))).add(index, gpu, record)
         if record.cores_available is not None:
             self._cores_available = record.cores_available
         if record.network_source is not None:

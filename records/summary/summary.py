@@ -19,7 +19,7 @@ from ...metrics.ranking import Improvements
 from ...metrics.recorded import read_metrics
 from ..schema import Clock, EvalRecord, EventRecord, StepRecord
 from ..store.run_directory import RunReader, RunState
-from .node_usage import network_source, per_node
+from .node_usage import Lines, network_source, per_node
 from .segments import last_segment, resumed_seconds
 from .time_shares import StepTimes, time_shares
 
@@ -219,7 +219,8 @@ def summarise(
             times.add(record)
     events = list(reader.events())
     evals = [record for record in reader.evals() if record.split == "test"]
-    nodes = per_node(reader.system(), job.nodes, clock, resumed_seconds(described), machines)
+    lines = Lines()
+    nodes = per_node(lines.counted(reader.system()), job.nodes, clock, resumed_seconds(described), machines)
     return {
         "state": state,
         **job_fields(job, reader.name),
@@ -254,6 +255,7 @@ def summarise(
         "checkpoints": _checkpoints(events),
         **_restarts(events),
         "time_shares": time_shares(reader.calibration(), job.mode, times, clock, began_seconds),
+        "samples_thinned": lines.thinned,
         "per_node": nodes,
     }
 

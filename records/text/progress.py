@@ -9,9 +9,10 @@ from ...core.job import Job
 from ...metrics import MetricInfo
 from ..schema import EvalRecord, SystemRecord
 from ..summary.node_usage import rate_between
+from .many_nodes import lines_of, statistic
 from .numbers import UNKNOWN, bytes_text, duration_text, figure_text, number_text, rate_text
 
-__all__ = ["NodeSamples", "TrainingState", "evaluation_text"]
+__all__ = ["NodeSamples", "TrainingState", "evaluation_text", "named"]
 
 
 @dataclass(slots=True)
@@ -65,18 +66,46 @@ class NodeSamples:
     def add(self, record: SystemRecord) -> None:
         """Take note of a sample."""
         before = self._samples.get(record.node)
-        self._samples = {**self._samples, record.node: (before[1] if before else None, record)}
+        self._samples[record.node] = (before[1] if before else None, record)
 
-    def rows(self) -> list[Mapping[str, str]]:
-        """Return what to show of each node, in node order; a dash stands for what was not observed."""
-        return [self._row(*self._samples[node]) for node in sorted(self._samples)]
+    def rows(self, nodes: int | None = None) -> list[Mapping[str, str]]:
+        """Return what to show of each node, in node order, or of many nodes together; a dash stands for what was not observed.
 
-    def _row(self, before: SystemRecord | None, record: SystemRecord) -> Mapping[str, str]:
-        cores, available = record.cpu_cores_used, record.cores_available
-        return {
-            "node": str(record.node),
-            "CPU": UNKNOWN if cores is None else f"{cores:.2f}" + (f" of {available:g} cores" if available else " cores"),
-            "memory": bytes_text(record.memory_rss_bytes),
-            "sent": bytes_text(rate_between(before, record, "network_sent_bytes"), per_second=True),
-            "received": bytes_text(rate_between(before, record, "network_received_bytes"), per_second=True),
-        }
+        `nodes` is how many the run has now, where it may have had more before.
+        """
+        samples = self._samples.copy()  # whoever draws may do so in a thread of its own
+        found = [_figures(*samples[node]) for node in sorted(samples) if nodes is None or node < nodes]
+        lines = lines_of(len(found))
+        if lines == [*range(len(found))]:
+            return [_row(str(figures["node"]), figures) for figures in found]
+        return [
+            _row(f"{name} of {len(found):,}", {key: statistic(str(name), [one[key] for one in found]) for key in found[0]})
+            for name in lines
+        ]
+
+
+def named(row: Mapping[str, str]) -> str:
+    """Return what a row of `NodeSamples` is about, for a line of its own."""
+    return f"node {row['node']}" if row["node"].isdigit() else f"{row['node']} nodes"
+
+
+def _figures(before: SystemRecord | None, record: SystemRecord) -> dict[str, float | None]:
+    return {
+        "node": record.node,
+        "cores": record.cpu_cores_used,
+        "available": record.cores_available,
+        "memory": record.memory_rss_bytes,
+        "sent": rate_between(before, record, "network_sent_bytes"),
+        "received": rate_between(before, record, "network_received_bytes"),
+    }
+
+
+def _row(label: str, figures: Mapping[str, float | None]) -> Mapping[str, str]:
+    cores, available = figures["cores"], figures["available"]
+    return {
+        "node": label,
+        "CPU": UNKNOWN if cores is None else f"{cores:.2f}" + (f" of {available:g} cores" if available else " cores"),
+        "memory": bytes_text(figures["memory"]),
+        "sent": bytes_text(figures["sent"], per_second=True),
+        "received": bytes_text(figures["received"], per_second=True),
+    }

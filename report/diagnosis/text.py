@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from ...records.text.many_nodes import MOST_NODES_SHOWN, ends_of
 from ...records.text.numbers import UNKNOWN, bytes_text, number_text
 from ..catalog.divergence import diverged_text
 from .batch_size_advice import Advice
@@ -246,7 +247,10 @@ def _nodes(explanation: Explanation) -> Table:
     table.add_column("limit", no_wrap=True)
     for name in ("computing", "data", "peers", "exchange", "CPU cores", "sent", "received"):
         table.add_column(name, justify="right", no_wrap=True)
-    for view in explanation.nodes:
+    shown, some = ends_of(explanation.nodes, _waiting)
+    if some:
+        table.caption = f"Of {len(explanation.nodes):,} nodes: those that wait least for others, and those that wait most."
+    for view in shown:
         step = view.step_fractions or {}
         shares = (percent(step.get(component)) for component in ("compute", "data", "peers", "network"))
         cores = (
@@ -254,6 +258,13 @@ def _nodes(explanation: Explanation) -> Table:
         )
         table.add_row(str(view.node), view.limit or UNKNOWN, *shares, cores, *_traffic(view))
     return table
+
+
+def _waiting(view: NodeView) -> float | None:
+    """How much of a step a node waits for others; of one that was not calibrated, what it does not compute."""
+    if view.step_fractions is not None:
+        return view.step_fractions.get("peers")
+    return None if view.cpu_fraction is None else -view.cpu_fraction
 
 
 def _traffic(view: NodeView) -> tuple[str, str]:
@@ -290,11 +301,17 @@ def notes(explanation: Explanation) -> list[str]:
     sharing = evidence.summary["nodes_sharing_cores"] or 1
     if sharing > 1:
         found.append(f"{sharing} nodes share the same cores and fight for them; --cores-per-node would give each its own part.")
-    found += [text for text in (_held_up(explanation, view) for view in explanation.nodes) if text]
+    held_up = [text for text in (_held_up(explanation, view) for view in explanation.nodes) if text]
+    if len(held_up) > MOST_NODES_SHOWN:
+        held_up = [*held_up[:MOST_HELD_UP], f"So did {len(held_up) - MOST_HELD_UP:,} more of the {len(explanation.nodes):,} nodes."]
+    found += held_up
     if "network" in explanation.candidates and busiest(evidence.links) is None:
         found.append("No link has a known limit, so how full they are is not known (--bandwidth sets one for virtual nodes).")
     return found
 
+
+MOST_HELD_UP = 3
+"""Of very many nodes that were held up so many are named."""
 
 HELD_UP = 0.75
 """A task that computes needs one core at least; a node that had less than this of that was held up by others."""

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from ...records.text.many_nodes import MOST_NODES_SHOWN, statistic
 from ...records.text.numbers import bytes_text, number_text
 from ..catalog.run import Run
 from ..series.arrays import Floats, NodeSeries
+from ..series.node_bands import BAND_PERCENTILES, bands
 from .figure import COLOURS, INK, Curve, Kind, Mark, Panel, Picture, Unit, curve
 
 __all__ = ["resources"]
@@ -22,6 +24,9 @@ _SOURCES = {
     "interface": "Network: whole frames at the node's own interface.",
     "sockets": "Network: TCP payload of the node's tasks, as all nodes share one host.",
 }
+
+_BAND_POINTS = 400
+_BAND_NOTE = f" Of {{:,}} nodes: the median at each moment; pale the {BAND_PERCENTILES[0]}th and {BAND_PERCENTILES[1]}th percentiles."
 
 _Figure = Callable[[NodeSeries], Floats]
 _MEASURES: tuple[tuple[str, str, Unit, _Figure], ...] = (
@@ -70,10 +75,10 @@ def _top(figure: _Figure, runs: Sequence[Run], nodes: Sequence[Sequence[NodeSeri
     highest = []
     for run, own in zip(runs, nodes, strict=True):
         first, last = _range(run, own) if own else (0.0, 0.0)
-        for node in own:
-            values = figure(node)[(first <= node.time_seconds) & (node.time_seconds <= last)]
-            if np.isfinite(values).any():
-                highest.append(float(np.nanmax(values)))
+        shown = [figure(node)[(first <= node.time_seconds) & (node.time_seconds <= last)] for node in own]
+        if len(own) > MOST_NODES_SHOWN:
+            shown = [bands(own, figure, first, last, _BAND_POINTS).high]
+        highest += [float(np.nanmax(values)) for values in shown if np.isfinite(values).any()]
     return 1.05 * max(highest) if highest and max(highest) > 0 else None
 
 
@@ -89,14 +94,14 @@ def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None]
     panels = tuple(
         Panel(title, "run clock in seconds", y_title, curves, unit, from_zero=True, top=top)
         for (title, y_title, unit, figure), top in zip(_MEASURES, tops, strict=True)
-        if (curves := _curves(run, nodes, figure, first))
+        if (curves := _curves(run, nodes, figure, first, last))
     )
     marks, thinned = _marks(run)
     sources = sorted({_SOURCES[node.network_source] for node in nodes if node.network_source in _SOURCES})
     return Picture(
         "resources" if alone else f"resources-{run.name}",
         f"What each node used: {run.name}",
-        _NOTE.format(source=" ".join(sources), thinned=thinned).strip(),
+        _NOTE.format(source=" ".join(sources), thinned=thinned).strip() + (_BAND_NOTE.format(len(nodes)) if _are_many(nodes) else ""),
         "; ".join(_said(run, nodes)),
         panels,
         stacked=True,
@@ -106,7 +111,26 @@ def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None]
     )
 
 
-def _curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, start: float) -> tuple[Curve, ...]:
+def _are_many(nodes: Sequence[NodeSeries]) -> bool:
+    return len(nodes) > MOST_NODES_SHOWN
+
+
+def _band_curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, first: float, last: float) -> tuple[Curve, ...]:
+    """Return the median of many nodes, and faint the percentiles about it."""
+    found = bands(nodes, figure, max(first, min(float(node.time_seconds[0]) for node in nodes)), last, _BAND_POINTS)
+    if not np.isfinite(found.median).any():
+        return ()
+    low, high = (f"{percentile}th percentile" for percentile in BAND_PERCENTILES)
+    return (
+        curve(low, 1, found.time_seconds, found.low, run.number, "faint"),
+        curve(high, 2, found.time_seconds, found.high, run.number, "faint"),
+        curve(f"median of {len(nodes):,} nodes", 0, found.time_seconds, found.median, run.number),
+    )
+
+
+def _curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, start: float, end: float) -> tuple[Curve, ...]:
+    if _are_many(nodes):
+        return _band_curves(run, nodes, figure, start, end)
     found = []
     for node in nodes:
         shown = node.time_seconds >= start
@@ -136,24 +160,38 @@ def _marks(run: Run) -> tuple[list[Mark], str]:
 
 
 def _said(run: Run, nodes: Sequence[NodeSeries]) -> Iterator[str]:
-    """Say each node's figures in words: those of the summary, else those of the samples."""
-    for node in nodes:
-        cores, peak = _mean(node.cpu_cores_used), _highest(node.memory_rss_bytes)
-        sent, received = _mean(node.sent_bytes_per_second), _mean(node.received_bytes_per_second)
-        if run.has_summary and node.node < len(run.summary["per_node"]):
-            figures = run.summary["per_node"][node.node]
-            cores = figures["cpu_cores_used"] and figures["cpu_cores_used"]["mean"]
-            peak = figures["memory_rss_bytes"] and figures["memory_rss_bytes"]["max"]
-            sent, received = figures["network_sent_bytes_per_second"], figures["network_received_bytes_per_second"]
-        yield (
-            f"node {node.node}: {number_text(cores, 2)} cores, at most {bytes_text(peak)} of memory, "
-            f"sent {bytes_text(sent, per_second=True)}, received {bytes_text(received, per_second=True)}"
-        )
+    """Say each node's figures in words, or of many nodes the median: those of the summary, else those of the samples."""
+    rows = [_used(run, node) for node in nodes]
+    if _are_many(nodes):
+        yield _in_words(f"median of {len(nodes):,} nodes", *(statistic("median", column) for column in zip(*rows, strict=True)))
+        return
+    for node, figures in zip(nodes, rows, strict=True):
+        yield _in_words(f"node {node.node}", *figures)
 
 
-def _mean(values: Floats) -> float | None:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else None
+def _in_words(who: str, cores: float | None, peak: float | None, sent: float | None, received: float | None) -> str:
+    return (
+        f"{who}: {number_text(cores, 2)} cores, at most {bytes_text(peak)} of memory, "
+        f"sent {bytes_text(sent, per_second=True)}, received {bytes_text(received, per_second=True)}"
+    )
 
 
-def _highest(values: Floats) -> float | None:
-    return float(np.nanmax(values)) if np.isfinite(values).any() else None
+def _used(run: Run, node: NodeSeries) -> tuple[float | None, float | None, float | None, float | None]:
+    """Return a node's cores, its peak memory, and what it sent and received per second."""
+    if run.has_summary and node.node < len(run.summary["per_node"]):
+        figures = run.summary["per_node"][node.node]
+        cores = figures["cpu_cores_used"] and figures["cpu_cores_used"]["mean"]
+        peak = figures["memory_rss_bytes"] and figures["memory_rss_bytes"]["max"]
+        return cores, peak, figures["network_sent_bytes_per_second"], figures["network_received_bytes_per_second"]
+    rates = (node.sent_bytes_per_second, node.received_bytes_per_second)
+    cores, sent, received = (_mean(values, node) for values in (node.cpu_cores_used, *rates))
+    return cores, node.memory_peak_bytes, sent, received
+
+
+def _mean(values: Floats, node: NodeSeries) -> float | None:
+    """Return the mean over all samples, of which an entry may stand for several."""
+    known = np.isfinite(values)
+    if not known.any():
+        return None
+    weights = None if node.samples is None else node.samples[known]
+    return float(np.average(values[known], weights=weights))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...records.text.many_nodes import ends_of
 from ...records.text.numbers import duration_text
 from ..catalog.run import Run
 from ..diagnosis.time_shares import calibrated_segment, idle_fraction
@@ -35,12 +36,18 @@ _NOTE = (
     "at the parameter server is part of communicating. Of a run that was resumed the steps are those of its last part."
 )
 
+_SOME = " Of many nodes those are shown that wait least for their peers, and those that wait most."
+
 
 def time_shares(runs: Sequence[Run]) -> Picture:
     """Return bars for each run that has a summary, and for each of its nodes."""
     ended = [run for run in runs if run.has_summary]
     clocks = [_clock(run.summary) for run in ended]
-    nodes = [(run, node, figures) for run in ended for node, figures in _nodes(run)]
+    nodes, some = [], False
+    for run in ended:
+        shown, left_out = ends_of(_nodes(run), _waited)
+        nodes += [(run, node, figures) for node, figures in shown]
+        some = some or left_out
     panels = (
         Bars(
             "Where each run's clock went",
@@ -67,7 +74,7 @@ def time_shares(runs: Sequence[Run]) -> Picture:
         ),
     )
     words = "; ".join(_said(run, clock) for run, clock in zip(ended, clocks, strict=True))
-    return Picture("time-shares", "Where the time went", _NOTE, words, tuple(panel for panel in panels if panel.rows))
+    return Picture("time-shares", "Where the time went", _NOTE + _SOME * some, words, tuple(panel for panel in panels if panel.rows))
 
 
 def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -95,6 +102,12 @@ def _nodes(run: Run) -> list[tuple[int, Mapping[str, Any] | None]]:
     return [(figures["node"], figures) for figures in shares["nodes"]]
 
 
+def _waited(node: tuple[int, Mapping[str, Any] | None]) -> float | None:
+    """How long a node waits for its peers in a step, in seconds."""
+    seconds: float | None = None if node[1] is None else node[1]["peers_seconds"]
+    return seconds
+
+
 def _percent(figures: Mapping[str, Any] | None, key: str) -> float:
     if figures is None or figures[key] is None or not figures["step_seconds"]:
         return float("nan")
@@ -116,7 +129,7 @@ def _short(seconds: float) -> str:
 def _said(run: Run, clock: Mapping[str, float]) -> str:
     spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, (key, _) in _CLOCK_COMPONENTS.items() if key in clock)
     steps = []
-    for node, figures in _nodes(run):
+    for node, figures in ends_of(_nodes(run), _waited)[0]:
         parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]
         if parts:
             steps.append(f"a step on node {node}: {', '.join(parts)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Literal, cast
 
@@ -71,6 +72,8 @@ class _SystemLine(msgspec.Struct, gc=False):
     network_received_bytes: Count | None = None
     gpus: list[_Gpu] | None = None
     part_began_seconds: Seconds | None = None
+    samples: int = 1
+    merged: dict[str, tuple[int, float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ class NodeSeries:
     counter fell because it began anew. ``gpu_utilization`` (0 to 1) is the mean over its GPUs, over those of its tasks where it is known
     which these are. ``cores_available`` is the last sample's.
     Of a run that was resumed, samples of the later segments' initialisation are left out: their times are those of the segments before.
+    An entry may stand for several samples in a row, as ``samples`` says (None: each for one); ``memory_peak_bytes`` is the largest of all
+    of them, None where none has it.
     """
 
     node: int
@@ -129,6 +134,8 @@ class NodeSeries:
     gpu_utilization: Floats
     cores_available: float | None
     network_source: str | None
+    samples: Integers | None = None
+    memory_peak_bytes: float | None = None
 
 
 @dataclass(slots=True)
@@ -255,12 +262,18 @@ def _node(node: int, lines: Sequence[_SystemLine]) -> NodeSeries:
         _column([_gpu_utilization(line.gpus or ()) for line in lines])[kept],
         next((float(line.cores_available) for line in reversed(lines) if line.cores_available is not None), None),
         next((line.network_source for line in reversed(lines) if line.network_source is not None), None),
+        np.array([line.samples for line in lines], np.int64)[kept],
+        max((peak for line in compress(lines, kept) if (peak := _highest_memory(line)) is not None), default=None),
     )
 
 
 def _gpu_utilization(gpus: Sequence[_Gpu]) -> float | None:
     """Return the mean over the GPUs that the node's tasks were given; over all of them where none is known to be."""
     return _mean([gpu.utilization for gpu in ([gpu for gpu in gpus if gpu.tasks] or gpus)])
+
+
+def _highest_memory(line: _SystemLine) -> float | None:
+    return line.memory_rss_bytes if line.merged is None else line.merged.get("memory_rss_bytes", (0, None))[1]
 
 
 def _column(values: Sequence[float | str | None]) -> Floats:

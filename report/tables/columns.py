@@ -12,6 +12,7 @@ from ...core.suggestions import nearest
 from ...metrics import LOSS as LOSS_INFO
 from ...metrics import MetricInfo
 from ...metrics.classification import ACCURACY as ACCURACY_METRIC
+from ...records.text.many_nodes import lines_of, statistic
 from ...records.text.numbers import UNKNOWN, bytes_text, count_text, duration_text, figure_text, number_text, rate_text, seconds_text
 from ..catalog.run import Run
 from ..catalog.summary_rows import FIGURES
@@ -19,7 +20,20 @@ from ..catalog.translations import Searched, scored_at_the_end, signature_while_
 from ..comparison.factors import AT_THE_END, LOSS, METRICS, RESOURCES, SPEED, STEPS, TARGET, TIME, TRANSLATIONS
 from ..comparison.rows import Row
 
-__all__ = ["MARK", "NODE", "RUN_COLUMNS", "Column", "cell", "column", "metric_columns", "node_cell", "relative", "run_columns"]
+__all__ = [
+    "MARK",
+    "NODE",
+    "RUN_COLUMNS",
+    "Column",
+    "cell",
+    "column",
+    "metric_columns",
+    "named_node",
+    "node_cell",
+    "node_lines",
+    "relative",
+    "run_columns",
+]
 
 MARK = "†"
 """Stands behind a figure that cannot be compared with the first row's."""
@@ -213,9 +227,27 @@ def cell(entry: Row, one: Column, marks: Collection[str] = ()) -> str:
     return text + (MARK if value is not None and one.group in marks else "")
 
 
-def node_cell(entry: Row, one: Column, node: int, marks: Collection[str] = ()) -> str:
-    """Return a figure of one node as text; empty where the row has no such node."""
+def node_lines(entries: Iterable[Row]) -> list[tuple[int | str, str]]:
+    """Return what the nodes of these rows have a line each for, as `node_cell` takes it, and what it is called.
+
+    Of many nodes that is the lowest, the median and the highest of each figure.
+    """
+    counts = {entry.node_count for entry in entries}
+    of = f" of {max(counts):,}" if len(counts) == 1 else ""
+    return [(line, str(line) if isinstance(line, int) else f"{line}{of}") for line in lines_of(max(counts))]
+
+
+def named_node(node: int | str, label: str, figure: str) -> str:
+    """Return what a figure of a line of `node_lines` is called beside figures of no node."""
+    return f"node {label} {figure}" if isinstance(node, int) else f"{label} nodes: {figure}"
+
+
+def node_cell(entry: Row, one: Column, node: int | str, marks: Collection[str] = ()) -> str:
+    """Return a figure of one node as text, or what a statistic of this name says of all; empty where the row has no such node."""
     values, sigmas = entry.figures[one.key], entry.sigmas.get(one.key)
+    if isinstance(node, str):
+        found = None if values is None else statistic(node, values)
+        return one.show(found) + (MARK if found is not None and one.group in marks else "")
     if values is None or node >= len(values):
         return "" if node >= (entry.figures["nodes"] or 0) else UNKNOWN
     text = _spread(one.show, values[node], None if sigmas is None else sigmas[node])

@@ -10,7 +10,7 @@ from ..comparison.comparison import Comparison
 from ..comparison.factors import LEARNING, SPEED, TARGET
 from ..comparison.scaling import relative_speed, relative_target
 from .alignment import holds_figures
-from .columns import MARK, NODE, RUN_COLUMNS, Column, cell, node_cell, relative, run_columns
+from .columns import MARK, NODE, RUN_COLUMNS, Column, cell, named_node, node_cell, node_lines, relative, run_columns
 
 __all__ = ["RELATIVE", "ComparisonTable", "default_tables", "selected_table"]
 
@@ -64,8 +64,8 @@ def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[Co
     found: list[TextColumn] = []
     for one in columns:
         if one in NODE or one.key.startswith("node_"):
-            nodes = max(entry.node_count for entry in comparison.entries)
-            found += [(f"node {node} {one.header}", _node_cells(comparison, one, node)) for node in range(nodes)]
+            lines = node_lines(comparison.entries)
+            found += [(named_node(node, label, one.header), _node_cells(comparison, one, node)) for node, label in lines]
         else:
             found.append((one.header, _cells(comparison, one)))
     return [_block("", comparison, found)]
@@ -94,9 +94,9 @@ def _resources(comparison: Comparison) -> ComparisonTable:
     names = tuple(next(iter(comparison.settings)))
     rows = []
     for entry, settings, marks in zip(comparison.entries, comparison.settings, comparison.marks, strict=True):
-        for node in range(entry.node_count):
-            label = tuple(settings.values()) if node == 0 else ("",) * len(names)
-            rows.append((*label, str(node), *(node_cell(entry, one, node, marks) for one in NODE)))
+        for number, (node, called) in enumerate(node_lines([entry])):
+            label = tuple(settings.values()) if number == 0 else ("",) * len(names)
+            rows.append((*label, called, *(node_cell(entry, one, node, marks) for one in NODE)))
     return ComparisonTable(
         "Resources of each node", (*names, "node", *(one.header for one in NODE)), tuple(rows), len(names) + 1, len(names) + 1
     )
@@ -128,7 +128,7 @@ def _cells(comparison: Comparison, one: Column) -> list[str]:
     return [cell(entry, one, marks) for entry, marks in zip(comparison.entries, comparison.marks, strict=True)]
 
 
-def _node_cells(comparison: Comparison, one: Column, node: int) -> list[str]:
+def _node_cells(comparison: Comparison, one: Column, node: int | str) -> list[str]:
     return [node_cell(entry, one, node, marks) for entry, marks in zip(comparison.entries, comparison.marks, strict=True)]
 
 

@@ -19,7 +19,7 @@ from ..comparison.caveats import changed_text
 from ..comparison.factors import SPEED, TARGET
 from ..comparison.rows import Row, entry_of
 from ..comparison.scaling import relative_speed, relative_target
-from .columns import MARK, NODE, cell, node_cell, relative, run_columns
+from .columns import MARK, NODE, cell, named_node, node_cell, node_lines, relative, run_columns
 
 __all__ = ["ACROSS_MODES", "SYNTHETIC", "aligned", "columns_of", "one_run", "plain_table", "side_by_side", "to_text"]
 
@@ -151,8 +151,8 @@ def _nodes(entry: Row) -> Table:
     table.add_column("node", no_wrap=True)
     for one in columns:
         table.add_column(one.label, justify="right", no_wrap=True)
-    for node in range(entry.node_count):
-        table.add_row(str(node), *(node_cell(entry, one, node) for one in columns))
+    for node, label in node_lines([entry]):
+        table.add_row(label, *(node_cell(entry, one, node) for one in columns))
     return table
 
 
@@ -171,8 +171,8 @@ def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Tabl
     shown = [_as_shown(entry) for entry in entries]
     main = _figure_lines(shown, marks)
     nodes = [
-        (f"node {node} {one.label}", [node_cell(entry, one, node, own) for entry, own in zip(shown, marks, strict=True)])
-        for node in range(max(entry.node_count for entry in shown))
+        (named_node(node, label, one.label), [node_cell(entry, one, node, own) for entry, own in zip(shown, marks, strict=True)])
+        for node, label in node_lines(shown)
         for one in NODE
     ]
     table = plain_table()

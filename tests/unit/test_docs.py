@@ -78,7 +78,7 @@ def every_option():
 
 @pytest.fixture(scope="module")
 def benchmark_options(repository):
-    sources = [path.read_text(encoding="utf-8") for path in repository.glob("benchmarks/*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in repository.glob("benchmarks/**/*.py")]
     return {name for source in sources for name in re.findall(r'"(--[a-z][a-z-]+)"', source)}
 
 

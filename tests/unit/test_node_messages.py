@@ -141,6 +141,8 @@ def cluster():
     with ExitStack() as ends:
         ours, theirs = zip(*(map(ends.enter_context, socket.socketpair()) for _ in range(2)), strict=True)
         streams = [Stream(each.makefile("rb"), each.makefile("wb")) for each in ours]
+        for each in streams:
+            ends.callback(each.close)
         for each in theirs:
             ends.callback(each.shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
         channels = [NodeChannel(node, stream, "127.0.0.1", None, None, False) for node, stream in enumerate(streams)]

@@ -1,0 +1,193 @@
+"""What an agent with one worker says, message by message: the same as a real one, of tasks that are not there."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+from crosstrain.backends.packages import recorded_packages
+from crosstrain.engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
+from crosstrain.engine.protocol.messages import PROTOCOL, Message, RawArray
+from crosstrain.monitor.collector import NodeSampler
+from crosstrain.monitor.host import describe_host
+
+from .backend import EVALUATION_SECONDS, step_seconds
+
+__all__ = ["SimulatedAgent", "Timers"]
+
+START_SECONDS = 1.0
+"""A task is ready so long after its start; what a framework takes to load is its own affair."""
+
+END_SECONDS = 0.02
+"""A task has ended so long after it was told to leave."""
+
+LOG = b"[a task of a simulated node] ready\n" * 10
+
+PHASES = ("opening the dataset and the model", "joining the cluster", "tracing the first step")
+
+
+class Timers:
+    """What is to be done later, in the order of its time."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def at(self, moment: float, work: Callable[[], None]) -> None:
+        """Do something at `moment` of time.monotonic()."""
+        heapq.heappush(self._due, (moment, next(self._numbers), work))
+
+    def run(self) -> float | None:
+        """Do what is due; return the seconds until the next is, None where there is none."""
+        while self._due and self._due[0][0] <= time.monotonic():
+            heapq.heappop(self._due)[2]()
+        return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+
+
+def sample_of_this_process() -> dict[str, Any]:
+    """Return a real sample, of this process as a task, in JSON's types."""
+    sampler = NodeSampler(0, isolated=True, interval_seconds=1.0, emit=lambda record: None)
+    sampler.watch("worker-0", os.getpid())
+    try:
+        record: dict[str, Any] = json.loads(json.dumps(asdict(sampler.sample())))
+    finally:
+        sampler.stop()
+    return record
+
+
+@cache
+def _host(backend: str) -> dict[str, Any]:
+    """Describe this machine, once for all nodes that are said to be like it."""
+    return describe_host(recorded_packages(backend))
+
+
+class SimulatedAgent:
+    """Node `node` of the driver behind `tell`. `exit_code` is what the driver said at the end, None before.
+
+    `pattern` is a sample to vary. Call `hear` with each message.
+    """
+
+    def __init__(self, node: int, tell: Callable[[Message], object], timers: Timers, pattern: Mapping[str, Any]) -> None:
+        self.exit_code: int | None = None
+        self._node = node
+        self._tell, self._timers = tell, timers
+        self._task = f"worker-{node}"
+        self._sample = {**pattern, "node": node, "cpu_seconds": 0.0, "network_sent_bytes": 0, "network_received_bytes": 0}
+        self._began = self._sampled = time.monotonic()
+        self._interval_seconds: float | None = None
+        self._free_at = 0.0
+        self._over = False
+        self._alive()
+
+    def hear(self, message: Message) -> None:
+        """Answer the driver, at once or when a real agent would have."""
+        if message.get("to") is not None:
+            self._command(message)
+            return
+        now = time.monotonic()
+        match message.kind:
+            case "prepare":
+                self._greet(message["job"]["backend"])
+            case "reserve":
+                self._tell(Message("ports", {"ports": [20_000 + number for number in range(message["count"])]}))
+            case "start":
+                self._start(message)
+            case "sample_now":
+                self._take_sample()
+                self._tell(Message("sampled"))
+            case "stop":
+                self._timers.at(now + 2 * END_SECONDS, self._stopped)
+            case "inspect":
+                self._tell(Message("states", {"states": {self._task: "S"}}))
+            case "finish":
+                self.exit_code = int(message["exit_code"])
+                self._over = True
+
+    def _of_task(self, kind: str, **fields: Any) -> None:
+        self._tell(Message(kind, {"from": self._task, **fields}))
+
+    def _greet(self, backend: str) -> None:
+        host = {**_host(backend), "hostname": f"simulated-{self._node:04}"}
+        identity = {"boot": f"machine-{self._node}", "network": f"net:[{self._node}]"}
+        told = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": identity, "host": host}
+        self._tell(Message("hello", {**told, "scratch": "/tmp/simulated", "address": None}))
+
+    def _alive(self) -> None:
+        if not self._over:
+            self._tell(ALIVE)
+            self._timers.at(time.monotonic() + INTERVAL_SECONDS, self._alive)
+
+    # Its task -------------------------------------------------------------------------------------------------------
+
+    def _start(self, message: Message) -> None:
+        now = time.monotonic()
+        if message["sample_interval_seconds"] is not None:
+            self._interval_seconds = message["sample_interval_seconds"]
+            self._began = self._sampled = now
+            self._take_samples()
+        for number, phase in enumerate(PHASES):
+            at = now + START_SECONDS * number / len(PHASES)
+            self._timers.at(at, lambda phase=phase: self._of_task("phase", name=phase))  # type: ignore[misc]
+        self._timers.at(now + START_SECONDS, lambda: self._of_task("ready", precision_used="fp32"))
+
+    def _command(self, command: Message) -> None:
+        """Have the task carry out a command, after those before it."""
+        kind = command.kind
+        if kind == "close":
+            self._timers.at(time.monotonic() + END_SECONDS, self._die)
+            return
+        takes = {"train": command.get("count", 0) * step_seconds(), "evaluate": EVALUATION_SECONDS}.get(kind, 0.0)
+        begins = max(time.monotonic(), self._free_at)
+        self._free_at = begins + takes
+        seconds, sequence = takes, command["sequence"]
+        if kind == "calibrate":
+            count = max(1, command["count"])
+            self._of_task("calibrated", worker=self._node, count=count, seconds=count * step_seconds() / 3, native={})
+
+        def done() -> None:
+            self._of_task("done", sequence=sequence, command=kind, seconds=seconds, drain_seconds=0.0)
+
+        self._timers.at(self._free_at, done)
+
+    def _die(self) -> None:
+        spent = {"cpu_seconds": self._sample["cpu_seconds"], "max_rss_bytes": self._sample["memory_rss_bytes"] or 0}
+        self._tell(Message("death", {"task": self._task, "pid": os.getpid(), "code": 0, "signal": None, "order": 1, "tail": [], **spent}))
+
+    def _stopped(self) -> None:
+        if self._interval_seconds is not None:
+            self._take_sample()
+            self._interval_seconds = None
+        self._tell(Message("log", {"task": self._task}, {"text": RawArray("|u1", [len(LOG)], LOG)}))
+        self._tell(Message("stopped"))
+
+    # Its monitor ----------------------------------------------------------------------------------------------------
+
+    def _take_samples(self) -> None:
+        if self._interval_seconds is not None and not self._over:
+            self._take_sample()
+            self._timers.at(time.monotonic() + self._interval_seconds, self._take_samples)
+
+    def _take_sample(self) -> None:
+        """Send a sample of a task that uses a core, more or less, and exchanges 10 MB a second."""
+        now = time.monotonic()
+        seconds, self._sampled = now - self._sampled, now
+        sample = self._sample
+        cores = 0.8 + 0.2 * ((self._node * 7 + int(now)) % 10) / 10
+        sample["time_seconds"], sample["interval_seconds"] = now - self._began, seconds
+        sample["cpu_seconds"] += cores * seconds
+        sample["cpu_cores_used"] = cores if seconds > 0.1 else None
+        sample["cpu_fraction"] = (
+            None if sample["cpu_cores_used"] is None or not sample["cores_available"] else cores / sample["cores_available"]
+        )
+        sample["network_sent_bytes"] += int(1e7 * seconds)
+        sample["network_received_bytes"] += int(1e7 * seconds)
+        sample["interfaces"] = {"lo": [0, 0], "eth0": [sample["network_sent_bytes"], sample["network_received_bytes"]]}
+        task = {**sample["tasks"][0], "task": self._task, "cpu_seconds": sample["cpu_seconds"]}
+        self._tell(Message("sample", {"record": {**sample, "tasks": [task]}}))

@@ -1,0 +1,123 @@
+"""Many nodes: their figures are summarised for people, and the driver may open as many files as they need."""
+
+import resource
+import subprocess
+import sys
+from statistics import median_low
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstrain.core.job import Job
+from crosstrain.launch.environments.base import Membership
+from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher
+from crosstrain.records.schema import SystemRecord
+from crosstrain.records.text.many_nodes import MOST_NODES_SHOWN, ends_of, lines_of, statistic
+from crosstrain.records.text.progress import NodeSamples
+from crosstrain.report.series.arrays import NodeSeries
+from crosstrain.report.series.node_bands import bands
+
+
+def sample(node, time_seconds, cores, sent):
+    figures = dict.fromkeys(
+        (
+            "cpu_seconds",
+            "cpu_fraction",
+            "memory_pss_bytes",
+            "disk_read_bytes",
+            "disk_written_bytes",
+            "gpus",
+            "monitor_cpu_seconds",
+            "interfaces",
+        )
+    )
+    return SystemRecord(
+        node=node, time_seconds=time_seconds, interval_seconds=1.0, cpu_cores_used=cores, cores_available=4.0, memory_rss_bytes=1000,
+        network_source="interface", network_sent_bytes=sent, network_received_bytes=0, **figures,
+    )  # fmt: skip
+
+
+def test_a_few_nodes_have_a_line_each_and_many_are_summarised():
+    few, many = NodeSamples(), NodeSamples()
+    for nodes, samples in ((MOST_NODES_SHOWN, few), (1000, many)):
+        for node in range(nodes):
+            for second in (1, 2):
+                samples.add(sample(node, float(second), node / 1000, node * 10**6 * second))
+    assert [row["node"] for row in few.rows()] == [str(node) for node in range(MOST_NODES_SHOWN)]
+    rows = many.rows()
+    assert [row["node"] for row in rows] == ["lowest of 1,000", "median of 1,000", "highest of 1,000"]
+    assert [row["CPU"] for row in rows] == ["0.00 of 4 cores", "0.50 of 4 cores", "1.00 of 4 cores"]
+    assert [row["sent"] for row in rows] == ["0 B/s", "499 MB/s", "999 MB/s"]
+    assert [row["node"] for row in many.rows(5)] == ["0", "1", "2", "3", "4"]  # the run has fewer now
+
+
+@given(st.lists(st.none() | st.floats(0, 9), max_size=60))
+def test_those_at_either_end_are_shown_of_many(figures):
+    items = list(enumerate(figures))
+    shown, some = ends_of(items, lambda item: item[1])
+    assert shown == sorted(shown)
+    assert some == (len(items) > MOST_NODES_SHOWN)
+    assert len(shown) <= MOST_NODES_SHOWN
+    known = [value for value in figures if value is not None]
+    if known and some:
+        values = [value for _, value in shown]
+        assert (min(values), max(values)) == (min(known), max(known))
+    elif not some:
+        assert shown == items
+    assert statistic("median", figures) == (median_low(known) if known else None)
+    assert len(lines_of(len(items))) <= MOST_NODES_SHOWN
+
+
+@given(st.integers(1, 40), st.integers(2, 30), st.integers(0, 2**32 - 1))
+def test_a_band_has_what_the_samples_say_of_the_time_before_them(nodes, samples, seed):
+    generator = np.random.default_rng(seed)
+    series = []
+    for node in range(nodes):
+        times = np.cumsum(generator.uniform(0.5, 3.0, samples))
+        values, nothing = generator.uniform(0, 1, samples), np.full(samples, np.nan)
+        series.append(NodeSeries(node, times, values, nothing, nothing, nothing, nothing, None, None))
+    found = bands(series, lambda node: node.cpu_cores_used, 0.0, 40.0, 50)
+    for at, low, middle, high in zip(found.time_seconds, found.low, found.median, found.high, strict=True):
+        there = [node for node in series if node.time_seconds[0] <= at <= node.time_seconds[-1]]
+        now = [next(value for time, value in zip(node.time_seconds, node.cpu_cores_used, strict=True) if time >= at) for node in there]
+        if now:
+            assert (low, middle, high) == pytest.approx(np.percentile(now, [10, 50, 90]))
+        else:
+            assert np.isnan([low, middle, high]).all()
+
+
+@pytest.mark.parametrize(("nodes", "hard", "joins"), [(1000, 4096, True), (1000, 4096, False), (3, 1024, True)])
+def test_the_limit_of_open_files_is_raised_where_the_nodes_need_it_or_the_run_is_refused(nodes, hard, joins):
+    code = f"""
+import resource
+from crosstrain.core.errors import UsageError
+from crosstrain.launch.launchers.open_files import allow_files_of_nodes
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, {hard}))
+try:
+    allow_files_of_nodes({nodes}, joining={joins})
+except UsageError as error:
+    print(error)
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    *told, allowed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    if nodes == 3:
+        assert (told, allowed) == ([], "1024")
+    elif joins:
+        assert told == []
+        assert 2 * nodes <= int(allowed) <= hard
+    else:
+        assert allowed == "1024"
+        assert "nodes: got 1,000, for which this process may have to open 8,512 files, and the system allows it 4,096" in told[0]
+
+
+def test_whoever_starts_or_awaits_nodes_looks_at_the_limit_first():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        place = Membership("--rendezvous", 0, 0, ("127.0.0.1", (29500,)), {})
+        choose_launcher(LaunchRequest(Job(nodes=300), print, place, b"secret"))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 2 * 300
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
