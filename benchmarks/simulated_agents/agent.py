@@ -20,7 +20,7 @@ from crosstrain.monitor.host import describe_host
 
 from .backend import EVALUATION_SECONDS, step_seconds
 
-__all__ = ["SimulatedAgent", "Timers"]
+__all__ = ["SimulatedAgent", "Timers", "described_host", "sample_of_this_process"]
 
 START_SECONDS = 1.0
 """A task is ready so long after its start; what a framework takes to load is its own affair."""
@@ -63,7 +63,7 @@ def sample_of_this_process() -> dict[str, Any]:
 
 
 @cache
-def _host(backend: str) -> dict[str, Any]:
+def described_host(backend: str) -> dict[str, Any]:
     """Describe this machine, once for all nodes that are said to be like it."""
     return describe_host(recorded_packages(backend))
 
@@ -114,7 +114,7 @@ class SimulatedAgent:
         self._tell(Message(kind, {"from": self._task, **fields}))
 
     def _greet(self, backend: str) -> None:
-        host = {**_host(backend), "hostname": f"simulated-{self._node:04}"}
+        host = {**described_host(backend), "hostname": f"simulated-{self._node:04}"}
         identity = {"boot": f"machine-{self._node}", "network": f"net:[{self._node}]"}
         told = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": identity, "host": host}
         self._tell(Message("hello", {**told, "scratch": "/tmp/simulated", "address": None}))

@@ -172,7 +172,7 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
     middle = looks[len(looks) // 2]
     train_seconds = trained - began - start_seconds
     rest = 3600.0 - train_seconds
-    other, samples_bytes = (last[each] + (last[each] - middle[each]) / max(1e-9, last[0] - middle[0]) * rest for each in (2, 3))
+    other, of_samples = (last[each] + (last[each] - middle[each]) / max(1e-9, last[0] - middle[0]) * rest for each in (2, 3))
     reader = RunReader(run)
     summary = reader.summary() or {}
     samples = sum(node["samples"] for node in summary.get("per_node", ()))
@@ -187,7 +187,7 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
         samples_per_second=samples / train_seconds,
         driver_cores=(last[1] - first[1]) / (last[0] - first[0]),
         driver_peak_bytes=peak,
-        bytes_in_an_hour=other + min(samples_bytes, BURST_BYTES + 3600.0 * BYTES_PER_SECOND),
+        bytes_in_an_hour=other + min(of_samples, _most_of_samples(run)),
         end_seconds=end_seconds,
     )
 
@@ -230,7 +230,12 @@ def _peak_bytes(pid: int) -> int:
 
 
 def _sizes(run: Path) -> tuple[int, int]:
-    """Return the bytes of all files of a run but its samples, and those of the samples."""
+    """Return the bytes of all files of a run but its samples, and those of the samples, of which TensorBoard's files consist mostly too."""
     sizes = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
-    samples = sizes.get(run / "system.jsonl", 0)
-    return sum(sizes.values()) - samples, samples
+    of_samples = sum(size for path, size in sizes.items() if path.name == "system.jsonl" or path.parent.name == "tensorboard")
+    return sum(sizes.values()) - of_samples, of_samples
+
+
+def _most_of_samples(run: Path) -> float:
+    """Return what samples come to in an hour at most, with TensorBoard's share."""
+    return (BURST_BYTES + 3600.0 * BYTES_PER_SECOND) * _sizes(run)[1] / max(1, (run / "system.jsonl").stat().st_size)

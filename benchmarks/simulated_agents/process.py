@@ -24,7 +24,7 @@ from crosstrain.launch.launchers.joining import job_request, welcomed
 from crosstrain.launch.launchers.open_files import allow_files_of_nodes
 from crosstrain.launch.launchers.rendezvous import apply_membership
 
-from .agent import SimulatedAgent, Timers, sample_of_this_process
+from .agent import SimulatedAgent, Timers, described_host, sample_of_this_process
 
 __all__ = ["LOADED", "main"]
 
@@ -100,6 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     settings = dict(option.split("=", 1) for option in given.options)
     allow_files_of_nodes(given.count, joining=True)
     timers, pattern = Timers(), sample_of_this_process()
+    described_host(settings["backend"])
     print(LOADED, flush=True)
     try:
         with ThreadPoolExecutor(JOINING_AT_A_TIME) as joining:

@@ -15,11 +15,12 @@ from ..schema import COUNTERS, GAUGES, GPU_GAUGES, GpuSample, SystemRecord
 
 __all__ = ["BURST_BYTES", "BYTES_PER_SECOND", "SampleThinner", "merge_samples"]
 
-BURST_BYTES = 12e6
+BURST_BYTES = 8e6
 """So many bytes of samples are written whatever their rate: runs of a few nodes, or of a few minutes, keep every sample."""
 
-BYTES_PER_SECOND = 8_000.0
-"""Beyond that no more than this: 29 MB in an hour, so that a run's first hour stays below 50 MB with its updates and documents."""
+BYTES_PER_SECOND = 7_000.0
+"""Beyond that no more than this: 25 MB in an hour. TensorBoard's files are a quarter of it, so that with updates and documents of 1,000
+nodes a run's first hour stays below 50 MB."""
 
 STRETCH_SECONDS = 10.0
 """How often is looked how many samples come in."""
