@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import socket
 import stat
 import sys
@@ -197,6 +198,17 @@ class Stream:
         for connection in self._connections():
             with connection, suppress(OSError):  # the peer may be gone already
                 connection.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def peer_ended(self) -> bool:
+        """Whether the peer has ended a connection, however much of what it said is still unread; False for pipes."""
+        for connection in self._connections():
+            with connection:
+                poll = select.poll()
+                poll.register(connection, getattr(select, "POLLRDHUP", 0))
+                if poll.poll(0):
+                    return True
+        return False
 
     def limit_silence(self, seconds: float) -> None:
         """Have the system end a connection over TCP whose peer acknowledges nothing for so long, also while nothing is sent."""

@@ -119,13 +119,12 @@ class ExternalLauncher:
         channels = {0: self._channel(0, stream, self._address(0), self._own)}
         standbys: set[tuple[int, int]] = set()
         deadline = time.monotonic() + self.job.start_timeout
-        while len(channels) < self.job.nodes or len(standbys) < self.place.standbys:
+        while self._awaits(channels) or len(standbys) < self.place.standbys:
             joiner, peer = self._next_joiner(deadline, channels, len(standbys))
             stream, message = joiner
             node, local_rank = message["node"], message["local_rank"]
             if self.place.starts_again and local_rank == 0 and 0 < node < self.job.nodes and node in channels:
-                note(f"trainer: node {node} ({peer}) has been started again, and takes the place of the one before")
-                channels.pop(node).stream.cut()
+                self._give_up(channels, node, "has been started again")
             problem = self._problem(message, channels, standbys)
             if problem:
                 _refuse(joiner, problem)
@@ -144,6 +143,19 @@ class ExternalLauncher:
         for stream in self._standbys:
             threading.Thread(target=_give_signs_of_life, args=(stream, self._closing), name="alive", daemon=True).start()
         return channels
+
+    def _awaits(self, channels: dict[int, NodeChannel]) -> bool:
+        """Return whether nodes are missing. Where they are started again, one that has gone meanwhile is awaited once more."""
+        if self.place.starts_again:
+            for node in [node for node, channel in channels.items() if channel.stream.peer_ended]:
+                self._give_up(channels, node, "has gone before the others had come, and is awaited again")
+        return len(channels) < self.job.nodes
+
+    def _give_up(self, channels: dict[int, NodeChannel], node: int, why: str) -> None:
+        if node == 0:
+            return  # our own child; whoever hears it says how it ended
+        note(f"trainer: node {node} {why}")
+        channels.pop(node).stream.cut()
 
     def close(self) -> None:
         """Let the standbys go and end the own agent."""
