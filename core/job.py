@@ -179,7 +179,7 @@ class Job(BaseModel):
     launcher: str = Field(
         "auto",
         description="What starts the nodes: local (all of them here), ssh (on --hosts) or slurm (where Slurm has allocated them); auto "
-        "takes what is there, and also follows torchrun, TF_CONFIG and --rendezvous.",
+        "takes what is there, and also follows torchrun, TF_CONFIG, the pods of a Job and --rendezvous.",
     )
     network: Literal["auto", "isolated", "host"] = Field(
         "auto", description="isolated: virtual nodes with their own addresses and counters; host: all on 127.0.0.1."
