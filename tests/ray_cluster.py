@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from bridged_hosts import BridgedHosts, bridged_hosts
 
+from crosstrain.core.process import command_ending_with_parent
+
 __all__ = ["RAY", "RayCluster", "RayNode", "ray_cluster", "ray_node", "require_ray"]
 
 PORT = 6379
@@ -165,9 +167,8 @@ def _node(command: list[str], before: list[str], log: Path, environment: dict[st
     alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     kept = {key: value for key, value in {**os.environ, **ENVIRONMENT, **environment}.items() if value}
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            [*before, *alone, "sh", "-c", script, "sh", *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=kept
-        )
+        words = command_ending_with_parent([*before, *alone, "sh", "-c", script, "sh", *command])
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=kept)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 10
     while not (child := children.read_text().split()):

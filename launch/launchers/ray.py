@@ -276,8 +276,8 @@ class _Command:
         return self._code
 
     def terminate(self) -> None:
-        """Cut the channel, at whose end the command ends."""
-        self.stream.cut()
+        """Cut the channel, at whose end the command ends; it is not waited for, since it may be out of reach."""
+        self.lose("has been cut off")
 
     def kill(self) -> None:
         """Have it killed, and wait for it no longer."""

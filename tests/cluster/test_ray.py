@@ -115,7 +115,7 @@ def test_from_outside_of_the_cluster(cluster, tmp_path):
 @pytest.mark.clusters
 @pytest.mark.faults
 def test_a_lost_actor_is_replaced(cluster, tmp_path):
-    with run(cluster, tmp_path, *ENDLESS[:2], "--steps", "20000", "--max-restarts", "1") as running:
+    with run(cluster, tmp_path, *ENDLESS[:2], "--steps", "4000", "--max-restarts", "1") as running:
         trains(running, tmp_path)
         (found,) = cluster.nodes[2].processes("NodeHolder")
         os.kill(found, signal.SIGKILL)
