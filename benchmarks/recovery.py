@@ -111,7 +111,7 @@ def _restarts(run: Path) -> int:
 
 @contextmanager
 def _torchrun(folder: Path) -> Iterator[Trained]:
-    script = Path(__file__).parent / "peers/torch_elastic.py"
+    script = Path(__file__).parent / "elastic_script.py"
     with VirtualNetwork(NODES, None, lambda node: None) as network, Group(folder) as group:
         for node in range(NODES):
             options = ["--nnodes", str(NODES), "--nproc-per-node", "1", "--max-restarts", "5", "--monitor-interval", "0.1"]

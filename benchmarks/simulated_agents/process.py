@@ -21,8 +21,8 @@ from crosstrain.engine.protocol.nonblocking import Incoming, Outgoing
 from crosstrain.engine.protocol.transport import read_secret
 from crosstrain.launch.environments.detect import detect
 from crosstrain.launch.launchers.joining import job_request, welcomed
-from crosstrain.launch.launchers.open_files import allow_files_of_nodes
 from crosstrain.launch.launchers.rendezvous import apply_membership
+from crosstrain.launch.open_files import allow_files_of_nodes
 
 from .agent import SimulatedAgent, Timers, described_host, sample_of_this_process
 

@@ -14,9 +14,9 @@ from typing import Any
 from ...core.job import Job
 from ...core.plugins import find, load
 from ..environments.base import Membership
+from ..open_files import allow_files_of_nodes
 from .base import Launcher
 from .host_list import Host
-from .open_files import allow_files_of_nodes
 
 __all__ = ["AUTOMATIC", "FOLLOW_OTHERS", "USE_ALLOCATION", "LaunchRequest", "choose_launcher", "starts_by_ray"]
 

@@ -67,7 +67,8 @@ def _merged_gpu(merged: dict[str, tuple[int, float]], index: int, samples: list[
     nothing: GpuSample = {}
     seen = [sample.gpus[index] if sample.gpus is not None and index < len(sample.gpus) else nothing for sample in samples]
     means = {name: _merge(merged, f"gpu{index}.{name}", samples, [gpu.get(name) for gpu in seen]) for name in GPU_GAUGES}
-    return cast(GpuSample, {**last, **means})
+    memory = means["memory_bytes"]
+    return cast(GpuSample, {**last, **means, "memory_bytes": None if memory is None else round(memory)})
 
 
 def _merge(merged: dict[str, tuple[int, float]], name: str, samples: list[SystemRecord], values: list[float | None]) -> float | None:

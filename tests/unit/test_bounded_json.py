@@ -30,6 +30,8 @@ OTHER_TEXTS = {
     "conformance/runs.py": "what a trainer of its own printed",
     "core/untrusted/bounded_json.py": "the reader",
     "engine/protocol/messages.py": "messages of tasks",
+    "engine/protocol/nonblocking.py": "messages of agents",
+    "launch/node/dialled.py": "what its starter tells it",
     "engine/backend_probe.py": "what a process of its own printed",
     "launch/environments/tf_config.py": "an environment variable",
     "launch/virtual/namespace_holder.py": "messages of the driver",

@@ -93,7 +93,7 @@ def test_the_limit_of_open_files_is_raised_where_the_nodes_need_it_or_the_run_is
     code = f"""
 import resource
 from crosstrain.core.errors import UsageError
-from crosstrain.launch.launchers.open_files import allow_files_of_nodes
+from crosstrain.launch.open_files import allow_files_of_nodes
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, {hard}))
 try:
     allow_files_of_nodes({nodes}, joining={joins})

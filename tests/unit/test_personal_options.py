@@ -14,7 +14,14 @@ from crosstrain.core.settings.sources import resolve
 from crosstrain.launch.resume.trust import refuse_personal
 
 URL = "https://me:pass@hooks.example:8443/services/T0/SECRET?key=SECRET"
-VALUES = {"hosts": "a,b", "hostfile": "/tmp/hosts", "python": "/opt/python", "notify": URL, "on_failure": "mail me"}
+VALUES = {
+    "hosts": "a,b",
+    "hostfile": "/tmp/hosts",
+    "python": "/opt/python",
+    "ray_address": "head:6379",
+    "notify": URL,
+    "on_failure": "mail me",
+}
 HIDDEN = ("pass", "SECRET", "me:")
 
 
@@ -73,7 +80,10 @@ def test_the_own_file_is_where_the_system_says(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("lr = 0.1\n", "lr (in {}): your own file of options has hosts, hostfile, python, notify, on_failure and nothing else"),
+        (
+            "lr = 0.1\n",
+            "lr (in {}): your own file of options has hosts, hostfile, python, ray_address, notify, on_failure and nothing else",
+        ),
         ('notifi = "http://x"\n', "Did you mean 'notify'?"),
         ("hosts = 3\n", "hosts (in {}): got int; allowed: a text in quotes."),
         ('hosts = ["a", "b"]\n', "hosts (in {}): got list; allowed: a text in quotes."),
@@ -191,6 +201,7 @@ def test_print_config_shows_them_with_their_sources_and_without_secrets(home, mo
         "hosts": ("a,b", "flag"),
         "hostfile": (None, "default"),
         "python": ("/opt/python", f"file {home.path}"),
+        "ray_address": (None, "default"),
         "notify": ("https://hooks.example:8443/...", f"file {home.path}"),
         "on_failure": ("mail me", "environment TRAINER_ON_FAILURE"),
     }

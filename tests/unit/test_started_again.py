@@ -16,7 +16,7 @@ from crosstrain.launch.driver.first_failure import NodeLostError, TaskDiedError
 from crosstrain.launch.driver.outcome import Outcome, leave_to_starter
 from crosstrain.launch.ending_signals import EndingSignals
 from crosstrain.launch.environments.base import Membership
-from crosstrain.launch.launchers.joining import _welcomed
+from crosstrain.launch.launchers.joining import welcomed
 
 SECRET = b"0123456789abcdef"
 JOIN = Message("join", {"protocol": PROTOCOL, "node": 1, "local_rank": 0, "asked": {}})
@@ -90,7 +90,7 @@ def driver(*answers, secret=SECRET):
 
 def join(rendezvous, starts_again, seconds=10.0):
     place = Membership("a contract", 1, 0, rendezvous, {"nodes": 2}, starts_again=starts_again)
-    stream, node_timeout_seconds = _welcomed(JOIN, place, SECRET, seconds)
+    stream, node_timeout_seconds = welcomed(JOIN, place, SECRET, seconds)
     stream.close()
     return node_timeout_seconds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from ...core.errors import UsageError
+from ..core.errors import UsageError
 
 __all__ = ["allow_files_of_nodes"]
 
