@@ -6,13 +6,14 @@ that no later wait can miss it. A node that is silent for too long is cut off, a
 
 from __future__ import annotations
 
-import os
 import queue
 import selectors
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
 from ...engine.protocol.messages import Message, ProtocolError
@@ -71,7 +72,7 @@ class Members:
         self._awaited: set[int] = set()
         self._counter: SilenceCounter | None = None
         self._orders: deque[Callable[[], None]] = deque()
-        self._alarm: int | None = None
+        self._alarm: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
         self._masks: dict[int, int] = {}
         self._served: set[_Peer] = set()
@@ -204,24 +205,27 @@ class Members:
             if self._alarm is None:
                 if not start:
                     return False
-                self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-                threading.Thread(target=self._serve, args=(self._alarm,), name="nodes", daemon=True).start()
+                heard, self._alarm = socket.socketpair()
+                for end in (heard, self._alarm):
+                    end.setblocking(False)
+                threading.Thread(target=self._serve, args=(heard, self._alarm), name="nodes", daemon=True).start()
             self._orders.append(work)
-            os.eventfd_write(self._alarm, 1)
+            with suppress(BlockingIOError):  # it has been woken so often that it is awake
+                self._alarm.send(b"!")
             return True
 
     # In the thread that serves all channels -------------------------------------------------------------------------
 
-    def _serve(self, alarm: int) -> None:
-        """Serve all channels until none is left."""
-        self._selector.register(alarm, selectors.EVENT_READ)
+    def _serve(self, heard: socket.socket, alarm: socket.socket) -> None:
+        """Serve all channels until none is left. `heard` tells that there are orders, which are announced at `alarm`."""
+        self._selector.register(heard, selectors.EVENT_READ)
         next_tick = time.monotonic()
         try:
             while self._goes_on():
                 timeout = None if self._counter is None else max(0.0, next_tick - time.monotonic())
                 for key, events in self._selector.select(timeout):
                     if key.data is None:
-                        os.eventfd_read(alarm)
+                        heard.recv(4096)
                     else:
                         self._attend_to(key.data, events)
                 while self._orders:
@@ -231,11 +235,14 @@ class Members:
                     self._tick(self._counter)
         finally:
             with self._lock:
-                self._alarm = None
-            for peer in [*self._served]:  # only where something here is wrong: then nothing is waited for
+                failed = self._alarm is alarm  # else nothing was left to serve, and another thread may have begun since
+                if failed:
+                    self._alarm = None
+            for peer in [*self._served] if failed else ():  # something here is wrong: then nothing is waited for
                 self._end(peer)
-            self._selector.unregister(alarm)
-            os.close(alarm)
+            self._selector.unregister(heard)
+            heard.close()
+            alarm.close()
 
     def _goes_on(self) -> bool:
         """Whether there is something to serve; if not, the next that is ordered needs another thread."""
@@ -330,7 +337,10 @@ class Members:
                 heard[node] = peer.arrivals
             if now - peer.told_at >= INTERVAL_SECONDS and not peer.outgoing.waiting:
                 self.tell(node, ALIVE)
-        for node in counter.tick(now, heard):
-            self.silent[node] = counter.limit_seconds
+        silent = counter.tick(now, heard)
+        self.silent |= dict.fromkeys(
+            silent, counter.limit_seconds
+        )  # all of them before any is told of, as each is described with the others
+        for node in silent:
             self._inbox.put((node, self._peers[node], None, 0))  # its channel may not end, where a process cannot even be killed
             self.give_up(node)

@@ -113,3 +113,14 @@ def test_nodes_are_tried_again_while_others_work_and_told_of_once_they_answer(mo
         assert told.is_set()
         assert cluster.coming == []
         assert len(cluster.useless) == 1
+
+
+def test_the_only_node_is_replaced_again_and_again():
+    """With its channel ends the thread that serves the channels; another one serves the next."""
+    rounds = 30
+    with ExitStack() as files:
+        cluster = Cluster(files, 1, [PROTOCOL] * rounds)
+        for _ in range(rounds):
+            cluster.lose(0)
+            cluster.nodes.restore(30.0)
+            assert cluster.nodes.answering == {0}
