@@ -338,9 +338,7 @@ class Members:
             if now - peer.told_at >= INTERVAL_SECONDS and not peer.outgoing.waiting:
                 self.tell(node, ALIVE)
         silent = counter.tick(now, heard)
-        self.silent |= dict.fromkeys(
-            silent, counter.limit_seconds
-        )  # all of them before any is told of, as each is described with the others
+        self.silent |= dict.fromkeys(silent, counter.limit_seconds)  # before any is told of: each is described with the others
         for node in silent:
             self._inbox.put((node, self._peers[node], None, 0))  # its channel may not end, where a process cannot even be killed
             self.give_up(node)
