@@ -135,7 +135,7 @@ class SimulatedAgent:
         for number, phase in enumerate(PHASES):
             at = now + START_SECONDS * number / len(PHASES)
             self._timers.at(at, lambda phase=phase: self._of_task("phase", name=phase))  # type: ignore[misc]
-        self._timers.at(now + START_SECONDS, lambda: self._of_task("ready", precision_used="fp32"))
+        self._timers.at(now + START_SECONDS, lambda: self._of_task("ready", precision_used="fp32", device_used="cpu"))
 
     def _command(self, command: Message) -> None:
         """Have the task carry out a command, after those before it."""

@@ -313,6 +313,10 @@ class Stream:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
                     _limit_silence(connection, seconds)
 
+    def when_open(self, begin: Callable[[], None]) -> None:
+        """Call `begin` as soon as there is a connection behind the stream, or none will come: at once, unless that is still awaited."""
+        begin()
+
     def lend(self) -> Lent:
         """Give what lies behind to whoever reads and writes it from now on without blocking; nobody may send or receive here any more.
 

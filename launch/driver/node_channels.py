@@ -81,8 +81,15 @@ class Members:
 
     def _attend(self, channel: NodeChannel) -> None:
         """Hear a node, and send it what it is told, from now on."""
-        node, before = channel.node, self._peers.get(channel.node)
-        self._channels[node] = channel
+        before = self._peers.pop(channel.node, None)
+        self._channels[channel.node] = channel
+        channel.stream.when_open(lambda: self._open(channel, before))
+
+    def _open(self, channel: NodeChannel, before: _Peer | None) -> None:
+        """Serve a channel from now on, behind which there is a connection, or was one; and that `before` it no more."""
+        node = channel.node
+        if channel is not self._channels[node]:
+            return
         try:
             peer = self._peers[node] = _Peer(channel)
         except (OSError, ValueError):  # it has been closed

@@ -92,7 +92,7 @@ class TaskGroup:
 
     def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], dict[str, Any]]) -> None:
         """Have every node start its tasks. `request` gives the fields of a node's ``start`` message beside its tasks."""
-        cluster = PreparedJson(tasks[0].cluster.to_json())
+        cluster = PreparedJson(tasks[0].cluster.to_json()) if tasks else None
         own: dict[int, list[dict[str, Any]]] = {node: [] for node in self._places}
         for task in tasks:
             own[task.placed.node].append(task_to_fields(task, cluster))

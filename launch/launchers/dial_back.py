@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ...core.untrusted.listener import Exchange
-from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.messages import Lent, Message, Stream
 from ...engine.protocol.transport import accept
 
 __all__ = ["Joiner", "LateStream", "prove", "refuse"]
@@ -60,16 +60,29 @@ class LateStream(Stream):
     def connect(self, joined: Stream) -> bool:
         """Go on over this stream's connection, which belongs to this one from now on; return False where this one has ended."""
         with self._lock:
-            return self._late.connect(joined)
+            connected = self._late.connect(joined)
+        if connected:
+            self._late.tell_decided()
+        return connected
 
     def give_up_waiting(self) -> None:
         """End the wait for a connection that will not come; does nothing to one that has."""
         self._late.give_up()
+        self._late.tell_decided()
 
     def cut(self) -> None:
         """End the connection at once, or the wait for it."""
-        self._late.give_up()
+        self.give_up_waiting()
         super().cut()
+
+    def when_open(self, begin: Callable[[], None]) -> None:
+        """Call `begin` as soon as the connection has come, or will not come any more; from another thread, where that is later."""
+        self._late.when_decided(begin)
+
+    def lend(self) -> Lent:
+        """See `Stream.lend`. Raises ConnectionError where the connection has not come."""
+        with self._lock:
+            return self._late.lend()._replace(begins_after=self._begins_after, begun=self._begin)
 
 
 class _LateFiles:
@@ -80,6 +93,7 @@ class _LateFiles:
         self._kept = bytearray()
         self._changed = threading.Condition()
         self._over = False
+        self._begin: Callable[[], None] | None = None
 
     def connect(self, joined: Stream) -> bool:
         with self._changed:
@@ -96,6 +110,25 @@ class _LateFiles:
         with self._changed:
             self._over = True
             self._changed.notify_all()
+
+    def when_decided(self, begin: Callable[[], None]) -> None:
+        with self._changed:
+            self._begin = begin
+            decided = self._over or self._joined is not None
+        if decided:
+            self.tell_decided()
+
+    def tell_decided(self) -> None:
+        """Call whoever waits for the connection, once: it has come, and has what was kept for it, or it will not."""
+        with self._changed:
+            begin, self._begin = self._begin, None
+        if begin is not None:
+            begin()
+
+    def lend(self) -> Lent:
+        if self._joined is None:
+            raise ConnectionError("the channel was closed before the agent had dialled")
+        return self._joined.lend()
 
     def _stream(self) -> Stream:
         """Return the connection's own stream, which is awaited. Raises ConnectionError where it will not come."""

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class InspectedTask:
 
 def find_py_spy() -> str | None:
     """Return the program py-spy: on PATH, or beside this interpreter."""
-    beside = Path(sys.executable).parent / "py-spy"
+    beside = Path(sysconfig.get_path("scripts")) / "py-spy"
     return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
 
 
