@@ -34,6 +34,7 @@ def newest_step(path):
     return max((int(checkpoint.name.rpartition("-")[2]) for checkpoint in list_checkpoints(path)), default=0)
 
 
+@pytest.mark.slow  # test_injected_faults.py does it with torch
 def test_two_kills_leave_the_losses_of_the_undisturbed_run_and_are_counted(tmp_path):
     undisturbed, _ = train(tmp_path, "undisturbed", **CADENCE)
     path = tmp_path / "run"
@@ -58,6 +59,7 @@ def test_an_agent_that_is_killed_is_replaced(tmp_path):
     _, summary = train(tmp_path, "run", max_restarts=1, **CADENCE)
     killer.join()
     assert {"attempt_failed", "node_replaced", "run_restarted"} <= set(names(path))
+    assert (summary["restarts"], summary["restart_seconds_lost"]) == (1, restarted(path)[0]["seconds_lost"])
     assert summary["steps"] == losses(path).size == 6000
 
 
