@@ -171,7 +171,7 @@ class Job(BaseModel):
     checkpoint_every: str | None = Field(
         None,
         description="How often to save a checkpoint: 1epoch, 500steps, 100s, or end (default: end; with --max-restarts about every "
-        "10 s, less often where that would take more than 1 % of the time).",
+        "10 s, less often where training would stand still for more than 0.5 % of the time).",
     )
     keep: Positive = Field(5, description="How many of the newest checkpoints to keep.")
     keep_best: MetricName | None = Field(
@@ -223,8 +223,8 @@ class Job(BaseModel):
     )
     spare_processes: bool = Field(
         False,
-        description="With --max-restarts: each node keeps as many processes with the framework loaded as it has tasks. A restart then takes "
-        "a second or two less or more, as the framework loads; they need memory meanwhile.",
+        description="With --max-restarts: each node keeps as many processes with the framework loaded as it has tasks. A restart then "
+        "does not wait for it to load; they need memory, and as long as they load, cores.",
     )
     on_nan: Literal["fail", "continue"] = Field(
         "fail", description="A loss that is NaN or infinite ends the run, which has failed then (fail), or is only told (continue)."
