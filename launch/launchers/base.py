@@ -215,11 +215,12 @@ def _close_input(agent: AgentProcess) -> None:
         return
 
 
-def end_lost(channel: NodeChannel) -> None:
-    """End our child that carries the channel of a node which is lost, and remove what its agent has left here."""
+def end_lost(channel: NodeChannel, agents: list[AgentProcess]) -> None:
+    """End our child that carries the channel of a node which is lost, take it out of `agents`, and remove what its agent has left here."""
     channel.cut_off()
     if channel.process is not None:
         end_agents([channel.process], patience_seconds=1.0)
+        agents[:] = [agent for agent in agents if agent is not channel.process]
     channel.stream.close()
     if channel.scratch is not None:
         remove_scratch(channel.scratch)

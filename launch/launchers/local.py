@@ -73,9 +73,7 @@ class LocalLauncher:
 
     def replace(self, node: int) -> NodeChannel | None:
         """Start another agent in the same virtual node, or on this host."""
-        lost = self._channels[node]
-        end_lost(lost)
-        self._agents = [agent for agent in self._agents if agent is not lost.process]
+        end_lost(self._channels[node], self._agents)
         self._channels[node] = self._started(node)
         return self._channels[node]
 

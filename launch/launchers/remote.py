@@ -74,9 +74,7 @@ class RemoteLauncher:
 
     def replace(self, node: int) -> NodeChannel | None:
         """Start another agent on the node's host, or on a spare one where there is one; whether it can take part shows when it greets."""
-        lost = self._channels[node]
-        end_lost(lost)
-        self._agents = [agent for agent in self._agents if agent is not lost.process]
+        end_lost(self._channels[node], self._agents)
         self.relocate(node)
         self._channels[node] = self._started(node)
         return self._channels[node]
