@@ -47,6 +47,8 @@ class Capabilities:
       counts as not installed; the releases of all are recorded with each run.
     - `install`: the command that installs them; `gpu_install`: what to do where a GPU is there and the framework does not see it.
     - `host_network_warning`: what users have to know where several tasks share the host's own network, such as open ports.
+    - `forks`: a process that has carried out `preload` and nothing else may be forked, and each child can become a task. So nothing that
+      `preload` imports starts a thread, opens a device or keeps what a child must not share.
     - `survives`: the roles of those tasks whose death training goes on without; the death of any other is the failure of its attempt. None
       of them leads, since leading tasks answer every command.
     - `export_formats`: what its `export` can write, by the name that ``trainer export --format`` takes.
@@ -65,6 +67,7 @@ class Capabilities:
     install: str = ""
     gpu_install: str = ""
     host_network_warning: str = ""
+    forks: bool = False
     survives: frozenset[Role] = frozenset()
     export_formats: Mapping[str, ExportFormat] = field(default_factory=dict)
 

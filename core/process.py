@@ -24,6 +24,7 @@ __all__ = [
     "interrupts_answered",
     "isolated_python",
     "pid_namespace",
+    "process_state",
     "python",
     "start_of",
 ]
@@ -122,6 +123,14 @@ def pid_namespace() -> int:
     """Return the number of the namespace in which this process's and its children's ids count; 0 elsewhere than on Linux."""
     namespace = Path("/proc/self/ns/pid")
     return namespace.stat().st_ino if namespace.exists() else 0
+
+
+def process_state(pid: int) -> str | None:
+    """Return the kernel's state letter of a process (``R S D T Z``), or None where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
 
 
 def start_of(pid: int) -> int:

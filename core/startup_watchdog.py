@@ -68,6 +68,7 @@ def startup_deadline(deadline: float, report: Callable[[str], None]) -> Iterator
     finally:
         faulthandler.cancel_dump_traceback_later()
         timer.cancel()
+        timer.join()  # whoever forks next must be the only thread; one that has begun to end the process ends this one too
 
 
 def _stacks() -> str:

@@ -15,10 +15,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..backends.base import Server, Session, State, StepResult
 from ..backends.loading import install_hint, load_backend
@@ -44,7 +44,7 @@ from .protocol.messages import Message, PreparedJson, Stream
 from .protocol.state_transfer import StateReceiver, StateSender
 from .protocol.translation_messages import decoded_message, decoding_of, sources_of, translated_message
 
-__all__ = ["PROFILE_VARIABLE", "main", "task_from_message", "task_to_fields"]
+__all__ = ["PROFILE_VARIABLE", "import_framework", "main", "run_task", "task_from_message", "task_to_fields"]
 
 PROFILE_VARIABLE = "TRAINER_PROFILE_DIR"
 """Tells a backend in which folder to leave the traces of ``--profile``; set where traces are asked for."""
@@ -186,17 +186,17 @@ class CommandLoop:
                 self._stream.send(steps_to_message(result))
 
 
-def preload(job: Job, stream: Stream) -> None:
-    """Import the job's framework.
+def import_framework(job: Job, deadline: float, report: Callable[[str], None]) -> None:
+    """Import the job's framework; end the process where that has not ended by `deadline`, as `startup_deadline` does.
 
     The collector rests meanwhile, and leaves what was imported alone from then on: looking through a framework's objects again and again
-    is a seventh of the time that importing torch takes.
+    is a seventh of the time that importing torch takes. Raises MissingPackageError where it cannot be imported.
     """
     backend = load_backend(job.backend)
     startup_phase(f"importing what {job.backend} needs")
     gc.disable()
     try:
-        with startup_deadline(time.monotonic() + job.start_timeout, partial(_report_stuck, stream)):
+        with startup_deadline(deadline, report):
             backend.preload(job)
     except (ImportError, OSError) as error:  # the second: a shared library that cannot be loaded
         what = f"backend {job.backend!r} cannot import what it needs: {type(error).__name__}: {error}"
@@ -252,17 +252,25 @@ def open_session(task: Task, opened: Message) -> Session | Server:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one task to its end. Leaves with os._exit, because a framework's own exit handlers may wait for peers that are gone."""
+    """Run one task to its end."""
     parser = argparse.ArgumentParser(prog="crosstrain.engine.task")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--stacks", type=int, help="the descriptor of a file for the stacks, which the agent asks for")
     options = parser.parse_args(arguments)
+    run_task(socket.socket(fileno=options.fd), options.parent, options.stacks)
+
+
+def run_task(connection: socket.socket, parent_pid: int, stacks: int | None) -> NoReturn:
+    """Be a task, whose agent is at the other end of `connection`, and end the process with it.
+
+    `stacks` is a descriptor to which stacks are written when they are asked for. Leaves with os._exit, because a framework's own exit
+    handlers may wait for peers that are gone.
+    """
     ignore_interrupts()
-    die_with_parent(options.parent)
-    if options.stacks is not None:
-        write_stacks_on_signal(options.stacks)
-    connection = socket.socket(fileno=options.fd)
+    die_with_parent(parent_pid)
+    if stacks is not None:
+        write_stacks_on_signal(stacks)
     stream = Stream(connection.makefile("rb"), connection.makefile("wb"))
     code = 0
     try:
@@ -280,7 +288,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _await_opening(stream: Stream) -> Message:
     """Return the ``open`` message, with the framework imported; a ``prepare`` before it has the import begin earlier."""
     message = _received(stream)
-    preload(Job.model_validate(message["job"]), stream)
+    job = Job.model_validate(message["job"])
+    import_framework(job, time.monotonic() + job.start_timeout, partial(_report_stuck, stream))
     if message.kind == "prepare":
         message = _received(stream)
         take_log(message)

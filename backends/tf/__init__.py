@@ -65,6 +65,7 @@ class TfBackend:
         accumulation=True,
         clipping=True,
         weight_averaging=True,
+        forks=True,
         packages={_ROW.requires: _ROW.distributions},
         install=_ROW.install,
         gpu_install="pip install 'tensorflow[and-cuda]'",

@@ -56,6 +56,7 @@ class TorchBackend:
         accumulation=True,
         clipping=True,
         weight_averaging=True,
+        forks=True,
         packages={_ROW.requires: _ROW.distributions},
         install=_ROW.install,
         gpu_install="install a CUDA build of torch, as its own site tells for your driver",

@@ -139,8 +139,8 @@ class _Death(_Said):
     code: Code | None
     signal: Name | None
     order: Number
-    cpu_seconds: Duration
-    max_rss_bytes: Count
+    cpu_seconds: Duration | None
+    max_rss_bytes: Count | None
     tail: Annotated[list[Text], msgspec.Meta(max_length=1000)]
     oom_kills: Count | None = None
 

@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...engine.protocol.transport import start_over_stdio
+from ..node.fork_server_client import ForkServerProcess, pays_to_fork
 from ..node.scratch import remove_scratch
 from ..virtual.errors import MissingCapabilityError
-from .base import AgentProcess, AgentStarter, Launcher, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
+from .base import AgentProcess, Launcher, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
 from .registry import LaunchRequest
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class LocalLauncher:
     job: Job
     warn: Callable[[str], None]
     network: VirtualNetwork | None = None
-    _starter: AgentStarter | None = None
+    _starter: HostStarter | NamespaceStarter | None = None
+    _fork_server: ForkServerProcess | None = None
     _cleanup: ExitStack = field(default_factory=ExitStack)
     _channels: list[NodeChannel] = field(default_factory=list)
     _agents: list[AgentProcess] = field(default_factory=list)
@@ -59,6 +61,8 @@ class LocalLauncher:
         Raises UsageError where isolation was asked for and is not possible here.
         """
         if not self._channels:
+            if pays_to_fork(self.job):
+                self._fork_server = ForkServerProcess(self.job)
             network = self._virtual_network()
             self._starter = NamespaceStarter(network) if network else HostStarter()
             self._channels.extend(self._started(node) for node in range(self.job.nodes))
@@ -66,7 +70,13 @@ class LocalLauncher:
 
     def _started(self, node: int) -> NodeChannel:
         assert self._starter is not None
-        agent = self._starter.start(node, agent_command(node, "--parent", str(os.getpid())))
+        options = ["--parent", str(os.getpid())]
+        if self._fork_server is None:
+            agent = self._starter.start(node, agent_command(node, *options))
+        else:
+            with self._fork_server.connect(*self._starter.place(node)) as connection:
+                options += ["--fork-server", str(connection.fileno())]
+                agent = self._starter.start(node, agent_command(node, *options), [connection.fileno()])
         self._agents.append(agent.process)
         send_prepare(agent.stream, self.job, node, one_machine=True)
         return NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, True, agent.process)
@@ -78,8 +88,10 @@ class LocalLauncher:
         return self._channels[node]
 
     def close(self) -> None:
-        """End the agents (they kill their tasks when their input closes), then the virtual network."""
+        """End the agents (they kill their tasks when their input closes), then what they live in."""
         end_agents(self._agents)
+        if self._fork_server is not None:
+            self._fork_server.close()
         for channel in self._channels:
             channel.stream.close()
         self._agents.clear()
@@ -98,9 +110,11 @@ class LocalLauncher:
         """Nothing waits for others here."""
 
     def kill(self) -> None:
-        """Kill the agents at once; their tasks follow them by the parent-death signal."""
+        """Kill the agents at once, and who has forked tasks; the tasks follow them by the parent-death signal."""
         for agent in self._agents:
             agent.kill()
+        if self._fork_server is not None:
+            self._fork_server.kill()
         self._remove_scratch()
 
     def _remove_scratch(self) -> None:
@@ -158,9 +172,18 @@ class LocalLauncher:
 class HostStarter:
     """Starts agents on this host, all on 127.0.0.1."""
 
-    def start(self, node: int, command: Sequence[str]) -> StartedAgent:
-        """Start an agent; see `AgentStarter`."""
-        return StartedAgent(*start_over_stdio(subprocess.Popen, command), "127.0.0.1", isolated=False)
+    def start(self, node: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> StartedAgent:
+        """Start an agent, which inherits `descriptors`; see `AgentStarter`."""
+
+        def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(command, pass_fds=descriptors, **options)
+
+        started = start_over_stdio(popen, command)
+        return StartedAgent(*started, "127.0.0.1", isolated=False)
+
+    def place(self, node: int) -> tuple[dict[str, int], str]:
+        """Return what a process joins to be on the node: nothing; see `VirtualNetwork.place`."""
+        return {}, "-"
 
 
 @dataclass(frozen=True)
@@ -169,7 +192,11 @@ class NamespaceStarter:
 
     network: VirtualNetwork
 
-    def start(self, node: int, command: Sequence[str]) -> StartedAgent:
-        """Start an agent; see `AgentStarter`."""
-        started = start_over_stdio(partial(self.network.popen, node), command)
+    def start(self, node: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> StartedAgent:
+        """Start an agent, which inherits `descriptors`; see `AgentStarter`."""
+        started = start_over_stdio(partial(self.network.popen, node, pass_fds=descriptors), command)
         return StartedAgent(*started, self.network.addresses[node], isolated=True, cores=self.network.cores(node))
+
+    def place(self, node: int) -> tuple[dict[str, int], str]:
+        """Return what a process joins to be on the node."""
+        return self.network.place(node)

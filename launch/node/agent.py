@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import socket
 import sys
 import threading
 import time
@@ -26,10 +27,12 @@ from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, Raw
 from ...engine.protocol.transport import AGENT_BEGINS
 from ...monitor.gpu import describe_gpus
 from ..stacks.collect import collect_stacks, find_py_spy
+from .deaths import Death, tail
+from .fork_server_client import ForkServerConnection
 from .identity import address_for_others, node_identity
 from .port_reservation import PortBlock
 from .scratch import make_scratch, remove_scratch
-from .supervisor import Death, Supervisor, tail
+from .supervisor import Supervisor
 from .task_environment import expected_gpus, task_environment
 
 if TYPE_CHECKING:
@@ -53,10 +56,18 @@ class Agent:
     """Serves one driver over `stream` until it says ``finish`` or goes away. `node` is the node's number.
 
     `remote`: the driver may be cut off from it, and is given up when it says nothing for too long. One whose child this agent is may have
-    been stopped and go on later. `loss_exit_code` is what the agent ends with where the driver is lost.
+    been stopped and go on later. `loss_exit_code` is what the agent ends with where the driver is lost. `fork_server` as in `Supervisor`.
     """
 
-    def __init__(self, stream: Stream, node: int, *, remote: bool = False, loss_exit_code: int = 1) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        node: int,
+        *,
+        remote: bool = False,
+        loss_exit_code: int = 1,
+        fork_server: ForkServerConnection | None = None,
+    ) -> None:
         self._stream = stream
         self._node = node
         self._remote = remote
@@ -66,7 +77,7 @@ class Agent:
         self._listening = False
         self._ended = threading.Event()
         self._ports = PortBlock()
-        self._supervisor = Supervisor(self._from_task, self._on_death)
+        self._supervisor = Supervisor(self._from_task, self._on_death, self._on_pid, fork_server)
         self._keeps_spares = False
         self._environments: list[Mapping[str, str]] = []
         self._sampler: NodeSampler | None = None
@@ -181,10 +192,18 @@ class Agent:
 
     def _watch_spares(self) -> None:
         """Have the monitor count what the spares use with what the tasks do."""
+        for name, pid in self._supervisor.spares().items():
+            self._watch(name, pid)
+
+    def _watch(self, name: str, pid: int) -> None:
         with self._watching:
-            for name, pid in self._supervisor.spares().items():
-                if self._sampler is not None and pid not in self._dead:
-                    self._sampler.watch(name, pid)
+            if self._sampler is not None and pid not in self._dead:
+                self._sampler.watch(name, pid)
+
+    def _on_pid(self, name: str, pid: int) -> None:
+        """Have the monitor count what a process uses that was asked for earlier, where it is a task by now."""
+        if name in self._supervisor.alive():
+            self._watch(name, pid)
 
     def _give_signs_of_life(self) -> None:
         """Tell the driver every second that this agent lives, also while its main thread ends tasks or waits; and once of `leave`."""
@@ -247,12 +266,12 @@ class Agent:
             log = self._log(name)
             environment = task_environment(os.environ, self._scratch, gpus[name]["visible_as"] if name in gpus else None)
             self._environments.append(environment)
-            spare = self._supervisor.claim(name, log, environment)
-            moving = {} if spare is None else {"log": str(log), "early_log": str(spare[1])}
-            pid = self._supervisor.start(name, log, environment) if spare is None else spare[0]
-            with self._watching:
-                if self._sampler is not None and pid not in self._dead:
-                    self._sampler.watch(name, pid)
+            early_log = self._supervisor.claim(name, log, environment)
+            moving = {} if early_log is None else {"log": str(log), "early_log": str(early_log)}
+            if early_log is None:
+                self._supervisor.start(name, log, environment)
+            elif (pid := self._supervisor.pid_of(name)) is not None:
+                self._watch(name, pid)
             profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
             common = {"job": message["job"], "start_deadline": start_deadline, "normalisation": message.get("normalisation")}
             self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
@@ -276,11 +295,12 @@ class Agent:
     def _on_sample(self, record: SystemRecord) -> None:
         self._send(Message("sample", {"record": asdict(record)}))
 
-    def _on_death(self, death: Death, usage: resource.struct_rusage) -> None:
+    def _on_death(self, death: Death, usage: resource.struct_rusage | None) -> None:
         with self._watching:
             self._dead.add(death.pid)
             if self._sampler is not None:
-                self._sampler.final_cpu(death.task, usage)
+                if usage is not None:
+                    self._sampler.final_cpu(death.task, usage)
                 self._sampler.unwatch(death.task)
         self._send(Message("death", {**asdict(death), "tail": tail(self._log(death.task))}))
 
@@ -332,6 +352,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="crosstrain.launch.node.agent")
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--parent", type=int, help="the driver's process number, where the agent is a child of the driver")
+    parser.add_argument("--fork-server", type=int, help="the descriptor of a connection to the fork server of this machine")
     parser.add_argument("--remote", action="store_true", help="the driver is on another machine, and may be cut off from this one")
     options = parser.parse_args(arguments)
     ignore_interrupts()
@@ -340,7 +361,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.remote:
         writer.write(b"\n" + AGENT_BEGINS + b"\n")
         writer.flush()
-    agent = Agent(Stream(sys.stdin.buffer, writer), options.node, remote=options.remote)
+    server = None if options.fork_server is None else ForkServerConnection(socket.socket(fileno=options.fork_server))
+    agent = Agent(Stream(sys.stdin.buffer, writer), options.node, remote=options.remote, fork_server=server)
     threading.Thread(target=_watch_parent, args=(agent, options.parent or os.getppid()), name="parent", daemon=True).start()
     agent.serve()
 

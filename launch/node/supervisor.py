@@ -1,7 +1,8 @@
 """The tasks of one node: each started in a process group of its own, reaped in the order of death, and ended within a time limit.
 
-A task may be prestarted before it is known which task of the cluster it will be, so that its framework loads meanwhile. The death of a
-prestarted process that is no task yet is no failure: the task is then started normally.
+A task is a child of this process, or is forked by the machine's fork server where there is one (`fork_server.py`), which then waits for it
+and kills it in our stead. A task may be prestarted before it is known which task of the cluster it will be, so that its framework loads
+meanwhile. The death of a prestarted process that is no task yet is no failure: the task is then started normally.
 
 Only the main thread starts tasks, because the parent-death signal follows the thread that forked. One other thread reaps whatever
 dies, so that the order of deaths is the kernel's. A death is reported after everything that the task had sent.
@@ -17,78 +18,88 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.memory_exhaustion import kernel_oom_kills
-from ...core.process import python
+from ...core.process import process_state, python
 from ...engine.protocol.messages import Message, ReusableBuffer, Stream
 from ..stacks.collect import InspectedTask
+from .deaths import Death, death_of
+from .fork_server_client import ForkServerConnection
+from .task_environment import task_environment
 
-__all__ = ["Death", "Supervisor", "tail"]
+__all__ = ["Supervisor"]
 
-LOG_TAIL_LINES = 25
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """How a task ended. `order` counts the deaths on the node; `signal` is None where the task exited by itself.
-
-    CPU seconds are the kernel's, from wait4(2), with all the task's own children. `oom_kills` is how many processes of the machine the
-    kernel has killed for want of memory while the task lived; None where it does not say, or the task ended by itself.
-    """
-
-    task: str
-    pid: int
-    code: int | None
-    signal: str | None
-    order: int
-    cpu_seconds: float
-    max_rss_bytes: int
-    oom_kills: int | None = None
+KILLED_SECONDS = 5.0
+"""How long the kernel is given to end a process; one that waits for a disk may take longer."""
 
 
 @dataclass
 class _Child:
-    """`early_log`: where a task that began as a spare writes until it has moved to its `log`. `usable`: a spare that still may be taken.
+    """`number` counts the starts. `pid`: None until the fork server has said it. `process`: None of one that is forked.
 
-    `environment` is what it was started with. `ended` gets its death, once it has been reaped. `stacks`: what it writes its stacks to when
-    it is asked to.
+    `early_log`: where a task that began as a spare writes until it has moved to its `log`. `usable`: a spare that still may be taken.
+
+    `environment` is what it was started with. `ended` gets its death, once it has been reaped, or None where it never was a process.
+    `stacks`: what it writes its stacks to when it is asked to. `theirs`: its end of the stream, until it has it.
     """
 
+    number: int
     name: str
     environment: Mapping[str, str]
-    process: subprocess.Popen[bytes]
     stream: Stream
     log: Path
+    theirs: socket.socket
+    process: subprocess.Popen[bytes] | None = None
+    pid: int | None = None
+    reaped: bool = False
     stacks: int | None = None
     early_log: Path | None = None
     usable: bool = False
     spare: bool = False
     oom_kills_before: int | None = field(default_factory=kernel_oom_kills)
-    ended: queue.SimpleQueue[tuple[Death, resource.struct_rusage]] = field(default_factory=queue.SimpleQueue)
+    ended: queue.SimpleQueue[tuple[Death, resource.struct_rusage | None] | None] = field(default_factory=queue.SimpleQueue)
+
+    @property
+    def forked(self) -> bool:
+        """Whether the fork server is to kill and reap it."""
+        return self.process is None
 
 
 class Supervisor:
-    """Starts and ends the tasks of one node. `on_message` and `on_death` are called from a thread of each task.
+    """Starts and ends the tasks of one node. `on_message` and `on_death` are called from a thread of each task, `on_pid` from any.
 
-    The arrays of a message are there for `on_message` until it returns.
+    The arrays of a message are there for `on_message` until it returns. `on_pid` hears which process a task, or what may become one, is.
+    `fork_server` forks tasks that need no environment of their own but for the folder of temporary files.
     """
 
-    def __init__(self, on_message: Callable[[str, Message], None], on_death: Callable[[Death, resource.struct_rusage], None]) -> None:
+    def __init__(
+        self,
+        on_message: Callable[[str, Message], None],
+        on_death: Callable[[Death, resource.struct_rusage | None], None],
+        on_pid: Callable[[str, int], None] = lambda name, pid: None,
+        fork_server: ForkServerConnection | None = None,
+    ) -> None:
         self._on_message = on_message
         self._on_death = on_death
+        self._on_pid = on_pid
+        self._fork_server = fork_server
+        self._starts = 0
         self._children: dict[int, _Child] = {}
         self._changed = threading.Condition()
         self._deaths = 0
         self._spares = 0
         threading.Thread(target=self._reap, name="reaper", daemon=True).start()
+        if fork_server is not None:
+            fork_server.listen(self)
 
-    def start(self, name: str, log: Path, environment: Mapping[str, str]) -> int:
-        """Start one task, its output appended to `log`; return its pid. Call from the main thread."""
-        return self._spawn(name, log, environment, None).process.pid
+    def start(self, name: str, log: Path, environment: Mapping[str, str]) -> None:
+        """Start one task, its output appended to `log`. Call from the main thread."""
+        self._spawn(name, log, environment, None)
 
     def prestart(self, folder: Path, environment: Mapping[str, str], prepare: Message) -> None:
         """Start a task that has no name yet and send it `prepare`; it writes to a file in `folder` meanwhile. Call from the main thread."""
@@ -100,8 +111,8 @@ class Supervisor:
         except OSError:
             return  # it has died, and is not taken then
 
-    def claim(self, name: str, log: Path, environment: Mapping[str, str]) -> tuple[int, Path] | None:
-        """Make a living spare the task `name`; return its pid and the file that it writes to until it moves to `log`.
+    def claim(self, name: str, log: Path, environment: Mapping[str, str]) -> Path | None:
+        """Make a living spare the task `name`; return the file that it writes to until it moves to `log`.
 
         None: none lives that was started in this environment, which is not changed later: frameworks read it when they like.
         """
@@ -112,12 +123,17 @@ class Supervisor:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.touch()
             child.name, child.log, child.usable, child.spare = name, log, False, False
-            return child.process.pid, child.early_log
+            return child.early_log
+
+    def pid_of(self, task: str) -> int | None:
+        """Return the process number of a task that has not been reaped; None where there is no such one, or it is not known yet."""
+        with self._changed:
+            return next((child.pid for child in self._children.values() if child.name == task), None)
 
     def spares(self) -> dict[str, int]:
         """Return the process numbers of the spares that can be taken, by their names."""
         with self._changed:
-            return {child.name: pid for pid, child in self._children.items() if child.usable}
+            return {child.name: child.pid for child in self._children.values() if child.usable and child.pid is not None}
 
     def spare_environments(self) -> list[Mapping[str, str]]:
         """Return the environments of the spares that can be taken."""
@@ -127,35 +143,58 @@ class Supervisor:
     def kill_unclaimed(self) -> None:
         """Kill the spares that nobody has taken."""
         with self._changed:
-            for pid, child in self._children.items():
-                if child.spare:
+            for child in self._children.values():
+                if child.spare and not child.reaped:
                     child.usable = False
-                    _kill_group(pid)
+                    self._kill(child)
 
     def _spawn(self, name: str, log: Path, environment: Mapping[str, str], early_log: Path | None) -> _Child:
         ours, theirs = socket.socketpair()
         log.parent.mkdir(parents=True, exist_ok=True)
+        stream = Stream(ours.makefile("rb"), ours.makefile("wb"))
+        ours.close()
         stacks = os.memfd_create("stacks") if sys.platform == "linux" else None
-        command = python("crosstrain.engine.task", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()))
-        command += [] if stacks is None else ["--stacks", str(stacks)]
-        with theirs, log.open("ab") as output, self._changed:
-            process = subprocess.Popen(
+        is_spare = early_log is not None
+        with self._changed:
+            self._starts += 1
+            child = _Child(
+                self._starts, name, environment, stream, log, theirs, stacks=stacks, early_log=early_log, usable=is_spare, spare=is_spare
+            )
+            self._children[child.number] = child
+            if not self._fork(child):
+                self._execute(child)
+            pid = child.pid
+        if pid is not None:
+            self._on_pid(name, pid)
+        threading.Thread(target=self._follow, args=(child,), name=f"read-{name}", daemon=True).start()
+        return child
+
+    def _fork(self, child: _Child) -> bool:
+        """Have the fork server start a task, if there is one that can."""
+        folder = child.environment.get("TMPDIR")
+        if self._fork_server is None or folder is None or task_environment(os.environ, Path(folder), None) != child.environment:
+            return False
+        with child.log.open("ab") as output:
+            descriptors = [child.theirs.fileno(), output.fileno(), *([] if child.stacks is None else [child.stacks])]
+            return self._fork_server.fork(child.number, folder, descriptors)
+
+    def _execute(self, child: _Child) -> None:
+        """Start a task as a child of this process."""
+        descriptors = [child.theirs.fileno(), *([] if child.stacks is None else [child.stacks])]
+        command = python("crosstrain.engine.task", "--fd", str(child.theirs.fileno()), "--parent", str(os.getpid()))
+        command += [] if child.stacks is None else ["--stacks", str(child.stacks)]
+        with child.theirs, child.log.open("ab") as output:
+            child.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno(), *([] if stacks is None else [stacks])],
-                env=dict(environment),
+                pass_fds=descriptors,
+                env=dict(child.environment),
                 start_new_session=True,
             )
-            stream = Stream(ours.makefile("rb"), ours.makefile("wb"))
-            is_spare = early_log is not None
-            child = _Child(name, environment, process, stream, log, stacks, early_log, usable=is_spare, spare=is_spare)
-            self._children[process.pid] = child
-            self._changed.notify_all()
-        ours.close()
-        threading.Thread(target=self._follow, args=(child,), name=f"read-{name}", daemon=True).start()
-        return child
+        child.pid = child.process.pid
+        self._changed.notify_all()
 
     def send(self, task: str, message: Message) -> None:
         """Send a message to a task; one to a task that is gone is dropped, since its death is reported anyway."""
@@ -193,31 +232,45 @@ class Supervisor:
     def kill(self, *, keep_spares: bool = False) -> None:
         """Kill the process group of every task that still lives, and of every spare that is not kept."""
         with self._changed:
-            for pid, child in self._children.items():
-                if child.process.returncode is None and not (keep_spares and child.usable):
-                    _kill_group(pid)
+            for child in self._children.values():
+                if not child.reaped and not (keep_spares and child.usable):
+                    self._kill(child)
+
+    def _kill(self, child: _Child) -> None:
+        """Kill a task's process group; one that is still to be forked is none, and dies once it is."""
+        if child.process is not None:
+            _kill_group(child.process.pid)
+            return
+        assert self._fork_server is not None
+        self._fork_server.kill(child.number)
+        if child.pid is None and not child.reaped:
+            child.reaped = True
+            child.usable = False
+            child.theirs.close()
+            child.stream.cut()
+            child.ended.put(None)
 
     def state_of(self, task: str) -> str:
         """Return the kernel's state letter of a task (``R S D T Z``), or ``gone``."""
         with self._changed:
-            pid = next((pid for pid, child in self._children.items() if child.name == task), None)
-        if pid is None:
+            child = next((child for child in self._children.values() if child.name == task), None)
+        if child is None:
             return "gone"
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return "gone"
+        if (pid := child.pid) is None:
+            return "D"  # it waits for the fork server
+        return process_state(pid) or "gone"
 
     @contextmanager
     def inspected(self, tasks: Collection[str]) -> Iterator[list[InspectedTask]]:
         """Give those of the tasks that live, for as long as the block lasts, to whoever finds out where they stand."""
         with self._changed:
-            children = [child for child in self._children.values() if child.name in tasks and child.process.returncode is None]
+            children = [child for child in self._children.values() if child.name in tasks and child.pid is not None and not child.reaped]
             written = [None if child.stacks is None else os.dup(child.stacks) for child in children]
         try:
             yield [
-                InspectedTask(child.name, child.process.pid, self.state_of(child.name), descriptor)
+                InspectedTask(child.name, child.pid, self.state_of(child.name), descriptor)
                 for child, descriptor in zip(children, written, strict=True)
+                if child.pid is not None
             ]
         finally:
             for descriptor in written:
@@ -227,12 +280,11 @@ class Supervisor:
     def _follow(self, child: _Child) -> None:
         """Report what a task says, then its death."""
         self._read(child)
-        death, usage = child.ended.get()
-        if not child.spare:
-            self._on_death(death, usage)
+        end = child.ended.get()
+        if end is not None and not child.spare:
+            self._on_death(*end)
         with self._changed:
-            if self._children.get(death.pid) is child:
-                del self._children[death.pid]
+            del self._children[child.number]
             if child.stacks is not None:
                 os.close(child.stacks)
                 child.stacks = None
@@ -256,35 +308,72 @@ class Supervisor:
     def _reap(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: any(child.process.returncode is None for child in self._children.values()))
+                self._changed.wait_for(lambda: any(not child.forked and not child.reaped for child in self._children.values()))
             dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             if dead is None:
                 continue
             _kill_group(dead.si_pid)  # while it is a zombie its group number cannot belong to anybody else
             pid, status, usage = os.wait4(dead.si_pid, 0)
             with self._changed:
-                child = self._children.get(pid)
+                child = next((child for child in self._children.values() if child.pid == pid and not child.forked), None)
                 if child is None:
                     continue
-                killed = os.WIFSIGNALED(status)
-                child.process.returncode = -os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
-                child.usable = False
-                self._deaths += not child.spare
-                order = self._deaths
-            if child.early_log is not None:
-                _rescue(child.early_log, child.log)
-            death = Death(
-                task=child.name,
-                pid=pid,
-                code=None if killed else os.WEXITSTATUS(status),
-                signal=signal.Signals(os.WTERMSIG(status)).name if killed else None,
-                order=order,
-                cpu_seconds=usage.ru_utime + usage.ru_stime,
-                max_rss_bytes=usage.ru_maxrss * 1024,
-                oom_kills=_oom_kills_since(child.oom_kills_before) if killed else None,
-            )
-            child.ended.put((death, usage))
-            child.stream.cut()  # what has arrived can still be read; a process of the task's that outlives it is not waited for
+                assert child.process is not None
+                child.process.returncode = os.waitstatus_to_exitcode(status)
+            self._on_end(child, status, usage)
+
+    def forked(self, number: int, pid: int) -> None:
+        """Hear from the fork server which process a task is; see `ForkedTasksListener`."""
+        with self._changed:
+            child = self._children.get(number)
+            if child is None or child.reaped:
+                return  # it was to be killed before it was forked, and the server has heard that too
+            child.pid = pid
+            child.theirs.close()
+            name = child.name
+        self._on_pid(name, pid)
+
+    def ended(self, number: int, status: int, usage: resource.struct_rusage) -> None:
+        """Hear from the fork server how a task has ended."""
+        with self._changed:
+            child = self._children.get(number)
+        if child is not None and not child.reaped:
+            self._on_end(child, status, usage)
+
+    def fork_server_lost(self) -> None:
+        """Start by itself what the server had still to fork; what it had forked is killed with it by the kernel."""
+        with self._changed:
+            self._fork_server, children = None, [child for child in self._children.values() if child.forked and not child.reaped]
+            for child in children:
+                if child.pid is None:
+                    self._execute(child)
+        for child in children:
+            assert child.pid is not None
+            if child.forked:
+                _await_end(child.pid)
+                self._on_end(child, signal.SIGKILL, None)
+            else:
+                self._on_pid(child.name, child.pid)
+
+    def _on_end(self, child: _Child, status: int, usage: resource.struct_rusage | None) -> None:
+        """Note a death, as wait4(2) has told it, in its order."""
+        with self._changed:
+            child.reaped = True
+            child.usable = False
+            self._deaths += not child.spare
+            order = self._deaths
+        if child.early_log is not None:
+            _rescue(child.early_log, child.log)
+        assert child.pid is not None
+        child.ended.put((death_of(child.name, child.pid, order, status, usage, child.oom_kills_before), usage))
+        child.stream.cut()  # what has arrived can still be read; a process of the task's that outlives it is not waited for
+
+
+def _await_end(pid: int) -> None:
+    """Wait for the end of a process that the kernel has been told to kill, and that another process is to reap."""
+    deadline = time.monotonic() + KILLED_SECONDS
+    while process_state(pid) not in (None, "Z", "X") and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _kill_group(pid: int) -> None:
@@ -295,11 +384,6 @@ def _kill_group(pid: int) -> None:
         return
 
 
-def _oom_kills_since(before: int | None) -> int | None:
-    now = kernel_oom_kills()
-    return None if now is None or before is None else max(0, now - before)
-
-
 def _rescue(early_log: Path, log: Path) -> None:
     """Append to a dead task's log what it wrote before it could move there; once it has moved, the early file is gone."""
     if early_log == log or not early_log.exists():
@@ -307,14 +391,3 @@ def _rescue(early_log: Path, log: Path) -> None:
     with log.open("ab") as file:
         file.write(early_log.read_bytes())
     early_log.unlink()
-
-
-def tail(log: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
-    """Return the last lines of a log."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 64 * 1024))
-            return file.read().decode(errors="replace").splitlines()[-lines:]
-    except OSError as error:
-        return [f"(the log {log} could not be read: {error.strerror})"]

@@ -22,15 +22,15 @@ NO_GPU = "-1"
 """For CUDA_VISIBLE_DEVICES of a task that is to see no GPU, as frameworks that look for one are told elsewhere too."""
 
 
-def task_environment(own: Mapping[str, str], scratch: Path, visible_as: str | None) -> dict[str, str]:
+def task_environment(own: Mapping[str, str], scratch: Path | None, visible_as: str | None) -> dict[str, str]:
     """Return the agent's `own` environment without the contracts of others, which would tell the frameworks of another cluster.
 
-    Temporary files go to a folder of the run's own: both frameworks leave some behind. `visible_as` is the GPU that the task may see, as
-    CUDA names it; None where nothing is done about that. Indices count as nvidia-ml counts, in PCI order, unless whoever started the
-    node has chosen another order for those that he gave.
+    Temporary files go to a folder of the run's own, `scratch`: both frameworks leave some behind. None: not known yet. `visible_as` is the
+    GPU that the task may see, as CUDA names it; None where nothing is done about that. Indices count as nvidia-ml counts, in PCI order,
+    unless whoever started the node has chosen another order for those that he gave.
     """
     kept = {key: value for key, value in own.items() if key not in FOREIGN_VARIABLES}
-    changed = {"TMPDIR": str(scratch)}
+    changed = {} if scratch is None else {"TMPDIR": str(scratch)}
     if visible_as is not None:
         changed |= {"CUDA_VISIBLE_DEVICES": visible_as, "CUDA_DEVICE_ORDER": own.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
     return {**kept, **changed}

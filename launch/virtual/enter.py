@@ -4,7 +4,8 @@ OWNER is the id of the process that must still be the parent; USER and NETWORK a
 where there is none); CGROUP_FILES are ``cgroup.procs`` files joined by ``:`` (or ``-``). The program keeps this process's id, has
 been limited since its first instruction, and gets no capability that the user lacks.
 
-Runs as ``python -I -S enter.py`` and therefore imports nothing but the standard library.
+Runs as ``python -I -S enter.py`` and therefore imports nothing but the standard library. A process that becomes no other program calls
+`enter` instead.
 """
 
 import ctypes
@@ -16,6 +17,8 @@ from typing import NoReturn
 EXIT_CANNOT_ENTER = 126
 EXIT_NO_PROGRAM = 127
 
+_CAPABILITY_VERSION_3 = 0x20080522
+
 
 def _join(descriptor: str) -> None:
     """Join one namespace. Raises OSError."""
@@ -26,7 +29,7 @@ def _join(descriptor: str) -> None:
     os.close(int(descriptor))
 
 
-def _enter(owner: int, user: str, network: str, cgroups: str) -> None:
+def enter(user: str, network: str, cgroups: str) -> None:
     """Join the node's groups, then its namespaces: the files of the groups belong to the user outside. Raises OSError."""
     if cgroups != "-":
         for file in cgroups.split(":"):
@@ -35,6 +38,20 @@ def _enter(owner: int, user: str, network: str, cgroups: str) -> None:
     for descriptor in (user, network):
         if descriptor != "-":
             _join(descriptor)
+
+
+def drop_capabilities() -> None:
+    """Give up what a user namespace has given to whoever joins it, as the start of another program does. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    none = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable ones, twice 32 of each
+    if libc.capset(header, none) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _enter(owner: int, user: str, network: str, cgroups: str) -> None:
+    enter(user, network, cgroups)
     if os.getppid() != owner:
         raise ProcessLookupError(0, "the process that started this one has ended")
 

@@ -134,6 +134,15 @@ class VirtualNetwork:
         self._programs.append(program)
         return program
 
+    def place(self, node: int) -> tuple[dict[str, int], str]:
+        """Return what a process has to join to be in a node: descriptors of its namespaces by their kinds, and the files of CPU groups.
+
+        The second as `enter` of ``enter.py`` takes it, and the first by the names of its parameters.
+        """
+        started = self._running()
+        user = {} if started.user is None else {"user": started.user}
+        return {**user, "network": started.networks[node]}, started.processes_files[node] or "-"
+
     def peer_counters(self) -> list[tuple[int, int]]:
         """Return for each node (bytes received from it, bytes sent to it), counted at the switch's end of its cable, whole frames."""
         started = self._running()

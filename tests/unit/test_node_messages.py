@@ -31,7 +31,7 @@ from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.outstanding_requests import OutstandingRequests
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
-from crosstrain.launch.node.supervisor import Death, tail
+from crosstrain.launch.node.deaths import Death, tail
 from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.host import describe_host
 

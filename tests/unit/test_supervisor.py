@@ -49,7 +49,8 @@ def node(tmp_path):
 def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
     node.prestart()
     assert node.supervisor.alive() == []
-    pid, early = node.supervisor.claim("worker-0", tmp_path / "logs/worker-0.log", node.environment)
+    early = node.supervisor.claim("worker-0", tmp_path / "logs/worker-0.log", node.environment)
+    pid = node.supervisor.pid_of("worker-0")
     assert (node.supervisor.alive(), early.parent) == (["worker-0"], tmp_path)
     assert node.supervisor.claim("worker-1", tmp_path / "logs/worker-1.log", node.environment) is None
     assert node.supervisor.state_of("worker-0") in "RSD"
@@ -81,7 +82,8 @@ def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the
     early = tmp_path / "spare-1.early"
     wait_until(lambda: "crosstrain.engine.protocol.codec" in early.read_text(), 30, "the start of the spare")
     log = tmp_path / "logs/worker-0.log"
-    pid, _ = node.supervisor.claim("worker-0", log, node.environment)
+    assert node.supervisor.claim("worker-0", log, node.environment)
+    pid = node.supervisor.pid_of("worker-0")
     assert log.read_text() == ""
     os.kill(pid, signal.SIGKILL)
     assert node.reported.wait(10)

@@ -1,0 +1,185 @@
+"""Tasks that are forked from one process which has imported the framework."""
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from processes import wait_until
+
+from crosstrain.core.job import Job
+from crosstrain.launch.node.fork_server_client import ForkServerConnection, ForkServerProcess, pays_to_fork
+from crosstrain.launch.node.supervisor import Supervisor
+from crosstrain.launch.node.task_environment import task_environment
+
+TOY = Path(__file__).parent.parent / "toy"
+
+
+def field(pid, name):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return line.split()[1]
+    raise KeyError(name)
+
+
+class Machine:
+    """A fork server, and supervisors that start tasks by it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.server = ForkServerProcess(Job(backend="toy"))
+        self.pid = self.server._process.pid
+
+    def node(self):
+        return Node(self.folder, self.server.connect({}, "-"))
+
+
+class Node:
+    """A supervisor whose reports are kept."""
+
+    def __init__(self, folder, connection):
+        self.folder, self.connection = folder, connection
+        self.deaths, self.pids = [], {}
+        self.supervisor = Supervisor(lambda *_: None, self.dead, self.pids.__setitem__, ForkServerConnection(connection))
+
+    def dead(self, death, usage):
+        self.deaths.append((death, usage))
+
+    def start(self, name, **variables):
+        environment = task_environment({**os.environ, **variables}, self.folder, None)
+        self.supervisor.start(name, self.folder / f"{name}.log", environment)
+
+    def pid(self, name):
+        return wait_until(lambda: self.pids.get(name), 30, f"the start of {name}")
+
+    def dead_by(self, seconds, count=1):
+        return wait_until(lambda: len(self.deaths) >= count and [death for death, _ in self.deaths], seconds, f"{count} deaths")
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    machine = Machine(tmp_path)
+    yield machine
+    if lives(machine.pid):
+        os.kill(machine.pid, signal.SIGCONT)
+    machine.server.close()
+
+
+def test_a_task_is_the_servers_child_and_looks_like_any_other(machine, tmp_path):
+    node = machine.node()
+    node.start("worker-0")
+    pid = node.pid("worker-0")
+    assert int(field(pid, "PPid")) == machine.pid
+    wait_until(lambda: b"crosstrain.engine.task" in Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "the task's command line")
+    assert b"fork_server" in Path(f"/proc/{machine.pid}/cmdline").read_bytes()
+    assert os.getpgid(pid) == os.getsid(pid) == pid
+    assert os.readlink(f"/proc/{pid}/fd/1") == str(tmp_path / "worker-0.log")
+    assert node.supervisor.state_of("worker-0") in "RSD"
+    node.supervisor.stop(0.0)
+    (death,) = node.dead_by(5)
+    assert (death.task, death.pid, death.signal, death.code, death.order) == ("worker-0", pid, "SIGKILL", None, 1)
+    assert death.cpu_seconds is not None
+    assert death.max_rss_bytes > 2**20
+    assert node.supervisor.alive() == []
+
+
+def test_a_task_with_an_environment_of_its_own_is_started_as_a_process_of_its_own(machine):
+    node = machine.node()
+    node.start("worker-0", CUDA_VISIBLE_DEVICES="1")
+    assert int(field(node.pid("worker-0"), "PPid")) == os.getpid()
+    node.supervisor.stop(0.0)
+
+
+def test_a_server_that_dies_before_it_has_forked_costs_nothing_but_time(machine):
+    node = machine.node()
+    os.kill(machine.pid, signal.SIGSTOP)
+    node.start("worker-0")
+    time.sleep(0.2)
+    assert (node.pids, node.supervisor.state_of("worker-0")) == ({}, "D")
+    os.kill(machine.pid, signal.SIGKILL)
+    assert int(field(node.pid("worker-0"), "PPid")) == os.getpid()
+    node.start("worker-1")
+    assert int(field(node.pid("worker-1"), "PPid")) == os.getpid()
+    node.supervisor.stop(0.0)
+    assert node.supervisor.alive() == []
+
+
+def test_what_a_server_has_forked_ends_with_it_and_is_reported(machine):
+    node = machine.node()
+    for name in ("worker-0", "worker-1"):
+        node.start(name)
+    pids = {node.pid(name) for name in ("worker-0", "worker-1")}
+    os.kill(machine.pid, signal.SIGKILL)
+    deaths = sorted(node.dead_by(5, 2), key=lambda death: death.order)
+    assert {death.pid for death in deaths} == pids
+    assert [(death.signal, death.cpu_seconds, death.order) for death in deaths] == [("SIGKILL", None, 1), ("SIGKILL", None, 2)]
+    assert not any(map(lives, pids))
+
+
+def test_tasks_end_with_their_agents_connection_and_others_go_on(machine):
+    gone, stays = machine.node(), machine.node()
+    gone.start("worker-0")
+    stays.start("worker-1")
+    pid, other = gone.pid("worker-0"), stays.pid("worker-1")
+    gone.connection.shutdown(2)
+    wait_until(lambda: not lives(pid), 5, "the end of the task")
+    assert lives(other)
+    stays.supervisor.stop(0.0)
+
+
+def test_who_waits_for_a_server_that_does_nothing_can_be_ended(machine):
+    node = machine.node()
+    os.kill(machine.pid, signal.SIGSTOP)
+    node.start("worker-0")
+    began = time.monotonic()
+    node.supervisor.stop(0.0)
+    assert time.monotonic() - began < 5
+    assert (node.supervisor.alive(), node.deaths) == ([], [])
+    os.kill(machine.pid, signal.SIGCONT)  # it forks now, and kills as it was told
+    time.sleep(0.5)
+    children = Path(f"/proc/{machine.pid}/task/{machine.pid}/children").read_text().split()
+    assert not [pid for pid in children if lives(pid)]
+
+
+def test_random_deaths_are_reported_once_each_and_in_their_order(machine, pytestconfig):
+    seed = pytestconfig.getoption("--seed") or random.randrange(2**32)
+    print(f"--seed {seed}")
+    chance, node = random.Random(seed), machine.node()
+    names = [f"worker-{index}" for index in range(8)]
+    for name in names:
+        node.start(name)
+    order = chance.sample(names, len(names))
+    pids = {name: node.pid(name) for name in names}
+    for name in order:
+        os.kill(pids[name], chance.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS]))
+        wait_until(lambda: not lives(pids[name]), 5, "the end of a task")  # noqa: B023
+    deaths = sorted(node.dead_by(10, len(names)), key=lambda death: death.order)
+    assert [(death.task, death.pid, death.order) for death in deaths] == [(name, pids[name], at + 1) for at, name in enumerate(order)]
+    assert threading.active_count() < 50
+
+
+@pytest.mark.parametrize(
+    ("settings", "pays"),
+    [({"nodes": 3}, True), ({"nodes": 1}, False), ({"nodes": 1, "max_restarts": 1}, True), ({"nodes": 2, "mode": "async"}, True)],
+)
+@pytest.mark.parametrize("backend", ["tf", "torch"])
+def test_forking_pays_where_tasks_have_something_to_share(backend, settings, pays, monkeypatch):
+    monkeypatch.setattr("crosstrain.launch.node.fork_server_client.GPU_DEVICES", ())
+    assert pays_to_fork(Job(backend=backend, **settings)) is pays
+
+
+def test_with_gpus_each_task_is_a_process_of_its_own(monkeypatch, tmp_path):
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("crosstrain.launch.node.fork_server_client.GPU_DEVICES", (f"{tmp_path}/nvidia[0-9]*",))
+    assert not pays_to_fork(Job(backend="torch", nodes=3))
