@@ -12,11 +12,14 @@ reference (1e-5 for SGD without momentum), final weights within 1e-4 norm-wise, 
 from __future__ import annotations
 
 import json
+import os
+import queue
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import psutil
 import pytest
 
 from ..backends.capabilities import Capabilities, Precision, refuse_unsupported
@@ -26,6 +29,9 @@ from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.plugins import forward_backends
 from ..data.store.stored_dataset import open_dataset
+from ..launch.node.fork_server_client import ForkServerConnection, ForkServerProcess
+from ..launch.node.supervisor import Supervisor
+from ..launch.node.task_environment import task_environment
 from ..models.build import build_model
 from ..records.store.run_directory import RunReader
 from .cases import OPTIMIZERS, OPTIONAL_CAPABILITIES, UNEVEN_BATCHES, every_optimizer
@@ -118,6 +124,24 @@ class BackendConformance:
         placed = [task for job in jobs for task in load_backend(self.backend).placement(job)]
         assert self.capabilities.survives <= {task.role for task in placed}
         assert not self.capabilities.survives & {task.role for task in placed if task.leading}
+
+    def test_its_tasks_can_be_forked_where_it_says_so(self, tmp_path: Path) -> None:
+        """That tasks which are forked train as they should is what every test with several workers shows then."""
+        if not self.capabilities.forks:
+            pytest.skip("this backend's tasks import it one by one")
+        server = ForkServerProcess(Job.model_validate({"backend": self.backend, "nodes": 2}))
+        found: queue.SimpleQueue[int] = queue.SimpleQueue()
+        try:
+            with server.connect({}, "-") as connection:
+                supervisor = Supervisor(
+                    lambda *_: None, lambda *_: None, lambda name, pid: found.put(pid), ForkServerConnection(connection)
+                )
+                supervisor.start("worker-0", tmp_path / "worker-0.log", task_environment(os.environ, tmp_path, None))
+                parent = psutil.Process(found.get(timeout=100)).ppid()
+                supervisor.stop(0.0)
+        finally:
+            server.close()
+        assert parent != os.getpid(), "the process to fork from has ended: does `preload` start a thread?"
 
     def test_what_it_does_not_declare_is_refused(self, tmp_path: Path) -> None:
         """An option that asks for more ends the command before anything starts, with exit code 2 and its name."""

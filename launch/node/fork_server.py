@@ -24,6 +24,8 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,9 +68,10 @@ class _Agent:
 class ForkServer:
     """Serves one launcher, over `control`, and the agents that it announces."""
 
-    def __init__(self, control: socket.socket, job: Job) -> None:
+    def __init__(self, control: socket.socket, written: bytes) -> None:
+        """`written` is what the import has written, which each task's log begins with."""
         self._control = control
-        self._job = job
+        self._written = written
         self._agents: list[_Agent] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -118,11 +121,17 @@ class ForkServer:
             if pid is not None:
                 _kill_group(pid)
             return
-        pid = self._fork(agent, said, descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        agent.pid_of[said["fork"]] = pid
-        agent.tell(forked=said["fork"], pid=pid)
+        number = said["fork"]
+        try:
+            pid = self._fork(agent, said, descriptors)
+        except OSError:  # no memory, or too many processes: whoever starts a process of its own hears it of the kernel too
+            agent.tell(refused=number)
+        else:
+            agent.pid_of[number] = pid
+            agent.tell(forked=number, pid=pid)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _dismiss(self, agent: _Agent) -> None:
         """Kill the tasks of an agent that is gone."""
@@ -152,7 +161,7 @@ class ForkServer:
                     agent.tell(ended=number, status=status, usage=list(usage))
 
     def _fork(self, agent: _Agent, said: dict[str, Any], descriptors: list[int]) -> int:
-        """Fork a task; return its pid."""
+        """Fork a task; return its pid. Raises OSError."""
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -169,6 +178,7 @@ class ForkServer:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
+            os.write(1, self._written)
             user, network = ("-" if descriptor is None else str(descriptor) for descriptor in (agent.user, agent.network))
             enter(user, network, agent.cgroups)
             if agent.user is not None:
@@ -233,6 +243,26 @@ def _rename_command_line(command: list[str]) -> None:
         ctypes.memmove(begin, words.ljust(end - begin, b"\0"), end - begin)
 
 
+@contextmanager
+def _output_kept() -> Iterator[list[bytes]]:
+    """Have what this process writes within the block, native code included, kept in the list that is returned."""
+    before = [os.dup(1), os.dup(2)]
+    written: list[bytes] = []
+    kept = os.memfd_create("written")
+    os.dup2(kept, 1)
+    os.dup2(kept, 2)
+    try:
+        yield written
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, own in enumerate(before, start=1):
+            os.dup2(own, descriptor)
+            os.close(own)
+        written.append(os.pread(kept, os.fstat(kept).st_size, 0))
+        os.close(kept)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Import the framework, then fork until the launcher is gone. Leaves with os._exit, as tasks do.
 
@@ -250,11 +280,12 @@ def main(arguments: list[str] | None = None) -> None:
     if first is not None:
         job = Job.model_validate(first[0]["job"])
         try:
-            import_framework(job, time.monotonic() + job.start_timeout / 2, lambda what: None)
+            with _output_kept() as written:
+                import_framework(job, time.monotonic() + job.start_timeout / 2, lambda what: None)
         except MissingPackageError:
             os._exit(1)
         if threading.active_count() == 1:
-            ForkServer(control, job).serve()
+            ForkServer(control, b"".join(written)).serve()
     os._exit(0)
 
 

@@ -93,6 +93,10 @@ class ForkedTasksListener(Protocol):
         """Hear how it has ended, as wait4(2) says it; its group is killed, and it is reaped."""
         ...
 
+    def refused(self, number: int) -> None:
+        """Hear that it could not be forked."""
+        ...
+
     def fork_server_lost(self) -> None:
         """Hear that the server has ended: its processes end with it, and it forks no more."""
         ...
@@ -138,5 +142,7 @@ class ForkServerConnection:
             said = json.loads(text)
             if "forked" in said:
                 listener.forked(said["forked"], said["pid"])
+            elif "refused" in said:
+                listener.refused(said["refused"])
             else:
                 listener.ended(said["ended"], said["status"], resource.struct_rusage(said["usage"]))

@@ -340,6 +340,17 @@ class Supervisor:
         if child is not None and not child.reaped:
             self._on_end(child, status, usage)
 
+    def refused(self, number: int) -> None:
+        """Start by itself what the fork server could not fork."""
+        with self._changed:
+            child = self._children.get(number)
+            if child is None or child.reaped:
+                return
+            self._execute(child)
+            pid, name = child.pid, child.name
+        assert pid is not None
+        self._on_pid(name, pid)
+
     def fork_server_lost(self) -> None:
         """Start by itself what the server had still to fork; what it had forked is killed with it by the kernel."""
         with self._changed:

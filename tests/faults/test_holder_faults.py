@@ -3,6 +3,7 @@
 import os
 import signal
 import uuid
+from pathlib import Path
 
 import pytest
 from processes import MARK, living_in, wait_until
@@ -13,6 +14,8 @@ from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.local import LocalLauncher
 
+TOY = Path(__file__).parent.parent / "toy"
+
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 
@@ -22,6 +25,7 @@ def listen(control):
 
 
 def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOY))
     monkeypatch.setenv(MARK, mark := uuid.uuid4().hex)
     launcher = LocalLauncher(Job(backend="toy", nodes=2, epochs=1), print)
     control = TaskGroup(Nodes(launcher.start(), lambda record: None, lambda *log: None, check=launcher.check), [])

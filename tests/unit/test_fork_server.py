@@ -1,8 +1,10 @@
 """Tasks that are forked from one process which has imported the framework."""
 
+import json
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -150,6 +152,21 @@ def test_who_waits_for_a_server_that_does_nothing_can_be_ended(machine):
     time.sleep(0.5)
     children = Path(f"/proc/{machine.pid}/task/{machine.pid}/children").read_text().split()
     assert not [pid for pid in children if lives(pid)]
+
+
+def test_what_the_server_cannot_fork_is_started_as_a_process_of_its_own(tmp_path, monkeypatch):
+    """The kernel refuses a fork where there are too many processes; here another speaks in the server's place."""
+    monkeypatch.setenv("PYTHONPATH", str(TOY))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    node = Node(tmp_path, theirs)
+    node.start("worker-0")
+    said, descriptors, _, _ = socket.recv_fds(ours, 2**16, 3)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    ours.send(json.dumps({"refused": json.loads(said)["fork"]}).encode())
+    assert int(field(node.pid("worker-0"), "PPid")) == os.getpid()
+    ours.close()
+    node.supervisor.stop(0.0)
 
 
 def test_random_deaths_are_reported_once_each_and_in_their_order(machine, pytestconfig):
