@@ -158,6 +158,8 @@ class LocalLauncher:
 class HostStarter:
     """Starts agents on this host, all on 127.0.0.1."""
 
+    name = "this host"
+
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
         """Start an agent; see `AgentStarter`."""
         return StartedAgent(*start_over_stdio(subprocess.Popen, command), "127.0.0.1", isolated=False)
@@ -168,6 +170,7 @@ class NamespaceStarter:
     """Starts each agent in a virtual node, which has an address, counters and maybe a CPU limit of its own."""
 
     network: VirtualNetwork
+    name = "virtual nodes"
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
         """Start an agent; see `AgentStarter`."""

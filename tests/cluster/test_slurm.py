@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -60,6 +61,28 @@ def test_a_part_of_an_allocation_is_enough_and_more_than_all_of_it_is_refused(cl
     with allocated(cluster, tmp_path, "--backend", "torch", "--nodes", "3", "--steps", "4", nodes=2) as run:
         assert run.wait(60) == 2
         assert "nodes: got 3, but Slurm has allocated 2 to this job" in run.stderr()
+
+
+@pytest.mark.clusters
+def test_the_nodes_of_an_allocation_are_looked_at_without_a_run(cluster):
+    """What is wrong there is said of srun, which has carried the question."""
+
+    def looked(*more, code):
+        command = [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--launcher", "slurm", "--json", *more]
+        before = [*cluster.before, "salloc", "--quiet", "--nodes", str(NODES), "--immediate=30"]
+        environment = {**os.environ, **cluster.environment}
+        done = subprocess.run([*before, *command], env=environment, capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == code, done.stderr
+        document = json.loads(done.stdout)
+        assert document["hosts"] == ["node0", "node1", "node2"]
+        return {(one["host"], one["what"]): one for one in document["findings"]}
+
+    found = looked(code=0)
+    assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
+    assert [found[f"node{node}", "network"]["found"].split()[0] for node in range(NODES)] == list(cluster.hosts.addresses)
+    found = looked("--python", "/no/such/python", code=1)
+    assert {(one["what"], one["state"]) for one in found.values()} == {("srun", "bad")}
+    assert not on_nodes(cluster)
 
 
 @pytest.mark.clusters
