@@ -133,10 +133,12 @@ class TrainingLoop:
         self._last_evaluation_seconds = self.clock()
         self.checkpoints.start_clock()
         self._running = True
-        self._run_until_idle()
-        if not self._stop_requested:
-            self._translate_all()
-        self._running = False
+        try:
+            self._run_until_idle()
+            if not self._stop_requested:
+                self._translate_all()
+        finally:
+            self._running = False
         self.outcome.interrupted = self._stop_requested and not self._complete
         if self.target is not None and self.outcome.target_reached is None:
             self.outcome.target_reached = False

@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
+from ...core.errors import UsageError
+from ...core.job import Job
+from ...core.settings.personal import GivenOption
 from ...core.untrusted.console import note
-from ...launch.launchers.host_list import Host
+from ...launch.environments.ray_job import in_ray_job
+from ...launch.launchers.slurm import allocated_hosts
 from ...launch.machine_checks import Check, check_machine
 from ..options import PLACES, NumberRange, given_hosts, given_personal, given_python, personal_options
 
 __all__ = ["doctor"]
 
+LAUNCHER_OF = {"hosts": "ssh", "hostfile": "ssh", "ray_address": "ray"}
+"""The launcher that starts what an option names."""
+
 
 @click.command("doctor", short_help="Check this machine and say what to do about each lack.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
-@personal_options(*PLACES)
+@click.option("--launcher", default=None, metavar="NAME", help="The hosts that it would start nodes on: ssh, slurm or ray.")
+@personal_options(*PLACES, "ray_address")
 @click.option(
     "--timeout", type=NumberRange(1, 86_400), default=30.0, show_default=True, help="Seconds within which the hosts have to answer."
 )
 @click.pass_context
-def doctor(ctx: click.Context, /, as_json: bool, timeout: float, **_personal: Any) -> None:
+def doctor(ctx: click.Context, /, as_json: bool, launcher: str | None, timeout: float, **_personal: Any) -> None:
     """Check this machine: frameworks, GPUs, cores and memory with their limits, virtual nodes, room on disk.
 
     Exits 0 when at least one backend can train, 1 otherwise. Takes a few seconds, as each framework is imported once.
 
     With --hosts or --hostfile (or their variables) it checks those machines by ssh instead, all at once: releases, cores, memory, clocks,
-    and whether they reach each other. Exits 0 when a run could begin on them, 1 otherwise.
+    and whether they reach each other. So it does with all nodes of a Ray cluster (--launcher ray, or --ray-address), and with those that
+    Slurm has allocated (--launcher slurm, inside of salloc or sbatch). Exits 0 when a run could begin on them, 1 otherwise.
     """
     personal = given_personal(ctx)
-    typed = {name: given for name, given in personal.items() if not given.of_own_file}
-    if named := given_hosts(typed):
-        ctx.exit(_check_hosts(named, given_python(personal), timeout, as_json=as_json))
-    if any(name in personal for name in ("hosts", "hostfile")):
-        note("your own file names hosts for runs; this is about this machine, and --hosts or --hostfile about them")
+    counted = {name: given for name, given in personal.items() if not given.of_own_file or LAUNCHER_OF.get(name, launcher) == launcher}
+    if launcher is not None or counted.keys() & LAUNCHER_OF.keys():
+        ctx.exit(_check_hosts(launcher, counted, timeout, as_json=as_json))
+    _tell_others(personal)
     checks, can_train = check_machine()
     if as_json:
         click.echo(json.dumps({"can_train": can_train, "python": platform.python_version(), "checks": list(map(asdict, checks))}, indent=2))
@@ -49,24 +57,40 @@ def doctor(ctx: click.Context, /, as_json: bool, timeout: float, **_personal: An
     ctx.exit(0 if can_train else 1)
 
 
-def _check_hosts(hosts: Sequence[Host], python: Path | None, timeout_seconds: float, *, as_json: bool) -> int:
-    from ...launch.launchers.host_checks import HostChecks
-    from ...launch.launchers.ssh import make_starter
+def _tell_others(personal: Mapping[str, GivenOption]) -> None:
+    """Say that this is about this machine, where runs would be on others."""
+    if personal.keys() & LAUNCHER_OF.keys():
+        note("your own file names hosts for runs; this is about this machine, and --hosts, --hostfile or --launcher about them")
+    elif in_ray_job(os.environ):
+        note("this is about this machine, and --launcher ray about the nodes of the cluster that runs this job")
+    elif len(allocated_hosts(os.environ)) > 1:
+        note("this is about this machine, and --launcher slurm about the nodes that Slurm has allocated")
+
+
+def _check_hosts(launcher: str | None, given: Mapping[str, GivenOption], timeout_seconds: float, *, as_json: bool) -> int:
+    from ...launch.launchers.host_checks import LooksAtHosts
+    from ...launch.launchers.registry import LaunchRequest, choose_launcher
     from ...launch.preflight.findings import table
 
-    checks = HostChecks(make_starter(hosts, timeout_seconds), len(hosts), python)
+    if "ray_address" in given and given.keys() & {"hosts", "hostfile"}:
+        raise UsageError("--ray-address and --hosts: both say where the nodes are; give one of them")
+    hosts, allocated = given_hosts(given), allocated_hosts(os.environ)
+    job = Job(launcher=launcher or "auto", nodes=len(hosts or allocated) or 1, start_timeout=timeout_seconds)
+    address = given["ray_address"].value if "ray_address" in given else None
+    chosen = choose_launcher(LaunchRequest(job, note, hosts=hosts, allocated=allocated, python=given_python(given), ray_address=address))
+    if not isinstance(chosen, LooksAtHosts):
+        raise UsageError(f"--launcher: got {launcher!r}, which starts nothing on other hosts; leave it out to have this machine checked")
     try:
-        found = checks.findings(timeout_seconds)
+        found = chosen.look(timeout_seconds)
     finally:
-        checks.close()
+        chosen.close()
+    names = list(dict.fromkeys(one.host for one in found))
     bad = {one.host for one in found if one.state == "bad"}
     if as_json:
-        click.echo(
-            json.dumps({"can_train": not bad, "hosts": [host.name for host in hosts], "findings": list(map(asdict, found))}, indent=2)
-        )
+        click.echo(json.dumps({"can_train": not bad, "hosts": names, "findings": list(map(asdict, found))}, indent=2))
     else:
         click.echo(table(found))
-        click.echo(f"\n{f'{len(bad)} of {len(hosts)} hosts cannot take part in a run.' if bad else 'A run can begin on these hosts.'}")
+        click.echo(f"\n{f'{len(bad)} of {len(names)} hosts cannot take part in a run.' if bad else 'A run can begin on these hosts.'}")
     return 1 if bad else 0
 
 

@@ -71,15 +71,16 @@ def script_text(job: SlurmJob, command: Sequence[str], log: str) -> str:
 # Slurm signals this shell before the time is up. The run then saves a checkpoint and ends with 75, the job goes back into the queue, and
 # the same command goes on with the run in the same directory. Any other end is the job's.
 {shlex.join(command)} --nodes {job.nodes} --launcher slurm --name {name} --resume auto &
-run=$!
-trap 'kill -USR1 "$run"' USR1 TERM
+run=$! warned=
+trap 'warned=1; kill -USR1 "$run" 2>/dev/null' USR1
+trap 'kill -USR1 "$run" 2>/dev/null' TERM # of scancel, or of Slurm where it puts the job back itself
 wait "$run"
 code=$?
 while kill -0 "$run" 2>/dev/null; do # a signal has ended the wait, not the run
     wait "$run"
     code=$?
 done
-if [ "$code" = 75 ]; then
+if [ "$code" = 75 ] && [ -n "$warned" ]; then
     job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
     job=${{job:-$SLURM_JOB_ID}}
     if command -v scontrol >/dev/null; then

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...checkpoint import list_checkpoints
 from ...core.cluster import Task
-from ...core.errors import InterruptedRunError, RunFailedError, StalledRunError, TrainerError
+from ...core.errors import InterruptedRunError, ResumableRunError, RunFailedError, StalledRunError, TrainerError
 from ...engine.calibration import calibrate
 from ...engine.loop import TrainingLoop
 from ...engine.loop_interfaces import TrainingTotals
@@ -29,7 +29,7 @@ from .cluster_setup import Hosts, cluster_document, infer_isolation, make_cluste
 from .first_failure import TaskDiedError
 from .gpu_assignment import GpuAssignment, assign_gpus, check_devices
 from .nodes import Nodes
-from .outcome import add_resume_hint, add_to_first_line, task_states, with_task_states
+from .outcome import add_resume_hint, add_to_first_line, task_states, with_newest_checkpoint, with_task_states
 from .recorder import Recording
 from .restart_policy import AttemptSummary, Decision, Failure, Resize, Restart, RestartPolicy, Stop, failure_of
 from .task_group import TaskGroup, load_state
@@ -255,13 +255,22 @@ class Attempt:
 class Restarts:
     """Asks the policy about each attempt that has failed, and carries out what it decides."""
 
-    def __init__(self, policy: RestartPolicy, training: TrainingJob, nodes: Nodes, recording: Recording, progress: Progress) -> None:
-        """`training` is what the run trains on all of its nodes."""
+    def __init__(
+        self,
+        policy: RestartPolicy,
+        training: TrainingJob,
+        nodes: Nodes,
+        recording: Recording,
+        progress: Progress,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        """`training` is what the run trains on all of its nodes; `interrupted` says whether the user has asked it to end."""
         self._policy = policy
         self._training = training
         self._nodes = nodes
         self._recording = recording
         self._progress = progress
+        self._interrupted = interrupted
         self._earlier: list[AttemptSummary] = []
         self._trained = False
 
@@ -273,9 +282,12 @@ class Restarts:
         try:
             return self._prepare(error, attempt)
         except (RunFailedError, InterruptedRunError) as ends_run:
-            if attempt.trains or (self._trained and not attempt.began):
-                add_resume_hint(ends_run, self._recording.job, self._recording.path)
-            raise
+            job, run = self._recording.job, self._recording.path
+            if isinstance(ends_run, InterruptedRunError) and (ends_run is not error or not attempt.began):
+                ends_run = with_newest_checkpoint(ends_run, job, run)
+            if not isinstance(ends_run, ResumableRunError) and (attempt.trains or (self._trained and not attempt.began)):
+                add_resume_hint(ends_run, job, run)
+            raise ends_run from ends_run.__cause__
 
     def _prepare(self, error: TrainerError, attempt: Attempt) -> TrainingJob:
         failure = failure_of(error, attempt.totals.updates_reported)
@@ -286,6 +298,8 @@ class Restarts:
             if not decision.because:
                 raise error
             raise RunFailedError(f"{decision.because}: {error}", failure.task) from error
+        if self._interrupted():  # while it trained, and no checkpoint came of that
+            raise InterruptedRunError(f"interrupted by the user, before a failure: {failure.cause}") from error
         seconds = attempt.seconds
         self._tell(failure, decision, attempt)
         attempt.end(politely=False)

@@ -35,7 +35,7 @@ from ..resume.segments import Segments, total_steps
 from .attempt import Attempt, Restarts
 from .cluster_setup import Hosts, infer_isolation, machine_of, node_beside_driver
 from .nodes import Nodes
-from .outcome import Ending, Outcome, finalize_records, leave_to_starter, resume_hint
+from .outcome import Ending, Outcome, finalize_records, leave_to_starter, resume_hint, with_newest_checkpoint
 from .recorder import Recording
 from .restart_policy import RestartPolicy, policy_of
 from .training_job import TrainingJob
@@ -157,6 +157,8 @@ class Driver:
         ending.later(lambda: self._launcher.ended(ending.outcome.exit_code))
         try:
             self._run(*self._meet_nodes(ending))
+        except InterruptedRunError as error:
+            ending.blame(error if self._attempts else with_newest_checkpoint(error, self.job, self.path))
         except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
             ending.blame(error)
         self._recording.ending()
@@ -208,7 +210,7 @@ class Driver:
     def _run(self, nodes: Nodes, hosts: Hosts, deadline: float) -> None:
         """Attempt the run until it has been trained, or until the policy has it end with a failure; then finish it."""
         first = origin = self._resumption.origin if self._resumption else Origin()
-        restarts = Restarts(self._policy, self._training, nodes, self._recording, self._progress)
+        restarts = Restarts(self._policy, self._training, nodes, self._recording, self._progress, lambda: self._signals.interrupted)
         training = self._training
         while True:
             attempt = Attempt(training, nodes, self._recording, self._progress, origin, self._spent)

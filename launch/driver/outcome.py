@@ -32,6 +32,7 @@ __all__ = [
     "leave_to_starter",
     "resume_hint",
     "task_states",
+    "with_newest_checkpoint",
     "with_task_states",
 ]
 
@@ -177,6 +178,13 @@ def resume_hint(job: Job, run: Path) -> str:
         return f"saved last: {saved[0].name}. To go on: trainer run --resume {shlex.quote(str(run))}{trust_flag(job.model_dump())}"
     remedy = " (--checkpoint-every saves some on the way)" if not job.saves_on_the_way else ""
     return f"no checkpoint was saved{remedy}. Run directory: {str(run)!r}"
+
+
+def with_newest_checkpoint(error: InterruptedRunError, job: Job, run: Path) -> InterruptedRunError:
+    """Return the error that ends a run which was interrupted while nothing was trained: with a checkpoint it can go on from all it has."""
+    if isinstance(error, ResumableRunError) or not list_checkpoints(run):
+        return error
+    return ResumableRunError(f"{error}; {resume_hint(job, run)}")
 
 
 def with_task_states(error: StalledRunError, standing: ClusterState) -> StalledRunError:

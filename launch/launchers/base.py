@@ -135,6 +135,11 @@ class AgentStarter(Protocol):
     their input, or when they no longer hear of the driver.
     """
 
+    @property
+    def name(self) -> str:
+        """What it is called where it cannot start something."""
+        ...
+
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
         """Start `command` on node `node`. Raises OSError where it cannot be started."""
         ...

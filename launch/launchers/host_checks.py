@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
@@ -18,7 +19,7 @@ from ..preflight.gpu_findings import AskedGpus
 from ..preflight.interview import Probe, interview
 from .base import AgentStarter, StartedAgent, end_agents, how_it_ended
 
-__all__ = ["HostChecks", "refuse", "remote_python"]
+__all__ = ["HostChecks", "LooksAtHosts", "refuse", "remote_python"]
 
 END_SECONDS = 2.0
 """How long a probe may take to end with its input."""
@@ -36,14 +37,22 @@ def remote_python(interpreter: Path | None, module: str, *arguments: str) -> lis
     return ["env", f"PYTHONPATH={os.pathsep.join(os.path.abspath(folder) for folder in folders)}", *command]
 
 
+@runtime_checkable
+class LooksAtHosts(Protocol):
+    """A launcher whose nodes are on hosts that can be looked at without a run."""
+
+    def look(self, timeout_seconds: float) -> list[Finding]:
+        """Return what there is to say of the hosts of its request within so many seconds, for any run; then only `close` is called."""
+        ...
+
+
 @dataclass
 class HostChecks:
-    """The probes on so many hosts, started by `starter`, of this name, with the interpreter `python` there."""
+    """The probes on so many hosts, started by `starter` with the interpreter `python` there."""
 
     starter: AgentStarter
     hosts: int
     python: Path | None = None
-    started_by: str = "ssh"
     _started: list[StartedAgent] = field(default_factory=list)
     _interrupted: threading.Event = field(default_factory=threading.Event)
 
@@ -60,9 +69,9 @@ class HostChecks:
         probes = [Probe(one.host or f"node {number}", one.stream, _explanation(one)) for number, one in enumerate(self._started)]
         reports = interview(probes, backend, job, timeout_seconds, self._interrupted.is_set)
         if job is None:
-            return findings(reports, _here(job), started_by=self.started_by)
+            return findings(reports, _here(job), started_by=self.starter.name)
         gpus = AskedGpus(asked_device(job), job.workers_by_node)
-        return findings(reports, _here(job), find("backend", job.backend).requires, gpus, self.started_by)
+        return findings(reports, _here(job), find("backend", job.backend).requires, gpus, started_by=self.starter.name)
 
     def interrupt(self) -> None:
         """Have `findings` raise InterruptedRunError soon; safe in a signal handler."""

@@ -172,6 +172,8 @@ class LocalLauncher:
 class HostStarter:
     """Starts agents on this host, all on 127.0.0.1."""
 
+    name = "this host"
+
     def start(self, node: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> StartedAgent:
         """Start an agent, which inherits `descriptors`; see `AgentStarter`."""
 
@@ -191,6 +193,7 @@ class NamespaceStarter:
     """Starts each agent in a virtual node, which has an address, counters and maybe a CPU limit of its own."""
 
     network: VirtualNetwork
+    name = "virtual nodes"
 
     def start(self, node: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> StartedAgent:
         """Start an agent, which inherits `descriptors`; see `AgentStarter`."""

@@ -27,6 +27,7 @@ from ...core.untrusted.listener import AuthenticatingListener
 from ...engine.protocol.messages import Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
 from ..node.dialled import Summons
+from ..preflight.findings import Finding
 from .base import Launcher, NodeChannel, StartedAgent, end_agents, ending_in_words
 from .carrier import ErrorLines, popen_with_errors
 from .dial_back import Joiner, LateStream, prove
@@ -60,7 +61,7 @@ def make(run: LaunchRequest) -> Launcher:
     if run.hosts:
         raise UsageError("launcher: 'ray' starts the nodes where Ray gives them; leave --hosts out")
     refuse_virtual_nodes(run.job, "Ray")
-    return RayLauncher(run.job, RayStarter(run.job, address, run.python, run.warn), run.python, run.warn, started_by="Ray")
+    return RayLauncher(run.job, RayStarter(run.job, address, run.python, run.warn), run.python, run.warn)
 
 
 @dataclass
@@ -79,6 +80,12 @@ class RayLauncher(RemoteLauncher):
         self.prestart()
         self.starter.await_nodes()
         return super().start()
+
+    def look(self, timeout_seconds: float) -> list[Finding]:
+        """Look at all nodes of the cluster that have a CPU, also at those that others use; see `LooksAtHosts`."""
+        self.starter.open(whole_cluster=True)
+        self.starter.await_nodes("--timeout")
+        return self._look_at(self.starter.nodes, timeout_seconds)
 
     def close(self) -> None:
         """End probes and agents, and give the nodes back."""
@@ -103,7 +110,10 @@ class RayLauncher(RemoteLauncher):
 class RayStarter:
     """Starts commands on the nodes that Ray gives; see `AgentStarter`. Until a command has its node, its channel waits."""
 
+    name = "Ray"
+
     def __init__(self, job: Job, address: str, interpreter: Path | None, warn: Callable[[str], None]) -> None:
+        self.nodes = job.nodes
         self._job, self._address, self._python, self._warn = job, address, interpreter, warn
         self._secret = secrets.token_hex(32)
         self._client: subprocess.Popen[bytes] | None = None
@@ -119,8 +129,8 @@ class RayStarter:
         self._interrupted = False
         self._closing = False
 
-    def open(self) -> None:
-        """Start the client, and ask for the nodes; a second call does nothing."""
+    def open(self, *, whole_cluster: bool = False) -> None:
+        """Start the client, and ask for the nodes, or for a place on each node that there is; a second call does nothing."""
         if self._client is not None:
             return
         self._client, stream = start_over_stdio(popen_with_errors, python(CLIENT_MODULE))
@@ -128,6 +138,7 @@ class RayStarter:
         self._said = ErrorLines("Ray", self._client.stderr, tell=lambda: False)
         job = self._job
         place = {"address": self._address, "workers_by_node": job.workers_by_node, "threads": job.threads, "device": job.device}
+        place["whole_cluster"] = whole_cluster
         self._requests.put(Message("place", place))
         for work, name in ((self._ask, "to-ray"), (self._hear, "from-ray")):
             threading.Thread(target=work, args=(stream,), name=name, daemon=True).start()
@@ -146,15 +157,18 @@ class RayStarter:
                 self._summon(started)
         return StartedAgent(started, started.stream, "", isolated=None, explain=started.explain)
 
-    def await_nodes(self) -> None:
-        """Return when Ray has given the nodes. Raises RunFailedError where it does not in time, or cannot, and InterruptedRunError."""
+    def await_nodes(self, option: str = "--start-timeout") -> None:
+        """Return when Ray has given the nodes; `option` says how long that may take.
+
+        Raises RunFailedError where it does not in time, or cannot, and InterruptedRunError.
+        """
         deadline = time.monotonic() + self._job.start_timeout
         while self._summoned_to is None:
             self.check()
             if self._interrupted:
                 raise InterruptedRunError("interrupted by the user, while the run was waiting for nodes of Ray's")
             if time.monotonic() >= deadline:
-                raise RunFailedError(f"Ray has not given the nodes within {self._job.start_timeout:g} s (--start-timeout): {self._waiting}")
+                raise RunFailedError(f"Ray has not given the nodes within {self._job.start_timeout:g} s ({option}): {self._waiting}")
             time.sleep(LOOK_SECONDS)
 
     def check(self) -> None:
@@ -197,6 +211,7 @@ class RayStarter:
 
     def _take(self, message: Message) -> None:
         if message.kind == "placed":
+            self.nodes = message["nodes"]
             self._open_door(message["own_address"])
         elif message.kind == "waiting":
             self._waiting = message["text"]

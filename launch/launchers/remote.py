@@ -9,6 +9,7 @@ from pathlib import Path
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.sweeps import value_text
+from ..preflight.findings import Finding
 from .base import AGENT_MODULE, AgentProcess, AgentStarter, NodeChannel, end_agents, end_lost, send_prepare
 from .host_checks import HostChecks, refuse, remote_python
 from .host_list import Host
@@ -50,8 +51,6 @@ class RemoteLauncher:
     warn: Callable[[str], None] = lambda text: None
     relocate: Callable[[int], None] = lambda node: None
     """Has the next start of a node whose host is lost be on another host, where there is one."""
-    started_by: str = "ssh"
-    """What is named where a host does not answer."""
     _checks: HostChecks | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
     _agents: list[AgentProcess] = field(default_factory=list)
@@ -60,7 +59,7 @@ class RemoteLauncher:
         """Start the probes and the agents, which are on their way while the driver loads."""
         if self._channels:
             return
-        self._checks = HostChecks(self.starter, self.job.nodes, self.python, self.started_by)
+        self._checks = HostChecks(self.starter, self.job.nodes, self.python)
         self._checks.start()
         self._channels.extend(self._started(node) for node in range(self.job.nodes))
 
@@ -94,6 +93,14 @@ class RemoteLauncher:
             self._checks.close()
             self._checks = None
         return self._channels
+
+    def look(self, timeout_seconds: float) -> list[Finding]:
+        """Return what there is to say of the hosts within so many seconds, for any run; see `LooksAtHosts`."""
+        return self._look_at(self.job.nodes, timeout_seconds)
+
+    def _look_at(self, hosts: int, timeout_seconds: float) -> list[Finding]:
+        self._checks = HostChecks(self.starter, hosts, self.python)
+        return self._checks.findings(timeout_seconds)
 
     def close(self) -> None:
         """End the probes, and the agents by the end of their input: they kill their tasks then."""

@@ -59,6 +59,7 @@ class SrunStarter:
     hosts: list[Host]
     program: str
     spares: list[Host]
+    name = "srun"
 
     def relocate(self, node: int) -> None:
         """Give a node whose host is lost a spare one; it keeps its own where none is left."""

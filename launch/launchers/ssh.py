@@ -47,6 +47,7 @@ class SshStarter:
     hosts: Sequence[Host]
     program: str
     connect_seconds: float
+    name = "ssh"
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
         """Start an agent; see `AgentStarter`. ssh itself ends with this process, and the agent with ssh."""

@@ -46,12 +46,12 @@ class Finding:
 
 
 def findings(
-    reports: Sequence[HostReport], here: Here, module: str | None = None, gpus: AskedGpus | None = None, started_by: str = "ssh"
+    reports: Sequence[HostReport], here: Here, module: str | None = None, gpus: AskedGpus | None = None, *, started_by: str
 ) -> list[Finding]:
     """Return what was found, host by host.
 
     `module` is the top-level module of the framework that is to train; empty where that is none, None where it may be any. `gpus` is what a
-    run asks for of the hosts, in their order. `started_by` is what has started the probes.
+    run asks for of the hosts, in their order. `started_by` names what has started the probes.
     """
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))

@@ -4,9 +4,10 @@ Started as ``python -m crosstrain.launch.ray_cluster.client``; it is asked over 
 messages of the control protocol, and gives the nodes back when its input ends. It is a process of its own since Ray's library ends the
 process in which it loses its cluster, handles signals, and prints what it likes.
 
-Asked: ``place`` (address, workers_by_node, threads, device), ``start`` (node, number, command, first_line), ``kill`` (node, number).
-Said: ``waiting`` (text), ``placed`` (own_address), ``failed`` (text), ``line`` and ``ended`` of a command (number, value: text or exit
-code), ``lost`` (numbers, text).
+Asked: ``place`` (address, workers_by_node, threads, device, whole_cluster), ``start`` (node, number, command, first_line), ``kill`` (node,
+number).
+Said: ``waiting`` (text), ``placed`` (own_address, nodes), ``failed`` (text), ``line`` and ``ended`` of a command (number, value: text or
+exit code), ``lost`` (numbers, text).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ...core.process import ignore_interrupts
 from ...engine.protocol.messages import Message, Stream
 from ..node.identity import ADDRESS_VARIABLE, address_towards
 from . import node_holder
-from .cluster_state import Bundle, bundles_of, shortage
+from .cluster_state import PLACE_ON_EACH, Bundle, bundles_everywhere, bundles_of, shortage
 
 __all__ = ["main"]
 
@@ -134,18 +135,25 @@ class _Client:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray has taken it
         cloudpickle.register_pickle_by_value(node_holder)
-        self._bundles = bundles_of(request["workers_by_node"], request["threads"], request["device"], ray.nodes())
+        if request["whole_cluster"]:
+            self._bundles = bundles_everywhere(ray.nodes())
+        else:
+            self._bundles = bundles_of(request["workers_by_node"], request["threads"], request["device"], ray.nodes())
+        if not self._bundles:
+            self._say("failed", text="no node of the cluster has a CPU")
+            return
         self._group = placement_group([dict(bundle) for bundle in self._bundles], strategy="STRICT_SPREAD")
         told, asked = "", time.monotonic()
         while not self._group.wait(LOOK_SECONDS):
             if self._leaving.is_set():
                 return
-            text = shortage(ray.nodes(), self._bundles)
+            text = PLACE_ON_EACH if request["whole_cluster"] else shortage(ray.nodes(), self._bundles)
             if text != told and time.monotonic() - asked >= PLACE_SECONDS:
                 self._say("waiting", text=text)
                 told = text
         within = not address.startswith(OUTSIDE)
-        self._say("placed", own_address=ray.util.get_node_ip_address() if within else address_towards(urlsplit(address).hostname or ""))
+        own = ray.util.get_node_ip_address() if within else address_towards(urlsplit(address).hostname or "")
+        self._say("placed", own_address=own, nodes=len(self._bundles))
 
     def _holder(self, node: int) -> Any:
         """Return the actor that holds a node; another one where the last has been lost."""
@@ -154,7 +162,9 @@ class _Client:
             if node not in self._holders:
                 bundle = self._bundles[node]
                 actor: Any = ray.remote(node_holder.NodeHolder)
-                options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "max_concurrency": SIMULTANEOUS_CALLS}
+                other = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
+                needs = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": other}
+                options = {**needs, "max_concurrency": SIMULTANEOUS_CALLS}
                 place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node)
                 self._holders[node] = actor.options(**options, max_restarts=0, scheduling_strategy=place).remote(ADDRESS_VARIABLE)
                 self._awaited[self._holders[node].events.remote()] = node

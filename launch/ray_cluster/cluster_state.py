@@ -6,10 +6,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Bundle", "bundles_of", "in_words", "shortage"]
+__all__ = ["PLACE_ON_EACH", "Bundle", "bundles_everywhere", "bundles_of", "in_words", "shortage"]
 
 Bundle = Mapping[str, float]
 """Ray's resources of one node by name: ``CPU``, ``GPU``."""
+
+
+PLACE_ON_EACH = "a place on each of its nodes"
+"""What is waited for where nothing is asked that others could use."""
+
+SLIVER = 0.001
+"""Of the resource that each node has one of; Ray counts no finer than a tenth of this."""
+
+
+def bundles_everywhere(nodes: Sequence[Mapping[str, Any]]) -> list[Bundle]:
+    """Return what takes a place on each living one of the cluster's `nodes` that has a CPU, and nothing that others use.
+
+    Ray gives each node a resource with its address in the name.
+    """
+    usable = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    return [{f"node:{node['NodeManagerAddress']}": SLIVER} for node in sorted(usable, key=lambda node: str(node["NodeManagerAddress"]))]
 
 
 def bundles_of(workers_by_node: Sequence[int], threads: int | None, device: str, nodes: Sequence[Mapping[str, Any]]) -> list[Bundle]:

@@ -18,6 +18,7 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.sources import Resolved, ResumedRun, resolve
 from ...core.units import Target
+from ...core.untrusted.console import note
 from ...core.update_rules import EMA, slot_names
 from ...data.sampler import run_sampler
 from ...data.store.stored_dataset import open_dataset
@@ -28,6 +29,7 @@ from ...models.base import ModelSpec
 from ...models.build import build_model, written_out
 from ...records.loggers.curve_points import NOT_SETTINGS
 from ...records.schema import EvalRecord
+from ...records.store.heartbeat import SILENT_SECONDS, is_silent
 from ...records.store.run_directory import RunReader
 from .origin import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
 from .trust import LINK, links_outside, refuse_foreign, refuse_personal
@@ -138,11 +140,23 @@ def _require_same_training(problems: Sequence[str], *, force: bool) -> None:
         raise UsageError(f"resume: the checkpoint is of another training: {'; '.join(problems)}. --force goes on nevertheless.")
 
 
-def refuse_at_work(reader: RunReader, *, force: bool = False) -> None:
-    """Raise UsageError for a run at work; of one on another host nobody here can tell, and `force` says that it is not."""
-    if reader.state() in ("starting", "running") and not (force and reader.driver_alive() is None):
-        driver = reader.status()["driver"]
-        raise UsageError(f"resume: the run {reader.name} is still at work (process {driver['pid']} on {driver['host']})")
+def refuse_at_work(reader: RunReader, *, force: bool = False, watch_seconds: float = SILENT_SECONDS) -> None:
+    """Raise UsageError for a run at work. One whose driver was on another host is watched for a while; `force` says that it is gone."""
+    if reader.state() not in ("starting", "running"):
+        return
+    driver = reader.status()["driver"]
+    told = f"resume: the run {reader.name} is still at work (process {driver['pid']} on {driver['host']})"
+    if reader.driver_alive() is not None:
+        raise UsageError(told)
+    if force:
+        return
+    note(f"the run {reader.name} was at work on {driver['host']}; whether it still is will be known in {watch_seconds:g} s")
+    silent = is_silent(reader.path, watch_seconds)
+    if silent is None:
+        raise UsageError(f"{told}, or ended there without a word; --force goes on with it")
+    if not silent:
+        raise UsageError(told)
+    note(f"the driver on {driver['host']} has given no sign of life for {watch_seconds:g} s and is taken for gone")
 
 
 def _require_remaining_steps(reader: RunReader, job: Job, calendar: EpochIndex, resolved: Resolved) -> None:

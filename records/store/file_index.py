@@ -21,6 +21,7 @@ _PURPOSES: tuple[tuple[str, str], ...] = (
     ("env.json", "what each node is"),
     ("vocabulary.model", "the pieces of text that the model was trained on, as sentencepiece's model"),
     ("status.json", "how the run stands or ended"),
+    ("heartbeat", "the driver's sign of life; of a run that is at work, or whose driver was killed"),
     ("summary.json", "the figures that compare with other runs"),
     ("steps.jsonl", "the updates: losses, times, learning rates"),
     ("evals.jsonl", "the evaluations"),

@@ -7,9 +7,11 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +27,7 @@ from ...metrics import MetricInfo
 from ...metrics.recorded import read_metrics
 from ..schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 from .document_schemas import checked_document
+from .heartbeat import Heartbeat
 from .jsonl import DamagedRunError, LineFile, overwrite_document, read_records, write_document
 from .truncation import cut_records
 
@@ -52,7 +55,12 @@ class RunWriter:
         self._created = created
         self._status_lock = threading.Lock()
         self.line_bytes = 0
-        self._open()
+        with ExitStack() as undone:
+            undone.callback(os.close, self._lock)
+            self._heartbeat = Heartbeat(path)
+            undone.callback(self._heartbeat.close)
+            self._open()
+            undone.pop_all()
 
     def _open(self) -> None:
         self._steps = LineFile(self.path / "steps.jsonl")
@@ -64,7 +72,8 @@ class RunWriter:
     def create(cls, job: Job, *, now: datetime | None = None) -> RunWriter:
         """Make ``<out>/<date>-<time>-<model>-<backend>-<mode>-<nodes>n-<suffix>/`` (or `job.name`), readable by its owner alone.
 
-        `now` names the directory (default: the local time). Raises UsageError where `job.name` is taken or `job.out` cannot be written.
+        `now` names the directory (default: the local time). Raises UsageError where `job.name` is taken or `job.out` cannot be written,
+        and DiskError, with nothing left behind, where the disk is full.
         """
         created = now or datetime.now().astimezone()
         try:
@@ -74,12 +83,28 @@ class RunWriter:
             raise UsageError(
                 f"out: {str(job.out)!r} cannot hold run directories ({error.strerror}). Give another folder with --out."
             ) from error
-        return cls(path, created)
+        try:
+            return cls(path, created)
+        except DiskError:
+            shutil.rmtree(path)
+            raise
 
     @classmethod
     def reopen(cls, path: Path) -> RunWriter:
-        """Go on in the directory of a run that has ended. Records are appended; see `cut`."""
-        return cls(path, datetime.fromisoformat(RunReader(path).status()["created_at"]))
+        """Go on in the directory of a run that has ended. Records are appended; see `cut`.
+
+        Of one whose driver was on another host it waits until that would have noticed, were it there yet. Raises UsageError where another
+        process goes on with it too.
+        """
+        status = RunReader(path).status()
+        writer = cls(path, datetime.fromisoformat(status["created_at"]))
+        if status["state"] in _LIVE and _alive(status["driver"]) is None:
+            try:
+                writer._heartbeat.settle()
+            except UsageError:
+                writer.close()
+                raise
+        return writer
 
     def cut(self, step: int, run_seconds: float) -> None:
         """Take the records back to a checkpoint (`cut_records`); call while nothing is written. Raises DiskError."""
@@ -140,18 +165,22 @@ class RunWriter:
 
     def step(self, record: StepRecord) -> None:
         """Append to ``steps.jsonl``."""
+        self._heartbeat.check()
         self._steps.write(record)
 
     def evaluation(self, record: EvalRecord) -> None:
         """Append to ``evals.jsonl``."""
+        self._heartbeat.check()
         self._evals.write(record)
 
     def event(self, record: EventRecord) -> None:
         """Append to ``events.jsonl``."""
+        self._heartbeat.check()
         self._events.write(record)
 
     def system(self, record: SystemRecord) -> None:
         """Append to ``system.jsonl``; `line_bytes` says then how long that line is."""
+        self._heartbeat.check()
         self.line_bytes = self._system.write(record)
 
     @property
@@ -163,13 +192,17 @@ class RunWriter:
             return False
 
     def check(self) -> None:
-        """Raise DiskError where the run directory is gone, or another, or may only be read: files that are open notice none of it."""
+        """Raise DiskError where the run directory is gone, or another, or may only be read: files that are open notice none of it.
+
+        So it does where another driver has taken the run for dead, and has gone on with it.
+        """
         with writing(self.path):
             if not self.there:
                 raise FileNotFoundError(errno.ENOENT, "the run directory is no longer there (removed or renamed)")
             if not os.access(self.path, os.W_OK | os.X_OK):
                 number = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
                 raise OSError(number, os.strerror(number))
+        self._heartbeat.check()
 
     def log_path(self, node: int, task: str) -> Path:
         """Return ``logs/<node>/<task>.log``, in a folder that exists. Raises UnsafeNameError for a task that cannot name a file of it."""
@@ -182,6 +215,7 @@ class RunWriter:
     def close(self) -> None:
         """Close the files; a second call does nothing."""
         self._close_files()
+        self._heartbeat.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from processes import MarkedRun, free_ports, wait_until
 
+from crosstrain.records.store.heartbeat import Heartbeat
+
 pytestmark = [pytest.mark.cluster]
 
 STEPS = 6000
@@ -78,3 +80,39 @@ def test_nodes_started_by_hand_need_not_know_which_it_is(tmp_path):
                 os.kill(runs[0].process.pid, signal.SIGTERM)
             assert [run.wait(60) for run in runs] == ([75, 75] if number == 0 else [0, 0]), [run.stderr() for run in runs]
     assert len(steps_done(tmp_path / "node0")) == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="another host's name is given by root")
+def test_a_run_whose_driver_is_gone_with_its_host_goes_on_here_and_one_that_is_there_yet_does_not(tmp_path):
+    """The other host is a name of this one's; what can be seen of its driver is in the run directory."""
+    elsewhere = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
+    with MarkedRun([*command(tmp_path), "--steps", "100000000"], tmp_path, before=elsewhere) as first:
+        wait_until(lambda: first.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")
+        with MarkedRun(command(tmp_path), tmp_path) as second:
+            assert second.wait(60) == 2, second.stderr()
+            assert f"the run run is still at work (process {first.process.pid} on elsewhere)" in second.stderr()
+        assert first.process.poll() is None
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+    done = max(int(path.name.removeprefix("step-")) for path in tmp_path.glob("run/checkpoints/step-*"))
+    with MarkedRun([*command(tmp_path), "--steps", str(done + 1000)], tmp_path) as third:
+        assert third.wait(120) == 0, third.stderr()
+        assert "the driver on elsewhere has given no sign of life for 30 s and is taken for gone" in third.stderr()
+        assert "resuming run from step" in third.stderr()
+    assert steps_done(tmp_path) == list(range(done + 1000))
+    assert not (tmp_path / "run/heartbeat").exists()
+
+
+def test_a_driver_whose_run_another_goes_on_with_ends_and_writes_no_more(tmp_path):
+    """As one does that was cut off from the disk for long."""
+    with MarkedRun([*command(tmp_path), "--steps", "100000000"], tmp_path) as run:
+        wait_until(lambda: run.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")
+        other = Heartbeat(tmp_path / "run")
+        status = (tmp_path / "run/status.json").read_bytes()
+        assert run.wait(60) == 1, run.stderr()
+        assert "another process has gone on with this run, and this one ends" in run.stderr()
+        assert run.alive() == []
+        assert (tmp_path / "run/status.json").read_bytes() == status
+        other.check()
+        other.close()

@@ -103,6 +103,31 @@ def test_what_ray_does_not_give_is_said(cluster, tmp_path, more, message):
 
 
 @pytest.mark.clusters
+def test_the_cluster_is_looked_at_without_a_run(cluster, tmp_path):
+    """All of its nodes, also while a run has all of their CPUs; what is wrong there is said as of other hosts."""
+
+    def looked(*more, code=0):
+        command = [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--ray-address", cluster.address, "--json", *more]
+        done = subprocess.run([*cluster.nodes[0].within, *command], capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == code, done.stderr
+        document = json.loads(done.stdout)
+        assert document["hosts"] == [f"node {node}" for node in range(NODES)]
+        return {(one["host"], one["what"]): one for one in document["findings"]}
+
+    with run(cluster, tmp_path, *ENDLESS, "--threads", "2") as training:
+        trains(training, tmp_path)
+        found = looked()
+        assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
+        assert [found[f"node {node}", "network"]["found"].split()[0] for node in range(NODES)] == sorted(cluster.hosts.addresses)
+        assert training.process.poll() is None
+        os.kill(driver(training), signal.SIGTERM)
+        training.wait(60)
+    found = looked("--launcher", "ray", "--python", "/no/such/python", code=1)
+    assert {(one["what"], one["state"]) for one in found.values()} == {("Ray", "bad")}
+    assert nothing_is_left(cluster)
+
+
+@pytest.mark.clusters
 def test_from_outside_of_the_cluster(cluster, tmp_path):
     """Through Ray's client server; the agents dial the machine that is no node."""
     job = ["run", "--backend", "torch", "--steps", "20", "--nodes", str(NODES), "--out", str(tmp_path), "--name", "run"]

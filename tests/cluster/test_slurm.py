@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -60,6 +61,28 @@ def test_a_part_of_an_allocation_is_enough_and_more_than_all_of_it_is_refused(cl
     with allocated(cluster, tmp_path, "--backend", "torch", "--nodes", "3", "--steps", "4", nodes=2) as run:
         assert run.wait(60) == 2
         assert "nodes: got 3, but Slurm has allocated 2 to this job" in run.stderr()
+
+
+@pytest.mark.clusters
+def test_the_nodes_of_an_allocation_are_looked_at_without_a_run(cluster):
+    """What is wrong there is said of srun, which has carried the question."""
+
+    def looked(*more, code):
+        command = [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--launcher", "slurm", "--json", *more]
+        before = [*cluster.before, "salloc", "--quiet", "--nodes", str(NODES), "--immediate=30"]
+        environment = {**os.environ, **cluster.environment}
+        done = subprocess.run([*before, *command], env=environment, capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == code, done.stderr
+        document = json.loads(done.stdout)
+        assert document["hosts"] == ["node0", "node1", "node2"]
+        return {(one["host"], one["what"]): one for one in document["findings"]}
+
+    found = looked(code=0)
+    assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
+    assert [found[f"node{node}", "network"]["found"].split()[0] for node in range(NODES)] == list(cluster.hosts.addresses)
+    found = looked("--python", "/no/such/python", code=1)
+    assert {(one["what"], one["state"]) for one in found.values()} == {("srun", "bad")}
+    assert not on_nodes(cluster)
 
 
 @pytest.mark.clusters
@@ -132,3 +155,36 @@ def test_a_submitted_run_goes_back_into_the_queue_and_on_to_its_end(cluster, tmp
     assert [step for line in lines for step in range(line["step"], line["step"] + line["count"])] == list(range(3000))
     assert json.loads((run / "summary.json").read_text())["resumed"] == 1
     wait_until(lambda: not cluster.do("squeue", "--noheader"), 90, "the end of the job")
+
+
+@pytest.mark.clusters
+@pytest.mark.timeout(540)
+def test_a_time_limit_of_slurms_leads_to_a_checkpoint_and_to_the_next_job(cluster, tmp_path):
+    """A real one of two minutes, with the signal some time before it: Slurm looks at its limits every half minute or so."""
+    more = ["--backend", "torch", "--steps", "100000000", "--checkpoint-every", "1000000steps", "--eval-every", "end"]
+    limits = ["--nodes", "3", "--time", "2", "--warning", "20", "--name", "run", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", "quickstart", *limits, *more]
+    number = cluster.do(*command).split()[1].rstrip(":")
+    run, log = tmp_path / "run", tmp_path / f"run-{number}.log"
+
+    def events(name):
+        try:
+            return [event for event in map(json.loads, (run / "events.jsonl").read_text().splitlines()) if event["event"] == name]
+        except FileNotFoundError:
+            return []
+
+    try:
+        wait_until(lambda: events("run_started"), 100, "the first job's training")
+        began = time.monotonic()
+        wait_until(lambda: json.loads((run / "status.json").read_text())["exit_code"] is not None, 180, "the end of the first job's run")
+        assert json.loads((run / "status.json").read_text())["exit_code"] == 75, log.read_text()
+        print(f"Slurm's signal has ended the run after {time.monotonic() - began:.0f} s of training")
+        (saved,) = (run / "checkpoints").glob("step-*")
+        wait_until(lambda: events("run_resumed"), 200, "the second job's training")
+    finally:
+        cluster.do("scancel", number)
+    wait_until(lambda: not cluster.do("squeue", "--noheader") and not on_nodes(cluster), 60, "the end of the job, which is not requeued")
+    (resumed,) = events("run_resumed")
+    assert resumed["detail"]["checkpoint"] == saved.name
+    assert "resuming run from step" in log.read_text()
+    assert "DUE TO TIME LIMIT" not in log.read_text()

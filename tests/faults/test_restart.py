@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from restart_runs import JOB, agent, kill_when, losses, names, train, trains, when
+from restart_runs import JOB, agent, kill_when, losses, names, pids, train, trains, when
 
 from crosstrain.checkpoint import list_checkpoints
 from crosstrain.core.errors import InterruptedRunError, RunFailedError
@@ -100,21 +100,73 @@ def test_a_run_whose_node_is_lost_ends_whatever_the_policy_wants(tmp_path):
     assert json.loads((path / "status.json").read_text())["task"] == "agent-1"
 
 
-def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path):
+@pytest.fixture
+def _signals_as_before():
+    """A run that was interrupted ignores signals from then on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, before if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted_with(path, code):
+    """Whether the run at `path` has recorded that it was interrupted, and its exit code."""
+    status = json.loads((path / "status.json").read_text())
+    return (status["state"], status["exit_code"]) == ("interrupted", code)
+
+
+@pytest.mark.usefixtures("_signals_as_before")
+@pytest.mark.parametrize("saves", [True, False])
+def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path, saves):
+    """With a checkpoint the run can go on, and there is nothing newer to save."""
+
     class Later:
         def decide(self, failure, attempts, nodes):
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.5, interrupt).start()
             return Restart(after_seconds=600.0)
 
-    before = signal.getsignal(signal.SIGINT)
-    kill_when(tmp_path / "run", trains)
-    try:
-        with pytest.raises(InterruptedRunError, match="interrupted by the user"):
-            train(tmp_path, "run", Later(), steps=1_000_000)
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, before if number == signal.SIGINT else signal.SIG_DFL)
-    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "interrupted"
+    path = tmp_path / "run"
+    kill_when(path, list_checkpoints if saves else trains)
+    told = "saved last: step-" if saves else "no checkpoint was saved"
+    with pytest.raises(InterruptedRunError, match=f"interrupted by the user; {told}") as ended:
+        train(tmp_path, "run", Later(), steps=1_000_000, **({"checkpoint_every": "400steps"} if saves else {}))
+    assert ended.value.exit_code == (75 if saves else 130)
+    assert interrupted_with(path, ended.value.exit_code)
+
+
+@pytest.mark.usefixtures("_signals_as_before")
+def test_an_interrupt_while_tasks_start_anew_leaves_a_run_to_go_on_with(tmp_path):
+    path = tmp_path / "run"
+    kill_when(path, list_checkpoints)
+    when(path, lambda path: trains(path) and names(path).count("tasks_started") == 2, interrupt)
+    with pytest.raises(InterruptedRunError, match=r"interrupted by the user; saved last: step-") as ended:
+        train(tmp_path, "run", AlwaysRestarts(), steps=1_000_000, checkpoint_every="400steps")
+    assert ended.value.exit_code == 75
+    assert interrupted_with(path, 75)
+
+
+@pytest.mark.usefixtures("_signals_as_before")
+def test_a_run_that_fails_while_it_saves_for_an_interrupt_does_not_begin_anew(tmp_path):
+    path, policy = tmp_path / "run", RestartsOnce()
+
+    def act():
+        victim = pids(path, "worker-1")[-1]
+        os.kill(victim, signal.SIGSTOP)
+        time.sleep(0.5)  # what had been sent is done, or waits for this worker
+        interrupt()
+        time.sleep(0.5)
+        os.kill(victim, signal.SIGKILL)
+
+    when(path, list_checkpoints, act)
+    with pytest.raises(InterruptedRunError, match=r"before a failure: task worker-1 .*; saved last: step-") as ended:
+        train(tmp_path, "run", policy, steps=1_000_000, checkpoint_every="400steps")
+    assert ended.value.exit_code == 75
+    assert interrupted_with(path, 75)
+    assert "run_restarted" not in names(path)
 
 
 class OnePort(LocalLauncher):

@@ -36,13 +36,13 @@ def report(name="node0", **changes):
 
 
 def states(reports, module="torch"):
-    return {(one.host, one.what): one.state for one in findings(reports, HERE, module) if one.state != "ok"}
+    return {(one.host, one.what): one.state for one in findings(reports, HERE, module, started_by="srun") if one.state != "ok"}
 
 
 def test_sound_hosts_lack_nothing():
     reports = [report(f"node{number}") for number in range(3)]
     assert states(reports) == {}
-    found = findings(reports, HERE, "torch")
+    found = findings(reports, HERE, "torch", started_by="srun")
     assert [(one.host, one.what) for one in found[:7]] == [
         ("node0", what) for what in ("crosstrain", "Python", "torch", "machine", "clock", "data", "model")
     ]
@@ -52,7 +52,7 @@ def test_sound_hosts_lack_nothing():
 @pytest.mark.parametrize(
     ("changes", "what", "state"),
     [
-        ({"problem": "is out of reach"}, "ssh", "bad"),
+        ({"problem": "is out of reach"}, "srun", "bad"),
         ({"described": {"protocol": PROTOCOL + 1, "host": {}}}, "crosstrain", "bad"),
         ({"packages": {"crosstrain": "1.1"}}, "crosstrain", "bad"),
         ({"packages": {"torch": None}}, "torch", "bad"),
@@ -76,9 +76,9 @@ def test_a_lack_is_the_hosts_that_has_it(changes, what, state):
     assert found == {(host, what): state for host in {"node1"} | shared}
     if state == "bad":
         with pytest.raises(
-            RunFailedError if what == "ssh" else UsageError, match=r"^1 of 3 hosts cannot take part in this run:\nLACK  node1  "
+            RunFailedError if "problem" in changes else UsageError, match=r"^1 of 3 hosts cannot take part in this run:\nLACK  node1  "
         ):
-            refuse(findings(reports, HERE, "torch"))
+            refuse(findings(reports, HERE, "torch", started_by="srun"))
 
 
 def test_gpus_are_asked_of_the_hosts_that_answer():
@@ -89,7 +89,7 @@ def test_gpus_are_asked_of_the_hosts_that_answer():
         return {"gpus": [{"name": "A", "memory_total_bytes": 2**30, "uuid": None}] * count, "visible_gpus": listed}
 
     reports = [report("node0", problem="is out of reach"), report("node1", host=with_gpus(1)), report("node2", host=with_gpus(2))]
-    found = findings(reports, HERE, "torch", AskedGpus("gpu", [1, 2, 2]))
+    found = findings(reports, HERE, "torch", AskedGpus("gpu", [1, 2, 2]), started_by="srun")
     assert [(one.host, one.state, one.found) for one in found if one.what == "GPUs"] == [
         ("node1", "bad", "2 workers, 1 GPU (1 × A (1.0 GiB))"),
         ("node2", "ok", "2 × A (1.0 GiB)"),
@@ -97,7 +97,7 @@ def test_gpus_are_asked_of_the_hosts_that_answer():
 
 
 def test_what_is_here_alone_can_be_copied():
-    found = findings([report("node 1", data=Message("problem", {"text": "no folder"}))], HERE, "torch")
+    found = findings([report("node 1", data=Message("problem", {"text": "no folder"}))], HERE, "torch", started_by="srun")
     assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(found)
 
 

@@ -12,7 +12,7 @@ from crosstrain.launch.environments.ray_job import in_ray_job
 from crosstrain.launch.launchers.host_list import Host
 from crosstrain.launch.launchers.ray import RayLauncher, make
 from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher, starts_by_ray
-from crosstrain.launch.ray_cluster.cluster_state import bundles_of, in_words, shortage
+from crosstrain.launch.ray_cluster.cluster_state import bundles_everywhere, bundles_of, in_words, shortage
 
 SMALL = {"Alive": True, "Resources": {"CPU": 1.0}}
 LARGE = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}
@@ -106,3 +106,14 @@ def test_ray_is_chosen_by_name_by_its_address_and_in_its_jobs():
     assert starts_by_ray("auto", None, in_ray_job=True)
     assert not starts_by_ray("auto", None, in_ray_job=False)
     assert not starts_by_ray("local", "auto", in_ray_job=True)
+
+
+def test_a_place_on_each_node_takes_nothing_that_others_use():
+    """Nodes without a CPU, as some heads, are none that a run could be on."""
+    nodes = [
+        {**LARGE, "NodeManagerAddress": "10.0.0.2"},
+        {**DEAD, "NodeManagerAddress": "10.0.0.3"},
+        {**SMALL, "NodeManagerAddress": "10.0.0.1"},
+        {"Alive": True, "Resources": {"memory": 1.0}, "NodeManagerAddress": "10.0.0.4"},
+    ]
+    assert bundles_everywhere(nodes) == [{"node:10.0.0.1": 0.001}, {"node:10.0.0.2": 0.001}]

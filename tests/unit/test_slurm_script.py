@@ -1,7 +1,10 @@
 """The script of a Slurm job: what sbatch reads, and what the shell does, whatever a name holds."""
 
+import os
 import shlex
+import signal
 import subprocess
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -81,3 +84,21 @@ def test_whatever_is_trained_stays_one_command(words):
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
     assert done.stdout.decode().split("\0")[:-1] == (words or [""])
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_a_job_goes_back_into_the_queue_when_its_time_is_up_and_not_when_it_is_cancelled(tmp_path, number, requeued):
+    """The run ends with 75 either way."""
+    asked = tmp_path / "asked"
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > {asked}\nexit 1\n')
+    scontrol.chmod(0o700)
+    run = ["bash", "-c", "trap 'exit 75' USR1; echo begun; while :; do sleep 0.05; done"]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    text = script_text(SlurmJob("mine", 1, "10"), run, "/runs/log")
+    with subprocess.Popen(["bash", "-c", text], stdout=subprocess.PIPE, env=environment, text=True) as job:
+        assert job.stdout.readline() == "begun\n"
+        time.sleep(0.2)
+        job.send_signal(number)
+        assert job.wait(10) == 75
+    assert (asked.read_text() if asked.exists() else None) == ("requeue 7\n" if requeued else None)
