@@ -12,6 +12,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LINK   := .dev/crosstrain
 
+# Images and shells that forbid Python to keep what it has compiled would have each of some thousand processes compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 SHELL  := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
