@@ -144,7 +144,7 @@ def available(kind: Kind) -> dict[str, Plugin]:
 
 @cache
 def _entry_points(path: tuple[str, ...]) -> EntryPoints:
-    """Return those of all packages on a search path; finding them reads a file of each package, a tenth of a second where there are many."""
+    """Return those of all packages on a search path; finding them reads a file of each package, which takes a tenth of a second."""
     from importlib.metadata import entry_points
 
     return entry_points()
