@@ -1,8 +1,8 @@
-"""How long after the death of a worker does training go on? ``trainer run --max-restarts`` beside torchrun's elastic restarts.
+"""How long after the death of a worker does training go on? ``trainer run --max-restarts`` beside torchrun and Ray Train.
 
 ``python -m benchmarks.recovery``: three virtual nodes, the small CNN on torch, a checkpoint every 200 updates; worker 1 is killed
 (SIGKILL), and the seconds until the next update is done are counted. Interleaved repeats; medians. Memory is that of all processes before
-the kill.
+the kill; of Ray's that includes the processes of its nodes. Ray Train is left out where Ray is not installed (the extra ``ray``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -33,7 +34,12 @@ NODES = 3
 CHECKPOINT_EVERY = 200
 KILL_AFTER_STEPS = 500
 PATIENCE_SECONDS = 120.0
+START_SECONDS = 300.0
 LOOK_SECONDS = 0.005
+
+RAY_PORT = 6379
+RAY_STORE_BYTES = 80_000_000
+"""The least that Ray takes is a little less."""
 
 
 @dataclass(frozen=True)
@@ -121,17 +127,66 @@ def _torchrun(folder: Path) -> Iterator[Trained]:
             command += ["--checkpoint-every", str(CHECKPOINT_EVERY)]
             variables = environment({"GLOO_SOCKET_IFNAME": network.interface, "OMP_NUM_THREADS": "1"})
             group.start(f"node-{node}", command, variables, lambda argv, node=node, **more: network.popen(node, argv, **more))
-        yield Trained(
-            lambda: int(_last_line(folder / "progress-0") or 0),
-            lambda: _size(folder / "progress-0"),
-            lambda: int((folder / "pid-1").read_text()),
-        )
+        yield _by_files(folder)
+
+
+def _by_files(folder: Path) -> Trained:
+    """Return what is known of a training whose workers write files."""
+    return Trained(
+        lambda: int(_last_line(folder / "progress-0") or 0),
+        lambda: _size(folder / "progress-0"),
+        lambda: int((folder / "pid-1").read_text()),
+    )
+
+
+@contextmanager
+def _ray_train(folder: Path) -> Iterator[Trained]:
+    """A Ray cluster of three virtual nodes, and a `TorchTrainer` on it that looks for failures as often as torchrun's agents here do."""
+    own = environment({"OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1", "RAY_USAGE_STATS_ENABLED": "0"})
+    own["RAY_raylet_start_wait_time_s"] = "90"  # of a busy machine
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), own.get("PYTHONPATH"))))
+    with VirtualNetwork(NODES, None, lambda node: None) as network, Group(folder) as group, _descendants_killed():
+        own["GLOO_SOCKET_IFNAME"] = network.interface
+        head = f"{network.addresses[0]}:{RAY_PORT}"
+
+        def start(name: str, node: int, *argv: str) -> None:
+            command = [sys.executable, "-m", *argv]
+            group.start(name, command, own, lambda argv, node=node, **more: network.popen(node, argv, **more))
+
+        for node in range(NODES):
+            route = ["ip", "route", "replace", "default", "dev", network.interface]  # Ray looks how packets leave for the world
+            if network.popen(node, route).wait() != 0:
+                raise MeasurementError("a virtual node takes no default route, without which Ray waits for a long time")
+            place = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
+            if node > 0:
+                place = [f"--address={head}"]
+            place += [f"--node-ip-address={network.addresses[node]}", "--num-cpus=2", f"--object-store-memory={RAY_STORE_BYTES}"]
+            place += [f"--temp-dir={folder}/{node}", "--disable-usage-stats"]
+            start(f"ray-{node}", node, "ray.scripts.scripts", "start", "--block", *place)
+            said = folder / f"ray-{node}.out"  # one after another: each gives up where its own processes take 15 s to start
+            _wait(lambda said=said: "Ray runtime started" in said.read_text(), f"node {node} of the Ray cluster")
+        options = ["--folder", str(folder), "--address", head, "--nodes", str(NODES), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+        start("driver", 0, "benchmarks.ray_train_script", *options)
+        yield _by_files(folder)
+
+
+@contextmanager
+def _descendants_killed() -> Iterator[None]:
+    """Kill what Ray's commands have started, at the end of the block: it would outlive them."""
+    before = set(psutil.Process().children(recursive=True))
+    try:
+        yield
+    finally:
+        for process in set(psutil.Process().children(recursive=True)) - before:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 CONTESTANTS = {
     "trainer": lambda folder: _ours(folder),
     "trainer --spare-processes": lambda folder: _ours(folder, "--spare-processes"),
     "torchrun (elastic)": _torchrun,
+    **({"Ray Train (max_failures=5)": _ray_train} if find_spec("ray") is not None else {}),
 }
 
 
@@ -146,11 +201,11 @@ def _memory() -> int:
     return total
 
 
-def _wait(holds: Callable[[], bool], what: str) -> float:
+def _wait(holds: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> float:
     began = time.monotonic()
     while not holds():
-        if time.monotonic() - began > PATIENCE_SECONDS:
-            raise MeasurementError(f"waited {PATIENCE_SECONDS:g} s for {what}")
+        if time.monotonic() - began > seconds:
+            raise MeasurementError(f"waited {seconds:g} s for {what}")
         time.sleep(LOOK_SECONDS)
     return time.monotonic() - began
 
@@ -158,7 +213,7 @@ def _wait(holds: Callable[[], bool], what: str) -> float:
 def measured(name: str) -> Recovery:
     """Return one repeat of a contestant."""
     with tempfile.TemporaryDirectory() as place, CONTESTANTS[name](Path(place)) as trained:
-        _wait(lambda: trained.step() >= KILL_AFTER_STEPS, f"{KILL_AFTER_STEPS} updates of {name}")
+        _wait(lambda: trained.step() >= KILL_AFTER_STEPS, f"{KILL_AFTER_STEPS} updates of {name}", START_SECONDS)
         time.sleep(3.0)  # so that what a start leaves to do is done: spare processes have loaded
         memory, victim = _memory(), trained.victim()
         os.kill(victim, signal.SIGKILL)
@@ -184,8 +239,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.recovery", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=[*CONTESTANTS], action="append", help="these alone; may be repeated")
     given = parser.parse_args()
-    found: dict[str, list[Recovery]] = {name: [] for name in CONTESTANTS}
+    found: dict[str, list[Recovery]] = {name: [] for name in given.only or CONTESTANTS}
     for repeat in range(given.repeats):
         for name, own in found.items():
             own.append(measured(name))

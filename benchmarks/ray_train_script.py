@@ -1,0 +1,100 @@
+"""The script of `elastic_script.py` for Ray Train: the small CNN on three workers, which go on from the newest checkpoint after a failure.
+
+Checkpoints go the way that Ray Train has for them: every worker reports, the first one with a checkpoint. Progress and process numbers are
+written as torchrun's workers write them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, get_checkpoint, get_context, report
+from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
+from torch.nn.functional import cross_entropy
+
+from crosstrain.data.store.stored_dataset import open_dataset
+
+from .elastic_script import network
+
+__all__ = ["main"]
+
+STATE = "checkpoint.pt"
+
+
+def train(given: dict[str, Any]) -> None:
+    """Train for ever on one of the workers, until the process is ended."""
+    folder, rank = Path(given["folder"]), get_context().get_world_rank()
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    stored = open_dataset("glyphs28")
+    images = torch.from_numpy(stored.images("train")[:].copy()).float().div(255)
+    labels = torch.from_numpy(stored.labels("train")[:].copy()).long()
+    model = network()
+    model(images[:1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    first = 0
+    if (saved := get_checkpoint()) is not None:
+        with saved.as_directory() as place:
+            state = torch.load(Path(place) / STATE)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+    wrapped = prepare_model(model)
+    chosen = torch.Generator().manual_seed(rank)
+    with (folder / f"progress-{rank}").open("a") as progress:
+        step = first
+        while True:
+            batch = torch.randint(len(images), (given["batch_size"],), generator=chosen)
+            optimizer.zero_grad()
+            cross_entropy(wrapped(images[batch]), labels[batch]).backward()
+            optimizer.step()
+            step += 1
+            if step % given["checkpoint_every"] == 0:
+                _save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, whole=rank == 0)
+            if rank == 0:
+                print(step, file=progress, flush=True)
+
+
+def _save(state: dict[str, Any], *, whole: bool) -> None:
+    """Report, which all workers have to do together; the first has the state."""
+    if not whole:
+        report({})
+        return
+    with tempfile.TemporaryDirectory() as place:
+        torch.save(state, Path(place) / STATE)
+        report({}, checkpoint=Checkpoint.from_directory(place))
+
+
+def main() -> None:
+    """Train on a cluster of so many nodes, one worker on each, until the process is ended."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True, help="of progress, process numbers and checkpoints")
+    parser.add_argument("--address", required=True, help="of the cluster's head, on this node")
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--checkpoint-every", type=int, default=200)
+    given = parser.parse_args()
+    ray.init(address=given.address, _node_ip_address=given.address.rpartition(":")[0])
+    TorchTrainer(
+        train,
+        train_loop_config={"folder": str(given.folder), "batch_size": given.batch_size, "checkpoint_every": given.checkpoint_every},
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=given.nodes, placement_strategy="STRICT_SPREAD"),
+        run_config=RunConfig(
+            name="recovery",
+            storage_path=str(given.folder / "results"),
+            failure_config=FailureConfig(max_failures=5),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+        ),
+    ).fit()
+
+
+if __name__ == "__main__":
+    main()
