@@ -254,9 +254,9 @@ class ReplacesWorkers(Protocol):
     """What the leading session of an async run has besides, where its backend declares that workers rejoin (`Capabilities.rejoins`)."""
 
     on_stalled_worker: Callable[[int], None] | None
-    """To be called, from the task's main thread, with the number of a worker that has been awaited for the job's `stall_timeout` while
-    others are idle: it is ended, and another process takes its place. None: the session raises StalledRunError then, as it does in any
-    case where no worker gets on."""
+    """To be called, from the task's main thread, with the number of a worker that others, which are idle, have awaited for most of the
+    job's `stall_timeout`: it is ended, and another process takes its place. None: the session raises StalledRunError after that time, as
+    it does in any case where no worker gets on."""
 
 
 class Server(Protocol):

@@ -158,7 +158,8 @@ class TrainingLoop:
         return True
 
     def worker_absent(self, worker: int) -> None:
-        """An async worker is being started anew by itself."""
+        """An async worker is being started anew by itself; that this was noticed is news, which a stall is counted from."""
+        self._messages_heard += 1
         self._workers.on_absent(worker)
 
     def worker_back(self, worker: int) -> None:

@@ -210,7 +210,7 @@ class TaskGroup:
         """Deal with what was told of tasks that stand still, and start those anew whose time it is."""
         while self._stalled:
             if (task := self._stalled.popleft()) not in self._absent:
-                error = StalledRunError(f"stalled: {task} has finished nothing for --stall-timeout, while others were idle", task)
+                error = StalledRunError(f"stalled: {task} has finished nothing for most of --stall-timeout, while others were idle", task)
                 if not self.on_loss(error):
                     raise error
         now = time.monotonic()

@@ -18,6 +18,7 @@ ASYNC = {
     "data": "digits",
     "batch_size": 10,
     "eval_every": "end",
+    "calibrate": False,
     "sample_interval": 0.1,
     "spare_processes": True,
     "max_restarts": 1,
@@ -68,7 +69,7 @@ def test_a_worker_that_is_stopped_for_ever_is_given_up_and_comes_back(tmp_path, 
     """Others deliver while it stands still; or all wait for it, as a checkpoint does."""
     path = tmp_path / "run"
     stopper = when(path, trains, send(path, signal.SIGSTOP))
-    _, summary = train(tmp_path, "run", steps=40_000, stall_timeout=5, checkpoint_every=saves, **ASYNC)
+    _, summary = train(tmp_path, "run", steps=40_000, stall_timeout=8, checkpoint_every=saves, **ASYNC)
     stopper.join()
     assert events(path, "task_failed")[0].detail["cause"].startswith("stalled: worker-1 has finished")
     check(path, summary, 40_000, 1)

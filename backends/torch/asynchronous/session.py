@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS = 5.0
 """How long `close` waits for workers and parameter servers to go by themselves."""
 
+GIVE_UP_SHARE = 0.75
+"""Of the stall time-out: before the driver, which hears of nothing meanwhile, takes the whole cluster for stalled."""
+
 TICKETS_AHEAD = 2
 """`train` asks for the next plan when no more than this many tickets a worker are left to hand out: a quarter of a plan."""
 
@@ -189,9 +192,9 @@ class AsyncSession:
 
     def _gather(self, ready: Callable[[], bool]) -> Iterator[StepResult]:
         """Yield results until `ready`."""
-        seen, since = self._progress(), time.monotonic()
+        seen, since, limit = self._progress(), time.monotonic(), self._job.stall_timeout
         while True:
-            self._tickets.wait(lambda: ready() or self._tickets.has_news, 1.0)
+            self._tickets.wait(lambda: ready() or self._tickets.has_news, min(1.0, limit / 20))
             done = ready()
             yield from self._tickets.take_results()
             if done:
@@ -200,10 +203,10 @@ class AsyncSession:
                 raise RunFailedError("every worker is lost, and updates are outstanding")
             if self._progress() != seen:
                 seen, since = self._progress(), time.monotonic()
-            elif time.monotonic() - since > self._job.stall_timeout:
-                if not self._give_up_stalled():
-                    raise self._stalled()
+            elif time.monotonic() - since > GIVE_UP_SHARE * limit and self._give_up_stalled():
                 since = time.monotonic()
+            elif time.monotonic() - since > limit:
+                raise self._stalled()
 
     def _give_up_stalled(self) -> bool:
         """Take their tickets from the workers that are awaited, where others are idle and have others take their place; return whether.
@@ -215,7 +218,7 @@ class AsyncSession:
             return False
         self._given_up |= awaited
         for worker in sorted(awaited):
-            log.warning("worker-%d has finished nothing for %g s: its ticket goes to others", worker, self._job.stall_timeout)
+            log.warning("worker-%d has finished nothing for too long, while others are idle: its ticket goes to them", worker)
             self.on_stalled_worker(worker)
             self._links.cut(worker)
         return True
