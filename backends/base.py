@@ -6,7 +6,7 @@ A backend module is imported by the driver too, which runs no framework: import 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -34,6 +34,7 @@ __all__ = [
     "CalibrationResult",
     "EvalResult",
     "Plan",
+    "ReplacesWorkers",
     "Server",
     "Session",
     "State",
@@ -247,6 +248,15 @@ class Session(Protocol):
     def close(self) -> None:
         """Leave the cluster in good order; a second call does nothing."""
         ...
+
+
+class ReplacesWorkers(Protocol):
+    """What the leading session of an async run has besides, where its backend declares that workers rejoin (`Capabilities.rejoins`)."""
+
+    on_stalled_worker: Callable[[int], None] | None
+    """To be called, from the task's main thread, with the number of a worker that others, which are idle, have awaited for most of the
+    job's `stall_timeout`: it is ended, and another process takes its place. None: the session raises StalledRunError after that time, as
+    it does in any case where no worker gets on."""
 
 
 class Server(Protocol):

@@ -51,6 +51,9 @@ class Capabilities:
       `preload` imports starts a thread, opens a device or keeps what a child must not share.
     - `survives`: the roles of those tasks whose death training goes on without; the death of any other is the failure of its attempt. None
       of them leads, since leading tasks answer every command.
+    - `rejoins`: the roles of those tasks of an async run that can be started anew alone: another process takes the place of one that was
+      lost, in the cluster that stands, and training goes on meanwhile. What the lost one was doing is done by others, and no update is
+      applied twice. None of them leads. A leading session has what `ReplacesWorkers` has then.
     - `export_formats`: what its `export` can write, by the name that ``trainer export --format`` takes.
     """
 
@@ -69,6 +72,7 @@ class Capabilities:
     host_network_warning: str = ""
     forks: bool = False
     survives: frozenset[Role] = frozenset()
+    rejoins: frozenset[Role] = frozenset()
     export_formats: Mapping[str, ExportFormat] = field(default_factory=dict)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ from ..launch.node.task_environment import task_environment
 from ..models.build import build_model
 from ..records.store.run_directory import RunReader
 from .cases import OPTIMIZERS, OPTIONAL_CAPABILITIES, UNEVEN_BATCHES, every_optimizer
+from .faults import kill_task_once
 from .reference import Trained, train_logistic_regression
 from .runs import FinishedRun, norm_wise_difference, options_of, read_run, relative_difference, run_job, trainer
 
@@ -45,6 +47,7 @@ LOSS_TOLERANCE = 1e-4
 PLAIN_SGD_LOSS_TOLERANCE = 1e-5
 WEIGHT_TOLERANCE = 1e-4
 ASYNC_ACCURACY_TOLERANCE = 0.02
+REJOIN_STEPS = 20_000
 
 LOW_PRECISION_TOLERANCE = 0.05
 """bf16 keeps 8 bits of a number: each product is off by up to 2⁻⁸, and the steps add some of that up."""
@@ -142,6 +145,31 @@ class BackendConformance:
         finally:
             server.close()
         assert parent != os.getpid(), "the process to fork from has ended: does `preload` start a thread?"
+
+    def test_the_tasks_that_rejoin_are_async_tasks_of_its_own_and_do_not_lead(self) -> None:
+        """Whatever role it declares, its async placement has, and no leading task plays it."""
+        jobs = [Job.model_validate({"backend": self.backend, "mode": "async", "nodes": 2})] if "async" in self.capabilities.modes else []
+        placed = [task for job in jobs for task in load_backend(self.backend).placement(job)]
+        assert self.capabilities.rejoins <= {task.role for task in placed}
+        assert not self.capabilities.rejoins & {task.role for task in placed if task.leading}
+
+    @pytest.mark.cluster
+    @pytest.mark.faults
+    @pytest.mark.slow
+    def test_a_worker_that_is_killed_rejoins_and_no_update_is_lost_or_applied_twice(self, tmp_path: Path) -> None:
+        """Where it declares that: the worker's process is killed once it has trained; each update is recorded, and applied, once."""
+        if "worker" not in self.capabilities.rejoins:
+            pytest.skip(f"{self.backend} does not declare that a worker rejoins")
+        path = tmp_path / "run"
+        killer = threading.Thread(target=kill_task_once, args=(path, "worker-1"))
+        killer.start()
+        options = {"mode": "async", "nodes": 3, "ps": 2, "steps": REJOIN_STEPS, "max_restarts": 1, "eval_every": "end"}
+        run = self.train(tmp_path, name="run", sample_interval=0.1, **options)
+        killer.join()
+        steps = sorted(step for record in run.steps for step in range(record.step, record.step + record.count))
+        assert steps == list(range(REJOIN_STEPS))
+        assert run.summary["updates_applied"] == REJOIN_STEPS
+        assert [event.event for event in RunReader(path).events() if event.event in ("task_failed", "attempt_failed")] == ["task_failed"]
 
     def test_what_it_does_not_declare_is_refused(self, tmp_path: Path) -> None:
         """An option that asks for more ends the command before anything starts, with exit code 2 and its name."""

@@ -159,6 +159,15 @@ class TrainingLoop:
         self._stop_requested = True
         return True
 
+    def worker_absent(self, worker: int) -> None:
+        """An async worker is being started anew by itself; that this was noticed is news, which a stall is counted from."""
+        self._messages_heard += 1
+        self._workers.on_absent(worker)
+
+    def worker_back(self, worker: int) -> None:
+        """It takes part again."""
+        self._workers.on_back(worker)
+
     def _run_until_idle(self) -> None:
         """Send commands and handle answers until nothing is left to do."""
         while True:

@@ -230,6 +230,8 @@ def serve(stream: Stream, opened: Message) -> None:
     add_phase_listener(lambda name: stream.send(Message("phase", {"name": name})))
     with startup_deadline(opened["start_deadline"], partial(_report_stuck, stream)):
         session = open_session(task, opened)
+    if opened["job"].get("max_restarts") and load_backend(opened["job"]["backend"]).capabilities.rejoins and task.placed.leading:
+        session.on_stalled_worker = lambda worker: stream.send(Message("worker_stalled", {"worker": worker}))  # type: ignore[union-attr]
     used = {name: getattr(session, name, None) for name in ("precision_used", "device_used")}
     stream.send(Message("ready", used))
     if task.placed.leading:

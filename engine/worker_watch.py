@@ -37,6 +37,7 @@ class WorkerWatch:
         self._answered_at = [0.0] * workers
         self._results_of_others = [0] * workers
         self._told: set[int] = set()
+        self._absent: set[int] = set()
         self._looked_at = clock()
 
     def tick(self) -> None:
@@ -53,7 +54,7 @@ class WorkerWatch:
         for other in (other for other in workers if other != worker):
             self._results_of_others[other] += 1
             enough = self._results_of_others[other] >= RESULTS_OF_OTHERS * len(workers)
-            if enough and self._silent_seconds(other) > self._limit_seconds and other not in self._told:
+            if enough and self._silent_seconds(other) > self._limit_seconds and other not in self._told | self._absent:
                 self._told.add(other)
                 self._event("worker_silent", worker=other, silent_seconds=self._silent_seconds(other))
                 self._tell(
@@ -68,6 +69,16 @@ class WorkerWatch:
         """Nothing is outstanding: every worker has answered."""
         for worker in range(len(self._answered_at)):
             self._answered(worker)
+
+    def on_absent(self, worker: int) -> None:
+        """A worker is being started anew: nothing is expected of it."""
+        self._absent.add(worker)
+        self._told.discard(worker)
+
+    def on_back(self, worker: int) -> None:
+        """It is there again."""
+        self._absent.discard(worker)
+        self._answered_at[worker], self._results_of_others[worker] = self._watched_seconds, 0
 
     def _silent_seconds(self, worker: int) -> float:
         """How long a worker has finished no step, as counted at the last tick."""

@@ -72,6 +72,7 @@ class TfBackend:
         host_network_warning=(
             "TensorFlow's servers listen on every interface of this machine without authentication: run this on a trusted network only"
         ),
+        rejoins=frozenset({"worker"}),
         export_formats=EXPORT_FORMATS,
     )
 

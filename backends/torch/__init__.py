@@ -60,6 +60,7 @@ class TorchBackend:
         packages={_ROW.requires: _ROW.distributions},
         install=_ROW.install,
         gpu_install="install a CUDA build of torch, as its own site tells for your driver",
+        rejoins=frozenset({"worker"}),
         export_formats=EXPORT_FORMATS,
     )
 

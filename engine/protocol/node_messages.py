@@ -158,6 +158,10 @@ class _Phase(_OfTask):
     name: Name
 
 
+class _WorkerStalled(_OfTask):
+    worker: Number
+
+
 class _Error(_OfTask):
     type: Name
     message: Text
@@ -249,6 +253,7 @@ _KINDS: Mapping[str, type[_Said]] = {
     "death": _Death,
     "ready": _Ready,
     "phase": _Phase,
+    "worker_stalled": _WorkerStalled,
     "error": _Error,
     "done": _Done,
     "steps": _Steps,

@@ -1,5 +1,7 @@
 """One attempt at a run: its cluster, the tasks in it, the training loop and the saver of its checkpoints; and what follows one that fails.
 
+Not every failure ends it: a task that can be started anew by itself is, where the policy wants that, and the attempt goes on.
+
 What a run is made of, its nodes, records and clock, outlasts its attempts. An attempt that has failed is ended, and is of no more use;
 another one begins where its `Origin` says, with tasks, ports and a secret of its own. So nothing has to be set back for that, and whoever
 still speaks for an earlier attempt is not understood by this one's tasks.
@@ -22,6 +24,7 @@ from ...engine.progress.base import Progress
 from ...engine.protocol.messages import Message, PreparedJson
 from ..launchers.base import NodeChannel
 from ..preflight.gpu_demand import asked_device
+from ..replacement.lone_restarts import LoneRestarts
 from ..resume.origin import Origin
 from ..stacks.places import STACKS, TaskStack, describe_places
 from .checkpoint_saver import CheckpointSaver
@@ -31,7 +34,7 @@ from .gpu_assignment import GpuAssignment, assign_gpus, check_devices
 from .nodes import Nodes
 from .outcome import add_resume_hint, add_to_first_line, task_states, with_newest_checkpoint, with_task_states
 from .recorder import Recording
-from .restart_policy import AttemptSummary, Decision, Failure, Resize, Restart, RestartPolicy, Stop, failure_of
+from .restart_policy import AttemptSummary, Decision, Failure, Resize, Restart, RestartPolicy, RestartTask, Stop, cause_of, failure_of
 from .task_group import TaskGroup, load_state
 from .training_job import TrainingJob
 
@@ -50,7 +53,8 @@ class Attempt:
     `began`: training has begun; `trains`: it has, and neither ended nor been stopped in good order. `there`: the nodes that answered when
     the attempt was made. `cluster`: what ``job.json`` says of it, and `nodes_sharing_cores`, of those that it uses, once it was formed.
 
-    `spent` returns the seconds that the run has spent by now, where it is in this attempt, for its checkpoints. Call `form_cluster`,
+    `spent` returns the seconds that the run has spent by now, where it is in this attempt, for its checkpoints. `restarts` decides whether
+    a task that has failed is started anew alone, and `notify` gets the cause and the task when it is back. Call `form_cluster`,
     `start_tasks`, `await_ready`, `load_origin` and `train`, in this order; whatever they raise, `end` ends every task.
     """
 
@@ -62,11 +66,13 @@ class Attempt:
         progress: Progress,
         origin: Origin,
         spent: Callable[[Attempt], Mapping[str, Any]],
+        restarts: Restarts,
+        notify: Callable[[str, str], None],
     ) -> None:
         self.origin = origin
         self.training = training
         self.there = frozenset(nodes.answering)
-        self.tasks = TaskGroup(nodes, training.placed, training.survives, training.places)
+        self.tasks = TaskGroup(nodes, training.placed, training.survives, training.places, training.rejoins)
         self.began = self.trains = False
         self.precision_used: str = training.job.precision
         self.device_used: str | None = None
@@ -75,6 +81,7 @@ class Attempt:
         self._gpus = GpuAssignment({})
         self._nodes = nodes
         self._recording = recording
+        self._restarts = restarts
         self._clustered: Sequence[Task] = ()
         self._made_at = time.monotonic()
         self._ended = False
@@ -92,8 +99,19 @@ class Attempt:
             start=origin.start,
             lengths=training.lengths,
             width=training.model.width,
-            on_silent=lambda worker: self.tasks.find_stacks(f"worker-{worker}"),
+            on_silent=self._on_silent,
         )
+        self._lone_restarts = LoneRestarts(
+            self.tasks,
+            training.job.start_timeout,
+            recording.event,
+            progress.message,
+            notify,
+            lambda task: self.loop.worker_absent(self._worker[task]),
+            lambda task: self.loop.worker_back(self._worker[task]),
+        )
+        self._worker = {task.name: task.index for task in training.placed if task.role == "worker"}
+        self.tasks.on_loss, self.tasks.on_rejoined = self._replaced, self._on_rejoined
         self.tasks.inquiries.on_answer = self._tell_places
 
     @property
@@ -200,6 +218,29 @@ class Attempt:
         self.trains = False
         return totals
 
+    def _on_silent(self, worker: int) -> None:
+        """A worker stands still while others go on: find out where, and start it anew where that may be; else they go on without it."""
+        task = f"worker-{worker}"
+        self.tasks.find_stacks(task)
+        if not self._replaced(StalledRunError(f"stalled: {task} has finished no step for --stall-timeout, while others have", task)):
+            self._restarts.forget()
+
+    def _replaced(self, error: TrainerError) -> bool:
+        """Return whether the task that has failed is started anew alone, so that the attempt goes on."""
+        task = getattr(error, "task", None)
+        if not self.trains or task is None or not self.tasks.can_replace(task):
+            return False
+        decision = self._restarts.alone(error, self)
+        if decision is None:
+            return False
+        self._lone_restarts.begin(task, cause_of(error), decision.after_seconds)
+        return True
+
+    def _on_rejoined(self, task: str) -> None:
+        self._lone_restarts.end(task)
+        if self.training.job.spare_processes:
+            self.tasks.keep_spares(self.training.job.model_dump(mode="json"), [self.tasks.node_of[task]])
+
     def _tell_places(self, stacks: Mapping[str, TaskStack]) -> None:
         """A worker stands still while others go on: keep and tell where."""
         self._recording.stacks("no step was finished for too long", stacks)
@@ -273,6 +314,25 @@ class Restarts:
         self._interrupted = interrupted
         self._earlier: list[AttemptSummary] = []
         self._trained = False
+        self._decided: tuple[Attempt, Decision] | None = None
+
+    def alone(self, error: TrainerError, attempt: Attempt) -> RestartTask | None:
+        """Return what the policy decides about a task that can be started anew by itself, None where it decides another thing.
+
+        That is then what follows where the attempt ends with this error.
+        """
+        failure = failure_of(error, attempt.totals.updates_reported, rejoins=True)
+        if failure is None or self._nodes.violation is not None:
+            return None
+        decision = self._decision(failure)
+        if isinstance(decision, RestartTask):
+            return decision
+        self._decided = attempt, decision
+        return None
+
+    def forget(self) -> None:
+        """What the policy has just decided about a task is no matter: the attempt goes on without it."""
+        self._decided = None
 
     def prepare(self, error: TrainerError, attempt: Attempt) -> TrainingJob:
         """End an attempt that has failed, where the policy wants another; return what that one trains, and on which nodes.
@@ -293,7 +353,10 @@ class Restarts:
         failure = failure_of(error, attempt.totals.updates_reported)
         if failure is None or self._nodes.violation is not None:  # nothing that a node has said which is broken can be relied on
             raise error
-        decision = self._decision(failure)
+        decided, self._decided = self._decided, None
+        decision = decided[1] if decided is not None and decided[0] is attempt else self._decision(failure)
+        if isinstance(decision, RestartTask):
+            decision = self._broken_policy(f"decided {decision!r} where no task can be started anew alone")
         if isinstance(decision, Stop):
             if not decision.because:
                 raise error

@@ -213,7 +213,7 @@ class Driver:
         restarts = Restarts(self._policy, self._training, nodes, self._recording, self._progress, lambda: self._signals.interrupted)
         training = self._training
         while True:
-            attempt = Attempt(training, nodes, self._recording, self._progress, origin, self._spent)
+            attempt = Attempt(training, nodes, self._recording, self._progress, origin, self._spent, restarts, self._notices.restarted)
             self._attempts.append(attempt)
             try:
                 self._start(attempt, hosts, deadline)

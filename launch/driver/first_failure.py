@@ -8,6 +8,7 @@ order of arrival.
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -84,6 +85,8 @@ class Failures:
         self._ended: list[tuple[int, Message | None]] = [(node, None) for node in lost]
         self._dispensable = dispensable
         self._ready: set[str] = set()
+        self._forgiven: list[tuple[int, Message | None]] = []
+        self._awaited: Counter[str] = Counter()
         self._errors: dict[str, Message] = {}
         self._phases: dict[str, str] = {}
 
@@ -94,6 +97,8 @@ class Failures:
         """Keep what a node says of its tasks' ends, or None for its own; return whether it was that."""
         if message is None or message.kind == "death":
             self._ended.append((node, message))
+            if message is not None and self._awaited[message["task"]]:
+                self._forgive(message["task"])
         elif message.kind == "error":
             self._errors[message["from"]] = message
         elif message.kind == "phase":
@@ -106,6 +111,32 @@ class Failures:
         """A task has started: what it was doing for that is over."""
         self._ready.add(task)
         self._phases.pop(task, None)
+
+    def replaced(self, task: str) -> None:
+        """A task is started anew by itself: its end, which is known or yet to come, is no failure, and it has to start like any other."""
+        self._awaited[task] += 1
+        if any(death is not None and death["task"] == task for _, death in self._unforgiven):
+            self._forgive(task)
+
+    def _forgive(self, task: str) -> None:
+        self._awaited[task] -= 1
+        self._forgiven.append(next(ended for ended in self._unforgiven if ended[1] is not None and ended[1]["task"] == task))
+        self._ready.discard(task)
+        self._errors.pop(task, None)
+        self._phases.pop(task, None)
+
+    @property
+    def _unforgiven(self) -> list[tuple[int, Message | None]]:
+        return [ended for ended in self._ended if not any(ended is each for each in self._forgiven)]
+
+    def only_of(self, tasks: Collection[str]) -> bool:
+        """Whether all that has ended and should not have are some of these tasks."""
+        return all(each.death is not None and each.death["task"] in tasks for each in self.terminations)
+
+    def is_ready(self, task: str) -> bool:
+        """Whether a task is ready, and neither it nor its node has ended since."""
+        gone = any(death["task"] == task for _, death in self._unforgiven if death is not None)
+        return task in self._ready and not gone and not self._awaited[task]
 
     def described_start(self, task: str) -> str:
         """Name a task that is not ready yet, with what it said last that it was doing."""
@@ -120,7 +151,7 @@ class Failures:
     def terminations(self) -> list[Termination]:
         """All that has ended and should not have, in order of arrival."""
         expected = self._ready.intersection(self._dispensable)
-        unexpected = [(node, death) for node, death in self._ended if death is None or death["task"] not in expected]
+        unexpected = [(node, death) for node, death in self._unforgiven if death is None or death["task"] not in expected]
         return [
             Termination(node, death, death is not None and is_victim(death, self._errors.get(death["task"]))) for node, death in unexpected
         ]

@@ -24,7 +24,7 @@ _OF_THE_FIRST = frozenset({"steps", "evaluated", "state_begin", "state_part", "s
 _ONCE_ENDING = frozenset({"log", "trace"})
 """What a node sends between being asked to stop and having stopped."""
 
-_MOST_REMARKS = {"phase": 100, "error": 10, "death": 1}
+_MOST_REMARKS = {"phase": 100, "error": 10, "death": 1, "worker_stalled": 1000}
 """How often something may be said of a task from its start to its end: a start has half a dozen phases."""
 
 _SPARE_SAMPLES = 20
@@ -100,6 +100,12 @@ class OutstandingRequests:
         self._trains = False
         self._remarks.clear()
 
+    def started_again(self, task: str) -> None:
+        """A task is being started by itself, in the place of one that has ended, or is being ended: then it may still say that."""
+        self._owed[task, "ready"] = 1
+        self._remarks[task, "phase"] = self._remarks[task, "error"] = 0
+        self._remarks[task, "death"] -= 1
+
     def of_leader(self, leader: str, command: Message) -> None:
         """A leading task has been sent a command."""
         self._commands[leader].append(_Command(command))
@@ -120,6 +126,8 @@ class OutstandingRequests:
             return None if self._owed[node, "stopped"] else f"a message {kind!r} before it was asked to stop"
         elif kind in _MOST_REMARKS:
             task = message["task"] if kind == "death" else message["from"]
+            if kind == "worker_stalled" and task != next(iter(self._commands), None):
+                return f"a message {kind!r} from {task}, which does not report that"
             self._remarks[task, kind] += 1
             return f"more messages {kind!r} of {task} than there can be" if self._remarks[task, kind] > _MOST_REMARKS[kind] else None
         elif kind == "sample":

@@ -26,7 +26,9 @@ __all__ = [
     "Resize",
     "Restart",
     "RestartPolicy",
+    "RestartTask",
     "Stop",
+    "cause_of",
     "failure_of",
     "policy_of",
 ]
@@ -44,6 +46,7 @@ class Failure:
 
     `kind`: a task has died; a node was lost; nothing was finished for the stall time-out; a port was taken before a task could listen.
     `task` and `node` are the first that failed, where one is known. `cause` is for people, in one line. `step`: updates done by then.
+    `rejoins`: the attempt need not end with it, since the task can be started anew by itself (`RestartTask`) while others train on.
     """
 
     kind: Literal["task", "node", "stall", "port"]
@@ -51,6 +54,7 @@ class Failure:
     node: int | None
     cause: str
     step: int
+    rejoins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,20 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartTask:
+    """Start the one task anew that has failed, after so many seconds, in the attempt that goes on meanwhile.
+
+    No other answer does that, and this one is none about a failure that does not say `rejoins`. Raises ValueError for fewer than 0 seconds.
+    """
+
+    after_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.after_seconds >= 0:
+            raise ValueError(f"a restart after {self.after_seconds:g} seconds")
+
+
+@dataclass(frozen=True, slots=True)
 class Resize:
     """Start the tasks anew on so many of the nodes that are there, after so many seconds, and go on from the newest checkpoint.
 
@@ -107,7 +125,7 @@ class Resize:
             raise ValueError(f"a restart after {self.after_seconds:g} seconds")
 
 
-Decision = Stop | Restart | Resize
+Decision = Stop | Restart | RestartTask | Resize
 
 
 class RestartPolicy(Protocol):
@@ -118,7 +136,7 @@ class RestartPolicy(Protocol):
     """
 
     def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
-        """Return what is to be done about a failure, before which there were `attempts`, oldest first.
+        """Return what is to be done about a failure, before which there were `attempts`, oldest first; the present one is none of them.
 
         `nodes` is how many of the run's nodes are still there, those that the attempt did not use among them.
         """
@@ -153,7 +171,8 @@ class LimitedRestarts:
     """Goes on after a failure, `most` times, or `most` times within `window_seconds`; lost nodes are replaced where they can be.
 
     `min_nodes` as in `Restart`. `clock` returns seconds. A failure without an update more than at the failure before makes the next start
-    wait, longer each time, so that a cause that lasts does not keep the machines busy with starts.
+    wait, longer each time, so that a cause that lasts does not keep the machines busy with starts. A task that can be started anew by
+    itself is; there a failure that soon follows its last one makes it wait.
     """
 
     def __init__(
@@ -168,9 +187,10 @@ class LimitedRestarts:
         self._min_nodes = min_nodes
         self._clock = clock
         self._restarted_at: list[float] = []
+        self._of_task: dict[str | None, tuple[float, int]] = {}
 
     def decide(self, failure: Failure, attempts: Sequence[AttemptSummary], nodes: int) -> Decision:
-        """Restart, unless that has been done as often as it may."""
+        """Restart, all or the one task, unless that has been done as often as it may."""
         now, window = self._clock(), self._window_seconds
         if window is not None:
             self._restarted_at = [at for at in self._restarted_at if now - at < window]
@@ -179,7 +199,16 @@ class LimitedRestarts:
             within = "" if window is None else f" within {window:g} s (--restart-window)"
             return Stop(f"restarted {times}{within}, as often as --max-restarts allows")
         self._restarted_at.append(now)
+        if failure.rejoins:
+            return RestartTask(self._pause_of_task(failure.task, now))
         return Restart(self._pause_seconds(failure, attempts), replaces_nodes=True, min_nodes=self._min_nodes)
+
+    def _pause_of_task(self, task: str | None, now: float) -> float:
+        """Return the pause before one task's next start: none after it has lasted, else 1 s, doubled with each failure that came soon."""
+        before, soon = self._of_task.get(task, (now - 2 * LONGEST_PAUSE_SECONDS, 0))
+        soon = soon + 1 if now - before < 2 * LONGEST_PAUSE_SECONDS else 0
+        self._of_task[task] = now, soon
+        return min(LONGEST_PAUSE_SECONDS, 2.0 ** (soon - 1)) if soon else 0.0
 
     @staticmethod
     def _pause_seconds(failure: Failure, attempts: Sequence[AttemptSummary]) -> float:
@@ -196,17 +225,22 @@ def policy_of(job: Job) -> RestartPolicy:
     return PortClashRetry(LimitedRestarts(job.max_restarts, job.restart_window, job.min_nodes))
 
 
-def failure_of(error: BaseException, step: int) -> Failure | None:
+def cause_of(error: BaseException) -> str:
+    """Return what a failure's cause is for people: the first line of its error."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def failure_of(error: BaseException, step: int, *, rejoins: bool = False) -> Failure | None:
     """Return the failure that an error of an attempt stands for, `step` updates into the training; None where it is none of these."""
     if not isinstance(error, TrainerError):
         return None
-    cause = (str(error) or type(error).__name__).splitlines()[0]
+    cause = cause_of(error)
     if isinstance(error, AddressInUseError):
         return Failure("port", None, None, cause, step)
     if isinstance(error, TaskDiedError):
-        return Failure("task", error.task, error.node, cause, step)
+        return Failure("task", error.task, error.node, cause, step, rejoins)
     if isinstance(error, NodeLostError):
         return Failure("node", None, error.node, cause, step)
     if isinstance(error, StalledRunError):
-        return Failure("stall", error.task, None, cause, step)
+        return Failure("stall", error.task, None, cause, step, rejoins)
     return None

@@ -1,5 +1,6 @@
 """The tasks of one attempt at a run, from their start to their end, as the driver sees them: what they are sent, what they answer.
 
+One that has ended may be started anew by itself, where whoever has the group wants that (`on_loss`), and the others go on meanwhile.
 Tasks of another attempt are another group's. None of them can be taken for one's own: each group hears its nodes until they have told
 that all of its tasks have ended, which is the last that they say of them.
 """
@@ -7,6 +8,7 @@ that all of its tasks have ended, which is the last that they say of them.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,12 +16,13 @@ from typing import Any, NamedTuple, NoReturn
 
 from ...backends.base import State
 from ...core.cluster import Role, Task, TaskSpec
-from ...core.errors import RunFailedError, TrainerError
+from ...core.errors import RunFailedError, StalledRunError, TrainerError
 from ...core.startup_watchdog import REPORT_SECONDS
 from ...engine.protocol.heartbeat import TICK_SECONDS
 from ...engine.protocol.messages import Message, PreparedJson
 from ...engine.protocol.state_transfer import load_messages
 from ...engine.task import task_to_fields
+from ..replacement.absent_tasks import AbsentTasks
 from ..stacks.collect import COLLECT_SECONDS
 from ..stacks.inquiries import Inquiries
 from ..stacks.places import TaskStack
@@ -60,10 +63,19 @@ class TaskGroup:
     `survives`: the roles of those whose death, once they are ready, ends nothing, as their backend declares it. `places` are the numbers of
     the nodes that are used, all where none are named. The others are asked nothing, and their loss is none of the group's. What
     `find_stacks` has asked about comes to `inquiries.on_answer`, from within `receive`.
+
+    `rejoins`: the roles of those that can be started anew by themselves. `on_loss` is asked, from within `receive`, about the end of one of
+    them, or that the first leading task has found it stalled, where nothing else has failed; it has called `replace` when it returns True,
+    else the error is raised. `on_rejoined` is called when such a task is ready again.
     """
 
     def __init__(
-        self, nodes: Nodes, placed: Sequence[TaskSpec], survives: Collection[Role] = (), places: Collection[int] | None = None
+        self,
+        nodes: Nodes,
+        placed: Sequence[TaskSpec],
+        survives: Collection[Role] = (),
+        places: Collection[int] | None = None,
+        rejoins: Collection[Role] = (),
     ) -> None:
         self.nodes = nodes
         self._places = frozenset((channel.node for channel in nodes.channels) if places is None else places)
@@ -71,6 +83,14 @@ class TaskGroup:
         self._failures = Failures(lost, {task.name for task in placed if task.role in survives})
         self.node_of = {task.name: task.node for task in placed}
         self._leaders = {task.name: number for number, task in enumerate(task for task in placed if task.leading)}
+        self._rejoins = {task.name for task in placed if task.role in rejoins}
+        self._tasks: dict[str, Task] = {}
+        self._request: Callable[[int], dict[str, Any]] = lambda node: {}
+        self._absent = AbsentTasks()
+        self._stalled: deque[str] = deque()
+        self._unheard: deque[tuple[int, Message]] = deque()
+        self.on_loss: Callable[[TrainerError], bool] = lambda error: False
+        self.on_rejoined: Callable[[str], None] = lambda task: None
         self._ending = False
         self.inquiries = Inquiries(partial(nodes.ask, kind="stacks"))
         nodes.asked.started(self.node_of, self._leaders)
@@ -93,6 +113,7 @@ class TaskGroup:
     def start_tasks(self, tasks: Sequence[Task], request: Callable[[int], dict[str, Any]]) -> None:
         """Have every node start its tasks. `request` gives the fields of a node's ``start`` message beside its tasks."""
         cluster = PreparedJson(tasks[0].cluster.to_json()) if tasks else None
+        self._tasks, self._request = {task.name: task for task in tasks}, request
         own: dict[int, list[dict[str, Any]]] = {node: [] for node in self._places}
         for task in tasks:
             own[task.placed.node].append(task_to_fields(task, cluster))
@@ -101,9 +122,9 @@ class TaskGroup:
             self.nodes.asked.of_samples(node, fields["sample_interval_seconds"])
             self.nodes.members.tell(node, Message("start", {**fields, "tasks": own[node]}))
 
-    def keep_spares(self, job: Mapping[str, Any]) -> None:
-        """Have every node start spares until it has as many as tasks."""
-        for node in sorted(self._places):
+    def keep_spares(self, job: Mapping[str, Any], places: Collection[int] | None = None) -> None:
+        """Have every node, or those of these numbers, start spares until it has as many as tasks."""
+        for node in sorted(self._places if places is None else places):
             self.nodes.members.tell(node, Message("spares", {"job": job}))
 
     def await_ready(self, timeout_seconds: float) -> dict[str, TaskReady]:
@@ -174,13 +195,32 @@ class TaskGroup:
 
     def _next(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Return the next message that concerns the caller; errors and deaths are dealt with here."""
-        left = self._sorted(timeout_seconds)
+        left = self._unheard.popleft() if self._unheard else self._sorted(timeout_seconds)
         if not self._ending:
             self.nodes.raise_if_interrupted()
-            if self._failures:
-                raise self.first_failure()
+            while self._failures:
+                error = self.first_failure()
+                if not (self._failures.only_of(self._rejoins) and self.on_loss(error)):
+                    raise error
+            self._bring_back()
             self.nodes.check()
         return left
+
+    def _bring_back(self) -> None:
+        """Deal with what was told of tasks that stand still, and start those anew whose time it is."""
+        while self._stalled:
+            if (task := self._stalled.popleft()) not in self._absent:
+                error = StalledRunError(f"stalled: {task} has finished nothing for most of --stall-timeout, while others were idle", task)
+                if not self.on_loss(error):
+                    raise error
+        now = time.monotonic()
+        for task, seconds in self._absent.due(now):
+            node = self.node_of[task]
+            fields = {**self._request(node), "start_seconds": seconds, "tasks": [task_to_fields(self._tasks[task])]}
+            self.nodes.asked.started_again(task)
+            self.nodes.members.tell(node, Message("start_again", fields))
+        if (late := self._absent.overdue(now - 2 * REPORT_SECONDS)) is not None:  # one that is stuck says first where, and ends
+            raise StalledRunError(f"{self._failures.described_start(late)} was started anew, and not ready within --start-timeout", late)
 
     def _sorted(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Await a message; keep what tells of an end, and return what does not, if anything."""
@@ -191,8 +231,25 @@ class TaskGroup:
             return None
         if answer[1].kind == "stacks":
             self.inquiries.hear(answer[1])
-            return None
-        return answer[0], answer[1]
+        elif answer[1].kind == "worker_stalled":
+            self._stalled.append(f"worker-{answer[1]['worker']}")
+        elif answer[1].kind == "ready" and answer[1]["from"] in self._absent:
+            self._absent.end(answer[1]["from"])
+            self._failures.mark_ready(answer[1]["from"])
+            self.on_rejoined(answer[1]["from"])
+        else:
+            return answer[0], answer[1]
+        return None
+
+    def can_replace(self, task: str) -> bool:
+        """Whether a task can be started anew by itself: others that could be are there, and go on meanwhile, and so is its node."""
+        others = (other for other in self._rejoins if other != task and self._failures.is_ready(other))
+        return task in self._rejoins and any(others) and self.node_of[task] in self.nodes.answering and not self._ending
+
+    def replace(self, task: str, after_seconds: float, start_seconds: float) -> None:
+        """Start a task anew by itself after so many seconds; a start may take `start_seconds`. What is left of it is ended then."""
+        self._failures.replaced(task)
+        self._absent.begin(task, time.monotonic() + after_seconds, start_seconds)
 
     def _concerns(self, lost: int) -> bool:
         """Whether the loss of a node is one of this group: it is used, or was cut off for what it sent, which ends every run."""
@@ -267,6 +324,8 @@ class TaskGroup:
         nodes = self.nodes
         nodes.give_up_silent()
         waiting = nodes.answering & self._places
+        for name in self._absent.started:  # in the middle of their start they would not hear that they are to go
+            nodes.members.tell(self.node_of[name], Message("kill", {"task": name}))
         if politely:
             for name, place in self.node_of.items():
                 if place in waiting:
@@ -291,7 +350,7 @@ class TaskGroup:
         arrived = {node: mark for node, mark in self.nodes.members.arrivals.items() if node in self._places}
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
         while not self._failures.certain and (remaining := deadline - time.monotonic()) > 0:
-            self._sorted(remaining)
+            self._put_off(self._sorted(remaining))
         self._await_silent_cause(arrived)
         told = self._failures.reported_cause()
         if told is not None:
@@ -310,7 +369,12 @@ class TaskGroup:
             now = self.nodes.members.arrivals
             if all(now[node] != mark for node, mark in before.items() if node in now):
                 return
-            self._sorted(TICK_SECONDS)
+            self._put_off(self._sorted(TICK_SECONDS))
+
+    def _put_off(self, answer: tuple[int, Message] | None) -> None:
+        """Keep what has arrived meanwhile, for whoever goes on after a failure."""
+        if answer is not None:
+            self._unheard.append(answer)
 
 
 def load_state(control: TaskGroup, state: State, timeout_seconds: float) -> None:

@@ -48,9 +48,9 @@ __all__ = ["TrainingJob"]
 class TrainingJob:
     """A job that can be carried out, with its data open. `placed` are its tasks; `packages` those whose releases are recorded.
 
-    `survives`: the roles of those tasks whose death training goes on without. `places` are the numbers of the nodes that it is for, in
-    order. `job` is what the tasks are told, whose nodes are these; `asked` is what the user asked for, which the run's records have.
-    `gpu_advice` says how the backend's framework comes to see GPUs.
+    `survives`: the roles of those tasks whose death training goes on without; `rejoins`: those of tasks that can be started anew alone.
+    `places` are the numbers of the nodes that it is for, in order. `job` is what the tasks are told, whose nodes are these; `asked` is what
+    the user asked for, which the run's records have. `gpu_advice` says how the backend's framework comes to see GPUs.
     """
 
     asked: Job
@@ -60,6 +60,7 @@ class TrainingJob:
     placed: Sequence[TaskSpec]
     packages: Sequence[str]
     survives: frozenset[Role]
+    rejoins: frozenset[Role]
     places: tuple[int, ...]
     gpu_advice: str = ""
 
@@ -83,7 +84,8 @@ class TrainingJob:
         refuse_unsupported(job, job.backend, backend.capabilities)
         declared = backend.capabilities
         placed, packages = backend.placement(job), sorted(declared.packages)
-        return cls(job, job, model, data, placed, packages, declared.survives, tuple(range(job.nodes)), declared.gpu_install)
+        rejoins: frozenset[Role] = declared.rejoins if job.mode == "async" else frozenset()
+        return cls(job, job, model, data, placed, packages, declared.survives, rejoins, tuple(range(job.nodes)), declared.gpu_install)
 
     def resized(self, places: Sequence[int]) -> TrainingJob:
         """Return what trains the same on those of all nodes alone that have these numbers. Raises RunFailedError where nothing can.

@@ -134,6 +134,10 @@ class Agent:
             self._send(Message("ports", {"ports": self._ports.take(message["count"])}))
         elif message.kind == "start":
             self._start(message)
+        elif message.kind == "start_again":
+            self._start_again(message)
+        elif message.kind == "kill":
+            self._supervisor.kill_task(message["task"])
         elif message.kind == "sample_now":
             if self._sampler is not None:
                 self._on_sample(self._sampler.sample())
@@ -143,8 +147,7 @@ class Agent:
         elif message.kind == "stop":
             self._supervisor.stop(message["grace_seconds"], keep_spares=self._keeps_spares)
             self._stop_sampler()
-            while self._inspections:  # what is said of tasks comes before the end of these
-                self._inspections.pop().join()
+            self._await_inspections()
             self._ship_logs()
             self._ship_traces()
             self._send(Message("stopped", {}))
@@ -160,6 +163,11 @@ class Agent:
         """Tell the driver where tasks stand; in a thread, as it may take seconds."""
         with self._supervisor.inspected(asked["tasks"]) as inspected:
             self._send(Message("stacks", {"number": asked["number"], "stacks": collect_stacks(inspected, find_py_spy())}))
+
+    def _await_inspections(self) -> None:
+        """What is said of tasks comes before the end of these."""
+        while self._inspections:
+            self._inspections.pop().join()
 
     def _prepare(self, message: Message) -> None:
         """Answer the driver's first message: start the tasks that are sure to come, then load the monitor and greet."""
@@ -246,7 +254,6 @@ class Agent:
             self._ships_logs = True
         else:
             self._logs = Path(message["log_folder"])
-        gpus: Mapping[str, Mapping[str, Any]] = message["gpu_of_task"]
         if message["sample_interval_seconds"] is not None and self._sampler is None:
             from ...monitor.collector import NodeSampler
 
@@ -256,29 +263,39 @@ class Agent:
                 interval_seconds=message["sample_interval_seconds"],
                 emit=self._on_sample,
                 cores_available=message["cores_available"],
-                gpu_of_task={task: gpu["gpu"] for task, gpu in gpus.items() if gpu["gpu"] is not None},
+                gpu_of_task={task: gpu["gpu"] for task, gpu in message["gpu_of_task"].items() if gpu["gpu"] is not None},
             )
             self._sampler.start()
         start_deadline = time.monotonic() + message["start_seconds"]
-        self._environments.clear()
-        for fields in message["tasks"]:
-            name: str = fields["task"]
-            log = self._log(name)
-            environment = task_environment(os.environ, self._scratch, gpus[name]["visible_as"] if name in gpus else None)
-            self._environments.append(environment)
-            early_log = self._supervisor.claim(name, log, environment)
-            moving = {} if early_log is None else {"log": str(log), "early_log": str(early_log)}
-            if early_log is None:
-                self._supervisor.start(name, log, environment)
-            elif (pid := self._supervisor.pid_of(name)) is not None:
-                self._watch(name, pid)
-            profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
-            common = {"job": message["job"], "start_deadline": start_deadline, "normalisation": message.get("normalisation")}
-            self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
+        self._environments = [self._start_task(fields, message, start_deadline) for fields in message["tasks"]]
         if self._keeps_spares:
             self._watch_spares()
         else:
             self._supervisor.kill_unclaimed()
+
+    def _start_task(self, fields: Mapping[str, Any], message: Message, start_deadline: float) -> Mapping[str, str]:
+        """Start one of the tasks of a message, or make it of a spare; return its environment."""
+        gpus: Mapping[str, Mapping[str, Any]] = message["gpu_of_task"]
+        name: str = fields["task"]
+        log = self._log(name)
+        environment = task_environment(os.environ, self._scratch, gpus[name]["visible_as"] if name in gpus else None)
+        early_log = self._supervisor.claim(name, log, environment)
+        moving = {} if early_log is None else {"log": str(log), "early_log": str(early_log)}
+        if early_log is None:
+            self._supervisor.start(name, log, environment)
+        elif (pid := self._supervisor.pid_of(name)) is not None:
+            self._watch(name, pid)
+        profile = {"profile_folder": str(self._profile(name))} if message["job"].get("profile") else {}
+        common = {"job": message["job"], "start_deadline": start_deadline, "normalisation": message.get("normalisation")}
+        self._supervisor.send(name, Message("open", {**fields, **moving, **profile, **common}))
+        return environment
+
+    def _start_again(self, message: Message) -> None:
+        """Start one task anew, while the others go on; what is left of it ends first, and is looked at before where that was asked for."""
+        self._await_inspections()
+        for fields in message["tasks"]:
+            self._supervisor.end_task(fields["task"])
+            self._start_task(fields, message, time.monotonic() + message["start_seconds"])
 
     def _profile(self, task: str) -> Path:
         """Return the folder for a task's traces; it exists."""

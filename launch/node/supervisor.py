@@ -207,6 +207,19 @@ class Supervisor:
         except OSError:
             return
 
+    def kill_task(self, task: str) -> None:
+        """Kill the process group of a task, where it lives."""
+        with self._changed:
+            for child in self._children.values():
+                if child.name == task and not child.reaped:
+                    self._kill(child)
+
+    def end_task(self, task: str) -> None:
+        """Kill a task and return when its end has been reported, so that another may take its name."""
+        self.kill_task(task)
+        with self._changed:
+            self._changed.wait_for(lambda: all(child.name != task for child in self._children.values()), timeout=10.0)
+
     def alive(self) -> list[str]:
         """Return the names of the tasks that have not been reaped; spares are none."""
         with self._changed:

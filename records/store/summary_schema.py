@@ -197,6 +197,8 @@ class Summary(JsonObject):
     checkpoints: _Checkpoints | None = None
     restarts: Count | None = None
     restart_seconds_lost: Duration | None = None
+    worker_restarts: Count | None = None
+    worker_absent_seconds: Duration | None = None
     time_shares: _TimeShares | None = None
     samples_thinned: _SamplesThinned | None = None
     per_node: Annotated[list[_Node], Field(max_length=MOST_NODES)]

@@ -260,10 +260,36 @@ def summarise(
     }
 
 
-def _restarts(events: Iterable[EventRecord]) -> dict[str, Any]:
-    """Return how often the run went on by itself, and the seconds of its clock that this took: of work done anew, and of starting."""
+def _restarts(events: Sequence[EventRecord]) -> dict[str, Any]:
+    """Return how often the run went on by itself, and the seconds of its clock that this took: of work done anew, and of starting.
+
+    A worker that is started anew alone takes none of them, as the others go on: for how long workers were away is a figure of its own.
+    """
     lost = [record.detail.get("seconds_lost") or 0.0 for record in events if record.event == "run_restarted"]
-    return {"restarts": len(lost), "restart_seconds_lost": sum(lost)}
+    alone, absent_seconds = _absences(events)
+    return {
+        "restarts": len(lost) + alone,
+        "restart_seconds_lost": sum(lost),
+        "worker_restarts": alone,
+        "worker_absent_seconds": absent_seconds,
+    }
+
+
+def _absences(events: Iterable[EventRecord]) -> tuple[int, float]:
+    """Return how often a worker was started anew alone, and the seconds from such losses until it, or all, took part again."""
+    since: dict[Any, float] = {}
+    count, seconds = 0, 0.0
+    for record in events:
+        task = str(record.detail.get("task"))
+        if record.event == "task_failed":
+            count += 1
+            since.setdefault(task, record.time_seconds)
+        elif record.event == "task_restarted" and task in since:
+            seconds += record.time_seconds - since.pop(task)
+        elif record.event in ("run_restarted", "run_ended"):
+            seconds += sum(record.time_seconds - moment for moment in since.values())
+            since.clear()
+    return count, seconds
 
 
 def _checkpoints(events: Iterable[EventRecord]) -> dict[str, Any]:

@@ -54,6 +54,8 @@ _PLAIN = (
     "time_to_target_seconds",
     "restarts",
     "restart_seconds_lost",
+    "worker_restarts",
+    "worker_absent_seconds",
 )
 
 _NESTED = {

@@ -77,17 +77,35 @@ def _resumed(run: Run) -> str | None:
     return "yes" if run.summary.get("resumed") and not changed_on_resume(run) else None
 
 
+def _restarts_of_all(run: Run) -> int:
+    """How often all tasks of a run were started anew."""
+    return (run.summary.get("restarts") or 0) - (run.summary.get("worker_restarts") or 0)
+
+
 def _restarted(run: Run) -> str | None:
-    return "yes" if run.summary.get("restarts") else None
+    return "yes" if _restarts_of_all(run) else None
 
 
 def _restarted_how(run: Run) -> str | None:
-    count = run.summary.get("restarts")
+    count = _restarts_of_all(run)
     if not count:
         return None
     lost = run.summary.get("restart_seconds_lost")
     times = "once" if count == 1 else f"{count} times"
     return times if lost is None else f"{times}, {duration_text(lost)} lost"
+
+
+def _lacked_workers(run: Run) -> str | None:
+    return "yes" if run.summary.get("worker_restarts") else None
+
+
+def _lacked_workers_how(run: Run) -> str | None:
+    count = run.summary.get("worker_restarts")
+    if not count:
+        return None
+    times = "once" if count == 1 else f"{count} times"
+    absent = run.summary.get("worker_absent_seconds")
+    return times if absent is None else f"{times}, {duration_text(absent)} in all"
 
 
 def _changed(run: Run) -> str | None:
@@ -115,6 +133,14 @@ CAVEATS: tuple[Caveat, ...] = (
         frozenset({TIME, TARGET, RESOURCES}),
         "its time has starts and work done anew in it",
         _restarted_how,
+    ),
+    Caveat(
+        "lacked workers",
+        "a worker was lost and replaced",
+        _lacked_workers,
+        WORK,
+        "fewer workers shared the updates meanwhile",
+        _lacked_workers_how,
     ),
     Caveat(
         "starved", "starved of CPU", _starved, WORK, "other programs took so much of the CPU time that its tasks asked for", _starved_by

@@ -102,6 +102,7 @@ _SETTINGS = frozenset(
         "restarts",
         "resumed",
         "seed",
+        "worker_restarts",
         "workers",
     }
 )

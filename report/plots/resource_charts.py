@@ -55,10 +55,12 @@ _KINDS = {
     "checkpoint_saved": "checkpoint",
     "run_resumed": "resumed",
     "run_restarted": "restarted",
+    "task_restarted": "restarted",
     "target_reached": "goal reached",
     "patience_exhausted": "patience at its end",
     "checkpoint_failed": "failure",
     "attempt_failed": "failure",
+    "task_failed": "failure",
     "run_failed": "failure",
     "run_interrupted": "failure",
 }

@@ -111,6 +111,7 @@ NODE: tuple[Column, ...] = (
 RESTARTS: tuple[Column, ...] = (
     Column("restarts", "restarts", count_text),
     Column("restart_seconds_lost", "lost by restarts", duration_text, None, "lost"),
+    Column("worker_absent_seconds", "workers absent", duration_text, None, "absent"),
 )
 """Of runs that went on by themselves after failures."""
 

@@ -20,16 +20,18 @@ CUT_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Done:
-    """What was done: to whom, by the name under which it is to be blamed, and whether the run has to start its tasks anew for it."""
+    """What was done: to whom, by the name under which it is to be blamed, and whether the run has to start tasks anew for it."""
 
     victim: str
     blamed: str
     restarts: bool | None = True
     """None: it may, as a framework may or may not survive it."""
+    alone: bool = False
+    """It is the one task that is started anew, and the others go on."""
 
 
-def inject(fault: Fault, run: Watched, driver: int) -> Done:
-    """Do it now. Raises LookupError where the run has nobody to do it to."""
+def inject(fault: Fault, run: Watched, driver: int, *, workers_rejoin: bool) -> Done:
+    """Do it now. Raises LookupError where the run has nobody to do it to. `workers_rejoin`: a worker that is lost is started anew alone."""
     tasks = run.tasks()
     workers = sorted(name for name in tasks if name.startswith("worker"))
     if len(workers) < 3:
@@ -38,7 +40,7 @@ def inject(fault: Fault, run: Watched, driver: int) -> Done:
     anybody = sorted(tasks)[fault.place % len(tasks)]
     if fault.kind == "worker":
         victim = workers[1 + fault.place % 2]
-        return _signal(tasks[victim][1], signal.SIGKILL, Done(victim, victim))
+        return _signal(tasks[victim][1], signal.SIGKILL, Done(victim, victim, alone=workers_rejoin))
     if fault.kind == "chief":
         victim = "chief-0" if "chief-0" in tasks else "worker-0"
         return _signal(tasks[victim][1], signal.SIGKILL, Done(victim, victim))

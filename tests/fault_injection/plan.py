@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from crosstrain.backends.loading import load_backend
+
 __all__ = ["COMBINATIONS", "KILLS", "KINDS", "Combination", "Fault", "planned"]
 
 
@@ -21,6 +23,11 @@ class Combination:
     @property
     def name(self) -> str:
         return f"{self.backend}-{self.mode}"
+
+    @property
+    def workers_rejoin(self) -> bool:
+        """Whether a worker that is lost is started anew alone, as the backend declares it."""
+        return self.mode == "async" and "worker" in load_backend(self.backend).capabilities.rejoins
 
     @property
     def arguments(self) -> list[str]:

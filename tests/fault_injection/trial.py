@@ -51,7 +51,7 @@ def tried(combination: Combination, faults: Sequence[Fault], reference: Path, fo
     found: list[dict[str, Any]] = []
     with MarkedRun(_command(combination, folder, path.name), folder) as run:
         for fault in faults:
-            outcome = _one(fault, watched, run)
+            outcome = _one(fault, watched, run, workers_rejoin=combination.workers_rejoin)
             found.append({**fault.to_json(), **outcome})
             if outcome["problem"]:
                 break
@@ -64,16 +64,16 @@ def tried(combination: Combination, faults: Sequence[Fault], reference: Path, fo
     return found
 
 
-def _one(fault: Fault, watched: Watched, run: MarkedRun) -> dict[str, Any]:
+def _one(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: bool) -> dict[str, Any]:
     """Inject a fault at its step and watch what follows; return it, with what was wrong in ``problem``."""
     if watched.wait(lambda: watched.step >= fault.step or run.process.poll() is not None, RUN_SECONDS) is None:
         return _outcome(f"step {fault.step} was not reached in {RUN_SECONDS:g} s: {run.stderr()[-500:]}")
     if run.process.poll() is not None:
         return _outcome(f"the run had ended before step {fault.step}: {run.stderr()[-500:]}")
-    failed, restarted = len(watched.events("attempt_failed")), len(watched.events("run_restarted"))
+    failed, restarted = len(watched.failures()), len(watched.events("run_restarted")) + len(watched.events("task_restarted"))
     for _ in range(100):
         try:
-            done = inject(fault, watched, run.process.pid)
+            done = inject(fault, watched, run.process.pid, workers_rejoin=workers_rejoin)
             break
         except LookupError as error:
             problem = str(error)
@@ -85,19 +85,22 @@ def _one(fault: Fault, watched: Watched, run: MarkedRun) -> dict[str, Any]:
         gone = watched.wait(lambda: not run.alive(), 20)
         return _outcome("" if gone is not None else f"still there after 20 s: {run.alive()}", done.victim, gone, None)
     limit = 60 if done.restarts else LASTS_SECONDS.get(fault.kind, 20)
-    noticed = watched.wait(lambda: len(watched.events("attempt_failed")) > failed or run.process.poll() is not None, limit)
+    noticed = watched.wait(lambda: len(watched.failures()) > failed or run.process.poll() is not None, limit)
     if noticed is None or run.process.poll() is not None:
         lasted = "" if done.restarts is not True else f"nothing was noticed in {limit} s"
         if run.process.poll() not in (None, 0):
             lasted = f"the run ended: {run.stderr()[-800:]}"
         return _outcome(lasted, done.victim, None, None)
-    cause = watched.events("attempt_failed")[-1]["cause"]
-    again = watched.wait(lambda: len(watched.events("run_restarted")) > restarted, 90)
+    alone, cause = watched.failures()[-1]
+    returns = ("task_restarted", "run_restarted")  # all tasks may have to start anew before the one is back
+    again = watched.wait(lambda: sum(len(watched.events(name)) for name in returns) > restarted, 90)
     if again is None:
         return _outcome(f"noticed ({cause}), and did not go on: {run.stderr()[-500:]}", done.victim, noticed, None)
     size = (watched.path / "steps.jsonl").stat().st_size
     watched.wait(lambda: (watched.path / "steps.jsonl").stat().st_size > size, 30)
     blamed = "" if done.blamed in cause else f"blamed was: {cause}"
+    if done.alone and not alone:
+        blamed = f"all tasks were started anew, where one would have done: {cause}"
     if done.restarts is False:
         blamed = f"it was no reason to start anew: {cause}"
     return _outcome(blamed, done.victim, noticed, time.monotonic() - began)
@@ -132,6 +135,8 @@ def same_end(combination: Combination, path: Path, reference: Path) -> str:
         applied = json.loads((path / "summary.json").read_text())["updates_applied"]
         if applied != combination.steps:
             return f"{applied} updates were applied of {combination.steps}"
+        if sorted(step for step, _ in _losses(one)) != list(range(combination.steps)):
+            return "steps are missing, or there twice"
         return "" if abs(found - expected) <= MOST_ACCURACY_APART else f"accuracy {found}, undisturbed {expected}"
     losses = [_losses(reader) for reader in (one, other)]
     if [step for step, _ in losses[0]] != list(range(combination.steps)):

@@ -42,6 +42,11 @@ class Watched:
         """The details of all events of a name."""
         return [line["detail"] for line in self.lines("events.jsonl", 10_000_000) if line["event"] == name]
 
+    def failures(self) -> list[tuple[bool, str]]:
+        """Each failure after which the run went on: whether the one task alone was started anew for it, and the cause."""
+        lines = [line for line in self.lines("events.jsonl", 10_000_000) if line["event"] in ("attempt_failed", "task_failed")]
+        return [(line["event"] == "task_failed", line["detail"]["cause"]) for line in lines]
+
     def tasks(self) -> dict[str, tuple[int, int]]:
         """Node and process number of each task that lives, by its name, as the last samples have them."""
         found: dict[str, tuple[int, int]] = {}

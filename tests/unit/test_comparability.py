@@ -257,6 +257,7 @@ FAULTY = [
     ("resumed", {"summary": {"resumed": 1}, "described": segments(calibrate=1, keep=1, stall_timeout=1)}, {TIME, RESOURCES}),
     ("changed", {"summary": {"resumed": 1}, "described": segments(batch_size=1, epochs=1)}, set(GROUPS)),
     ("restarted", {"summary": {"restarts": 2, "restart_seconds_lost": 7.5}}, {TIME, TARGET, RESOURCES}),
+    ("lacked workers", {"summary": {"restarts": 1, "worker_restarts": 1, "worker_absent_seconds": 4.5}}, WORK),
     ("starved", {"summary": {"per_node": [starved_node(0.4)]}}, WORK),
 ]
 

@@ -13,6 +13,7 @@ from crosstrain.launch.driver.restart_policy import (
     LimitedRestarts,
     PortClashRetry,
     Restart,
+    RestartTask,
     Stop,
     failure_of,
     policy_of,
@@ -116,3 +117,20 @@ def test_only_what_another_attempt_could_mend_is_a_failure():
     disk = DiskError("runs", OSError(28, "full"))
     for error in (RunFailedError("the loss is infinite"), InterruptedRunError("by the user"), UsageError("wrong"), disk, KeyError("ours")):
         assert failure_of(error, 7) is None
+
+
+@given(most=st.integers(1, 5), passed=st.lists(st.floats(0, 200), min_size=1, max_size=12))
+def test_a_task_that_rejoins_is_started_anew_alone_and_counts_like_any_restart(most, passed):
+    now = [1000.0]
+    policy = PortClashRetry(LimitedRestarts(most, clock=lambda: now[0]))
+    for number, seconds in enumerate(passed):
+        now[0] += seconds
+        decision = policy.decide(Failure("task", "worker-1", 1, "a cause", 7, rejoins=True), [], 3)
+        if number >= most:
+            assert isinstance(decision, Stop)
+            continue
+        assert isinstance(decision, RestartTask)
+        assert (decision.after_seconds == 0) == (number == 0 or seconds >= 60)
+        assert decision.after_seconds <= 30
+    another = policy.decide(Failure("task", "worker-2", 1, "a cause", 7, rejoins=True), [], 3)
+    assert another == (RestartTask() if len(passed) < most else another)

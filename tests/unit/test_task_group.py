@@ -9,10 +9,11 @@ from contextlib import ExitStack, suppress
 import numpy as np
 import pytest
 
-from crosstrain.core.cluster import Role, TaskSpec
+from crosstrain.core.cluster import Cluster, Role, TaskSpec
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.driver import task_group
+from crosstrain.launch.driver.cluster_setup import make_tasks
 from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.outcome import with_task_states
 from crosstrain.launch.driver.task_group import TaskGroup
@@ -65,7 +66,7 @@ pytestmark = pytest.mark.long
 def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
     with ExitStack() as ends:
 
-        def make(nodes: int, survives: Collection[Role] = ()) -> tuple[TaskGroup, list[Agent]]:
+        def make(nodes: int, survives: Collection[Role] = (), rejoins: Collection[Role] = ()) -> tuple[TaskGroup, list[Agent]]:
             channels, agents = [], []
             for node in range(nodes):
                 pair = [ends.enter_context(end) for end in socket.socketpair()]
@@ -76,7 +77,8 @@ def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
                 channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
                 agents.append(Agent(node, pair[1], theirs))
             placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(nodes)]  # as if each had started one
-            return TaskGroup(Nodes(channels, on_sample=lambda record: None, on_log=lambda *part: None), placed, survives), agents
+            listening = Nodes(channels, on_sample=lambda record: None, on_log=lambda *part: None)
+            return TaskGroup(listening, placed, survives, rejoins=rejoins), agents
 
         yield make
 
@@ -312,3 +314,84 @@ class TestAlone:
         error = failure(control)
         assert error.task == "worker-1"
         assert "cannot read image 17" in str(error)
+
+
+def rejoining(cluster, *, wanted=True):
+    """Three workers that are ready; whoever is lost is started anew where that is `wanted`. Returns also what was asked about."""
+    control, agents = cluster(3, rejoins=["worker"])
+    placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(3)]
+    tasks = make_tasks(Cluster(tuple(placed), ("",) * 3, dict.fromkeys((task.name for task in placed), 1), "5e"), [1, 1, 1])
+    control.start_tasks(tasks, lambda node: {"sample_interval_seconds": None, "start_seconds": 0.0})
+    ready(agents)
+    control.await_ready(10.0)
+    asked, back = [], []
+
+    def on_loss(error):
+        asked.append((error.task, str(error).splitlines()[0]))
+        if wanted and control.can_replace(error.task):
+            control.replace(error.task, 0.0, 30.0)
+            return True
+        return False
+
+    control.on_loss, control.on_rejoined = on_loss, back.append
+    for agent in agents:
+        assert agent.stream.receive().kind == "start"
+    return control, agents, asked, back
+
+
+def report_ready(agent):
+    agent.send("ready", precision_used=None, device_used=None, **{"from": f"worker-{agent.node}"})
+
+
+def hear(control, until):
+    for _ in range(50):
+        if until():
+            return
+        control.receive(0.1)
+    raise AssertionError("it did not come about")
+
+
+def test_a_task_that_rejoins_is_started_anew_and_what_the_others_say_meanwhile_is_heard(cluster):
+    control, agents, asked, back = rejoining(cluster)
+    control.send(Message("drain", {"sequence": 1}))
+    agents[1].death("worker-1", error="connection reset by peer")  # a victim: other ends are awaited for a second
+    agents[0].send("done", sequence=1, command="drain", seconds=0.1, drain_seconds=0.0, **{"from": "worker-0"})
+    heard = [answer[1].kind for answer in (control.receive(0.3) for _ in range(8)) if answer is not None]
+    assert heard == ["done"]
+    assert [task for task, _ in asked] == ["worker-1"]
+    again = agents[1].stream.receive()
+    assert (again.kind, [task["task"] for task in again["tasks"]], again["start_seconds"]) == ("start_again", ["worker-1"], 30.0)
+    report_ready(agents[1])
+    hear(control, lambda: back == ["worker-1"])
+    agents[1].death("worker-1", signal="SIGKILL", code=None)  # once more: its death may be told once of each start
+    hear(control, lambda: len(asked) == 2)
+    assert [death["task"] for death in control.deaths] == ["worker-1"] * 2
+
+
+def test_a_task_that_is_found_stalled_is_replaced_and_its_end_is_no_failure(cluster):
+    control, agents, asked, back = rejoining(cluster)
+    agents[0].send("worker_stalled", worker=2, **{"from": "worker-0"})
+    hear(control, lambda: asked)
+    assert asked[0][0] == "worker-2"
+    agents[2].death("worker-2", signal="SIGKILL", code=None)
+    report_ready(agents[2])
+    hear(control, lambda: back == ["worker-2"])
+    assert len(asked) == 1
+
+
+def test_the_first_cause_ends_all_where_it_is_none_that_rejoins_or_nobody_wants_that_or_no_other_is_left(cluster):
+    control, agents, asked, _ = rejoining(cluster, wanted=False)
+    agents[1].death("worker-1", signal="SIGKILL", code=None)
+    assert failure(control).task == "worker-1"
+    assert [task for task, _ in asked] == ["worker-1"]
+    control, agents, asked, _ = rejoining(cluster)
+    agents[1].death("worker-1", error="connection closed by peer")
+    agents[2].go()
+    assert failure(control).task == "agent-2"
+    assert asked == []
+    control, agents, asked, _ = rejoining(cluster)
+    for node in (1, 2):
+        agents[node].death(f"worker-{node}", signal="SIGKILL", code=None)
+        hear(control, lambda node=node: len(asked) == node)
+    agents[0].death("worker-0", signal="SIGKILL", code=None)
+    assert failure(control).task == "worker-0"

@@ -1,11 +1,14 @@
 """Asynchronous training: the chief hands tickets to workers, which update parameters on the parameter servers (ParameterServerStrategy).
 
 A worker gathers its examples from its own copy of the dataset. Many tickets are outstanding at once and the coordinator gives the next
-to whichever worker is free, so that a slow one only takes fewer.
+to whichever worker is free, so that a slow one only takes fewer. The coordinator has the ticket of a lost worker run again, from its
+beginning, and awaits another process in the worker's place. Where a run may meet that, shards mark the steps that they apply
+(`step_marks.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -44,6 +47,7 @@ from ..state import cut as cut_flat
 from .calibration import WorkerComponents
 from .result_queue import ResultQueue
 from .shards import make_shard
+from .step_marks import SPAN
 from .tickets import Ticket, cut, pack, read_outcome
 from .worker import element_spec, evaluation, local_dataset, training
 
@@ -81,7 +85,9 @@ def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSes
 
 
 class AsyncSession:
-    """The chief at work; implements `Session`. It computes nothing itself."""
+    """The chief at work; implements `Session` and `ReplacesWorkers`. It computes nothing itself."""
+
+    on_stalled_worker: Callable[[int], None] | None = None  # it does not know which worker has what, and never calls it
 
     def __init__(self, job: Job, spec: ModelSpec, data: Dataset, strategy: tf.distribute.ParameterServerStrategy) -> None:
         self._job, self._spec, self._sizes = job, spec, dict(data.info.sizes)
@@ -92,8 +98,10 @@ class AsyncSession:
         self._slots = optimizer.slots
         bounds = split_evenly(spec.size + spec.buffers_size, job.ps)
         self._loss_scale = ChiefLossScale() if job.precision == "fp16" else None
-        skipping = self._loss_scale is not None
-        self._shards = [make_shard(index, *bound, spec.size, optimizer, skipping=skipping) for index, bound in enumerate(bounds)]
+        skipping, marking = self._loss_scale is not None, job.max_restarts > 0
+        self._shards = [
+            make_shard(index, *bound, spec.size, optimizer, skipping=skipping, marking=marking) for index, bound in enumerate(bounds)
+        ]
         layout = self._layout = with_mapped_files(layout_for(job, spec, data.info), data)
         make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
@@ -107,6 +115,7 @@ class AsyncSession:
         self._translating: Translating | None = None
         self._window = OUTSTANDING_PER_WORKER * job.workers
         self._tickets: ResultQueue[Ticket] = ResultQueue(self._window)
+        self._outstanding: set[int] = set()
         self._tracer = make_tracer(job.profile, first=True)
         self.scheduled = 0
         self._begin()
@@ -118,13 +127,13 @@ class AsyncSession:
     def warm_up(self, seconds: float) -> None:
         """Have every worker carry out every function, then go back to the initial state."""
         deadline = time.monotonic() + seconds
-        plan = Plan(0, 1, 0, 0, np.zeros(1))
+        steps = itertools.count()
         seen: set[int | None] = set()
         while len(seen) < self._job.workers:
             if time.monotonic() > deadline:
                 raise RunFailedError(f"start_timeout: only workers {sorted(map(str, seen))} of {self._job.workers} became ready")
             for _ in range(self._job.workers):
-                self._schedule(plan, 0, 1)
+                self._schedule(Plan(next(steps), 1, 0, 0, np.zeros(1)), 0, 1)
             seen.update(result.worker for result in self.drain())
         self.evaluate(WARM_SPLIT)
         if self._spec.objective.translation is not None:
@@ -139,10 +148,14 @@ class AsyncSession:
         if self._tracer is not None:
             self._tracer.begin()
         tickets = TICKETS_PER_WORKER * self._job.workers
-        for begin, count in cut(plan, self._job.steps_per_call or STEPS_PER_TICKET, tickets):
-            while self._tickets.outstanding >= self._window:
+        for begin, count in cut(plan, min(self._job.steps_per_call or STEPS_PER_TICKET, SPAN), tickets):
+            while self._tickets.outstanding >= self._window or self._too_far(plan.first_step + begin + count):
                 yield self._finished()
             self._schedule(plan, begin, count)
+
+    def _too_far(self, stop: int) -> bool:
+        """Whether the steps before `stop` reach so far beyond the oldest outstanding one that its mark would be overwritten."""
+        return bool(self._outstanding) and stop - min(self._outstanding) > SPAN
 
     def drain(self) -> Iterator[StepResult]:
         """Wait for all outstanding tickets and yield them."""
@@ -152,6 +165,7 @@ class AsyncSession:
     def _finished(self) -> StepResult:
         """Wait for the next ticket that is done."""
         ticket, outcome = self._tickets.next()
+        self._outstanding.discard(ticket.first_step)
         result, loss_scale = read_outcome(ticket, outcome)
         if self._loss_scale is not None:
             self._loss_scale.learn(ticket.loss_scale, loss_scale, ticket.count)
@@ -248,8 +262,9 @@ class AsyncSession:
             for _ in range(self._job.workers):
                 answers.put(None, self._coordinator.schedule(self._component_functions[order.component], args=arguments))
             found = [answers.next()[1].tolist() for _ in range(self._job.workers)]
-            if len({worker for worker, *_ in found}) == self._job.workers or not order.count:
-                return [CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in found]
+            by_worker = {worker: CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in found}
+            if len(by_worker) == self._job.workers or not order.count:  # one that is being replaced may have had none
+                return list(by_worker.values())
         raise RunFailedError(
             f"in {MOST_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"
         )
@@ -275,6 +290,7 @@ class AsyncSession:
         vector = pack(batches, plan.learning_rates[begin : begin + count], plan.first_step + begin, loss_scale)
         remote = self._coordinator.schedule(self._train, args=(self._datasets, tf.constant(vector)))
         self._tickets.put(Ticket(plan.first_step + begin, count, len(batches.indices), loss_scale), remote)
+        self._outstanding.add(plan.first_step + begin)
         self.scheduled += count
 
     def _updates_applied(self) -> int:

@@ -20,6 +20,7 @@ import tensorflow as tf
 from ....core.update_rules import EMA, weights_to_evaluate
 from ....models.base import Array
 from ..optimizers import Optimizer
+from .step_marks import StepMarks, make_marks
 
 __all__ = ["PULL_EXTRA", "SKIP", "Shard", "make_shard", "staleness_of"]
 
@@ -40,6 +41,8 @@ class Shard:
 
     `begun` counts updates whose application has begun: each takes its own number t for Adam, also where two are applied at once.
 
+    `marks`: those of the steps that it has applied, where a step may be pushed again, as that of a lost worker is. Looking costs time too.
+
     `skipping`: some pushes are to be skipped (`SKIP`). Looking costs time, so that only a loss scale makes a shard look.
     """
 
@@ -53,6 +56,7 @@ class Shard:
     begun: tf.Variable
     optimizer: Optimizer
     skipping: bool
+    marks: StepMarks | None = None
 
     def pull(self, staleness: tf.Tensor | None = None, *, to_evaluate: bool = False) -> tf.Tensor:
         """In ops: return the message float32 [stop − start + PULL_EXTRA]. `to_evaluate`: with moving averages, where the job keeps them.
@@ -67,17 +71,23 @@ class Shard:
             before = tf.constant(0, tf.int64) if staleness is None else staleness
             return tf.concat([*values, _as_bits(version), _as_bits(before)], axis=0)
 
-    def push(self, gradient: tf.Tensor, learning_rate: tf.Tensor, pulled: tf.Tensor) -> tf.Tensor:
+    def push(self, gradient: tf.Tensor, learning_rate: tf.Tensor, pulled: tf.Tensor, step: tf.Tensor | None = None) -> tf.Tensor:
         """In ops: apply one update to the shard and return the next `pull`.
 
         `gradient` float32 [stop − start], computed from the values of the message `pulled`. The version is raised after the update is
-        complete, by an op that counts and returns in one; staleness is the count before it less the version in `pulled`.
+        complete, by an op that counts and returns in one; staleness is the count before it less the version in `pulled`. `step` int64 is
+        the update's number, without which it is applied in any case; with it, and marks, once.
         """
         size = self.stop - self.start
-        message = tf.concat([gradient, tf.reshape(learning_rate, [1]), pulled[size : size + 2]], axis=0)
+        marked = self.marks if step is not None else None
+        number = [] if marked is None else [_as_bits(step)]
+        message = tf.concat([gradient, tf.reshape(learning_rate, [1]), pulled[size : size + 2], *number], axis=0)
         with tf.device(self.device):
-            gradient, *decrement, rate, read = tf.split(message, [*(variable.shape[0] for variable in self._variables), 1, 2])
-            with tf.control_dependencies([gradient]):  # nothing is read or counted before the message is here
+            sizes = [*(variable.shape[0] for variable in self._variables), 1, 2, *(2 for _ in number)]
+            gradient, *parts = tf.split(message, sizes)
+            *decrement, rate, read = parts[: len(parts) - len(number)]
+
+            def apply() -> tf.Tensor:
                 update = _fetch_and_add(self.begun) + 1 if self.optimizer.needs_count else None
                 if self.skipping:
                     applied = [
@@ -85,8 +95,14 @@ class Shard:
                     ]
                 else:
                     applied = self._apply(gradient, decrement, rate, update)
-            with tf.control_dependencies(applied):
-                before = _fetch_and_add(self.version)
+                with tf.control_dependencies(applied):
+                    return _fetch_and_add(self.version)
+
+            def pass_over() -> tf.Tensor:
+                return tf.raw_ops.ReadVariableOp(resource=self.version.handle, dtype=tf.int64)
+
+            with tf.control_dependencies([gradient]):  # nothing is read or counted before the message is here
+                before = apply() if marked is None else marked.once(tf.bitcast(parts[-1], tf.int64), apply, pass_over)
             with tf.control_dependencies([before]):
                 return self.pull(before - tf.bitcast(read, tf.int64))
 
@@ -115,6 +131,8 @@ class Shard:
             else:
                 with tf.device(self.device):
                     variable.assign(tf.zeros(variable.shape))
+        if self.marks is not None:
+            self.marks.clear()
         self.version.assign(updates)
         self.begun.assign(updates)
 
@@ -137,7 +155,9 @@ def staleness_of(message: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(message[-2:], tf.int64)
 
 
-def make_shard(index: int, start: int, stop: int, parameters: int, optimizer: Optimizer, *, skipping: bool = False) -> Shard:
+def make_shard(
+    index: int, start: int, stop: int, parameters: int, optimizer: Optimizer, *, skipping: bool = False, marking: bool = False
+) -> Shard:
     """Create a shard's variables on parameter server `index`, all zeros. The first `parameters` elements of the vector have slots."""
     device = f"/job:ps/task:{index}/device:CPU:0"
     own = max(0, min(stop, parameters) - start)
@@ -145,7 +165,8 @@ def make_shard(index: int, start: int, stop: int, parameters: int, optimizer: Op
         slots = {slot: tf.Variable(tf.zeros([own])) for slot in optimizer.slots}
         counters = [tf.Variable(0, dtype=tf.int64) for _ in range(2)]
         tail = tf.Variable(tf.zeros([stop - start - own])) if own < stop - start else None
-        return Shard(device, start, stop, tf.Variable(tf.zeros([own])), tail, slots, counters[0], counters[1], optimizer, skipping)
+        marks, values = make_marks() if marking else None, tf.Variable(tf.zeros([own]))
+        return Shard(device, start, stop, values, tail, slots, counters[0], counters[1], optimizer, skipping, marks)
 
 
 def _fetch_and_add(counter: tf.Variable) -> tf.Tensor:

@@ -86,7 +86,8 @@ def _updates(
         weight = tf.gather(work.weights, step)
         slope = scale / weight if scaled else 1.0 / weight
         parameters, buffers = pulled(model, messages)
-        number = work.first_step + tf.cast(step, tf.int64) if passes.dropout else None
+        this = work.first_step + tf.cast(step, tf.int64)
+        number = this if passes.dropout else None
         if job.accumulate == 1:
             indices = work.indices[begin:end]
             batch = data.batch(indices, None if work.changes is None else work.changes[begin:end])
@@ -110,7 +111,9 @@ def _updates(
         if job.clip_norm:  # here, as no parameter server has all of the gradient
             gradients = clipped(gradients, job.clip_norm)
         gradient = flattened([*gradients, *decrements])
-        messages = [shard.push(gradient[shard.start : shard.stop], rate, pulled) for shard, pulled in zip(shards, messages, strict=True)]
+        messages = [
+            shard.push(gradient[shard.start : shard.stop], rate, pulled, this) for shard, pulled in zip(shards, messages, strict=True)
+        ]
         return step + 1, scale, messages, losses.write(step, loss_sum / weight), staleness.write(step, staleness_of(messages[0]))
 
     losses, staleness = (tf.TensorArray(dtype, size=work.count, element_shape=[]) for dtype in (tf.float32, tf.int64))

@@ -19,7 +19,7 @@ from .wire_protocol import Connection, tune
 
 __all__ = ["PROTOCOL", "Hello", "RefusedError", "admit", "connect", "greet"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 _MAGIC = b"ctps"
 _NONCE_BYTES = 32
 _HELLO = struct.Struct("<4sHBxIQ")

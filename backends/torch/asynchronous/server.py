@@ -16,10 +16,11 @@ from ....core.job import Job
 from ....core.untrusted.listener import AuthenticatingListener, Exchange
 from ....models.base import ModelSpec
 from .authentication import Hello, admit
+from .leases import Lease, Leases
 from .shards import Shard, bytes_of
-from .wire_protocol import AVERAGED, OVERFLOWED, Connection, Frame, Kind, tune
+from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Kind, tune
 
-__all__ = ["Listener", "ShardServer", "initial_shard", "shard_bounds", "warm_rule"]
+__all__ = ["Listener", "ShardServer", "initial_shard", "pushed_step", "shard_bounds", "warm_rule"]
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,12 @@ def warm_rule(shard: Shard, job: Job) -> None:
     """Run the update's kernels once on throw-away values."""
     elements = min(shard.elements, WARM_ELEMENTS)
     scratch = Shard(np.zeros(elements, dtype=np.float32), elements, job)
-    scratch.update(torch.zeros(elements), job.lr, 0, torch.empty(elements))
+    scratch.update(torch.zeros(elements), job.lr, 0, torch.empty(elements), step=None)
+
+
+def pushed_step(frame: Frame) -> int | None:
+    """Return the step that a PUSH is, None where it is none of the training's."""
+    return None if frame.examples == NO_STEP else frame.examples
 
 
 class Listener:
@@ -102,6 +108,7 @@ class ShardServer:
     def __init__(self, task: Task, job: Job, model: ModelSpec) -> None:
         self._shard = initial_shard(job, model, task.placed.index)
         warm_rule(self._shard, job)
+        self._leases = Leases()
         self._ended = threading.Event()
         self._failure: Exception | None = None
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
@@ -111,7 +118,7 @@ class ShardServer:
             if hello.role == "chief":
                 self._serve_chief(link)
             else:
-                self._serve_worker(link)
+                self._serve_worker(link, hello.place)
         except OSError as error:
             log.warning("lost %s-%d: %s", hello.role, hello.place, error)
             if hello.role == "chief" and not self._ended.is_set():
@@ -123,20 +130,26 @@ class ShardServer:
         self._failure = self._failure or error
         self._ended.set()
 
-    def _serve_worker(self, link: Connection) -> None:
+    def _serve_worker(self, link: Connection, worker: int) -> None:
+        lease: Lease | None = None
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
         while (frame := link.receive(incoming)).kind != Kind.END:
             if frame.kind == Kind.ECHO:
                 link.send(Kind.DONE)
                 continue
-            link.send(Kind.PARAMETERS, outgoing, version=self._answer(frame, gradient, values))
+            if frame.kind == Kind.JOIN:
+                lease = self._leases.begin(worker, frame.version)
+            link.send(Kind.PARAMETERS, outgoing, version=self._answer(frame, lease, gradient, values))
 
-    def _answer(self, frame: Frame, gradient: torch.Tensor, values: torch.Tensor) -> int:
-        """Carry out a PUSH or a PULL: leave the newest values in `values` and return their version."""
-        if frame.kind == Kind.PUSH:
-            return self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & OVERFLOWED))[1]
-        if frame.kind == Kind.PULL:
+    def _answer(self, frame: Frame, lease: Lease | None, gradient: torch.Tensor, values: torch.Tensor) -> int:
+        """Carry out a JOIN, a PUSH or a PULL: leave the newest values in `values` and return their version."""
+        if frame.kind == Kind.PUSH and lease is not None:
+            with lease:
+                return self._shard.update(
+                    gradient, frame.lr, frame.version, values, step=pushed_step(frame), skip=bool(frame.flags & OVERFLOWED)
+                )[1]
+        if frame.kind in (Kind.JOIN, Kind.PULL):
             return self._shard.read(values, averaged=bool(frame.flags & AVERAGED))
         raise ConnectionError(f"it sent a frame of kind {frame.kind}, which was not agreed")
 
@@ -152,10 +165,16 @@ class ShardServer:
                 continue
             if frame.kind == Kind.STORE:
                 self._shard.replace(lambda pieces: link.receive_buffers([bytes_of(piece) for piece in pieces]), frame.version)
-            link.send(Kind.DONE)
+            link.send(Kind.DONE, version=self._end_lease(link, frame) if frame.kind == Kind.END_LEASE else 0)
             if frame.kind == Kind.END:
                 self._ended.set()
                 return
+
+    def _end_lease(self, link: Connection, frame: Frame) -> int:
+        """End the lease of a worker's connection; return 1 where the step that the chief asks about has been applied, else 0."""
+        step = int.from_bytes(link.receive_trailer(frame), "little", signed=True)
+        self._leases.end(frame.examples, frame.version)
+        return int(self._shard.has_applied(step))
 
     def serve(self, stop: threading.Event) -> None:
         """Serve until `stop` is set or the chief says so. Raises RunFailedError where the chief is lost."""

@@ -2,6 +2,10 @@
 
 A ticket travels with the reply to the push before it, so that an update is one round trip. With several parameter servers the updates
 and their staleness are counted at this one; the others hold further pieces of the same vector and follow within the same update.
+
+A worker may be lost and another come in its place (`leases.py`). What it had of a ticket goes back, less what every shard has applied. The
+update that it was pushing may be on some shards alone: it is computed again, and those that have it pass over it (`applied_steps.py`), so
+that its parts come from two reads of the parameters.
 """
 
 from __future__ import annotations
@@ -25,12 +29,14 @@ from ...translating import Translating
 from ..model import Model, evaluation_batch
 from ..state import StateMemory, each_value
 from .authentication import Hello, connect
-from .server import Listener, initial_shard, shard_bounds, warm_rule
+from .server import Listener, initial_shard, pushed_step, shard_bounds, warm_rule
+from .shard_links import ShardLinks
 from .shards import bytes_of
 from .ticket_progress import TicketProgress
 from .ticket_queue import EvalSums, TicketQueue
 from .tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, encode
 from .wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
+from .worker_links import WorkerLinks
 
 __all__ = ["AsyncSession"]
 
@@ -39,12 +45,17 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS = 5.0
 """How long `close` waits for workers and parameter servers to go by themselves."""
 
+GIVE_UP_SHARE = 0.75
+"""Of the stall time-out: before the driver, which hears of nothing meanwhile, takes the whole cluster for stalled."""
+
 TICKETS_AHEAD = 2
 """`train` asks for the next plan when no more than this many tickets a worker are left to hand out: a quarter of a plan."""
 
 
 class AsyncSession:
-    """The only leading task of an asynchronous run."""
+    """The only leading task of an asynchronous run; a `ReplacesWorkers`."""
+
+    on_stalled_worker: Callable[[int], None] | None = None
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> None:
         self._spec, self._job = model, job
@@ -55,12 +66,14 @@ class AsyncSession:
         self._sampler = make_sampler(job, data, model.objective.weight)
         self._shard = initial_shard(job, model, 0)
         self._tickets = TicketQueue()
+        self._links = WorkerLinks(self._tickets.dismiss, self._tickets.readmit)
+        self._given_up: set[int] = set()
         self._memory: StateMemory | None = None
         self._open, self._calibrated, self._training_seconds = True, False, 0.0
         warm_rule(self._shard, job)
         deadline = time.monotonic() + job.start_timeout
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
-        self._servers = [self._connect(task, placed, deadline) for placed in task.cluster.of_role("ps")]
+        self._servers = ShardLinks([self._connect(task, placed, deadline) for placed in task.cluster.of_role("ps")])
         self._await_workers(deadline)
         if model.objective.translation is not None:
             self.translating().warm_up()
@@ -79,19 +92,36 @@ class AsyncSession:
 
     def _serve_peer(self, link: Connection, hello: Hello) -> None:
         """Serve one worker's connection, in a thread of its own."""
-        if hello.role != "worker" or hello.place >= self._job.workers or hello.place in self._tickets.connected:
-            log.warning("refused %s-%d: it has no place in this run, or is here already", hello.role, hello.place)
+        worker = hello.place
+        if hello.role != "worker" or worker >= self._job.workers:
+            log.warning("refused %s-%d: it has no place in this run", hello.role, worker)
             return
-        progress = TicketProgress(hello.place, self._examples)
+        generation = self._links.enter(worker, link)
+        progress = TicketProgress(worker, self._examples)
         try:
-            self._serve_worker(link, hello.place, progress)
+            self._serve_worker(link, worker, generation, progress)
         except OSError as error:
-            log.warning("lost worker-%d: %s", hello.place, error)
-            self._tickets.release(hello.place, progress.close())
+            log.warning("lost worker-%d: %s", worker, error)
+            self._take_back(worker, generation, progress)
         except Exception as error:  # noqa: BLE001 - handed to the session's thread, which raises it
             self._tickets.fail(error)
+        finally:
+            self._links.leave(worker)
 
-    def _serve_worker(self, link: Connection, worker: int, progress: TicketProgress) -> None:
+    def _take_back(self, worker: int, generation: int, progress: TicketProgress) -> None:
+        """A worker is lost: have every shard refuse what it still pushes, then put back what not all of them have applied of its ticket.
+
+        They have all but the last update that this one has: the worker has awaited their answers to each before it pushed the next.
+        """
+        everywhere = False
+        try:
+            everywhere = self._servers.end_lease(worker, generation, progress.last_step)
+        except OSError as error:
+            self._tickets.fail(RunFailedError(f"lost a parameter server: {error}"))
+        self._tickets.release(worker, progress.close(without_last=not everywhere))
+        self._given_up.discard(worker)
+
+    def _serve_worker(self, link: Connection, worker: int, generation: int, progress: TicketProgress) -> None:
         """Answer one worker's requests until there are no more tickets."""
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
@@ -102,11 +132,13 @@ class AsyncSession:
                 link.send(Kind.DONE)
                 continue
             if frame.kind == Kind.PUSH and calibrating:
-                self._shard.update(gradient, frame.lr, frame.version, values)
+                self._shard.update(gradient, frame.lr, frame.version, values, step=pushed_step(frame))
                 link.send(Kind.PARAMETERS, outgoing)
                 continue
-            if frame.kind == Kind.PUSH and progress.expects_update:
-                staleness, version = self._shard.update(gradient, frame.lr, frame.version, values, skip=bool(frame.flags & OVERFLOWED))
+            if frame.kind == Kind.PUSH and progress.next_step is not None and progress.next_step == pushed_step(frame):
+                staleness, version = self._shard.update(
+                    gradient, frame.lr, frame.version, values, step=pushed_step(frame), skip=bool(frame.flags & OVERFLOWED)
+                )
                 if progress.add(frame.loss, staleness, frame.seconds):
                     link.send(Kind.PARAMETERS, outgoing, version=version)
                     continue
@@ -115,8 +147,9 @@ class AsyncSession:
                 self._tickets.finish_eval(worker, self._received_sums(link.receive_trailer(frame)))
             elif frame.kind == Kind.CALIBRATED and calibrating:
                 self._tickets.finish_calibration(CalibrationResult(worker, frame.examples, frame.seconds))
-            elif frame.kind == Kind.PULL:
-                link.send(Kind.PARAMETERS, outgoing, version=self._shard.read(values))
+            elif frame.kind in (Kind.JOIN, Kind.PULL):
+                joined = generation if frame.kind == Kind.JOIN else 0
+                link.send(Kind.PARAMETERS, outgoing, version=self._shard.read(values), examples=joined)
                 continue
             elif frame.kind == Kind.READY:
                 self._tickets.join(worker)
@@ -159,9 +192,9 @@ class AsyncSession:
 
     def _gather(self, ready: Callable[[], bool]) -> Iterator[StepResult]:
         """Yield results until `ready`."""
-        seen, since = self._progress(), time.monotonic()
+        seen, since, limit = self._progress(), time.monotonic(), self._job.stall_timeout
         while True:
-            self._tickets.wait(lambda: ready() or self._tickets.has_news, 1.0)
+            self._tickets.wait(lambda: ready() or self._tickets.has_news, min(1.0, limit / 20))
             done = ready()
             yield from self._tickets.take_results()
             if done:
@@ -170,8 +203,25 @@ class AsyncSession:
                 raise RunFailedError("every worker is lost, and updates are outstanding")
             if self._progress() != seen:
                 seen, since = self._progress(), time.monotonic()
-            elif time.monotonic() - since > self._job.stall_timeout:
+            elif time.monotonic() - since > GIVE_UP_SHARE * limit and self._give_up_stalled():
+                since = time.monotonic()
+            elif time.monotonic() - since > limit:
                 raise self._stalled()
+
+    def _give_up_stalled(self) -> bool:
+        """Take their tickets from the workers that are awaited, where others are idle and have others take their place; return whether.
+
+        Where no worker gets on it is not the workers that are to blame. Nobody is given up twice.
+        """
+        awaited = self._tickets.working
+        if self.on_stalled_worker is None or not self._tickets.connected - awaited or self._given_up & awaited:
+            return False
+        self._given_up |= awaited
+        for worker in sorted(awaited):
+            log.warning("worker-%d has finished nothing for too long, while others are idle: its ticket goes to them", worker)
+            self.on_stalled_worker(worker)
+            self._links.cut(worker)
+        return True
 
     def _stalled(self) -> StalledRunError:
         """Return the error that names the workers whose updates are awaited."""
@@ -229,12 +279,8 @@ class AsyncSession:
         def copy(pieces: list[torch.Tensor], _version: int) -> None:
             torch._foreach_copy_(own, pieces)
 
-        for link in self._servers:
-            link.send(Kind.FETCH)
         self._shard.export(copy)
-        for link, shard in zip(self._servers, others, strict=True):
-            link.receive()
-            link.receive_buffers([bytes_of(piece) for piece in shard])
+        self._servers.fetch(others)
         return memory.state(self._shard.version)
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
@@ -250,10 +296,7 @@ class AsyncSession:
         memory.fill(state)
         own, *others = [memory.shard(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
         self._shard.replace(lambda pieces: torch._foreach_copy_(pieces, own), state.updates)
-        for link, shard in zip(self._servers, others, strict=True):
-            link.send(Kind.STORE, version=state.updates)
-            link.send_buffers([bytes_of(piece) for piece in shard])
-            link.receive()
+        self._servers.store(others, state.updates)
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Have every worker repeat a component of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""
@@ -272,12 +315,4 @@ class AsyncSession:
         self._open = False
         self._tickets.end()
         self._listener.close(CLOSE_SECONDS)
-        for index, link in enumerate(self._servers, start=1):
-            try:
-                link.connection.settimeout(CLOSE_SECONDS)
-                link.send(Kind.END)
-                link.receive()
-            except OSError as error:
-                log.warning("ps-%d did not end in good order: %s", index, error)
-            finally:
-                link.close()
+        self._servers.close(CLOSE_SECONDS)

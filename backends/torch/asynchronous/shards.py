@@ -16,6 +16,7 @@ from ....core.job import Job
 from ....core.update_rules import slot_names, weights_to_evaluate
 from ....models.base import Array
 from ..optimizers import make_rule
+from .applied_steps import AppliedSteps
 
 __all__ = ["Shard", "bytes_of"]
 
@@ -23,7 +24,8 @@ __all__ = ["Shard", "bytes_of"]
 class Shard:
     """Values [elements] float32 with their rule. The version is the number of updates applied (Adam's t).
 
-    The first `trained` values are parameters, the others buffers. `busy_seconds` is the time spent applying updates.
+    The first `trained` values are parameters, the others buffers. `busy_seconds` is the time spent applying updates. The shard remembers
+    the steps that it has applied since its state was replaced, and applies none twice.
     """
 
     def __init__(self, values: Array, trained: int, job: Job) -> None:
@@ -32,6 +34,7 @@ class Shard:
         self._rule = make_rule(job, [self._trained])
         self._slots = slot_names(job)
         self._lock = threading.Lock()
+        self._applied = AppliedSteps()
         self.busy_seconds = 0.0
 
     @property
@@ -44,16 +47,26 @@ class Shard:
         """Number of updates applied."""
         return self._rule.updates
 
-    def update(self, gradient: torch.Tensor, lr: float, read: int, out: torch.Tensor, *, skip: bool = False) -> tuple[int, int]:
+    def has_applied(self, step: int) -> bool:
+        """Whether the update of this number is part of the values."""
+        with self._lock:
+            return step in self._applied
+
+    def update(
+        self, gradient: torch.Tensor, lr: float, read: int, out: torch.Tensor, *, step: int | None, skip: bool = False
+    ) -> tuple[int, int]:
         """Apply one update and copy the new values to `out`, all in one critical section. `skip`: it is counted, but changes nothing.
 
-        `read` is the version that the gradient was computed from. Returns (staleness, new version): staleness is the number of updates
-        applied between that version and this update. The gradient is overwritten.
+        One whose `step` has been applied before is passed over, and not counted again; None: it is no step of the training. `read` is the
+        version that the gradient was computed from. Returns (staleness, new version): staleness is the number of updates applied between
+        that version and this update. The gradient is overwritten.
         """
         with self._lock:
             began = time.perf_counter()
             staleness = self._rule.updates - read
-            if skip:
+            if step is not None and not self._applied.add(step):
+                pass
+            elif skip:
                 self._rule.updates += 1
             elif len(self._tail):
                 self._rule.step([gradient[: len(self._trained)]], lr)
@@ -88,6 +101,7 @@ class Shard:
         with self._lock:
             receive(self._pieces())
             self._rule.updates = version
+            self._applied.clear()
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

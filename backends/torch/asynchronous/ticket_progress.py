@@ -42,13 +42,24 @@ class TicketProgress:
         return self._ticket is not None and len(self._losses) < self._ticket.count
 
     @property
-    def expects_update(self) -> bool:
-        """Whether the worker holds a ticket with updates left."""
-        return self._ticket is not None and len(self._losses) < self._ticket.count
+    def next_step(self) -> int | None:
+        """The number of the update that the worker has to push next, None where it holds no ticket with updates left."""
+        expects = self._ticket is not None and len(self._losses) < self._ticket.count
+        return self._ticket.first_step + len(self._losses) if expects and self._ticket is not None else None
 
-    def close(self) -> StepResult | None:
-        """Return what was applied as one result, or None where nothing was; the ticket is no longer this worker's."""
+    @property
+    def last_step(self) -> int | None:
+        """The number of the update that was applied last, None where none of the ticket was."""
+        return None if self._ticket is None or not self._losses else self._ticket.first_step + len(self._losses) - 1
+
+    def close(self, *, without_last: bool = False) -> StepResult | None:
+        """Return what was applied as one result, or None where nothing was; the ticket is no longer this worker's.
+
+        `without_last`: the last update is not applied everywhere.
+        """
         ticket, self._ticket = self._ticket, None
+        if without_last:
+            self._losses, self._staleness = self._losses[:-1], self._staleness[:-1]
         if ticket is None or not self._losses:
             return None
         seconds = self._last - self._began

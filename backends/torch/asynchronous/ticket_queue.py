@@ -25,6 +25,7 @@ class TicketQueue:
         self._own: dict[int, Ticket] = {}
         self._held: dict[int, Ticket] = {}
         self._present: set[int] = set()
+        self._dismissed: set[int] = set()
         self._results: list[StepResult] = []
         self._sums: list[EvalSums] = []
         self._calibrated: list[CalibrationResult] = []
@@ -39,11 +40,16 @@ class TicketQueue:
             self._changed.notify_all()
 
     def take(self, worker: int) -> tuple[Ticket | None, bool]:
-        """Wait for a ticket. Returns (ticket, or None where there will be no more; whether there was a wait)."""
+        """Wait for a ticket. Returns (ticket, or None where there will be no more; whether there was a wait).
+
+        Raises ConnectionError where the worker is dismissed meanwhile.
+        """
         with self._changed:
             waited = not self._has_ticket(worker) and not self._ended
-            while not self._has_ticket(worker) and not self._ended:
+            while not self._has_ticket(worker) and not self._ended and worker not in self._dismissed:
                 self._changed.wait()
+            if worker in self._dismissed:
+                raise ConnectionError("it has been dismissed")
             if not self._has_ticket(worker):
                 self._present.discard(worker)
                 self._changed.notify_all()
@@ -52,6 +58,17 @@ class TicketQueue:
             self._held[worker] = ticket
             self._changed.notify_all()
             return ticket, waited
+
+    def dismiss(self, worker: int) -> None:
+        """Give a worker no more tickets, until it is readmitted."""
+        with self._changed:
+            self._dismissed.add(worker)
+            self._changed.notify_all()
+
+    def readmit(self, worker: int) -> None:
+        """Another may come in the place of a worker that was dismissed."""
+        with self._changed:
+            self._dismissed.discard(worker)
 
     def _has_ticket(self, worker: int) -> bool:
         return worker in self._own or bool(self._waiting)

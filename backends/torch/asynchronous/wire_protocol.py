@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["AVERAGED", "OVERFLOWED", "REFRESH_SHARDS", "Connection", "Frame", "Kind", "tune"]
+__all__ = ["AVERAGED", "NO_STEP", "OVERFLOWED", "REFRESH_SHARDS", "Connection", "Frame", "Kind", "tune"]
 
 
 class Kind(IntEnum):
@@ -24,7 +24,8 @@ class Kind(IntEnum):
     PULL = 2
     """Worker to a shard: send the parameters."""
     PUSH = 3
-    """Worker to a shard: a gradient, and for buffers old − new. version = version read, lr; to the chief also loss and busy seconds."""
+    """Worker to a shard: a gradient, and for buffers old − new. version = version read, lr, examples = the step, NO_STEP while calibrating;
+    to the chief also loss and busy seconds."""
     SUMS = 4
     """Worker to chief: a piece of an evaluation. The trailer is the vector of its sums, float64, in the order of the model's objective."""
     FETCH = 5
@@ -37,8 +38,14 @@ class Kind(IntEnum):
     """Worker to a shard: answer with DONE. Times the exchange of small messages."""
     CALIBRATED = 9
     """Worker to chief: a component of a step was repeated. examples = how often, seconds = how long."""
+    JOIN = 10
+    """Worker to a shard, before all else: send the parameters. To all but the chief version = the generation, which the chief has told."""
+    END_LEASE = 11
+    """Chief to a shard: refuse what a worker's connection pushes from now on. examples = the worker, version = the generation; the trailer
+    is the step that it pushed last to the chief, int64. The answer is DONE with version = 1 where that has been applied here, else 0."""
     PARAMETERS = 16
-    """Shard to worker: parameters and their version; a trailer, where there is one, is the worker's next ticket."""
+    """Shard to worker: parameters and their version; a trailer, where there is one, is the worker's next ticket. The chief's answer to JOIN
+    has examples = the generation of the worker's connection."""
     STATE = 17
     """Shard to chief: its state follows, piece by piece. version = updates."""
     DONE = 18
@@ -66,6 +73,9 @@ AVERAGED = 4
 
 REFRESH_SHARDS = 1
 """Flag of PARAMETERS: time has passed since the push, so that other shards' parameters should be fetched again."""
+
+NO_STEP = -1
+"""In the place of a step, of a PUSH that is none of the training's."""
 
 _LAYOUT = struct.Struct("<BBxxIqqddd")
 _PAYLOAD = frozenset({Kind.PUSH, Kind.PARAMETERS})

@@ -35,7 +35,7 @@ from .authentication import Hello, connect
 from .server import shard_bounds
 from .shards import bytes_of
 from .tickets import EvalTicket, Ticket, TrainTicket, decode
-from .wire_protocol import AVERAGED, OVERFLOWED, REFRESH_SHARDS, Connection, Frame, Kind
+from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, REFRESH_SHARDS, Connection, Frame, Kind
 
 __all__ = ["Worker"]
 
@@ -49,9 +49,14 @@ class Remote:
     gradient: memoryview
     version: int = field(default=0)
 
-    def push(self, lr: float, loss: float, seconds: float, flags: int) -> None:
+    def join(self, generation: int = 0) -> int:
+        """Fetch the parameters for the first time; return the generation of this connection, where it is the chief that answers."""
+        self.link.send(Kind.JOIN, version=generation)
+        return self.receive().examples
+
+    def push(self, step: int, lr: float, loss: float, seconds: float, flags: int) -> None:
         """Send this shard's part of the gradient."""
-        self.link.send(Kind.PUSH, self.gradient, flags=flags, version=self.version, lr=lr, loss=loss, seconds=seconds)
+        self.link.send(Kind.PUSH, self.gradient, flags=flags, version=self.version, examples=step, lr=lr, loss=loss, seconds=seconds)
 
     def receive(self) -> Frame:
         """Wait for the newest parameters."""
@@ -87,9 +92,10 @@ class Worker:
         self._warm_up()
         startup_phase("joining the cluster", for_others=True)
         self._remotes = self._connect(task, model)
-        for remote in self._remotes:
-            remote.pull()
         self._chief, self._others = self._remotes[0], self._remotes[1:]
+        generation = self._chief.join()
+        for remote in self._others:
+            remote.join(generation)
         self._done = threading.Event()
         self._failure: Exception | None = None
         self._calibrator: Calibrator | None = None
@@ -216,7 +222,7 @@ class Worker:
                 if tracer is not None:
                     tracer.begin()
                 loss, flags = compute(x, y, context(ticket.first_step + position, batches, position), shares[position])
-                frame = exchange(rates[position], loss, clock() - began, flags, position == last)
+                frame = exchange(ticket.first_step + position, rates[position], loss, clock() - began, flags, position == last)
                 if tracer is not None:
                     tracer.done()
                 began = clock()
@@ -238,23 +244,24 @@ class Worker:
                 self._tracer.begin()
             began = time.perf_counter()
             loss, flags = self._accumulate(of_update(ticket.first_step + position, count), 1 / float(batches.weights[position]))
-            frame = self._exchange(lr, loss, time.perf_counter() - began, flags, position == ticket.count - 1)
+            spent = time.perf_counter() - began
+            frame = self._exchange(ticket.first_step + position, lr, loss, spent, flags, position == ticket.count - 1)
             if self._tracer is not None:
                 self._tracer.done()
         return frame
 
-    def _exchange(self, lr: float, loss: float, seconds: float, flags: int, last: bool) -> Frame:
+    def _exchange(self, step: int, lr: float, loss: float, seconds: float, flags: int, last: bool) -> Frame:
         """Push the gradient to every shard and take in the new parameters.
 
         The chief counts an update as applied when its own shard has it. So at the end of a ticket, after which it may read the state,
         the other shards come first.
         """
         for remote in self._others:
-            remote.push(lr, loss, seconds, flags)
+            remote.push(step, lr, loss, seconds, flags)
         if last:
             for remote in self._others:
                 remote.receive()
-        self._chief.push(lr, loss, seconds, flags)
+        self._chief.push(step, lr, loss, seconds, flags)
         if not last:
             for remote in self._others:
                 remote.receive()
@@ -289,7 +296,7 @@ class Worker:
 
         Not zeros: slots would decay to numbers so small that they are slow to compute with.
         """
-        self._exchange(0.0, 0.0, 0.0, 0, False)
+        self._exchange(NO_STEP, 0.0, 0.0, 0.0, 0, False)
 
     def small(self) -> None:
         """To calibrate: exchange headers alone with every shard, in the order of an update."""

@@ -1,0 +1,75 @@
+"""A worker of an async run is lost: it alone is started anew, the others train on, and each update is applied once. Real processes."""
+
+import os
+import signal
+
+import pytest
+from restart_runs import names, pids, train, trains, when
+
+from crosstrain.records.store.run_directory import RunReader
+
+pytestmark = [pytest.mark.faults, pytest.mark.cluster]
+
+ASYNC = {
+    "backend": "torch",
+    "mode": "async",
+    "nodes": 3,
+    "ps": 2,
+    "data": "digits",
+    "batch_size": 10,
+    "eval_every": "end",
+    "calibrate": False,
+    "sample_interval": 0.1,
+    "spare_processes": True,
+    "max_restarts": 1,
+}
+
+
+def events(path, name):
+    return [event for event in RunReader(path).events() if event.event == name]
+
+
+def check(path, summary, steps, worker):
+    """Every step once, the others' steps while the worker was away, its own before and after, and no attempt but the first."""
+    records = list(RunReader(path).steps())
+    assert sorted(step for record in records for step in range(record.step, record.step + record.count)) == list(range(steps))
+    assert summary["state"] == "succeeded"
+    assert summary["steps"] == summary["updates_applied"] == steps
+    assert {"attempt_failed", "run_restarted"}.isdisjoint(names(path))
+    (failed,), (back,) = events(path, "task_failed"), events(path, "task_restarted")
+    assert failed.detail["task"] == back.detail["task"] == f"worker-{worker}"
+    assert back.detail["absent_seconds"] == pytest.approx(back.time_seconds - failed.time_seconds, abs=0.5)
+    away = [record for record in records if failed.time_seconds < record.time_seconds < back.time_seconds]
+    assert {record.worker for record in away} - {worker} == {0, 1, 2} - {worker}
+    own = [record.time_seconds for record in records if record.worker == worker]
+    assert min(own) < failed.time_seconds
+    assert max(own) > back.time_seconds
+    assert len(pids(path, f"worker-{worker}")) == 2
+    assert (summary["restarts"], summary["restart_seconds_lost"], summary["worker_restarts"]) == (1, 0, 1)
+    assert summary["worker_absent_seconds"] == pytest.approx(back.detail["absent_seconds"], abs=0.5)
+
+
+def send(path, number):
+    return lambda: os.kill(pids(path, "worker-1")[-1], number)
+
+
+@pytest.mark.parametrize(("backend", "steps"), [("torch", 15_000), pytest.param("tf", 15_000, marks=pytest.mark.slow)])
+def test_a_worker_that_is_killed_comes_back_alone_while_the_others_train(tmp_path, backend, steps):
+    path = tmp_path / "run"
+    killer = when(path, trains, send(path, signal.SIGKILL))
+    _, summary = train(tmp_path, "run", **{**ASYNC, "backend": backend, "steps": steps})
+    killer.join()
+    assert "task worker-1 on node 1 was killed by SIGKILL" in events(path, "task_failed")[0].detail["cause"]
+    check(path, summary, steps, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saves", ["300steps", "end"])
+def test_a_worker_that_is_stopped_for_ever_is_given_up_and_comes_back(tmp_path, saves):
+    """Others deliver while it stands still; or all wait for it, as a checkpoint does."""
+    path = tmp_path / "run"
+    stopper = when(path, trains, send(path, signal.SIGSTOP))
+    _, summary = train(tmp_path, "run", steps=40_000, stall_timeout=8, checkpoint_every=saves, **ASYNC)
+    stopper.join()
+    assert events(path, "task_failed")[0].detail["cause"].startswith("stalled: worker-1 has finished")
+    check(path, summary, 40_000, 1)

@@ -1,0 +1,17 @@
+"""On TensorFlow too a shard applies each step once, and takes none that was cut in the middle."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SEED = os.environ["CROSSTRAIN_TEST_SEED"]
+
+
+@pytest.mark.long
+def test_each_step_is_applied_once_and_one_that_was_cut_is_told():
+    script = Path(__file__).parent / "step_marks_tf.py"
+    done = subprocess.run([sys.executable, str(script), SEED], capture_output=True, text=True)
+    assert done.returncode == 0, f"seed {SEED}: {done.stderr[-4000:]}"
