@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from .errors import MissingPackageError, UsageError
 
@@ -147,7 +147,7 @@ def _entry_points(path: tuple[str, ...]) -> EntryPoints:
     """Return those of all packages on a search path; finding them reads a file of each package, which takes a tenth of a second."""
     from importlib.metadata import entry_points
 
-    return entry_points()
+    return cast("EntryPoints", entry_points())  # before Python 3.12 of another type, which selects in the same way
 
 
 def _built_in(kind: Kind) -> dict[str, Plugin]:
