@@ -93,12 +93,18 @@ def _one(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: bool
         return _outcome(lasted, done.victim, None, None)
     alone, cause = watched.failures()[-1]
     returns = ("task_restarted", "run_restarted")  # all tasks may have to start anew before the one is back
-    again = watched.wait(lambda: sum(len(watched.events(name)) for name in returns) > restarted, 90)
-    if again is None:
+
+    def came() -> bool:
+        return sum(len(watched.events(name)) for name in returns) > restarted
+
+    again = watched.wait(lambda: came() or run.process.poll() is not None, 90)
+    blamed = "" if done.blamed in cause else f"blamed was: {cause}"
+    if alone and not came() and run.process.poll() is not None:
+        return _outcome(blamed, done.victim, noticed, None)  # the others have come to the end before it was back
+    if again is None or not came():
         return _outcome(f"noticed ({cause}), and did not go on: {run.stderr()[-500:]}", done.victim, noticed, None)
     size = (watched.path / "steps.jsonl").stat().st_size
     watched.wait(lambda: (watched.path / "steps.jsonl").stat().st_size > size, 30)
-    blamed = "" if done.blamed in cause else f"blamed was: {cause}"
     if done.alone and not alone:
         blamed = f"all tasks were started anew, where one would have done: {cause}"
     if done.restarts is False:

@@ -53,7 +53,7 @@ def send(path, number):
     return lambda: os.kill(pids(path, "worker-1")[-1], number)
 
 
-@pytest.mark.parametrize(("backend", "steps"), [("torch", 15_000), pytest.param("tf", 15_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("backend", "steps"), [("torch", 20_000), pytest.param("tf", 15_000, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_comes_back_alone_while_the_others_train(tmp_path, backend, steps):
     path = tmp_path / "run"
     killer = when(path, trains, send(path, signal.SIGKILL))
@@ -64,12 +64,12 @@ def test_a_worker_that_is_killed_comes_back_alone_while_the_others_train(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saves", ["300steps", "end"])
-def test_a_worker_that_is_stopped_for_ever_is_given_up_and_comes_back(tmp_path, saves):
+@pytest.mark.parametrize(("saves", "steps"), [("300steps", 40_000), ("end", 100_000)])
+def test_a_worker_that_is_stopped_for_ever_is_given_up_and_comes_back(tmp_path, saves, steps):
     """Others deliver while it stands still; or all wait for it, as a checkpoint does."""
     path = tmp_path / "run"
     stopper = when(path, trains, send(path, signal.SIGSTOP))
-    _, summary = train(tmp_path, "run", steps=40_000, stall_timeout=8, checkpoint_every=saves, **ASYNC)
+    _, summary = train(tmp_path, "run", steps=steps, stall_timeout=8, checkpoint_every=saves, **ASYNC)
     stopper.join()
     assert events(path, "task_failed")[0].detail["cause"].startswith("stalled: worker-1 has finished")
-    check(path, summary, 40_000, 1)
+    check(path, summary, steps, 1)

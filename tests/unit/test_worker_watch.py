@@ -62,3 +62,18 @@ def test_whoever_delivers_within_the_limit_is_never_told_of(turns):
         run.turn(worker, seconds=seconds)
         last[worker] = passed
         assert {name for event, name in run.told[before:] if event == "worker_silent"} <= late - {worker}
+
+
+def test_nothing_is_expected_of_a_worker_that_is_being_started_anew():
+    run = Watched(3)
+    run.turn(0, 1, 2)
+    run.watch.on_absent(1)
+    for _ in range(40):
+        run.turn(0, 2)
+    run.watch.on_back(1)
+    for _ in range(int(LIMIT)):
+        run.turn(0, 2)
+    assert run.told == []
+    for _ in range(10):
+        run.turn(0, 2)
+    assert run.told == [("worker_silent", 1)]
