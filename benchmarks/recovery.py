@@ -241,6 +241,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", choices=[*CONTESTANTS], action="append", help="these alone; may be repeated")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
     found: dict[str, list[Recovery]] = {name: [] for name in given.only or CONTESTANTS}
     for repeat in range(given.repeats):
         for name, own in found.items():
