@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ from ..stacks.collect import InspectedTask
 __all__ = ["Death", "Supervisor", "tail"]
 
 LOG_TAIL_LINES = 25
+
+FOREIGN_SECONDS = 0.01
+"""How long a child of this process that is no task has to be awaited by whoever has started it, before deaths are looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,15 +270,30 @@ class Supervisor:
             if not spare:
                 self._on_message(child.name, message)
 
+    def _next_dead(self) -> int | None:
+        """Wait for a child to die; return its pid, None where it was no task and none has died meanwhile.
+
+        One that looks at a task's stacks is such a child: whoever has started it awaits it, and must find it.
+        """
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        with self._changed:
+            tasks = [pid for pid, child in self._children.items() if child.process.returncode is None]
+        if found is not None and found.si_pid in tasks:
+            return found.si_pid
+        dead = next((pid for pid in tasks if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None), None)
+        if dead is None:
+            time.sleep(FOREIGN_SECONDS)
+        return dead
+
     def _reap(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: any(child.process.returncode is None for child in self._children.values()))
-            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            dead = self._next_dead()
             if dead is None:
                 continue
-            _kill_group(dead.si_pid)  # while it is a zombie its group number cannot belong to anybody else
-            pid, status, usage = os.wait4(dead.si_pid, 0)
+            _kill_group(dead)  # while it is a zombie its group number cannot belong to anybody else
+            pid, status, usage = os.wait4(dead, 0)
             with self._changed:
                 child = self._children.get(pid)
                 if child is None:
