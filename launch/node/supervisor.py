@@ -37,6 +37,9 @@ __all__ = ["Supervisor"]
 KILLED_SECONDS = 5.0
 """How long the kernel is given to end a process; one that waits for a disk may take longer."""
 
+FOREIGN_SECONDS = 0.01
+"""How long a child of this process that is no task has to be awaited by whoever has started it, before deaths are looked at again."""
+
 
 @dataclass
 class _Child:
@@ -318,15 +321,30 @@ class Supervisor:
             if not spare:
                 self._on_message(child.name, message)
 
+    def _next_dead(self) -> int | None:
+        """Wait for a child to die; return its pid, None where it was no task and none has died meanwhile.
+
+        One that looks at a task's stacks is such a child: whoever has started it awaits it, and must find it.
+        """
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        with self._changed:
+            tasks = [child.process.pid for child in self._children.values() if child.process is not None and not child.reaped]
+        if found is not None and found.si_pid in tasks:
+            return found.si_pid
+        dead = next((pid for pid in tasks if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None), None)
+        if dead is None:
+            time.sleep(FOREIGN_SECONDS)
+        return dead
+
     def _reap(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: any(not child.forked and not child.reaped for child in self._children.values()))
-            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            dead = self._next_dead()
             if dead is None:
                 continue
-            _kill_group(dead.si_pid)  # while it is a zombie its group number cannot belong to anybody else
-            pid, status, usage = os.wait4(dead.si_pid, 0)
+            _kill_group(dead)  # while it is a zombie its group number cannot belong to anybody else
+            pid, status, usage = os.wait4(dead, 0)
             with self._changed:
                 child = next((child for child in self._children.values() if child.pid == pid and not child.forked), None)
                 if child is None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -133,3 +134,16 @@ def test_a_death_is_the_last_that_is_heard_of_a_task(tmp_path, monkeypatch):
     supervisor.stop(10.0)
     assert heard == [*["phase"] * count, ("death", 3)]
     assert supervisor.alive() == []
+
+
+def test_children_that_are_no_tasks_are_left_to_whoever_started_them(node, tmp_path):
+    """Such as those that look where tasks stand; one of them is never awaited."""
+    forgotten = subprocess.Popen(["true"])
+    for number in range(3):
+        name = f"worker-{number}"
+        node.supervisor.start(name, tmp_path / f"{name}.log", node.environment)
+        assert [subprocess.run(["false"]).returncode for _ in range(20)] == [1] * 20
+        node.supervisor.end_task(name)
+        assert [death.task for death in node.deaths] == [f"worker-{before}" for before in range(number + 1)]
+        assert name not in node.supervisor.alive()
+    assert forgotten.wait() == 0
