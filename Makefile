@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 PYTEST ?=
-JOBS   ?= 4
+JOBS   ?= 5
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
