@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from pathlib import Path
+
+from ..core.untrusted.bounded_json import parse_json
 
 __all__ = ["kill_task_once"]
 
@@ -28,6 +29,6 @@ def kill_task_once(path: Path, task: str) -> None:
 
 def _pid_of(path: Path, task: str) -> int | None:
     samples = path / "system.jsonl"
-    lines = samples.read_text().splitlines(keepends=True) if samples.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = samples.read_bytes().splitlines(keepends=True) if samples.exists() else []
+    found = [parse_json(line) for line in lines if line.endswith(b"\n")]
     return next((entry["pid"] for record in found for entry in record["tasks"] if entry["task"] == task), None)

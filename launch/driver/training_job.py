@@ -60,9 +60,9 @@ class TrainingJob:
     placed: Sequence[TaskSpec]
     packages: Sequence[str]
     survives: frozenset[Role]
-    rejoins: frozenset[Role]
     places: tuple[int, ...]
     gpu_advice: str = ""
+    rejoins: frozenset[Role] = frozenset()
 
     @classmethod
     def of(cls, job: Job) -> TrainingJob:
@@ -85,7 +85,7 @@ class TrainingJob:
         declared = backend.capabilities
         placed, packages = backend.placement(job), sorted(declared.packages)
         rejoins: frozenset[Role] = declared.rejoins if job.mode == "async" else frozenset()
-        return cls(job, job, model, data, placed, packages, declared.survives, rejoins, tuple(range(job.nodes)), declared.gpu_install)
+        return cls(job, job, model, data, placed, packages, declared.survives, tuple(range(job.nodes)), declared.gpu_install, rejoins)
 
     def resized(self, places: Sequence[int]) -> TrainingJob:
         """Return what trains the same on those of all nodes alone that have these numbers. Raises RunFailedError where nothing can.

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from ...core.errors import MissingPackageError
 from ...core.job import Job
-from ...core.process import die_with_parent, ignore_interrupts
+from ...core.process import die_with_parent, ignore_interrupts, python
 from ...engine.task import import_framework, run_task
 from ..virtual.enter import drop_capabilities, enter
 from .fork_server_client import PACKET_BYTES
@@ -183,7 +183,7 @@ class ForkServer:
             enter(user, network, agent.cgroups)
             if agent.user is not None:
                 drop_capabilities()
-            _rename_command_line([sys.executable, "-P", "-m", TASK_MODULE])
+            _rename_command_line(python(TASK_MODULE))
             self._leave(agent)
             os.environ["TMPDIR"] = said["temporary_folder"]
             tempfile.tempdir = None  # what it was before is remembered there

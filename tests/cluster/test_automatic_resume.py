@@ -51,7 +51,7 @@ def test_the_same_command_serves_every_start(tmp_path):
 
 def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path):
     with MarkedRun([*command(tmp_path), "--checkpoint-every", "5000steps"], tmp_path) as first:
-        wait_until(lambda: (tmp_path / "run/job.json").exists(), 60, "the run directory")
+        wait_until(lambda: all((tmp_path / "run" / name).exists() for name in ("job.json", "status.json")), 60, "the run directory")
         os.kill(first.process.pid, signal.SIGKILL)
         first.process.wait()
     with MarkedRun(command(tmp_path), tmp_path) as second:

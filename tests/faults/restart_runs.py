@@ -9,6 +9,7 @@ import time
 import numpy as np
 import psutil
 
+from crosstrain.core.errors import UsageError
 from crosstrain.core.settings.sources import resolve
 from crosstrain.engine.progress.base import QuietProgress
 from crosstrain.launch.driver import driver
@@ -31,7 +32,7 @@ def when(path, ready, act):
     def is_ready():
         try:
             return path.exists() and ready(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, UsageError):  # the second: it has no documents yet
             return False
 
     def work():
