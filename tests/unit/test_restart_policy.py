@@ -119,7 +119,7 @@ def test_only_what_another_attempt_could_mend_is_a_failure():
         assert failure_of(error, 7) is None
 
 
-@given(most=st.integers(1, 5), passed=st.lists(st.floats(0, 200), min_size=1, max_size=12))
+@given(most=st.integers(1, 5), passed=st.lists(st.integers(0, 200), min_size=1, max_size=12))  # whole seconds, whose sums are exact
 def test_a_task_that_rejoins_is_started_anew_alone_and_counts_like_any_restart(most, passed):
     now = [1000.0]
     policy = PortClashRetry(LimitedRestarts(most, clock=lambda: now[0]))
