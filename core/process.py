@@ -23,6 +23,7 @@ __all__ = [
     "ignore_interrupts",
     "interrupts_answered",
     "isolated_python",
+    "kill_group",
     "pid_namespace",
     "process_state",
     "python",
@@ -123,6 +124,15 @@ def pid_namespace() -> int:
     """Return the number of the namespace in which this process's and its children's ids count; 0 elsewhere than on Linux."""
     namespace = Path("/proc/self/ns/pid")
     return namespace.stat().st_ino if namespace.exists() else 0
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child with all of its process group; one that has not yet a group of its own is killed alone."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
 
 
 def process_state(pid: int) -> str | None:

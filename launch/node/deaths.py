@@ -20,8 +20,8 @@ class Death:
     """How a task ended. `order` counts the deaths on the node; `signal` is None where the task exited by itself.
 
     CPU seconds are the kernel's, from wait4(2), with all the task's own children; None where the fork server, which would have heard them,
-    has ended as well. `oom_kills` is how many processes of the machine the
-    kernel has killed for want of memory while the task lived; None where it does not say, or the task ended by itself.
+    has ended as well. `oom_kills` is how many processes of the machine the kernel has killed for want of memory while the task lived; None
+    where it does not say, or the task ended by itself.
     """
 
     task: str

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from ...core.errors import MissingPackageError
 from ...core.job import Job
-from ...core.process import die_with_parent, ignore_interrupts, python
+from ...core.process import die_with_parent, ignore_interrupts, kill_group, python
 from ...engine.task import import_framework, run_task
 from ..virtual.enter import drop_capabilities, enter
 from .fork_server_client import PACKET_BYTES
@@ -46,7 +46,7 @@ TASK_MODULE = "crosstrain.engine.task"
 
 @dataclass
 class _Agent:
-    """An agent's connection, its tasks' place, and the processes forked for it: by the number that the agent gave each, and the reverse.
+    """An agent's connection, its tasks' place, and the processes forked for it, by the number that the agent gave each.
 
     `user` and `network` are descriptors of namespaces, and `cgroups` the files to enter its CPU groups, as ``enter.py`` takes them.
     """
@@ -119,7 +119,7 @@ class ForkServer:
         if "kill" in said:
             pid = agent.pid_of.get(said["kill"])
             if pid is not None:
-                _kill_group(pid)
+                kill_group(pid)
             return
         number = said["fork"]
         try:
@@ -136,7 +136,7 @@ class ForkServer:
     def _dismiss(self, agent: _Agent) -> None:
         """Kill the tasks of an agent that is gone."""
         for pid in agent.pid_of.values():
-            _kill_group(pid)
+            kill_group(pid)
         self._selector.unregister(agent.connection)
         agent.connection.close()
         self._agents.remove(agent)
@@ -153,7 +153,7 @@ class ForkServer:
                 return
             if dead is None:
                 return
-            _kill_group(dead.si_pid)  # while it is a zombie its group number cannot belong to anybody else
+            kill_group(dead.si_pid)  # while it is a zombie its group number cannot belong to anybody else
             pid, status, usage = os.wait4(dead.si_pid, 0)
             for agent in self._agents:
                 for number in [number for number, of in agent.pid_of.items() if of == pid]:
@@ -220,15 +220,6 @@ def _drain(descriptor: int) -> None:
             pass
     except BlockingIOError:
         return
-
-
-def _kill_group(pid: int) -> None:
-    """Kill a task and what belongs to it; one that has not yet a group of its own is killed alone."""
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def _rename_command_line(command: list[str]) -> None:

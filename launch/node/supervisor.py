@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.memory_exhaustion import kernel_oom_kills
-from ...core.process import process_state, python
+from ...core.process import kill_group, process_state, python
 from ...engine.protocol.messages import Message, ReusableBuffer, Stream
 from ..stacks.collect import InspectedTask
 from .deaths import Death, death_of
@@ -131,7 +131,12 @@ class Supervisor:
     def pid_of(self, task: str) -> int | None:
         """Return the process number of a task that has not been reaped; None where there is no such one, or it is not known yet."""
         with self._changed:
-            return next((child.pid for child in self._children.values() if child.name == task), None)
+            child = self._named(task)
+            return None if child is None else child.pid
+
+    def _named(self, task: str) -> _Child | None:
+        """Return the task of a name; call with the lock held. Whoever is to have a name waits for the end of the one before."""
+        return next((child for child in self._children.values() if child.name == task), None)
 
     def spares(self) -> dict[str, int]:
         """Return the process numbers of the spares that can be taken, by their names."""
@@ -202,7 +207,7 @@ class Supervisor:
     def send(self, task: str, message: Message) -> None:
         """Send a message to a task; one to a task that is gone is dropped, since its death is reported anyway."""
         with self._changed:
-            child = next((child for child in self._children.values() if child.name == task), None)
+            child = self._named(task)
         if child is None:
             return
         try:
@@ -213,15 +218,15 @@ class Supervisor:
     def kill_task(self, task: str) -> None:
         """Kill the process group of a task, where it lives."""
         with self._changed:
-            for child in self._children.values():
-                if child.name == task and not child.reaped:
-                    self._kill(child)
+            child = self._named(task)
+            if child is not None and not child.reaped:
+                self._kill(child)
 
     def end_task(self, task: str) -> None:
         """Kill a task and return when its end has been reported, so that another may take its name."""
         self.kill_task(task)
         with self._changed:
-            self._changed.wait_for(lambda: all(child.name != task for child in self._children.values()), timeout=10.0)
+            self._changed.wait_for(lambda: self._named(task) is None, timeout=10.0)
 
     def alive(self) -> list[str]:
         """Return the names of the tasks that have not been reaped; spares are none."""
@@ -255,7 +260,7 @@ class Supervisor:
     def _kill(self, child: _Child) -> None:
         """Kill a task's process group; one that is still to be forked is none, and dies once it is."""
         if child.process is not None:
-            _kill_group(child.process.pid)
+            kill_group(child.process.pid)
             return
         assert self._fork_server is not None
         self._fork_server.kill(child.number)
@@ -269,7 +274,7 @@ class Supervisor:
     def state_of(self, task: str) -> str:
         """Return the kernel's state letter of a task (``R S D T Z``), or ``gone``."""
         with self._changed:
-            child = next((child for child in self._children.values() if child.name == task), None)
+            child = self._named(task)
         if child is None:
             return "gone"
         if (pid := child.pid) is None:
@@ -343,7 +348,7 @@ class Supervisor:
             dead = self._next_dead()
             if dead is None:
                 continue
-            _kill_group(dead)  # while it is a zombie its group number cannot belong to anybody else
+            kill_group(dead)  # while it is a zombie its group number cannot belong to anybody else
             pid, status, usage = os.wait4(dead, 0)
             with self._changed:
                 child = next((child for child in self._children.values() if child.pid == pid and not child.forked), None)
@@ -416,14 +421,6 @@ def _await_end(pid: int) -> None:
     deadline = time.monotonic() + KILLED_SECONDS
     while process_state(pid) not in (None, "Z", "X") and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def _kill_group(pid: int) -> None:
-    """Kill what is left of a task's process group, if anything is."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _rescue(early_log: Path, log: Path) -> None:
