@@ -29,6 +29,18 @@ def network() -> nn.Module:
     )
 
 
+def prepared() -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
+    """Return the training images, float32 [examples, 1, 28, 28] in 0 … 1, their labels and the untrained model, the same on each worker."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    stored = open_dataset("glyphs28")
+    images = torch.from_numpy(stored.images("train")[:].copy()).float().div(255)
+    labels = torch.from_numpy(stored.labels("train")[:].copy()).long()
+    model = network()
+    model(images[:1])
+    return images, labels, model
+
+
 def main() -> None:
     """Train for ever, until the process is ended."""
     parser = argparse.ArgumentParser()
@@ -39,13 +51,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     (given.folder / f"pid-{rank}").write_text(str(os.getpid()))
     dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    stored = open_dataset("glyphs28")
-    images = torch.from_numpy(stored.images("train")[:].copy()).float().div(255)
-    labels = torch.from_numpy(stored.labels("train")[:].copy()).long()
-    model = network()
-    model(images[:1])
+    images, labels, model = prepared()
     saved = given.folder / "checkpoint.pt"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     first = 0

@@ -18,9 +18,7 @@ from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, Sc
 from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 from torch.nn.functional import cross_entropy
 
-from crosstrain.data.store.stored_dataset import open_dataset
-
-from .elastic_script import network
+from .elastic_script import prepared
 
 __all__ = ["main"]
 
@@ -31,13 +29,7 @@ def train(given: dict[str, Any]) -> None:
     """Train for ever on one of the workers, until the process is ended."""
     folder, rank = Path(given["folder"]), get_context().get_world_rank()
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    stored = open_dataset("glyphs28")
-    images = torch.from_numpy(stored.images("train")[:].copy()).float().div(255)
-    labels = torch.from_numpy(stored.labels("train")[:].copy()).long()
-    model = network()
-    model(images[:1])
+    images, labels, model = prepared()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     first = 0
     if (saved := get_checkpoint()) is not None:
