@@ -292,7 +292,11 @@ class Backend(Protocol):
         ...
 
     def preload(self, job: Job) -> None:
-        """Import the framework, with what has to be set before; called once, before `open`, as early as a task's process exists."""
+        """Import the framework, with what has to be set before `open`; called as early as a task's process exists.
+
+        What is set before the import may depend on the job's ``deterministic`` and ``threads``, and on nothing else of it. A backend that
+        declares `forks` is called twice for such a task: in the process that it is forked from, maybe for another such job, and in its own.
+        """
         ...
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:

@@ -48,7 +48,8 @@ class Capabilities:
     - `install`: the command that installs them; `gpu_install`: what to do where a GPU is there and the framework does not see it.
     - `host_network_warning`: what users have to know where several tasks share the host's own network, such as open ports.
     - `forks`: a process that has carried out `preload` and nothing else may be forked, and each child can become a task. So nothing that
-      `preload` imports starts a thread, opens a device or keeps what a child must not share.
+      `preload` imports starts a thread, opens a device or keeps what a child must not share, and a second call in the child, maybe for
+      another job, leaves it as one call for that job would.
     - `survives`: the roles of those tasks whose death training goes on without; the death of any other is the failure of its attempt. None
       of them leads, since leading tasks answer every command.
     - `rejoins`: the roles of those tasks of an async run that can be started anew alone: another process takes the place of one that was

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +16,26 @@ from numpy.typing import NDArray
 
 from ..checkpoint import find_checkpoint, list_checkpoints
 from ..core.process import python
+from ..launch.node.fork_server_client import POOL_VARIABLE
 from ..records.schema import EvalRecord, StepRecord
 from ..records.store.run_directory import RunReader
 
-__all__ = ["FinishedRun", "norm_wise_difference", "options_of", "read_run", "relative_difference", "run_job", "trainer"]
+__all__ = [
+    "LENT_SERVERS_VARIABLE",
+    "FinishedRun",
+    "environment_of_runs",
+    "norm_wise_difference",
+    "options_of",
+    "read_run",
+    "relative_difference",
+    "run_job",
+    "trainer",
+]
 
 TIMEOUT_SECONDS = 900.0
+
+LENT_SERVERS_VARIABLE = "CROSSTRAIN_TEST_FORK_SERVERS"
+"""Names a pool of fork servers that the commands started here may use (`fork_server_pool.py`), and nothing else that tests start."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +50,27 @@ class FinishedRun:
     evals: tuple[EvalRecord, ...]
 
 
+SET_BY_SCIKIT_LEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+"""Variables of a process that has imported it: the pool has not, and lends nothing to who differs from it."""
+
+
 def trainer(
     *arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> subprocess.CompletedProcess[str]:
     """Run the command ``trainer`` with this interpreter and wait for its end."""
     command = python("crosstrain.cli.main", *arguments)
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_seconds, env=environment, stdin=subprocess.DEVNULL, check=False
-    )
+    own = environment_of_runs(environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, env=own, stdin=subprocess.DEVNULL, check=False)
+
+
+def environment_of_runs(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment, this process's by default, in which a command may use the pool of fork servers, where there is one."""
+    own = dict(os.environ if environment is None else environment)
+    if LENT_SERVERS_VARIABLE in own:
+        own.setdefault(POOL_VARIABLE, own[LENT_SERVERS_VARIABLE])
+        for name in SET_BY_SCIKIT_LEARN:
+            own.pop(name, None)
+    return own
 
 
 def run_job(out: Path, environment: Mapping[str, str] | None = None, **options: object) -> FinishedRun:

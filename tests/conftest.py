@@ -6,6 +6,7 @@ import fcntl
 import os
 import secrets
 import signal
+import sys
 import sysconfig
 import tempfile
 import venv
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
+from crosstrain.conformance.fork_server_pool import ForkServerPool
+from crosstrain.conformance.runs import LENT_SERVERS_VARIABLE
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair, not a test's
 hypothesis.settings.load_profile("untimed")
@@ -37,6 +41,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="repeat what a test that draws its cases printed under this seed")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have all runs of a session fork their tasks from the same few processes; see `ForkServerPool`."""
+    if sys.platform == "linux" and LENT_SERVERS_VARIABLE not in os.environ:
+        pool = ForkServerPool()
+        os.environ[LENT_SERVERS_VARIABLE] = pool.name
+        config.add_cleanup(pool.close)
 
 
 @pytest.hookimpl(trylast=True)

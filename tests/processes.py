@@ -99,9 +99,9 @@ def script_process(script: Path, *arguments, **options):
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive free ports."""
+    """The first of `count` consecutive free ports: neither of those that runs reserve (`PortBlock`), nor of the system's ephemeral ones."""
     while True:
-        first = random.randrange(21000, 29999 - count)
+        first = random.SystemRandom().randrange(10_000, 21_000 - count)
         try:
             for port in range(first, first + count):
                 socket.create_server(("127.0.0.1", port)).close()

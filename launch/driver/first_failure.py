@@ -138,9 +138,9 @@ class Failures:
         gone = any(death["task"] == task for _, death in self._unforgiven if death is not None)
         return task in self._ready and not gone and not self._awaited[task]
 
-    def described_start(self, task: str) -> str:
-        """Name a task that is not ready yet, with what it said last that it was doing."""
-        return f"{task} ({self._phases[task]})" if task in self._phases else task
+    def phase_of(self, task: str) -> str | None:
+        """Return what a task that is not ready yet said last that it was doing, if it has said so."""
+        return self._phases.get(task)
 
     @property
     def deaths(self) -> list[Message]:

@@ -144,7 +144,11 @@ class TaskGroup:
         return ready
 
     def _described_starts(self, ready: Collection[str]) -> str:
-        return ", ".join(map(self._failures.described_start, sorted(set(self.node_of).difference(ready)))) + " to be ready"
+        return ", ".join(map(self._described_start, sorted(set(self.node_of).difference(ready)))) + " to be ready"
+
+    def _described_start(self, task: str) -> str:
+        doing = self._failures.phase_of(task)
+        return f"task {task} on {self.nodes.name(self.node_of[task])}" + (f" ({doing})" if doing else "")
 
     def _collect(self, kind: str, nodes: Iterable[int], timeout_seconds: float, what: str) -> dict[int, Message]:
         """Await one message of a kind from each of the nodes."""
@@ -220,7 +224,7 @@ class TaskGroup:
             self.nodes.asked.started_again(task)
             self.nodes.members.tell(node, Message("start_again", fields))
         if (late := self._absent.overdue(now - 2 * REPORT_SECONDS)) is not None:  # one that is stuck says first where, and ends
-            raise StalledRunError(f"{self._failures.described_start(late)} was started anew, and not ready within --start-timeout", late)
+            raise StalledRunError(f"{self._described_start(late)} was started anew, and not ready within --start-timeout", late)
 
     def _sorted(self, timeout_seconds: float) -> tuple[int, Message] | None:
         """Await a message; keep what tells of an end, and return what does not, if anything."""

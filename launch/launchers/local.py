@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...engine.protocol.transport import start_over_stdio
-from ..node.fork_server_client import ForkServerProcess, pays_to_fork
+from ..node.fork_server_client import ForkServer, open_fork_server
 from ..node.scratch import remove_scratch
 from ..virtual.errors import MissingCapabilityError
 from .base import AgentProcess, Launcher, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
@@ -46,7 +46,7 @@ class LocalLauncher:
     warn: Callable[[str], None]
     network: VirtualNetwork | None = None
     _starter: HostStarter | NamespaceStarter | None = None
-    _fork_server: ForkServerProcess | None = None
+    _fork_server: ForkServer | None = None
     _cleanup: ExitStack = field(default_factory=ExitStack)
     _channels: list[NodeChannel] = field(default_factory=list)
     _agents: list[AgentProcess] = field(default_factory=list)
@@ -61,8 +61,7 @@ class LocalLauncher:
         Raises UsageError where isolation was asked for and is not possible here.
         """
         if not self._channels:
-            if pays_to_fork(self.job):
-                self._fork_server = ForkServerProcess(self.job)
+            self._fork_server = open_fork_server(self.job)
             network = self._virtual_network()
             self._starter = NamespaceStarter(network) if network else HostStarter()
             self._channels.extend(self._started(node) for node in range(self.job.nodes))

@@ -8,6 +8,9 @@ Started by the local launcher as ``python -m crosstrain.launch.node.fork_server`
 connection for each agent, with the place in which that agent's tasks live. Over such a connection an agent asks for forks and kills, and
 hears of starts and ends, since only a parent can wait for a process. The server ends with the launcher, its tasks with the server
 (parent-death signal), and those of an agent with the agent's connection.
+
+Over the first socket other launchers can come too, each with a connection like it, and with what their tasks are to have of them and not
+of the process that has started the server (`conformance/fork_server_pool.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 import ctypes
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -24,7 +28,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,13 +39,43 @@ from ...core.job import Job
 from ...core.process import die_with_parent, ignore_interrupts, kill_group, python
 from ...engine.task import import_framework, run_task
 from ..virtual.enter import drop_capabilities, enter
-from .fork_server_client import PACKET_BYTES
+from .fork_server_client import PACKET_BYTES, is_transferred, path_entries, receive_packet
 
 __all__ = ["ForkServer", "main"]
 
-MOST_DESCRIPTORS = 3
-
 TASK_MODULE = "crosstrain.engine.task"
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """A launcher's connection, and what its tasks have of it and not of this process; `directory` is a descriptor of where it works.
+
+    Without one it has started this process, which has all of it.
+    """
+
+    connection: socket.socket
+    directory: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    open_files: int = 0
+
+    def adopt(self) -> None:
+        """In a task: work where the launcher does, with its variables and as many open files as it may have."""
+        if self.directory is None:
+            return
+        os.fchdir(self.directory)
+        os.close(self.directory)
+        own = path_entries(os.environ)
+        for name in filter(is_transferred, list(os.environ)):
+            del os.environ[name]
+        os.environ.update(self.variables)
+        sys.path[:] = [*path_entries(self.variables), *(entry for entry in sys.path if entry not in own)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    def close(self) -> None:
+        """Close what this process has of it."""
+        self.connection.close()
+        if self.directory is not None:
+            os.close(self.directory)
 
 
 @dataclass
@@ -51,6 +85,7 @@ class _Agent:
     `user` and `network` are descriptors of namespaces, and `cgroups` the files to enter its CPU groups, as ``enter.py`` takes them.
     """
 
+    launcher: _Launcher
     connection: socket.socket
     user: int | None
     network: int | None
@@ -66,11 +101,12 @@ class _Agent:
 
 
 class ForkServer:
-    """Serves one launcher, over `control`, and the agents that it announces."""
+    """Serves a launcher, over `control`, the agents that it announces, and any other launchers."""
 
     def __init__(self, control: socket.socket, written: bytes) -> None:
         """`written` is what the import has written, which each task's log begins with."""
-        self._control = control
+        self._owner = _Launcher(control)
+        self._launchers = [self._owner]
         self._written = written
         self._agents: list[_Agent] = []
         self._selector = selectors.DefaultSelector()
@@ -83,7 +119,7 @@ class ForkServer:
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Serve until the launcher is gone."""
+        """Serve until the launcher is gone that has started this process."""
         while True:
             ready = {key.fd: key.data for key, _ in self._selector.select()}
             if self._ended in ready:
@@ -92,24 +128,43 @@ class ForkServer:
             for agent in list(self._agents):
                 if agent.connection.fileno() in ready:
                     self._serve_agent(agent)
-            if self._control.fileno() in ready and not self._admit():
-                return
+            for launcher in list(self._launchers):
+                if launcher.connection.fileno() in ready and not self._admit(launcher):
+                    if launcher is self._owner:
+                        return
+                    self._forget(launcher)
 
-    def _admit(self) -> bool:
-        """Take the connection of another agent; return False at the end of the launcher's."""
-        received = _receive(self._control)
+    def _admit(self, launcher: _Launcher) -> bool:
+        """Take the connection of an agent, or of another launcher; return False at the end of this one's."""
+        try:
+            received = receive_packet(launcher.connection)
+        except OSError:
+            received = None
         if received is None:
             return False
-        said, (connection, *namespaces) = received
-        named = dict(zip(said["namespaces"], namespaces, strict=True))
-        agent = _Agent(socket.socket(fileno=connection), named.get("user"), named.get("network"), said["cgroups"])
-        self._agents.append(agent)
-        self._selector.register(agent.connection, selectors.EVENT_READ)
+        said, (connection, *descriptors) = received
+        joined: _Agent | _Launcher
+        if "namespaces" in said:
+            named = dict(zip(said["namespaces"], descriptors, strict=True))
+            joined = _Agent(launcher, socket.socket(fileno=connection), named.get("user"), named.get("network"), said["cgroups"])
+            self._agents.append(joined)
+        else:
+            joined = _Launcher(socket.socket(fileno=connection), descriptors[0], said["variables"], said["open_files"])
+            self._launchers.append(joined)
+        self._selector.register(joined.connection, selectors.EVENT_READ)
         return True
+
+    def _forget(self, launcher: _Launcher) -> None:
+        """Kill the tasks of a launcher that is gone."""
+        for agent in [agent for agent in self._agents if agent.launcher is launcher]:
+            self._dismiss(agent)
+        self._selector.unregister(launcher.connection)
+        self._launchers.remove(launcher)
+        launcher.close()
 
     def _serve_agent(self, agent: _Agent) -> None:
         try:
-            received = _receive(agent.connection)
+            received = receive_packet(agent.connection)
         except OSError:
             received = None
         if received is None:
@@ -185,6 +240,7 @@ class ForkServer:
                 drop_capabilities()
             _rename_command_line(python(TASK_MODULE))
             self._leave(agent)
+            agent.launcher.adopt()
             os.environ["TMPDIR"] = said["temporary_folder"]
             tempfile.tempdir = None  # what it was before is remembered there
         except BaseException:  # noqa: BLE001 — told in the task's log, and the task ends
@@ -196,22 +252,17 @@ class ForkServer:
     def _leave(self, own: _Agent) -> None:
         """Close what is the server's, and that of other agents: whoever waits for the end of a connection must not wait for a task."""
         self._selector.close()
-        self._control.close()
         os.close(self._ended)
         os.close(self._wakeup)
+        for launcher in self._launchers:
+            launcher.connection.close()
+            if launcher.directory is not None and launcher is not own.launcher:
+                os.close(launcher.directory)
         for agent in self._agents:
             agent.connection.close()
             for descriptor in (agent.user, agent.network):
                 if descriptor is not None and agent is not own:
                     os.close(descriptor)
-
-
-def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return a message and the descriptors that came with it, or None at the end."""
-    text, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MOST_DESCRIPTORS)
-    if not text:
-        return None
-    return json.loads(text), descriptors
 
 
 def _drain(descriptor: int) -> None:
@@ -267,7 +318,7 @@ def main(arguments: list[str] | None = None) -> None:
     ignore_interrupts()
     die_with_parent(options.parent)
     control = socket.socket(fileno=options.fd)
-    first = _receive(control)
+    first = receive_packet(control)
     if first is not None:
         job = Job.model_validate(first[0]["job"])
         try:

@@ -1,59 +1,154 @@
-"""Who starts a fork server, and who has it fork tasks: the launcher's end of it, and an agent's."""
+"""Who starts a fork server, and who has it fork tasks: the launcher's end of it, and an agent's.
+
+A launcher usually starts a server of its own. Where many short runs follow each other, as in a test suite, a pool can lend them all the
+same (`conformance/fork_server_pool.py`); it is named by a variable.
+"""
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from ...backends.loading import load_backend
 from ...core.job import Job
 from ...core.process import python
 from .task_environment import task_environment
 
-__all__ = ["PACKET_BYTES", "ForkServerConnection", "ForkServerProcess", "ForkedTasksListener", "pays_to_fork"]
+__all__ = [
+    "PACKET_BYTES",
+    "POOL_VARIABLE",
+    "ForkServer",
+    "ForkServerConnection",
+    "ForkServerProcess",
+    "ForkedTasksListener",
+    "inherited_state",
+    "is_transferred",
+    "open_fork_server",
+    "path_entries",
+    "pays_to_fork",
+    "receive_packet",
+]
 
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg")
 
 PACKET_BYTES = 2**16
 """The largest message on sockets of a fork server, which keep messages apart (SOCK_SEQPACKET); a job takes a few kilobytes."""
 
+MOST_DESCRIPTORS = 3
+
+POOL_VARIABLE = "CROSSTRAIN_FORK_SERVERS"
+"""Names the socket of a pool of fork servers, in the abstract namespace (unix(7)). The runs that use it do without the import of the
+framework, so that the time of their start is not that of other runs."""
+
+POOL_ANSWER_SECONDS = 10.0
+
+TRANSFERRED = ("CROSSTRAIN_", "PYTEST_", "TRAINER_")
+TRANSFERRED_NAMES = frozenset({"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTHONPATH", "SHLVL", "XDG_CONFIG_HOME", "_"})
+"""Variables that no framework reads when it is imported: each task has those of its own launcher. What PYTHONPATH says holds for what a
+task imports from then on."""
+
+STATUS_FIELDS = ("Umask", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed")
+"""Lines of proc_pid_status(5) that a child inherits."""
+
 
 def pays_to_fork(job: Job) -> bool:
     """Return whether several tasks on this machine could be forked from one process that has imported the framework.
 
-    With GPUs each task sees its own, which its environment says from the beginning. One task alone has nothing to share, unless it is
-    started again.
+    One task alone has nothing to share, unless it is started again.
     """
-    if sys.platform != "linux" or any(map(glob.glob, GPU_DEVICES)):
-        return False
-    backend = load_backend(job.backend)
-    return backend.capabilities.forks and (len(backend.placement(job)) > 1 or job.max_restarts > 0)
+    return _can_fork(job) and (len(load_backend(job.backend).placement(job)) > 1 or job.max_restarts > 0)
 
 
-class ForkServerProcess:
-    """A fork server as a child of this process's main thread; it imports what a job's backend needs, and ends with this process."""
+def _can_fork(job: Job) -> bool:
+    """Return whether tasks may be forked here. With GPUs each task sees its own, which its environment says from the beginning."""
+    return sys.platform == "linux" and not any(map(glob.glob, GPU_DEVICES)) and load_backend(job.backend).capabilities.forks
 
-    def __init__(self, job: Job) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = python("crosstrain.launch.node.fork_server", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()))
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=task_environment(os.environ, None, None),
-                start_new_session=True,
-            )
-        self._tell({"job": job.model_dump(mode="json")}, ())
+
+def open_fork_server(job: Job) -> ForkServer | None:
+    """Return what a run's tasks are forked from: a server that is lent, where there is one, its own where that pays, else None."""
+    pool = os.environ.get(POOL_VARIABLE)
+    if pool is not None and _can_fork(job) and (lent := _lent_server(pool, job)) is not None:
+        return lent
+    return ForkServerProcess(job) if pays_to_fork(job) else None
+
+
+def _lent_server(pool: str, job: Job) -> ForkServer | None:
+    """Return a server of the pool of this name; None where there is none, or another user's, or where this process differs from it."""
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control.settimeout(POOL_ANSWER_SECONDS)
+    said = {
+        "job": job.model_dump(mode="json"),
+        "state": inherited_state(),
+        "variables": {key: value for key, value in task_environment(os.environ, None, None).items() if is_transferred(key)},
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    }
+    directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    try:
+        control.connect(f"\0{pool}")
+        _, user, _ = struct.unpack("3i", control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        if user == os.geteuid():
+            socket.send_fds(control, [json.dumps(said).encode()], [directory])
+            if (answer := receive_packet(control)) is not None and answer[0]["lent"]:
+                control.settimeout(None)
+                return ForkServer(control)
+    except OSError:  # the pool has ended: a server of one's own does as well
+        pass
+    finally:
+        os.close(directory)
+    control.close()
+    return None
+
+
+def is_transferred(variable: str) -> bool:
+    """Return whether a task that a lent server has forked has this variable of its launcher."""
+    return variable in TRANSFERRED_NAMES or variable.startswith(TRANSFERRED)
+
+
+def path_entries(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders that PYTHONPATH names in an environment."""
+    return [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def inherited_state() -> str:
+    """Return a digest of what a child of this process would have from it, but for what a lent server's tasks have of their launcher.
+
+    Processes with equal digests could have started the same fork server. For Linux.
+    """
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
+    limits["RLIMIT_NOFILE"] = limits["RLIMIT_OFILE"] = (0, limits["RLIMIT_NOFILE"][1])
+    environment = {key: value for key, value in task_environment(os.environ, None, None).items() if not is_transferred(key)}
+    state: dict[str, Any] = {
+        "python": [*python(""), sys.prefix],
+        "user": [os.getresuid(), os.getresgid(), sorted(os.getgroups())],
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+        "scheduler": os.sched_getscheduler(0),
+        "groups": Path("/proc/self/cgroup").read_text(),
+        "namespaces": {entry.name: os.readlink(entry) for entry in Path("/proc/self/ns").iterdir()},
+        "oom_score": Path("/proc/self/oom_score_adj").read_text(),
+        "status": {name: status.get(name) for name in STATUS_FIELDS},
+        "limits": limits,
+        "environment": environment,
+    }
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode(errors="surrogateescape")).hexdigest()
+
+
+class ForkServer:
+    """A fork server as a launcher has it: a connection over which it announces its agents."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
 
     def connect(self, namespaces: Mapping[str, int], cgroups: str) -> socket.socket:
         """Return an agent's end of a new connection, whose tasks live in these namespaces (``user``, ``network``) and CPU groups.
@@ -72,6 +167,42 @@ class ForkServerProcess:
             return  # it has ended; the agents find their connections closed
 
     def kill(self) -> None:
+        """Have whatever it has forked for this launcher end at once; safe in a signal handler."""
+        self._control.close()
+
+    def close(self) -> None:
+        """Let go of it, and have its tasks end; a second call does nothing."""
+        self._control.close()
+
+
+class ForkServerProcess(ForkServer):
+    """A fork server as a child of this process's main thread; it imports what a job's backend needs, and ends with this process."""
+
+    def __init__(self, job: Job) -> None:
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(control)
+        with theirs:
+            command = python("crosstrain.launch.node.fork_server", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()))
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=task_environment(os.environ, None, None),
+                start_new_session=True,
+            )
+        self._tell({"job": job.model_dump(mode="json")}, ())
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has ended."""
+        return self._process.poll() is not None
+
+    def lend(self, launcher: socket.socket, directory: int, variables: Mapping[str, str], open_files: int) -> None:
+        """Have it serve another launcher too, whose connection and working directory are handed over; see `open_fork_server`."""
+        self._tell({"variables": variables, "open_files": open_files}, [launcher.fileno(), directory])
+
+    def kill(self) -> None:
         """End it at once, and with it whatever it has forked; safe in a signal handler."""
         self._process.kill()
 
@@ -80,6 +211,12 @@ class ForkServerProcess:
         self._control.close()
         self._process.kill()
         self._process.wait()
+
+
+def receive_packet(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return a message with the descriptors that came with it, or None at the end. Raises OSError."""
+    text, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MOST_DESCRIPTORS)
+    return (json.loads(text), descriptors) if text else None
 
 
 class ForkedTasksListener(Protocol):

@@ -22,9 +22,9 @@ def test_a_run_evaluates_and_translates_with_the_average(backend, mode, tmp_path
     """While the weights still change fast, so that their average is far behind them and translates otherwise."""
     for language in ("en", "de"):
         (tmp_path / f"digits.{language}").write_text(text(lines(language)))
-    data = f"parallel-text:{tmp_path}/digits:en-de?vocabulary=320,held-out=60"
+    data = f"parallel-text:{tmp_path}/digits:en-de?vocabulary=320,held-out=24"
     updates = {"batch_size": 32, "optimizer": "adam", "lr": 0.01, "warmup_steps": 30, "steps": 30, "ema_decay": 0.99, "calibrate": False}
-    model = {"model": "transformer:tiny?dropout=0", "data": data, "eval_every": "end", "beam": 1, "eval_sentences": 60}
+    model = {"model": "transformer:tiny?dropout=0", "data": data, "eval_every": "end", "beam": 1, "eval_sentences": 24}
     run = run_job(tmp_path, backend=backend, mode=mode, network="host", **model, **updates)
     said = run.evals[-1]
     found = {}

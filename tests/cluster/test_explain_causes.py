@@ -1,6 +1,6 @@
 """`trainer explain` on runs whose bottleneck is certain by construction, with sizes and limits drawn at random.
 
-As many runs as there are causes, each on another backend and mode, dealt out at random; the other combinations are slow.
+Two causes, each on another backend and mode, both dealt out at random; all other combinations are slow.
 CROSSTRAIN_TEST_SEED repeats a draw.
 """
 
@@ -28,14 +28,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.skipif(sys.pla
 
 
 def dealt():
-    """(cause, backend, mode) of each run: every cause and every combination comes up in those that are not slow.
+    """(cause, backend, mode) of each run: in those that are not slow one cause on TensorFlow and another on PyTorch.
 
     There, the slow node is PyTorch's: with part of a core for one of its workers, a run on TensorFlow takes half a minute.
     """
     rng = random.Random(SEED)
     causes = rng.sample([cause for cause in CAUSES if cause != "peers"], len(CAUSES) - 1)
     causes.insert(rng.choice([index for index, (backend, _) in enumerate(COMBINATIONS) if backend == "torch"]), "peers")
-    quick = list(zip(causes, COMBINATIONS, strict=True))
+    dealt = list(zip(causes, COMBINATIONS, strict=True))
+    quick = [rng.choice(dealt[:2]), rng.choice(dealt[2:])]
     slow = [(cause, combination) for cause in CAUSES for combination in COMBINATIONS if (cause, combination) not in quick]
     cases = [(case, ()) for case in quick] + [(case, pytest.mark.slow) for case in slow]
     return [pytest.param(cause, *combination, marks=marks, id="-".join((cause, *combination))) for (cause, combination), marks in cases]

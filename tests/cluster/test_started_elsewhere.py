@@ -70,7 +70,7 @@ def test_three_nodes_by_rendezvous(tmp_path, backend, mode):
     assert runs[0].stdout() == ""
 
 
-@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), ("tf", "async")])
+@pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), pytest.param("tf", "async", marks=pytest.mark.slow)])
 def test_tf_config(tmp_path, backend, mode):
     """Hosts of 127.0.0.0/8, a task or more on each; in async mode the chief and the ps are processes of their own."""
     ports = iter([free_port() for _ in range(5)])

@@ -8,7 +8,7 @@ from crosstrain.core.errors import RunFailedError
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
-JOB = {"backend": "torch", "nodes": 2, "network": "auto", "steps": 4000, "eval_every": "end", "sample_interval": 0.1, "monitor": True}
+JOB = {"backend": "torch", "nodes": 2, "network": "auto", "steps": 2500, "eval_every": "end", "sample_interval": 0.1, "monitor": True}
 
 
 def child(name):
@@ -44,7 +44,7 @@ def test_the_run_fails_and_names_a_task_that_was_killed(tmp_path, kill_server):
 
 def test_a_run_that_may_goes_on_with_tasks_that_the_agents_start(tmp_path, kill_server):
     kill_server(tmp_path / "run")
-    path, summary = train(tmp_path, "run", max_restarts=1, checkpoint_every="500steps", **JOB)
+    path, summary = train(tmp_path, "run", max_restarts=1, checkpoint_every="250steps", **JOB)
     assert (summary["state"], summary["restarts"]) == ("succeeded", 1)
-    assert len(losses(path)) == 4000
+    assert len(losses(path)) == 2500
     assert len(pids(path, "worker-0")) == 2

@@ -11,7 +11,7 @@ from fault_injection.trial import tried, undisturbed
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
-STEPS = {"torch-sync": 2_000, "torch-async": 20_000, "tf-sync": 2_000, "tf-async": 4_000}
+STEPS = {"torch-sync": 800, "torch-async": 20_000, "tf-sync": 2_000, "tf-async": 4_000}
 
 
 @pytest.mark.timeout(400)

@@ -53,10 +53,15 @@ def send(path, number):
     return lambda: os.kill(pids(path, "worker-1")[-1], number)
 
 
+def worker_1_trains(path):
+    """Whether a step of the one that is to be lost has been recorded: on a busy machine others may be far ahead of it."""
+    return trains(path) and '"worker":1,' in (path / "steps.jsonl").read_text()
+
+
 @pytest.mark.parametrize(("backend", "steps"), [("torch", 20_000), pytest.param("tf", 15_000, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_comes_back_alone_while_the_others_train(tmp_path, backend, steps):
     path = tmp_path / "run"
-    killer = when(path, trains, send(path, signal.SIGKILL))
+    killer = when(path, worker_1_trains, send(path, signal.SIGKILL))
     _, summary = train(tmp_path, "run", **{**ASYNC, "backend": backend, "steps": steps})
     killer.join()
     assert "task worker-1 on node 1 was killed by SIGKILL" in events(path, "task_failed")[0].detail["cause"]
@@ -68,7 +73,7 @@ def test_a_worker_that_is_killed_comes_back_alone_while_the_others_train(tmp_pat
 def test_a_worker_that_is_stopped_for_ever_is_given_up_and_comes_back(tmp_path, saves, steps):
     """Others deliver while it stands still; or all wait for it, as a checkpoint does."""
     path = tmp_path / "run"
-    stopper = when(path, trains, send(path, signal.SIGSTOP))
+    stopper = when(path, worker_1_trains, send(path, signal.SIGSTOP))
     _, summary = train(tmp_path, "run", steps=steps, stall_timeout=8, checkpoint_every=saves, **ASYNC)
     stopper.join()
     assert events(path, "task_failed")[0].detail["cause"].startswith("stalled: worker-1 has finished")

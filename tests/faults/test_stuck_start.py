@@ -10,7 +10,7 @@ from crosstrain.conformance.runs import trainer
 
 pytestmark = pytest.mark.faults
 
-START_SECONDS = {"torch": 20, "tf": 30}
+START_SECONDS = {"torch": 40, "tf": 60}
 """By backend: long enough for its import on a machine that has much else to do."""
 
 CASES = {

@@ -5,7 +5,6 @@ and end where hypothesis wants them to. The gradient of a step is a one at the s
 So how often a shard has applied a step can be read from its values.
 """
 
-import itertools
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from processes import free_ports
 
 from crosstrain.backends.base import Plan
 from crosstrain.backends.torch import BACKEND
@@ -30,7 +30,6 @@ from crosstrain.data.columns import Column
 from crosstrain.models.logreg import build
 
 STEPS, WORKERS, EXAMPLES = 36, 3, 30
-PORTS = itertools.cycle(range(21_000, 29_000))
 
 
 class Data:
@@ -198,7 +197,8 @@ def lives(cluster, model, job, place, fates, errors, over):
 
 def cluster_of(job):
     placed = BACKEND.placement(job)
-    return Cluster(tuple(placed), ("127.0.0.1",) * job.nodes, {task.name: next(PORTS) for task in placed}, "5e" * 32)
+    ports = {task.name: port for port, task in enumerate(placed, start=free_ports(len(placed)))}
+    return Cluster(tuple(placed), ("127.0.0.1",) * job.nodes, ports, "5e" * 32)
 
 
 def task_of(cluster, name):

@@ -1,0 +1,167 @@
+"""Fork servers that many runs are lent, one after another or at once."""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processes import script_process, wait_until
+from test_fork_server import Node, field, lives
+
+from crosstrain.conformance.fork_server_pool import ForkServerPool
+from crosstrain.core.job import Job
+from crosstrain.launch.node.fork_server_client import (
+    POOL_VARIABLE,
+    ForkServerProcess,
+    inherited_state,
+    is_transferred,
+    open_fork_server,
+    pays_to_fork,
+)
+
+JOB = Job(backend="torch")
+
+
+@pytest.fixture(scope="module")
+def standing():
+    with ForkServerPool() as pool:
+        yield pool
+
+
+@pytest.fixture
+def pool(standing, monkeypatch):
+    monkeypatch.setattr("crosstrain.launch.node.fork_server_client.GPU_DEVICES", ())
+    monkeypatch.setenv(POOL_VARIABLE, standing.name)
+    return standing
+
+
+def started(folder):
+    """A lent server, the process of a task that it has forked, and the supervisor that has asked for it."""
+    server = open_fork_server(JOB)
+    node = Node(folder, server.connect({}, "-"))
+    node.start("worker-0")
+    return server, node.pid("worker-0"), node
+
+
+def test_runs_after_each_other_share_a_server(pool, tmp_path):
+    parents = set()
+    for _ in range(3):
+        server, pid, node = started(tmp_path)
+        parents.add(int(field(pid, "PPid")))
+        server.close()
+        wait_until(lambda: not lives(pid), 5, "the end of the task")  # noqa: B023
+        assert node.dead_by(5)
+    (parent,) = parents
+    assert parent != os.getpid()
+    assert int(field(parent, "PPid")) == pool._process.pid
+
+
+def test_a_task_has_the_directory_the_variables_and_the_limit_of_its_own_launcher(pool, tmp_path, monkeypatch):
+    Path(tmp_path, "own").mkdir()
+    monkeypatch.chdir(tmp_path / "own")
+    monkeypatch.setenv("TRAINER_SEED", "7")
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed - 10, most))
+    try:
+        server, pid, node = started(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    wait_until(lambda: b"engine.task" in Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "the task")
+    wait_until(lambda: os.readlink(f"/proc/{pid}/cwd") == str(tmp_path / "own"), 5, "its directory")
+    wait_until(lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] == allowed - 10, 5, "its limit")
+    node.supervisor.stop(0.0)
+    server.close()
+
+
+@pytest.mark.parametrize("difference", ["a variable", "the niceness", "a limit", "no pool"])
+def test_who_would_have_started_another_server_is_lent_none(pool, difference, monkeypatch):
+    if difference == "a variable":
+        monkeypatch.setenv("OMP_NUM_THREADS", "17")
+    elif difference == "no pool":
+        monkeypatch.setenv(POOL_VARIABLE, f"{pool.name}x")
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    if difference == "a limit":
+        resource.setrlimit(resource.RLIMIT_CORE, (0 if before[0] else 1024, before[1]))
+    try:
+        if difference == "the niceness":
+            script = (
+                "import os; os.nice(1)\n"
+                "from crosstrain.core.job import Job\n"
+                "from crosstrain.launch.node.fork_server_client import open_fork_server\n"
+                "assert open_fork_server(Job(backend='torch')) is None"
+            )
+            subprocess.run([sys.executable, "-P", "-c", script], check=True)
+        else:
+            assert open_fork_server(JOB) is None
+            own = open_fork_server(JOB.model_copy(update={"max_restarts": 1}))
+            assert isinstance(own, ForkServerProcess)
+            own.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
+    assert not pays_to_fork(JOB)
+
+
+@settings(max_examples=50)
+@given(st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789", min_size=1, max_size=20), st.text("abc", min_size=1))
+def test_each_variable_is_compared_or_handed_over(name, value):
+    before, state = os.environ.pop(name, None), inherited_state()
+    os.environ[name] = value
+    try:
+        assert (inherited_state() == state) is (is_transferred(name) or (before == value))
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def test_a_server_that_has_ended_is_replaced(pool, tmp_path):
+    first, pid, _ = started(tmp_path)
+    parent = int(field(pid, "PPid"))
+    os.kill(parent, signal.SIGKILL)
+    wait_until(lambda: not lives(pid), 5, "the end of the task")
+    first.close()
+    second, pid, node = started(tmp_path)
+    assert int(field(pid, "PPid")) not in (parent, os.getpid())
+    node.supervisor.stop(0.0)
+    second.close()
+
+
+def test_who_asks_for_nothing_keeps_nobody_waiting_for_long(pool, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(f"\0{pool.name}")
+        began = time.monotonic()
+        server, _, node = started(tmp_path)
+        assert time.monotonic() - began < 20
+    node.supervisor.stop(0.0)
+    server.close()
+
+
+def test_nothing_outlives_the_process_that_has_started_it(tmp_path):
+    script = tmp_path / "owner.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "from crosstrain.conformance.fork_server_pool import ForkServerPool\n"
+        "from crosstrain.core.job import Job\n"
+        "from crosstrain.launch.node import fork_server_client\n"
+        "fork_server_client.GPU_DEVICES = ()\n"
+        "pool = ForkServerPool()\n"
+        "os.environ[fork_server_client.POOL_VARIABLE] = pool.name\n"
+        "server = fork_server_client.open_fork_server(Job(backend='torch'))\n"
+        "print(pool._process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with script_process(script, stdout=subprocess.PIPE) as owner:
+        pool_pid = int(owner.stdout.readline())
+        (server,) = map(int, Path(f"/proc/{pool_pid}/task/{pool_pid}/children").read_text().split())
+        assert lives(server)
+        owner.kill()
+        wait_until(lambda: not lives(pool_pid) and not lives(server), 10, "the end of the pool")
