@@ -3,14 +3,17 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstrain.backends.torch.asynchronous.applied_steps import AppliedSteps
 from crosstrain.backends.torch.asynchronous.leases import Leases
+from crosstrain.backends.torch.asynchronous.worker_links import WorkerLinks
 
 SEED = os.environ["CROSSTRAIN_TEST_SEED"]
 
@@ -73,3 +76,47 @@ def test_a_lease_ends_with_the_next_one_or_by_the_chief():
             leases.begin(1, generation)
     with leases.begin(1, 4), leases.begin(2, 1):
         pass
+
+
+class Link:
+    """A connection that notices when it is cut."""
+
+    def __init__(self):
+        self.cut = threading.Event()
+
+    def abort(self):
+        self.cut.set()
+
+
+@settings(max_examples=60)
+@given(st.permutations(range(5)), st.lists(st.floats(0, 0.003), min_size=5, max_size=5))
+def test_of_connections_of_one_worker_the_one_that_came_last_stays_in_whatever_order_their_threads_ask(order, pauses):
+    links, admitted = WorkerLinks(lambda worker: None, lambda worker: None), []
+    own = [Link() for _ in order]
+
+    def serve(arrival):
+        try:
+            links.enter(0, own[arrival], float(arrival))
+        except ConnectionError:
+            return
+        admitted.append(arrival)
+        assert own[arrival].cut.wait(10)
+        links.leave(0)
+
+    threads = [threading.Thread(target=serve, args=(arrival,), daemon=True) for arrival in order]
+    for thread, pause in zip(threads, pauses, strict=True):
+        thread.start()
+        time.sleep(pause)
+    last = threads[order.index(4)]
+    for thread in threads:
+        if thread is not last:
+            thread.join(10)
+            assert not thread.is_alive()
+    deadline = time.monotonic() + 10
+    while 4 not in admitted and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert admitted[-1] == 4
+    assert not own[4].cut.is_set()
+    assert admitted == sorted(admitted)
+    links.cut(0)
+    last.join(10)

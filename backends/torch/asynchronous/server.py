@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 WARM_ELEMENTS = 2**16
 """Enough to run the kernels that large shards run, on all threads."""
 
-Serve = Callable[[Connection, Hello], None]
+Serve = Callable[[Connection, Hello, float], None]
 
 
 def shard_bounds(model: ModelSpec, shards: int) -> list[tuple[int, int]]:
@@ -62,7 +62,10 @@ def pushed_step(frame: Frame) -> int | None:
 
 
 class Listener:
-    """Lets peers in until closed. `serve` runs in a thread for each admitted peer; when it returns the connection is closed."""
+    """Lets peers in until closed. `serve` runs in a thread for each admitted peer; when it returns the connection is closed.
+
+    It is told when the peer arrived, in seconds of a clock of the listener's: in the order in which connections were accepted.
+    """
 
     def __init__(self, task: Task, elements: int, serve: Serve) -> None:
         """Start to listen on the task's own address. Raises OSError with errno EADDRINUSE where the port was taken."""
@@ -73,18 +76,18 @@ class Listener:
         listening = socket.create_server((task.address, task.port), backlog=128)
         self._door = AuthenticatingListener(listening, self._prove, self._admit, log.warning)
 
-    def _prove(self, exchange: Exchange) -> tuple[socket.socket, Hello]:
-        return exchange.connection, admit(exchange, self._secret, self._elements)
+    def _prove(self, exchange: Exchange) -> tuple[socket.socket, Hello, float]:
+        return exchange.connection, admit(exchange, self._secret, self._elements), exchange.deadline
 
-    def _admit(self, peer: tuple[socket.socket, Hello], _host: str) -> None:
-        connection, hello = peer
+    def _admit(self, peer: tuple[socket.socket, Hello, float], _host: str) -> None:
+        connection, hello, arrival = peer
         link = Connection(connection)
         with self._changed:
             self._links.add(link)
         try:
             tune(connection)
             if not self._closing:
-                self._serve(link, hello)
+                self._serve(link, hello, arrival)
         finally:
             with self._changed:
                 self._links.discard(link)
@@ -113,7 +116,7 @@ class ShardServer:
         self._failure: Exception | None = None
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
 
-    def _serve_peer(self, link: Connection, hello: Hello) -> None:
+    def _serve_peer(self, link: Connection, hello: Hello, arrival: float) -> None:
         try:
             if hello.role == "chief":
                 self._serve_chief(link)

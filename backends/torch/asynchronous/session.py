@@ -90,13 +90,17 @@ class AsyncSession:
             missing = ", ".join(f"worker-{index}" for index in sorted(expected - self._tickets.connected))
             raise RunFailedError(f"start_timeout: {missing} did not join within {self._job.start_timeout:g} seconds")
 
-    def _serve_peer(self, link: Connection, hello: Hello) -> None:
+    def _serve_peer(self, link: Connection, hello: Hello, arrival: float) -> None:
         """Serve one worker's connection, in a thread of its own."""
         worker = hello.place
         if hello.role != "worker" or worker >= self._job.workers:
             log.warning("refused %s-%d: it has no place in this run", hello.role, worker)
             return
-        generation = self._links.enter(worker, link)
+        try:
+            generation = self._links.enter(worker, link, arrival)
+        except ConnectionError as error:
+            log.warning("refused worker-%d: %s", worker, error)
+            return
         progress = TicketProgress(worker, self._examples)
         try:
             self._serve_worker(link, worker, generation, progress)

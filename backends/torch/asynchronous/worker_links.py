@@ -22,13 +22,22 @@ class WorkerLinks:
         self._changed = threading.Condition()
         self._links: dict[int, Connection] = {}
         self._generations: Counter[int] = Counter()
+        self._newest: dict[int, float] = {}
 
-    def enter(self, worker: int, link: Connection) -> int:
-        """Take the worker's place; return the generation of this connection: how many have had it. Waits until the one before has left."""
+    def enter(self, worker: int, link: Connection, arrival: float) -> int:
+        """Take the worker's place; return the generation of this connection: how many have had it. Waits until the one before has left.
+
+        Connections' threads may come here in another order than their peers did, of which `arrival` tells. Raises ConnectionError where a
+        later one has come: this one's process is gone, and must not push the one out that was started in its stead.
+        """
         with self._changed:
-            while worker in self._links:
+            newest = self._newest[worker] = max(arrival, self._newest.get(worker, arrival))
+            while worker in self._links and arrival == newest:
                 self._cut(worker)
                 self._changed.wait()
+                newest = self._newest[worker]
+            if arrival != newest:
+                raise ConnectionError("another has come in its place")
             self._links[worker] = link
             self._generations[worker] += 1
             return self._generations[worker]
