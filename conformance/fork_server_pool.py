@@ -22,7 +22,8 @@ from typing import Self
 
 from ..core.job import Job
 from ..core.process import die_with_parent, ignore_interrupts, python
-from ..launch.node.fork_server_client import ForkServerProcess, inherited_state, receive_packet
+from ..launch.node.fork_server_client import ForkServerProcess, inherited_state
+from ..launch.node.fork_server_connection import receive_packet
 
 __all__ = ["ForkServerPool", "main"]
 

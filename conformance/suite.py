@@ -30,7 +30,8 @@ from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.plugins import forward_backends
 from ..data.store.stored_dataset import open_dataset
-from ..launch.node.fork_server_client import ForkServerConnection, ForkServerProcess
+from ..launch.node.fork_server_client import ForkServerProcess
+from ..launch.node.fork_server_connection import ForkServerConnection
 from ..launch.node.supervisor import Supervisor
 from ..launch.node.task_environment import task_environment
 from ..models.build import build_model

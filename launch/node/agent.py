@@ -28,7 +28,7 @@ from ...engine.protocol.transport import AGENT_BEGINS
 from ...monitor.gpu import describe_gpus
 from ..stacks.collect import collect_stacks, find_py_spy
 from .deaths import Death, tail
-from .fork_server_client import ForkServerConnection
+from .fork_server_connection import ForkServerConnection
 from .identity import address_for_others, node_identity
 from .port_reservation import PortBlock
 from .scratch import make_scratch, remove_scratch

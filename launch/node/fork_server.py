@@ -39,7 +39,8 @@ from ...core.job import Job
 from ...core.process import die_with_parent, ignore_interrupts, kill_group, python
 from ...engine.task import import_framework, run_task
 from ..virtual.enter import drop_capabilities, enter
-from .fork_server_client import PACKET_BYTES, is_transferred, path_entries, receive_packet
+from .fork_server_client import is_transferred, path_entries
+from .fork_server_connection import PACKET_BYTES, receive_packet
 
 __all__ = ["ForkServer", "main"]
 

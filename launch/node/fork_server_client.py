@@ -1,4 +1,4 @@
-"""Who starts a fork server, and who has it fork tasks: the launcher's end of it, and an agent's.
+"""Fork servers as a launcher has them: started for a run, or lent by a pool.
 
 A launcher usually starts a server of its own. Where many short runs follow each other, as in a test suite, a pool can lend them all the
 same (`conformance/fork_server_pool.py`); it is named by a variable.
@@ -15,37 +15,28 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...backends.loading import load_backend
 from ...core.job import Job
 from ...core.process import python
+from .fork_server_connection import receive_packet
 from .task_environment import task_environment
 
 __all__ = [
-    "PACKET_BYTES",
     "POOL_VARIABLE",
     "ForkServer",
-    "ForkServerConnection",
     "ForkServerProcess",
-    "ForkedTasksListener",
     "inherited_state",
     "is_transferred",
     "open_fork_server",
     "path_entries",
     "pays_to_fork",
-    "receive_packet",
 ]
 
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg")
-
-PACKET_BYTES = 2**16
-"""The largest message on sockets of a fork server, which keep messages apart (SOCK_SEQPACKET); a job takes a few kilobytes."""
-
-MOST_DESCRIPTORS = 3
 
 POOL_VARIABLE = "CROSSTRAIN_FORK_SERVERS"
 """Names the socket of a pool of fork servers, in the abstract namespace (unix(7)). The runs that use it do without the import of the
@@ -211,75 +202,3 @@ class ForkServerProcess(ForkServer):
         self._control.close()
         self._process.kill()
         self._process.wait()
-
-
-def receive_packet(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return a message with the descriptors that came with it, or None at the end. Raises OSError."""
-    text, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MOST_DESCRIPTORS)
-    return (json.loads(text), descriptors) if text else None
-
-
-class ForkedTasksListener(Protocol):
-    """Hears of forked processes by the number under which each was asked for, from one thread."""
-
-    def forked(self, number: int, pid: int) -> None:
-        """Hear which process it is."""
-        ...
-
-    def ended(self, number: int, status: int, usage: resource.struct_rusage) -> None:
-        """Hear how it has ended, as wait4(2) says it; its group is killed, and it is reaped."""
-        ...
-
-    def refused(self, number: int) -> None:
-        """Hear that it could not be forked."""
-        ...
-
-    def fork_server_lost(self) -> None:
-        """Hear that the server has ended: its processes end with it, and it forks no more."""
-        ...
-
-
-class ForkServerConnection:
-    """A connection to the fork server, over a socket that it has been given the other end of."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def listen(self, listener: ForkedTasksListener) -> None:
-        """Tell a listener what the server says, from a thread, until it has ended."""
-        threading.Thread(target=self._read, args=(listener,), name="fork-server", daemon=True).start()
-
-    def fork(self, number: int, temporary_folder: str, descriptors: Sequence[int]) -> bool:
-        """Ask for a task with such a folder for temporary files; return False where the server is gone.
-
-        `descriptors`: its channel, its log, and what it writes its stacks to, if anything.
-        """
-        return self._send({"fork": number, "temporary_folder": temporary_folder}, descriptors)
-
-    def kill(self, number: int) -> None:
-        """Ask for the end of a task and its process group; of one that has ended nothing is left to kill."""
-        self._send({"kill": number})
-
-    def _send(self, said: dict[str, object], descriptors: Sequence[int] = ()) -> bool:
-        try:
-            socket.send_fds(self._connection, [json.dumps(said).encode()], descriptors)
-        except OSError:
-            return False
-        return True
-
-    def _read(self, listener: ForkedTasksListener) -> None:
-        while True:
-            try:
-                text = self._connection.recv(PACKET_BYTES)
-            except OSError:
-                text = b""
-            if not text:
-                listener.fork_server_lost()
-                return
-            said = json.loads(text)
-            if "forked" in said:
-                listener.forked(said["forked"], said["pid"])
-            elif "refused" in said:
-                listener.refused(said["refused"])
-            else:
-                listener.ended(said["ended"], said["status"], resource.struct_rusage(said["usage"]))

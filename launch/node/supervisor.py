@@ -29,7 +29,7 @@ from ...core.process import kill_group, process_state, python
 from ...engine.protocol.messages import Message, ReusableBuffer, Stream
 from ..stacks.collect import InspectedTask
 from .deaths import Death, death_of
-from .fork_server_client import ForkServerConnection
+from .fork_server_connection import ForkServerConnection
 from .task_environment import task_environment
 
 __all__ = ["Supervisor"]

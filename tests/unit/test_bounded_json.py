@@ -32,7 +32,7 @@ OTHER_TEXTS = {
     "engine/protocol/messages.py": "messages of tasks",
     "engine/protocol/nonblocking.py": "messages of agents",
     "launch/node/dialled.py": "what its starter tells it",
-    "launch/node/fork_server_client.py": "messages of and to the fork server",
+    "launch/node/fork_server_connection.py": "messages of and to the fork server",
     "engine/backend_probe.py": "what a process of its own printed",
     "launch/environments/tf_config.py": "an environment variable",
     "launch/virtual/namespace_holder.py": "messages of the driver",

@@ -13,7 +13,8 @@ import pytest
 from processes import wait_until
 
 from crosstrain.core.job import Job
-from crosstrain.launch.node.fork_server_client import ForkServerConnection, ForkServerProcess, pays_to_fork
+from crosstrain.launch.node.fork_server_client import ForkServerProcess, pays_to_fork
+from crosstrain.launch.node.fork_server_connection import ForkServerConnection
 from crosstrain.launch.node.supervisor import Supervisor
 from crosstrain.launch.node.task_environment import task_environment
 
