@@ -5,6 +5,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -201,3 +203,10 @@ def test_with_gpus_each_task_is_a_process_of_its_own(monkeypatch, tmp_path):
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr("crosstrain.launch.node.fork_server_client.GPU_DEVICES", (f"{tmp_path}/nvidia[0-9]*",))
     assert not pays_to_fork(Job(backend="torch", nodes=3))
+
+
+def test_an_agent_loads_nothing_that_only_drivers_and_tasks_need():
+    """Each node starts one, and their imports would be the same seconds of the same cores on one machine."""
+    script = "import sys, crosstrain.launch.node.agent; print(sorted({'numpy', 'pydantic', 'crosstrain.core.job'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
