@@ -143,7 +143,8 @@ def test_the_backend_that_trained_it_is_the_default(run):
     assert re.search(r"^on        360 examples of digits \(test\), torch, fp32, \d+\.\d\d s$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_a_model_with_running_statistics(tmp_path, backend):
     """Both backends use the checkpoint's statistics: with others the loss would be far from this one."""
     data = open_dataset("digits")

@@ -102,7 +102,8 @@ class TestFormats:
         model = models(name)
         assert model.is_ours(model.load(export_loaders.TORCH_PROGRAM, model.export("torch")))
 
-    @pytest.mark.parametrize("name", [LARGE, "resnet18"])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["alexnet", "resnet18"])
     def test_torchvision_loads_the_state_dict_strictly(self, models, name):
         model = models(name)
         assert model.is_ours(model.load(export_loaders.TORCHVISION, model.export("torch")))

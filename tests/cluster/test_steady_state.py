@@ -21,15 +21,9 @@ def steps_done(folder):
     return int(lines[-1].partition('"step":')[2].partition(",")[0]) if lines else 0
 
 
-@pytest.mark.parametrize(
-    ("backend", "mode"),
-    [
-        pytest.param("tf", "sync", marks=pytest.mark.slow),
-        ("tf", "async"),
-        pytest.param("torch", "sync", marks=pytest.mark.slow),
-        pytest.param("torch", "async", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_threads_and_temporary_files_do_not_pile_up(tmp_path, backend, mode):
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -172,7 +172,8 @@ translate = lambda rows: program(torch.tensor(rows)).tolist()
 }
 
 
-@pytest.mark.parametrize("name", ["savedmodel", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["savedmodel", "torch"])
 def test_an_export_translates_without_trainer(run, name):
     folder = run.path.parent / f"export-{name}"
     command("export", run.path, "--format", name, "--output", folder, "--trust-run")

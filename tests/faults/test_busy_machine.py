@@ -44,6 +44,7 @@ def verdict(run):
     return explained["verdict"], explained["advice"]
 
 
+@pytest.mark.slow
 def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
     with busy_loops(2 * (os.cpu_count() or 1)):
         starved = run_job(tmp_path, name="starved", steps=12000, **TOY)

@@ -42,6 +42,7 @@ def test_the_run_fails_and_names_a_task_that_was_killed(tmp_path, kill_server):
     assert child("fork_server") == []
 
 
+@pytest.mark.slow
 def test_a_run_that_may_goes_on_with_tasks_that_the_agents_start(tmp_path, kill_server):
     kill_server(tmp_path / "run")
     path, summary = train(tmp_path, "run", max_restarts=1, checkpoint_every="250steps", **JOB)

@@ -14,8 +14,9 @@ SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
 STEPS = {"torch-sync": 800, "torch-async": 20_000, "tf-sync": 2_000, "tf-async": 4_000}
 
 
+@pytest.mark.slow  # without the marker test_random_kills.py, test_restart.py and test_lost_worker.py kill
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["torch-sync", *(pytest.param(name, marks=pytest.mark.slow) for name in STEPS if name != "torch-sync")])
+@pytest.mark.parametrize("name", STEPS)
 def test_two_kills_at_random_steps_leave_the_end_as_it_is(tmp_path, name):
     combination = replace(next(each for each in COMBINATIONS if each.name == name), steps=STEPS[name])
     drawn = random.Random(f"{SEED} {name}")
