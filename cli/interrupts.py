@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from types import FrameType, TracebackType
+from typing import Self
 
-__all__ = ["INTERRUPTED", "DeferredInterrupts", "QuietInterrupts", "TerminationAsInterrupt"]
+__all__ = ["INTERRUPTED", "DeferredInterrupts", "QuietInterrupts", "RememberedInterrupts", "TerminationAsInterrupt"]
 
 INTERRUPTED = 130
 """The exit code of an interrupted command."""
@@ -64,13 +65,45 @@ class TerminationAsInterrupt:
     def __init__(self, *, notices: bool = False) -> None:
         self._numbers = ENDING if notices else ENDING[:1]
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, signal.default_int_handler) for number in self._numbers}
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
             if signal.getsignal(number) is signal.default_int_handler:  # else somebody within has decided what it means from now on
                 signal.signal(number, handler)
+
+
+class RememberedInterrupts(TerminationAsInterrupt):
+    """The same, for a loop without an end, which calls `check`: an interrupt's exception is lost where Python discards what is raised.
+
+    It does so in finalisers, for instance. Ctrl-C is remembered too, where it is not ignored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._interrupted = False
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        numbers = [number for number in (signal.SIGINT, *self._numbers) if signal.getsignal(number) is signal.default_int_handler]
+        self._own = {number: signal.signal(number, self._interrupt) for number in numbers}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._own.items():
+            signal.signal(number, handler)
+        super().__exit__(kind, error, trace)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt where one has come."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        raise KeyboardInterrupt
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +28,7 @@ from ...report.catalog.run import Run
 from ...report.live.text import figures_line, is_in_summary, last_evaluation, news_line, node_lines, picture, state_line, title
 from ...report.live.watched_run import News, WatchedRun
 from ...report.tables.run_tables import one_run, to_text
-from ..interrupts import INTERRUPTED, TerminationAsInterrupt
+from ..interrupts import INTERRUPTED, RememberedInterrupts
 from ..options import GivenPath, NumberRange
 from ..run_arguments import warn_of_lost_updates
 
@@ -79,13 +80,13 @@ def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_j
     path = _await_run(run, out, wait_seconds)
     watched = WatchedRun(RunReader(path))
     try:
-        with TerminationAsInterrupt():
+        with RememberedInterrupts() as interrupts:
             if as_json:
-                _follow(watched, _JsonLines(), interval or LINE_SECONDS)
+                _follow(watched, _JsonLines(), interval or LINE_SECONDS, interrupts.check)
             elif terminal(sys.stderr):
-                _draw(watched, interval or DRAW_SECONDS)
+                _draw(watched, interval or DRAW_SECONDS, interrupts.check)
             else:
-                _follow(watched, _PlainLines(), interval or LINE_SECONDS)
+                _follow(watched, _PlainLines(), interval or LINE_SECONDS, interrupts.check)
     except KeyboardInterrupt:
         note(f"no longer watching {watched.reader.name}, which is {watched.state}")
         return INTERRUPTED
@@ -130,10 +131,11 @@ class _View(Protocol):
     def show(self, run: WatchedRun, news: list[News], due: bool) -> None: ...
 
 
-def _follow(watched: WatchedRun, view: _View, interval: float) -> None:
-    """Look at the run until it has ended."""
+def _follow(watched: WatchedRun, view: _View, interval: float, check: Callable[[], None]) -> None:
+    """Look at the run until it has ended, or `check` raises."""
     next_due = time.monotonic()
     while True:
+        check()
         news = watched.poll()
         due = watched.ended or time.monotonic() >= next_due
         view.show(watched, news, due)
@@ -206,7 +208,7 @@ class _Picture:
             self._live.update(picture(run), refresh=True)
 
 
-def _draw(watched: WatchedRun, interval: float) -> None:
+def _draw(watched: WatchedRun, interval: float, check: Callable[[], None]) -> None:
     console = Drawing(sys.stderr)
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
-        _follow(watched, _Picture(console, live), interval)
+        _follow(watched, _Picture(console, live), interval, check)
