@@ -28,6 +28,7 @@ def test_the_pages_own_test_passes(repository, tmp_path):
     assert "4 passed, 3 skipped, 1 deselected" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_network_of_ready_layers_trains_alike_on_both_frameworks(repository, tmp_path, monkeypatch):
     package = tmp_path / "package"
     write_package(repository / "docs/adding-a-model.md", package)

@@ -97,6 +97,7 @@ def test_pixels_are_normalised_as_in_training(tmp_path, digits, backend):
     assert json.loads(done.stdout)["accuracy"] == accuracy
 
 
+@pytest.mark.slow
 def test_a_relative_folder_means_the_same_from_anywhere(tmp_path):
     """It is given as typed, and noted in full: evaluation, export and resume need not stand where the run was started."""
     draw = np.random.default_rng(0)

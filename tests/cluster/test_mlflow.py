@@ -286,6 +286,7 @@ def test_an_address_where_nobody_answers_is_refused(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_an_address_that_mlflow_refuses_costs_a_run_nothing_that_would_go_on(tmp_path):
     asked = ["--backend", "toy", "--steps", "30", "--checkpoint-every", "20steps", "--out", str(tmp_path), "--name", "run"]
     assert trainer("run", *asked).returncode == 0

@@ -11,6 +11,7 @@ from crosstrain.conformance.model_suite import ModelConformance
 class TestCnn(ModelConformance):
     model = "cnn"
     data = "synthetic-images:size=32,classes=10,test=64"
+    quick_workers = 1
 
     # Logits and gradients are compared in tests/unit/test_image_models.py, and by this suite of logistic regression in test_toy_backend.py.
 

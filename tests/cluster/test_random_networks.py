@@ -31,7 +31,7 @@ FULL = 100
 def pytest_generate_tests(metafunc):
     given = metafunc.config.getoption("seed")
     fresh = np.random.default_rng(int(os.environ["CROSSTRAIN_TEST_SEED"])).integers(2, 1 << 31, FULL).tolist()
-    seeds = [QUICK, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, *fresh))]
+    seeds = [pytest.param(seed, marks=pytest.mark.slow) for seed in (QUICK, 0, 1, *fresh)]
     metafunc.parametrize("seed", seeds if given is None else [given])
 
 

@@ -301,6 +301,7 @@ def test_a_target_that_is_given_anew_ends_the_part_that_follows(tmp_path):
     assert '"status": "success"' in (part.path / "mllog.txt").read_text().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_target_that_stopped_nothing_yet_stops_the_part_after_an_interruption(tmp_path):
     """It was given for a part that was interrupted before an evaluation; an evaluation before that part had reached it."""
     part = run(tmp_path, "part", backend="toy", epochs=2, eval_every="1epoch")
@@ -463,6 +464,7 @@ def test_repeats_give_mean_and_spread(tmp_path):
     assert 0.8 < together["figures"]["accuracy"]["mean"] < 1
 
 
+@pytest.mark.slow
 def test_repeats_that_diverged_say_so_in_their_mean(tmp_path):
     diverging = ["--lr", "1e30", "--weight-decay", "1e6", "--steps", "20", "--on-nan", "continue"]
     done = trainer("run", "--repeats", "2", "--backend", "toy", *diverging, "--name", "bad", "--out", str(tmp_path), "--quiet", "--json")

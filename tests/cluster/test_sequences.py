@@ -99,7 +99,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("backend", ["tf", "torch"])
+@pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
 def test_losses_are_weighted_by_tokens_on_any_number_of_workers(backend, workers, runs, reference):
     run = runs(backend, workers)
     losses, loss, accuracy = reference

@@ -266,6 +266,7 @@ def test_staleness_and_counts_by_hand(tmp_path):
     assert log.count("lost worker-1") == 2
 
 
+@pytest.mark.slow  # without the marker tests/unit/test_lost_workers.py has workers die at several servers
 def test_two_servers_and_a_death(tmp_path):
     """Two workers on two shards: every planned update once, evaluation and state true, and a killed worker disturbs nobody."""
     data = torch_tasks.TinyData()

@@ -382,7 +382,7 @@ def test_impossible_figures_are_refused() -> None:
         VirtualNetwork(1, None, lambda _: 1e-6)
 
 
-@pytest.mark.parametrize(("backend", "mode"), [("torch", "sync"), ("tf", "async")])
+@pytest.mark.parametrize(("backend", "mode"), [("torch", "sync"), pytest.param("tf", "async", marks=pytest.mark.slow)])
 def test_nodes_with_different_numbers_of_workers(tmp_path, backend, mode):
     done = run_job(tmp_path, backend=backend, mode=mode, nodes=2, procs_per_node="1,2", steps=30, eval_every="end", calibrate=True)
     assert [worker["node"] for worker in done.summary["time_shares"]["workers"]] == [0, 1, 1]

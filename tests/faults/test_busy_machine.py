@@ -66,7 +66,7 @@ def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
         pytest.param({"steps": 40000, **LOGREG}, marks=pytest.mark.slow),
         pytest.param({"nodes": 3, "steps": 800, **LOGREG}, marks=pytest.mark.slow),
         pytest.param({"nodes": 2, "cores_per_node": 0.4, "steps": 400, **LOGREG}, marks=pytest.mark.slow),
-        {"nodes": 2, "cores_per_node": 0.4, "steps": 2500, **TOY},
+        pytest.param({"nodes": 2, "cores_per_node": 0.4, "steps": 2500, **TOY}, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_waits_for_its_own_tasks_or_its_limit_is_not_starved(tmp_path, shape):

@@ -24,7 +24,6 @@ def either_way(way, monkeypatch):
         monkeypatch.setenv("TRAINER_PEER_MEMORY", "off")
 
 
-EITHER = pytest.mark.parametrize("way", ["read", "sent"])
 READ = pytest.mark.parametrize("way", ["read", pytest.param("sent", marks=pytest.mark.slow)])
 """Where the driver's files decide: how it came by what it writes makes little difference."""
 
@@ -73,7 +72,7 @@ def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(
     assert find_checkpoint(path)[0].meta.step == step + 20
 
 
-@EITHER
+@READ
 @pytest.mark.usefixtures("either_way")
 def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft(tmp_path):
     """With half a gigabyte, of which the kill comes in the middle."""

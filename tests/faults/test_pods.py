@@ -67,9 +67,10 @@ def codes(pods, without=()):
     return {index: pod.wait(60) for index, pod in sorted(pods.items()) if index not in without}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "steps", "tolerance"),
-    [("toy", 5000, 1e-4), pytest.param("torch", 1500, 0, marks=pytest.mark.slow)],  # the toy's sums are of float64, its checkpoints are not
+    [("toy", 5000, 1e-4), ("torch", 1500, 0)],  # the toy's sums are of float64, its checkpoints are not
 )
 def test_a_lost_pod_ends_the_others_with_75_and_the_same_command_goes_on(pods_of, tmp_path, backend, steps, tolerance):
     job = ["--backend", backend, "--steps", str(steps)]
