@@ -177,6 +177,7 @@ def _resnet_logits(run, data):
     return np.load(images)
 
 
+@pytest.mark.slow
 def test_it_computes_on_the_device_that_is_asked_for(run, monkeypatch):
     """A run that asked for a GPU is evaluated on the CPU where that is typed; a device that is not there, or not declared, is refused."""
     own = json.loads(evaluate(run, "--device", "cpu", "--json").stdout)

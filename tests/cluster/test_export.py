@@ -261,6 +261,7 @@ class TestWithoutAFramework:
         assert json.loads(done.stdout)["backend"] == "tf"
 
 
+@pytest.mark.slow
 def test_a_refusal_says_nothing_but_why(tmp_path, monkeypatch):
     """What a framework prints while it is imported is no part of it."""
     monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])

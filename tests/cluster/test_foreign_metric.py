@@ -135,6 +135,7 @@ def test_tables_for_other_programs_have_it(runs, tmp_path):
         assert set(names) <= set(header)
 
 
+@pytest.mark.slow
 def test_pictures_and_pages_have_it(runs, tmp_path):
     paths = [str(run.path) for run in runs.values()]
     assert trainer("plot", *paths, "--output", str(tmp_path / "plots")).returncode == 0

@@ -225,6 +225,7 @@ def events(path):
     return {event.event: event.detail for event in RunReader(path).events() if event.event.startswith("mlflow")}
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_and_comes_back_costs_nothing(tmp_path, server):
     with forwarding(server.port) as forwarder:
         told = ["--mlflow", forwarder.address, "--mlflow-experiment", "two"]

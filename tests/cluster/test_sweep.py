@@ -67,6 +67,7 @@ def test_a_run_for_each_point_and_none_twice(tmp_path):
     assert "another --name" in other.stderr
 
 
+@pytest.mark.slow
 def test_a_file_brings_its_grid_and_a_run_of_it_says_so(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text("backend = 'toy'\ntensorboard = false\nsteps = 5\n[sweep]\ncases = [{batch_size = 8}, {global_batch_size = 9}]\n")

@@ -98,6 +98,7 @@ def test_three_ranks_share_uneven_batches_and_notice_a_death(tmp_path):
         assert json.loads((tmp_path / f"death-{rank}.json").read_text()) < 10
 
 
+@pytest.mark.slow
 def test_a_taken_port_and_a_missing_peer_are_said(tmp_path):
     path = scenario(tmp_path)
     with process("taken", path) as taken, process("late", path) as late:

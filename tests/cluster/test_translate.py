@@ -114,6 +114,7 @@ def alone(run, numbers, *options):
     return found
 
 
+@pytest.mark.slow
 def test_lines_that_cannot_be_translated_keep_their_place(run):
     given = b"one two\n\n\xff\n" + b"seven " * 40_000 + b"\nthree four five six\r\nnine"
     done = subprocess.run([*TRAINER, "translate", str(run.path), "--trust-run"], input=given, capture_output=True, timeout=200)

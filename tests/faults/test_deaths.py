@@ -51,7 +51,7 @@ def task_pid(run, tmp_path, task):
         ("torch", "async", "worker-2"),
         pytest.param("tf", "sync", "worker-1", marks=pytest.mark.slow),
         pytest.param("tf", "async", "worker-2", marks=pytest.mark.slow),
-        ("tf", "async", "ps-0"),
+        pytest.param("tf", "async", "ps-0", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_task_fails_the_run_and_is_named(tmp_path, backend, mode, victim):

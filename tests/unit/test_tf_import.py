@@ -33,6 +33,7 @@ def test_keras_is_imported_when_it_is_used_and_not_before():
     assert run() == [[], None, [1, 2]]
 
 
+@pytest.mark.slow
 def test_who_has_chosen_a_keras_keeps_the_choice():
     heavy, chosen, shape = run(TF_USE_LEGACY_KERAS="0")
     assert "keras" in heavy
