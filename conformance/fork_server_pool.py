@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 import socket
-import struct
 import subprocess
 from types import TracebackType
 from typing import Self
@@ -23,7 +22,7 @@ from typing import Self
 from ..core.job import Job
 from ..core.process import die_with_parent, ignore_interrupts, python
 from ..launch.node.fork_server_client import ForkServerProcess, inherited_state
-from ..launch.node.fork_server_connection import receive_packet
+from ..launch.node.fork_server_connection import is_own_user, receive_packet
 
 __all__ = ["ForkServerPool", "main"]
 
@@ -67,8 +66,7 @@ class _Servers:
 
     def answer(self, launcher: socket.socket) -> None:
         """Hear what a launcher asks for, and lend it a server or refuse. Raises OSError where it is gone or says nothing."""
-        _, user, _ = struct.unpack("3i", launcher.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        if user != os.geteuid():
+        if not is_own_user(launcher):
             return
         received = receive_packet(launcher)
         if received is None:

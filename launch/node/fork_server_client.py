@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 from ...backends.loading import load_backend
 from ...core.job import Job
 from ...core.process import python
-from .fork_server_connection import receive_packet
+from .fork_server_connection import is_own_user, receive_packet
 from .task_environment import task_environment
 
 __all__ = [
@@ -87,8 +86,7 @@ def _lent_server(pool: str, job: Job) -> ForkServer | None:
     directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
     try:
         control.connect(f"\0{pool}")
-        _, user, _ = struct.unpack("3i", control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        if user == os.geteuid():
+        if is_own_user(control):
             socket.send_fds(control, [json.dumps(said).encode()], [directory])
             if (answer := receive_packet(control)) is not None and answer[0]["lent"]:
                 control.settimeout(None)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import socket
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = ["PACKET_BYTES", "ForkServerConnection", "ForkedTasksListener", "receive_packet"]
+__all__ = ["PACKET_BYTES", "ForkServerConnection", "ForkedTasksListener", "is_own_user", "receive_packet"]
 
 PACKET_BYTES = 2**16
 """The largest message on sockets of a fork server, which keep messages apart (SOCK_SEQPACKET); a job takes a few kilobytes."""
@@ -21,6 +23,12 @@ def receive_packet(connection: socket.socket) -> tuple[dict[str, Any], list[int]
     """Return a message with the descriptors that came with it, or None at the end. Raises OSError."""
     text, descriptors, _, _ = socket.recv_fds(connection, PACKET_BYTES, MOST_DESCRIPTORS)
     return (json.loads(text), descriptors) if text else None
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Whether this process's user is at the other end of a local socket, by the kernel's word (unix(7), SO_PEERCRED). For Linux."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return bool(user == os.geteuid())
 
 
 class ForkedTasksListener(Protocol):
