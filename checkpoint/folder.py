@@ -6,8 +6,9 @@ import fcntl
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 from ..core.errors import UsageError
@@ -29,20 +30,31 @@ def list_checkpoints(run_path: Path) -> list[Path]:
     """Return a run's checkpoints, sound or not, newest (most updates) first.
 
     One that stepped aside for a successor that never came, because its writer was killed just then, counts still. The run may be at work:
-    a folder that changes while it is read may show neither the old nor the new, so it is read until two readings are alike.
+    what has been listed may be gone when it is looked at, and its successor not listed yet, so all is done again until nothing has changed.
     """
-    found = _listed(run_path / CHECKPOINTS)
-    while (again := _listed(run_path / CHECKPOINTS)) != found:
-        found = again
-    return [found[name] for name in sorted(found, key=_step, reverse=True)]
+    folder = run_path / CHECKPOINTS
+    entries = _entries(folder)
+    while True:
+        found = _checkpoints_among([folder / name for name in entries])
+        if (now := _entries(folder)) == entries:
+            return [found[name] for name in sorted(found, key=_step, reverse=True)]
+        entries = now
 
 
-def _listed(folder: Path) -> dict[str, Path]:
-    """Return the checkpoints in a folder by final name, as one reading of it shows them."""
-    found = {
-        published_name(path): path for path in folder.glob(".step-*.old-*") if _NAME.fullmatch(published_name(path)) and _holds_files(path)
-    }
-    return found | {path.name: path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()}
+def _entries(folder: Path) -> dict[str, int]:
+    """Return what is in a folder, each name with the number by which the file system tells it from another of that name."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry.inode() for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+
+
+def _checkpoints_among(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the checkpoints by final name."""
+    aside = [path for path in paths if fnmatch(path.name, ".step-*.old-*")]
+    found = {published_name(path): path for path in aside if _NAME.fullmatch(published_name(path)) and _holds_files(path)}
+    return found | {path.name: path for path in paths if _NAME.fullmatch(path.name) and path.is_dir()}
 
 
 def _holds_files(folder: Path) -> bool:

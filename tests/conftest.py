@@ -34,6 +34,9 @@ os.environ.setdefault("CROSSTRAIN_TEST_SEED", str(secrets.randbits(32)))  # one 
 GATE, MACHINE = Path(__file__), Path(__file__).with_name("processes.py")
 """Files that are locked; what is in them does not matter."""
 
+HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that processes ignore where the one that starts them does."""
+
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job is started so, and whatever the tests start would inherit it: Ctrl-C would do nothing.
@@ -77,6 +80,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         with _locked(GATE, fcntl.LOCK_EX):
             held.enter_context(_locked(MACHINE, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH))
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers_are_left() -> Iterator[None]:
+    """Fail a test after which this process answers a signal otherwise than before: what later tests start would inherit it."""
+    before = {number: signal.getsignal(number) for number in HANDED_ON}
+    yield
+    changed = [number for number, handler in before.items() if signal.getsignal(number) is not handler]
+    for number in changed:
+        signal.signal(number, before[number])
+    if changed:
+        pytest.fail(f"the test has left other handlers for {', '.join(number.name for number in changed)}")
 
 
 @contextmanager
