@@ -2,11 +2,11 @@
 #
 #   PYTHON   the interpreter for .venv, 3.11 or newer    make demo PYTHON=python3.12
 #   PYTEST   arguments for pytest                        make test PYTEST='tests/unit -x'
-#   JOBS     processes that test side by side             make test JOBS=2
+#   JOBS     processes that test side by side: five, of which some wait for a run, or three for the unit tests alone
 
 PYTHON ?= python3
 PYTEST ?=
-JOBS   ?= 5
+JOBS   ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -41,11 +41,11 @@ demo: $(VENV)/.all
 
 test: lint
 	@echo '== pytest'
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST)
+	@$(BIN)/python -m pytest -n $(or $(JOBS),5) --dist loadscope --no-loadscope-reorder $(PYTEST)
 
 check: lint
 	@echo '== pytest (unit tests)'
-	@$(BIN)/python -m pytest tests/unit -n $(JOBS) --dist loadscope --no-loadscope-reorder -m 'not slow and not long and not cluster' $(PYTEST)
+	@$(BIN)/python -m pytest tests/unit -n $(or $(JOBS),3) --dist loadscope --no-loadscope-reorder -m 'not slow and not long and not cluster' $(PYTEST)
 
 clusters: $(VENV)/.dev
 	@$(BIN)/python -m pytest -m 'clusters or cluster' tests/cluster/test_ssh.py tests/cluster/test_slurm.py tests/cluster/test_gpus.py \

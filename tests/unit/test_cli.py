@@ -54,6 +54,7 @@ def test_a_node_of_a_run_that_goes_on_waits_as_long_as_the_run_does(capsys, monk
     assert f"within {waits} s (--start-timeout)" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("repeats", "said", "settings"),
     [

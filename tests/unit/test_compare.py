@@ -381,6 +381,7 @@ def test_a_run_that_is_none_or_has_not_finished_is_refused(tmp_path):
     writer.close()
 
 
+@pytest.mark.long
 def test_damaged_runs_of_a_folder_are_left_out_and_named(tmp_path, capsys):
     damaged = {"b": "summary.json", "c": "job.json", "d": "env.json"}
     for run in ("a", *damaged, "e"):

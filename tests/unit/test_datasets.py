@@ -107,6 +107,7 @@ class TestGlyphs:
         assert all(not edge.any() for edge in (tiles[..., :2], tiles[..., -2:], tiles[..., :2, :], tiles[..., -2:, :]))
         assert len({tile.tobytes() for tile in tiles.reshape(-1, TILE, TILE)}) == len(tiles) * 10  # no two faces share a shape
 
+    @pytest.mark.long
     def test_are_the_same_from_any_number_of_processes(self, tiles):
         images, labels = render_split(GLYPHS28.style, tiles, 28, "train", 4 * BLOCK)
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:

@@ -190,6 +190,7 @@ def test_the_code_of_the_run_directory_page_runs(repository, tmp_path, monkeypat
 
 
 class TestAddingADataset:
+    @pytest.mark.long
     def test_the_source_can_be_prepared_and_verified(self, repository, installed, tmp_path):
         assert write_package(repository / "docs/adding-a-dataset.md", installed)
         environment = {**os.environ, "TRAINER_DATA_CACHE": str(tmp_path / "cache")}

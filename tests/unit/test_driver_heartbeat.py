@@ -94,6 +94,7 @@ def _copy(path):
     return copied
 
 
+@pytest.mark.long
 def test_who_lost_the_run_writes_neither_records_nor_status_also_once_it_is_closed(tmp_path):
     writer = RunWriter.create(Job(out=tmp_path, name="run"))
     writer.write_status("running")

@@ -59,6 +59,7 @@ def test_every_format_is_what_it_says_and_comes_out_the_same(drawn, tmp_path, im
     assert [path.read_bytes() for path in again] == written
 
 
+@pytest.mark.long
 def test_fonts_of_a_pdf_are_truetype(drawn, tmp_path):
     """Type 3 fonts are refused by many journals."""
     for path in write_figures(drawn, tmp_path, "pdf"):
@@ -117,6 +118,7 @@ def test_names_in_chinese_are_no_reason_for_warnings(tmp_path):
     assert done.stderr.count("\n") <= 1
 
 
+@pytest.mark.long
 def test_the_pictures_show_something_in_the_colours_of_the_runs(drawn, tmp_path):
     for path in write_figures(drawn, tmp_path, "png"):
         image = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")

@@ -322,6 +322,7 @@ def test_the_index_lies_in_the_cache_where_the_folder_cannot_have_it(out, tmp_pa
 # Others at the same time ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_commands_that_make_the_index_at_the_same_time_agree(out, start):
     made = many_runs(out, 300)
     processes = [start(out) for _ in range(3)]
@@ -368,6 +369,7 @@ def test_killed_at_any_moment_it_is_right_the_next_time(out, start):
         assert by_name(out) == expected(out, made)
 
 
+@pytest.mark.long
 def test_a_run_directory_that_comes_and_goes_disturbs_nobody(out, start):
     made = many_runs(out, 20)
     listing = [start(out) for _ in range(2)]

@@ -34,6 +34,7 @@ def test_its_checkpoint_has_the_figures_that_it_was_kept_by(run):
     assert peek_meta(path).metrics == {name: RunReader(run).summary()["eval"][name] for name in ("loss", "accuracy")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "told"),
     [

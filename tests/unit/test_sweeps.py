@@ -282,6 +282,7 @@ class TestCommand:
         assert commands[1] == ["trainer", "run", "--backend", "torch", "--batch-size", "10", "--out", "runs/s", "--name", "batch_size=10"]
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.long
     def test_vocabularies_are_points_and_settings_like_others(self, tmp_path):
         same = ["--backend", "torch", "--data", "numbers", "--model", "transformer:tiny", "--dry-run", "--name", "s"]
         swept = self.trainer(*same, "--grid", "vocabulary=300,400", cwd=tmp_path)
