@@ -94,6 +94,15 @@ def signal_handlers_are_left() -> Iterator[None]:
         pytest.fail(f"the test has left other handlers for {', '.join(number.name for number in changed)}")
 
 
+@pytest.fixture
+def signals_as_before(signal_handlers_are_left: None) -> Iterator[None]:
+    """For a test that interrupts a run within this process, which ignores signals from then on."""
+    before = {number: signal.getsignal(number) for number in HANDED_ON}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @contextmanager
 def _locked(path: Path, how: int) -> Iterator[None]:
     with path.open("rb") as file:

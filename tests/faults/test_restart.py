@@ -100,15 +100,6 @@ def test_a_run_whose_node_is_lost_ends_whatever_the_policy_wants(tmp_path):
     assert json.loads((path / "status.json").read_text())["task"] == "agent-1"
 
 
-@pytest.fixture
-def _signals_as_before():
-    """A run that was interrupted ignores signals from then on."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, before if number == signal.SIGINT else signal.SIG_DFL)
-
-
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -119,7 +110,7 @@ def interrupted_with(path, code):
     return (status["state"], status["exit_code"]) == ("interrupted", code)
 
 
-@pytest.mark.usefixtures("_signals_as_before")
+@pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize("saves", [True, False])
 def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path, saves):
     """With a checkpoint the run can go on, and there is nothing newer to save."""
@@ -138,7 +129,7 @@ def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path, saves):
     assert interrupted_with(path, ended.value.exit_code)
 
 
-@pytest.mark.usefixtures("_signals_as_before")
+@pytest.mark.usefixtures("signals_as_before")
 def test_an_interrupt_while_tasks_start_anew_leaves_a_run_to_go_on_with(tmp_path):
     path = tmp_path / "run"
     kill_when(path, list_checkpoints)
@@ -149,7 +140,7 @@ def test_an_interrupt_while_tasks_start_anew_leaves_a_run_to_go_on_with(tmp_path
     assert interrupted_with(path, 75)
 
 
-@pytest.mark.usefixtures("_signals_as_before")
+@pytest.mark.usefixtures("signals_as_before")
 def test_a_run_that_fails_while_it_saves_for_an_interrupt_does_not_begin_anew(tmp_path):
     path, policy = tmp_path / "run", RestartsOnce()
 

@@ -14,7 +14,7 @@ from crosstrain.engine.protocol.messages import PROTOCOL, Message
 from crosstrain.engine.protocol.transport import accept
 from crosstrain.launch.driver.first_failure import NodeLostError, TaskDiedError
 from crosstrain.launch.driver.outcome import Outcome, leave_to_starter
-from crosstrain.launch.ending_signals import SIGNALS, EndingSignals
+from crosstrain.launch.ending_signals import EndingSignals
 from crosstrain.launch.environments.base import Membership
 from crosstrain.launch.launchers.joining import welcomed
 
@@ -46,15 +46,8 @@ def test_a_loss_is_to_be_gone_on_from_and_no_other_failure(failure, saved, code)
     assert (outcome.exit_code, outcome.state) == (code, "succeeded" if failure is None else "failed")
 
 
-@pytest.fixture
-def handlers_restored():
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def test_who_asks_is_no_signal(handlers_restored):
+@pytest.mark.usefixtures("signals_as_before")
+def test_who_asks_is_no_signal():
     """A cluster that ends all pods tells the driver in two ways, in either order; the second one must not end the run at once."""
     did = []
     with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")) as signals:
