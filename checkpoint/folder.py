@@ -46,7 +46,7 @@ def _entries(folder: Path) -> dict[str, int]:
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry.inode() for entry in entries}
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return {}
 
 
