@@ -119,6 +119,7 @@ def test_async_workers_learn_it_too(backend, runs, reference):
     assert run.evals[0].metrics["perplexity"] > run.evals[-1].metrics["perplexity"]
 
 
+@pytest.mark.slow  # without the marker test_it_is_evaluated_on_either_framework below, and tests/cluster/test_resume.py with images
 def test_a_checkpoint_goes_from_one_framework_to_the_other(runs, tmp_path):
     """And from three workers to one."""
     path = shutil.copytree(runs("tf", 3).path, tmp_path / "copy")

