@@ -112,9 +112,10 @@ def search(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_be
             _insert(finished[beams.sentence_n[row]], hypothesis, n_best)
         row_m, piece_m, total_m = row_m[~ends_m], piece_m[~ends_m], total_m[~ends_m]
         goes_on_m = np.ones(len(row_m), np.bool_)
-        for sentence in np.unique(beams.sentence_n).tolist():
+        searched_s = np.unique(beams.sentence_n)
+        bounds_s2 = np.searchsorted(beams.sentence_n[row_m], np.stack((searched_s, searched_s + 1), 1))
+        for sentence, (first, last) in zip(searched_s.tolist(), bounds_s2.tolist(), strict=True):
             found = finished[sentence]
-            first, last = np.searchsorted(beams.sentence_n[row_m], [sentence, sentence + 1]).tolist()
             if place + 1 == limits[sentence]:
                 goes_on_m[first:last] = False
                 for row, piece, total in zip(*(of_m[first:last].tolist() for of_m in (row_m, piece_m, total_m)), strict=True):
