@@ -36,7 +36,7 @@ from .progress.base import Progress
 from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
 from .protocol.heartbeat import TICK_SECONDS, SilenceCounter
 from .protocol.messages import Message
-from .translation.in_progress import AllTranslated, EvaluationInProgress
+from .translation.in_progress import AllTranslated, EvaluationInProgress, WholeEvaluation
 from .triggers import Triggers
 from .worker_watch import WorkerWatch
 
@@ -49,6 +49,9 @@ FIRST_PLAN_STEPS = 4
 """Updates of the first plan; until the speed is known each plan is twice as long as the one before."""
 
 MOST_COMMANDS_QUEUED = 64
+
+MOST_TRANSLATIONS_QUEUED = 2
+"""Orders of the end's translations: one more than is worked at, so that nobody waits, and an interrupt waits for no more."""
 
 TASKS = 0
 """The only peer whose silence is counted: all leading tasks together."""
@@ -118,15 +121,16 @@ class TrainingLoop:
         self._rate_since = (start.cursor.step, 0.0)
         self._messages_heard = 0
         self._silence = SilenceCounter(job.stall_timeout, time.monotonic())
-        self._stopping = self._stop_requested = False
-        self._running = False
+        self._stopping = self._stop_requested = self._pause_requested = False
+        self._running = self._trained = False
         self._epochs_ended = self.calendar.start.epoch
         self._last_position = float(self.calendar.epochs_at(self.triggers.total, 1)[0])
 
     def run(self) -> TrainingTotals:
         """Train until the stopping rule holds, or until asked to stop (`TrainingTotals.interrupted`); returns what was done.
 
-        Exceptions of `tasks` pass through, and `outcome` stays valid. Every checkpoint is on disk, or has failed, when this returns.
+        Exceptions of `tasks` pass through, and `outcome` stays valid. Every checkpoint is on disk, or has failed, when this returns, and
+        before the end's translations begin: whatever becomes of those, what was trained is kept.
         """
         self._silence = SilenceCounter(self.job.stall_timeout, time.monotonic())
         self._rate_since = (self._next_step, self.clock())
@@ -135,28 +139,36 @@ class TrainingLoop:
         self._running = True
         try:
             self._run_until_idle()
-            if not self._stop_requested:
+            self._trained = self._complete or not self._halting
+            self.outcome.interrupted = not self._trained
+            if self.target is not None and self.outcome.target_reached is None:
+                self.outcome.target_reached = False
+            if (self.checkpoints.final or self.outcome.interrupted) and self.checkpoints.unsaved(self._next_step):
+                self._save()
+            while self._queued or self.checkpoints.outstanding:
+                self._await()
+            self.checkpoints.wait()
+            if self._trained:
                 self._translate_all()
         finally:
             self._running = False
-        self.outcome.interrupted = self._stop_requested and not self._complete
-        if self.target is not None and self.outcome.target_reached is None:
-            self.outcome.target_reached = False
-        if (self.checkpoints.final or self.outcome.interrupted) and self.checkpoints.unsaved(self._next_step):
-            self._save()
-        while self._queued or self.checkpoints.outstanding:
-            self._await()
-        self.checkpoints.wait()
         return self.outcome
 
     def interrupt(self) -> bool:
         """Stop as soon as what has been sent is done, with a checkpoint; return False where this run makes none on its way.
 
-        Safe in a signal handler of the loop's own thread.
+        Once all is trained it is the end's translations that stop. Safe in a signal handler of the loop's own thread.
         """
-        if not self._running or not self.checkpoints.saves_on_interrupt:
+        if not self._running or not (self._trained or self.checkpoints.saves_on_interrupt):
             return False
         self._stop_requested = True
+        return True
+
+    def pause(self) -> bool:
+        """As `interrupt`, so that training goes on elsewhere; return False too where there is nothing left to train."""
+        if not self._running or self._trained or not self.checkpoints.saves_on_interrupt:
+            return False
+        self._pause_requested = True
         return True
 
     def worker_absent(self, worker: int) -> None:
@@ -177,6 +189,10 @@ class TrainingLoop:
             self._await()
 
     @property
+    def _halting(self) -> bool:
+        return self._stop_requested or self._pause_requested
+
+    @property
     def _complete(self) -> bool:
         return self._stopping or (self._next_step >= self.triggers.total and self._evaluated_at == self._next_step)
 
@@ -184,7 +200,7 @@ class TrainingLoop:
 
     def _queue_commands(self) -> None:
         """Queue commands until about half a second of work is waiting, or a decision has to be awaited."""
-        while not (self._stopping or self._stop_requested) and len(self._queued) < MOST_COMMANDS_QUEUED and not self._enough_queued():
+        while not (self._stopping or self._halting) and len(self._queued) < MOST_COMMANDS_QUEUED and not self._enough_queued():
             if self._awaiting_decision():
                 return
             if self._evaluation_due():
@@ -335,11 +351,17 @@ class TrainingLoop:
             self._rate_since = (self.outcome.updates_reported, now)
 
     def _translate_all(self) -> None:
-        """Have the whole test split translated as the job says, where its model translates."""
+        """Have the whole test split translated as the job says, where its model translates; an interrupt stops it between two orders."""
         for message in self._evaluation.begin_last("test"):
-            self._send(message, 0)
-        while self._evaluation.translating:
+            if not self._stop_requested:
+                self._send(message, 0)
+            while len(self._queued) >= MOST_TRANSLATIONS_QUEUED or (self._stop_requested and self._queued):
+                self._await()
+        while self._queued:
             self._await()
+        if self._evaluation.translating:
+            self.recorder.event("translation_interrupted", step=self._next_step, split="test")
+            self.progress.message("the run is complete, but its test sentences were not all translated (interrupted by the user)")
 
     def _on_all_translated(self, translated: AllTranslated) -> None:
         figures, headline = translated.figures, self.objective.infos[0]
@@ -352,16 +374,25 @@ class TrainingLoop:
             seconds=translated.seconds,
             **figures,
         )
+        self._tell_without_numbers(translated.without_numbers, self._next_step)
         shown = f"{headline.label} {figure_text(headline.name, figures[headline.name])}" if headline.name in figures else ""
         self.progress.message(f"all {translated.sentences:,} test sentences translated: {shown} ({translated.signature})")
 
-    def _on_evaluation(self, whole: tuple[EvalResult, int] | AllTranslated | None) -> None:
-        """Record an evaluation that is whole: its result, and after how many updates it was."""
+    def _tell_without_numbers(self, sentences: int, step: int) -> None:
+        """Tell that a model has diverged in its translations, where it has; its loss may be finite all the same."""
+        if sentences:
+            self.recorder.event("translations_without_numbers", step=step, split="test", sentences=sentences)
+            told = "sentence has" if sentences == 1 else "sentences have"
+            self.progress.message(f"{sentences:,} {told} an empty translation, as the model's output for it is not finite")
+
+    def _on_evaluation(self, whole: WholeEvaluation | AllTranslated | None) -> None:
+        """Record an evaluation that is whole."""
         if isinstance(whole, AllTranslated):
             self._on_all_translated(whole)
-        if not isinstance(whole, tuple):
+        if not isinstance(whole, WholeEvaluation):
             return
-        result, step = whole
+        result, step = whole.result, whole.step
+        self._tell_without_numbers(whole.without_numbers, step)
         expected = self.data.sizes[result.split]
         if result.examples != expected:
             raise RunFailedError(f"the evaluation counted {result.examples} examples of split {result.split!r}, which has {expected}")

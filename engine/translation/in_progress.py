@@ -14,17 +14,30 @@ from ..protocol.messages import Message
 from .decodings import Decoded, at_the_end, while_training
 from .orders import TranslationOrders
 
-__all__ = ["AllTranslated", "EvaluationInProgress"]
+__all__ = ["AllTranslated", "EvaluationInProgress", "WholeEvaluation"]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeEvaluation:
+    """An evaluation of which nothing is missing, after `step` updates.
+
+    `without_numbers` says of how many of its sentences the model's output was not finite, so that their translations are empty.
+    """
+
+    result: EvalResult
+    step: int
+    without_numbers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AllTranslated:
-    """What came of the translations at the end of a run."""
+    """What came of the translations at the end of a run. `without_numbers`: as of `WholeEvaluation`."""
 
     sentences: int
     signature: str
     seconds: float
     figures: Mapping[str, float]
+    without_numbers: int
 
 
 class EvaluationInProgress:
@@ -54,16 +67,16 @@ class EvaluationInProgress:
         self._orders = TranslationOrders(self._objective.translation, split, decoded, self._leaders)
         return self._orders.messages
 
-    def on_evaluated(self, result: EvalResult, step: int) -> tuple[EvalResult, int] | None:
+    def on_evaluated(self, result: EvalResult, step: int) -> WholeEvaluation | None:
         """Take the sums of forward passes after so many updates; return the evaluation if that is all of it."""
         if (wrong := self._objective.wrong_with(result.sums)) is not None:
             raise ImpossibleAnswerError(f"an evaluation with {wrong}")
         if self._orders is None:
-            return result, step
+            return WholeEvaluation(result, step)
         self._evaluated = result, step
         return None
 
-    def on_decoded(self, leader: int, message: Message) -> tuple[EvalResult, int] | AllTranslated | None:
+    def on_decoded(self, leader: int, message: Message) -> WholeEvaluation | AllTranslated | None:
         """Take translations of a leading task; return the evaluation, or what came of the end's translations, when nothing is missing."""
         orders = self._orders
         if orders is None:
@@ -73,9 +86,10 @@ class EvaluationInProgress:
             return None
         self._orders = None
         if self._evaluated is None:
-            return AllTranslated(orders.sentences, orders.signature, orders.seconds, self._objective.translation_figures(orders.sums))
+            figures = self._objective.translation_figures(orders.sums)
+            return AllTranslated(orders.sentences, orders.signature, orders.seconds, figures, orders.without_numbers)
         (result, step), self._evaluated = self._evaluated, None
         sums = {**result.sums, **orders.sums}
         if (wrong := self._objective.out_of_bounds(sums)) is not None:
             raise ImpossibleAnswerError(f"an evaluation with {wrong}")
-        return replace(result, sums=sums, seconds=result.seconds + orders.seconds), step
+        return WholeEvaluation(replace(result, sums=sums, seconds=result.seconds + orders.seconds), step, orders.without_numbers)

@@ -262,7 +262,7 @@ class Attempt:
     def regroup(self, answering: Collection[int]) -> bool:
         """Have training stop with a checkpoint where nodes answer that it lacks; return whether that is on its way."""
         if not self._regroups and not self._ended and frozenset(answering) > frozenset(self.training.places):
-            self._regroups = self.loop.interrupt()
+            self._regroups = self.loop.pause()
         return self._regroups
 
     @property

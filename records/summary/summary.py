@@ -123,6 +123,12 @@ def _best(evals: Iterable[EvalRecord], headline: MetricInfo) -> EvalRecord | Non
     return best
 
 
+def _translated(events: Sequence[EventRecord], steps: int) -> dict[str, Any] | None:
+    """Return the scores of the translations at the run's end; those that an earlier end had are of other weights."""
+    found = [dict(record.detail) for record in events if record.event == "translated" and record.detail.get("step") == steps]
+    return found[-1] if found else None
+
+
 def _target(until: str | None, evals: Iterable[EvalRecord]) -> dict[str, Any]:
     """Return when the job's target was first reached: the run clock at the end of the evaluation that showed it."""
     if until is None:
@@ -247,7 +253,7 @@ def summarise(
         "non_finite_from_step": steps.non_finite_from(),
         "eval": _evaluation(evals[-1] if evals else None),
         "best_eval": _evaluation(_best(evals, read_metrics(described)[0])),
-        "translated": next((dict(record.detail) for record in reversed(events) if record.event == "translated"), None),
+        "translated": _translated(events, steps.steps),
         **_target(job.until, evals),
         "patience": _patience(job, read_metrics(described), evals),
         "staleness": steps.staleness(),

@@ -20,7 +20,7 @@ from crosstrain.engine.protocol.translation_messages import (
     translated_message,
 )
 from crosstrain.engine.translation.decodings import Decoded, at_the_end, described, refuse_idle, while_training
-from crosstrain.engine.translation.in_progress import AllTranslated, EvaluationInProgress
+from crosstrain.engine.translation.in_progress import AllTranslated, EvaluationInProgress, WholeEvaluation
 from crosstrain.engine.translation.orders import TranslationOrders
 from crosstrain.metrics import Metric
 from crosstrain.metrics.language import SUMS, sentence_sums
@@ -113,9 +113,9 @@ def test_an_evaluation_is_whole_when_its_translations_are():
     assert (first.kind, [(order["start"], order["stop"], order["beam"]) for order in orders]) == ("evaluate", [(0, 40, 1)])
     assert evaluation.on_evaluated(RESULT, 5) is None
     assert evaluation.translating
-    result, step = evaluation.on_decoded(0, answer(orders[0], 0, 1))
-    assert (step, result.seconds, evaluation.translating) == (5, 1.5, False)
-    figures = OBJECTIVE.figures(result.sums)
+    whole = evaluation.on_decoded(0, answer(orders[0], 0, 1))
+    assert (whole.step, whole.result.seconds, evaluation.translating) == (5, 1.5, False)
+    figures = OBJECTIVE.figures(whole.result.sums)
     assert (figures["exact"], figures["token_accuracy"]) == (14 / 40, 3 / 9)
 
 
@@ -133,7 +133,7 @@ def test_without_translations_an_evaluation_has_one_part():
     evaluation = EvaluationInProgress(Job(), CLASSIFICATION, {"train": 9, "test": 7}, 1)
     assert [message.kind for message in evaluation.begin("test")] == ["evaluate"]
     result = EvalResult("test", {"loss_sum": 7.0, "correct": 3.0, "examples": 7.0}, 1.0, 5)
-    assert evaluation.on_evaluated(result, 5) == (result, 5)
+    assert evaluation.on_evaluated(result, 5) == WholeEvaluation(result, 5)
     assert evaluation.begin_last("test") == []
     with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
         evaluation.on_decoded(0, Message("decoded", {"start": 0, "sums": {}, "without_numbers": 0, "seconds": 0.0}))

@@ -1,0 +1,35 @@
+"""A run that is interrupted while it translates the whole test split, at its end: it is complete, and its checkpoint is there."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from digit_pairs import DIGITS, lines, text
+from processes import MarkedRun, wait_until
+
+from crosstrain.checkpoint import list_checkpoints
+
+pytestmark = pytest.mark.cluster
+
+
+def test_an_interrupt_leaves_a_complete_run_with_its_checkpoint(tmp_path):
+    for language in DIGITS:
+        (tmp_path / f"digits.{language}").write_text(text(lines(language, np.arange(1000, 5000))))
+    path = tmp_path / "run"
+    data = f"parallel-text:{tmp_path}/digits:en-de?vocabulary=320,held-out=2000"
+    options = [
+        "--backend", "torch", "--model", "transformer:tiny?dropout=0", "--data", data, "--steps", "5", "--batch-size", "32",
+        "--eval-every", "end", "--eval-sentences", "5", "--beam", "64", "--no-calibrate", "--no-monitor",
+    ]  # fmt: skip
+    with MarkedRun(["run", "--name", "run", "--out", str(tmp_path), *options], tmp_path) as process:
+        wait_until(lambda: list_checkpoints(path) or process.process.poll() is not None, 90, "a checkpoint")
+        assert process.process.poll() is None, process.stderr()
+        os.kill(process.process.pid, signal.SIGINT)
+        assert process.wait(60) == 0, process.stderr()
+        wait_until(lambda: not process.alive(), 10, "the end of every process")
+        assert "its test sentences were not all translated (interrupted by the user)" in process.stderr()
+    summary = json.loads((path / "summary.json").read_text())
+    assert (summary["state"], summary["steps"], summary["translated"]) == ("succeeded", 5, None)
+    assert [found.name for found in list_checkpoints(path)] == ["step-000000005"]
