@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 
 from .array_index import PARAMETERS, ArrayEntry
-from .draft_folders import create_draft, lock, remove_leftovers, rename_hidden, sync_folder
+from .draft_folders import create_draft, discard, lock, remove_leftovers, rename_hidden, sync_folder
 from .manifest import MANIFEST, FileDigest, digest_of, new_hasher, write_manifest
 from .meta import META, Meta, write_meta
 from .safetensors_file import header
@@ -88,17 +88,37 @@ class CheckpointWriter:
 
     def finish(self) -> Path:
         """Make the checkpoint last and give it its name; return where it is. Raises ValueError where bytes are missing."""
+        self.seal()
+        return self.publish()
+
+    def seal(self) -> None:
+        """Have all of the checkpoint on the disk; it has no name yet. Raises ValueError where bytes are missing."""
         if self._draft is None:
             raise ValueError("the checkpoint was given up or finished before")
         try:
-            path = self._finish(self._draft)
+            self._seal(self._draft)
         except BaseException:
             self.abort()
             raise
-        self._release()
-        return path
 
-    def _finish(self, draft: Path) -> Path:
+    def publish(self) -> Path:
+        """Give a sealed checkpoint its name; return where it is. What had the name is removed."""
+        if self._draft is None:
+            raise ValueError("the checkpoint was given up or finished before")
+        final = self._parent / checkpoint_name(self._meta.step)
+        try:
+            old = rename_hidden(final, "old") if final.exists() else None
+            self._draft.rename(final)
+            sync_folder(self._parent)
+        except BaseException:
+            self.abort()
+            raise
+        if old is not None:
+            discard(old)
+        self._release()
+        return final
+
+    def _seal(self, draft: Path) -> None:
         missing = sum(entry.bytes for entry in self._entries[self._position :]) - self._filled
         if missing:
             raise ValueError(f"{missing} bytes of the checkpoint's arrays are missing")
@@ -108,13 +128,6 @@ class CheckpointWriter:
         for name in (META, MANIFEST):
             _sync_file(draft / name)
         sync_folder(draft)
-        final = self._parent / checkpoint_name(self._meta.step)
-        old = rename_hidden(final, "old") if final.exists() else None
-        draft.rename(final)
-        sync_folder(self._parent)
-        if old is not None:
-            shutil.rmtree(old)
-        return final
 
     def abort(self) -> None:
         """Give the checkpoint up and remove what was written; does nothing after `finish` or a second time."""

@@ -227,7 +227,11 @@ class CheckpointSaver:
         if writer is not None:
             try:
                 if failure is None and not self._abandoned:
-                    self._finished(begin, writer.finish(), time.monotonic() - began, read=read)
+                    writer.seal()
+                    with self._changed:  # whoever abandons this finds the checkpoint, or it never gets its name
+                        path = None if self._abandoned else writer.publish()
+                    if path is not None:
+                        self._finished(begin, path, time.monotonic() - began, read=read)
             except OSError as error:
                 failure = error
             finally:
@@ -282,7 +286,12 @@ class CheckpointSaver:
             taken_from="memory" if read else "messages",
         )
         best_by = self._training.model.objective.info(job.keep_best) if job.keep_best else None
-        prune(self._recording.path, job.keep, best_by, job.keep_best_count)
+        try:
+            prune(self._recording.path, job.keep, best_by, job.keep_best_count)
+        except OSError as error:
+            cause = error.strerror or str(error)
+            self._recording.progress.message(f"older checkpoints were not removed ({cause}); the run goes on")
+            self._recording.event("checkpoints_not_removed", cause=cause, errno=error.errno)
 
     def _failed(self, step: int, error: OSError) -> None:
         cause = error.strerror or str(error)

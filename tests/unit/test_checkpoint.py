@@ -32,6 +32,7 @@ from crosstrain.checkpoint import (
     read_checkpoint,
     read_lock,
 )
+from crosstrain.checkpoint.draft_folders import remove
 from crosstrain.checkpoint.safetensors_file import map_arrays
 from crosstrain.cli.run_arguments import find_run_or_checkpoint
 from crosstrain.core.errors import UsageError
@@ -154,6 +155,51 @@ class TestWrongUse:
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000001"]
         with pytest.raises(ValueError, match="given up"):
             writer.finish()
+
+
+    def test_what_is_sealed_has_no_name_yet(self, tmp_path):
+        parent = tmp_path / "checkpoints"
+        for ends in (CheckpointWriter.abort, CheckpointWriter.publish):
+            writer = CheckpointWriter(parent, meta(1), [ArrayEntry("parameters/p", "<f4", (2,))])
+            writer.write(b"\0" * 8)
+            writer.seal()
+            assert not (parent / "step-000000001").exists()
+            ends(writer)
+            assert [path.name for path in parent.iterdir()] == ([] if ends is CheckpointWriter.abort else ["step-000000001"])
+
+
+class TestLeftovers:
+    """What lies in the way under the hidden names keeps no checkpoint from being saved."""
+
+    def test_what_is_no_folder_is_let_alone(self, tmp_path):
+        parent = tmp_path / "checkpoints"
+        parent.mkdir()
+        (tmp_path / "mine").mkdir()
+        (parent / ".step-000000001.draft-a").symlink_to(tmp_path / "mine")
+        (parent / ".step-000000002.gone-b").symlink_to(tmp_path / "nowhere")
+        (parent / ".step-000000003.old-c").write_text("mine")
+        save(tmp_path, 5)
+        assert list_checkpoints(tmp_path) == [parent / "step-000000005"]
+        assert len(list(parent.iterdir())) == 4
+        assert (tmp_path / "mine").is_dir()
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="a folder that nobody can remove is one on which something is mounted")
+    def test_what_cannot_be_removed_stays_until_it_can(self, tmp_path, caplog):
+        parent = tmp_path / "checkpoints"
+        save(tmp_path, 1)
+        busy = parent / "step-000000001" / "busy"
+        busy.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "none", busy], check=True)
+        try:
+            remove(parent / "step-000000001")
+            assert "could not be removed" in caplog.text
+            save(tmp_path, 2)
+            assert list_checkpoints(tmp_path) == [parent / "step-000000002"]
+            (gone,) = parent.glob(".step-000000001.gone-*")
+        finally:
+            subprocess.run(["umount", *tmp_path.glob("checkpoints/*/busy"), *tmp_path.glob("checkpoints/.*/busy")], check=True)
+        save(tmp_path, 3)
+        assert not gone.exists()
 
 
 def flip(path, position):
