@@ -42,11 +42,13 @@ class _Output(io.FileIO):
 
 
 class _Messages(_Output):
-    """The descriptor under standard error: that nobody can be told how a run stands does not end the run; its exit code tells it."""
+    """The descriptor under standard error: that nobody can be told how a run stands does not end the run; its exit code tells it.
+
+    Nor does it where the reader went away: Ctrl-C ends the ``tee`` behind ``2>&1 |`` too, and the run has a checkpoint to save.
+    """
 
     def _raise(self, error: OSError) -> None:
-        if error.errno == errno.EPIPE:
-            raise error
+        pass
 
 
 def guard_streams() -> Callable[[int], int]:

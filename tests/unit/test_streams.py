@@ -14,6 +14,7 @@ from report_runs import make_run
 from crosstrain.cli.group import invoke
 from crosstrain.cli.streams import _Output
 from crosstrain.core.errors import OutputError
+from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = pytest.mark.long
 
@@ -65,6 +66,16 @@ def test_a_reader_that_takes_one_line_is_no_error(out):
         assert pipe.stdout.readline() == "seconds,one,two\n"
         pipe.stdout.close()
         assert (pipe.stderr.read(), pipe.wait()) == ("", 1)
+
+
+def test_a_run_whose_messages_nobody_reads_any_more_goes_on(tmp_path):
+    """As behind ``2>&1 | tee``, which Ctrl-C ends too."""
+    command = [*TRAINER, "run", "--backend", "torch", "--steps", "40", "--no-calibrate", "--name", "one", "--out", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr.readline()
+        process.stderr.close()
+        assert process.wait(120) == 1  # which tells that messages were lost
+    assert RunReader(tmp_path / "one").status()["state"] == "succeeded"
 
 
 def test_messages_that_cannot_be_written_keep_the_exit_code_and_are_told_by_it(out):
