@@ -32,7 +32,7 @@ from ...records.schema import EvalRecord
 from ...records.store.heartbeat import SILENT_SECONDS, is_silent
 from ...records.store.run_directory import RunReader
 from .origin import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
-from .trust import LINK, links_outside, refuse_foreign, refuse_personal
+from .trust import LINK, links_outside, refuse_foreign, refuse_personal, refuse_special_files
 
 __all__ = ["Resumption", "load_resumption", "refuse_at_work"]
 
@@ -141,7 +141,11 @@ def _require_same_training(problems: Sequence[str], *, force: bool) -> None:
 
 
 def refuse_at_work(reader: RunReader, *, force: bool = False, watch_seconds: float = SILENT_SECONDS) -> None:
-    """Raise UsageError for a run at work. One whose driver was on another host is watched for a while; `force` says that it is gone."""
+    """Raise UsageError for a run at work, and for a directory that nobody could open without waiting.
+
+    A run whose driver was on another host is watched for a while; `force` says that it is gone.
+    """
+    refuse_special_files(reader.path)
     if reader.state() not in ("starting", "running"):
         return
     driver = reader.status()["driver"]

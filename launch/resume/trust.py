@@ -8,6 +8,7 @@ backends, models and datasets that have a name.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from ...core.settings.config_files import shipped
 from ...core.settings.job_fields import flag_name
 from ...core.settings.personal_options import PERSONAL_OPTIONS
 
-__all__ = ["CONFIG", "LINK", "TRUST_RUN", "foreign_settings", "links_outside", "refuse_foreign", "refuse_personal", "trust_flag"]
+__all__ = [
+    "CONFIG", "LINK", "TRUST_RUN", "foreign_settings", "links_outside", "refuse_foreign", "refuse_personal", "refuse_special_files", "trust_flag",
+]  # fmt: skip
 
 TRUST_RUN = "--trust-run"
 
@@ -101,6 +104,18 @@ def refuse_personal(document: Mapping[str, Any], source: Path) -> None:
 def trust_flag(*settings: Mapping[str, Any]) -> str:
     """Return what the command to go on with a run of these settings needs besides, to be put behind it: `` --trust-run``, or nothing."""
     return f" {TRUST_RUN}" if any(map(foreign_settings, settings)) else ""
+
+
+def refuse_special_files(run: Path) -> None:
+    """Raise UsageError where a run directory has what is neither a file nor a folder nor a link: to open a pipe may wait for ever."""
+    for folder, _, files in os.walk(run):  # which does not follow links
+        for name in files:
+            path = os.path.join(folder, name)
+            mode = os.lstat(path).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                raise UsageError(
+                    f"run: {os.path.relpath(path, run)!r} in {str(run)!r} is neither a file nor a folder, and no run has written it. Remove it."
+                )
 
 
 def links_outside(run: Path) -> Iterator[str]:

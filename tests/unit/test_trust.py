@@ -203,6 +203,17 @@ def test_the_folder_of_an_evaluation_may_be_typed(place, capsys):
     assert capsys.readouterr().err.startswith(f"error: --data-dir: {str(place / 'own')!r} is no folder")
 
 
+@pytest.mark.parametrize("name", ["system.jsonl", "heartbeat", "logs/stacks.txt", "checkpoints/more"])
+def test_a_run_with_a_pipe_in_it_is_refused_at_once(place, capsys, name):
+    path = place / "evilrun" / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert invoke(["run", "--resume", "evilrun", "--steps", "+2"]) == 2
+    assert f"{name!r} in " in (said := capsys.readouterr().err)
+    assert "is neither a file nor a folder" in said
+
+
 def test_a_link_that_leads_out_of_a_run_is_not_written_through(place, capsys):
     mine = place / "mine.txt"
     mine.write_text("precious")
