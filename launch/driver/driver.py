@@ -297,12 +297,12 @@ class Driver:
     def _take_back(self, origin: Origin, run_seconds: float) -> None:
         """Take the run back to where the state was saved that its tasks have now; what was recorded later than `run_seconds` goes too."""
         recording = self._recording
+        origin.remove_later_checkpoints(self.path)  # first: records never end before the newest checkpoint, whenever this is cut short
         recording.rewind(origin.start.cursor.step, run_seconds)
         self._documents.commit()
         recording.add_followers(self._command, run_seconds)
         if self.job.mllog:
             recording.add_mllog(self.job, self._training.data.info.sizes, run_seconds)
-        origin.remove_later_checkpoints(self.path)
         for error in origin.damaged:
             recording.event("checkpoint_damaged", path=f"{CHECKPOINTS}/{error.path.name}", file=error.file, problem=error.problem)
 
