@@ -25,6 +25,7 @@ __all__ = [
     "NotJsonError",
     "UnreadableError",
     "first_problem",
+    "is_readable_line",
     "open_regular",
     "parse_json",
     "read_json",
@@ -128,12 +129,22 @@ def _read(read: Any, size: int) -> bytes:
     return data
 
 
+def is_readable_line(line: bytes) -> bool:
+    """Return whether a line of JSON is within what `read_lines` and `parse_json` read. Costs nothing for a line of common length."""
+    return len(line) <= MOST_LINE_BYTES and (len(line) <= MOST_VALUES or _values(line) <= MOST_VALUES)
+
+
+def _values(data: bytes) -> int:
+    """Return at least how many values a JSON text holds."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
+
+
 def parse_json(data: bytes) -> Any:
     """Return the JSON value that a text stands for, whose numbers are all finite and whose integers have at most 64 bits.
 
     Raises NotJsonError where it is no JSON, UnreadableError, naming the field, where it holds more than this module's bounds allow.
     """
-    if data.count(b",") + data.count(b"[") + data.count(b"{") > MOST_VALUES:
+    if _values(data) > MOST_VALUES:
         raise UnreadableError(f"holds more than {MOST_VALUES:,} values, the most that is read of such a file")
     try:
         decoder = _checking_decoder if _LONG_INTEGER.search(data) else _decoder

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from ...core.errors import TrainerError, writing
-from ...core.untrusted.bounded_json import NotJsonError, UnreadableError, parse_json, read_lines
+from ...core.errors import RunFailedError, TrainerError, writing
+from ...core.untrusted.bounded_json import NotJsonError, UnreadableError, is_readable_line, parse_json, read_lines
 from ..schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 
 __all__ = [
@@ -277,9 +277,12 @@ class LineFile:
     def write(self, record: Record) -> int:
         """Append one record; return the bytes of its line.
 
-        Raises DiskError (with no half line left behind, where the file allows it) or ValueError once closed.
+        Raises DiskError (with no half line left behind, where the file allows it), RunFailedError for a record so large that no reader
+        would take it, after which the file could not be read any more, or ValueError once closed.
         """
         line = encode(record)
+        if not is_readable_line(line):
+            raise RunFailedError(f"{self.path.name}: a record of {len(line):,} bytes is more than is read of such a file; it was not written")
         with self._lock:
             if self._descriptor is None:
                 raise ValueError(f"{self.path} is closed")

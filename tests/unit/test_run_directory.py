@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_samples import EVALUATION, EVENT, STEP, SYSTEM, a_job, open_run
 
-from crosstrain.core.errors import UsageError
+from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.records.schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
 from crosstrain.records.store.jsonl import DamagedRunError, LineFile, encode, read_records
 from crosstrain.records.store.run_directory import RunReader, RunWriter
@@ -239,6 +239,17 @@ def test_fields_of_a_later_release_are_passed_over(tmp_path):
         path = tmp_path / "later.jsonl"
         path.write_text(json.dumps({**json.loads(encode(record)), "colour": "red"}) + "\n")
         assert list(read_records(path, type(record))) == [record]
+
+
+@pytest.mark.parametrize("detail", [{"text": "é" * 800_000}, {"list": [""] * 600_000}])
+def test_a_record_that_no_reader_would_take_is_not_written(tmp_path, detail):
+    file = LineFile(tmp_path / "events.jsonl")
+    file.write(EventRecord("before", 1.0, {}))
+    with pytest.raises(RunFailedError, match=r"^events\.jsonl: a record of [\d,]+ bytes is more"):
+        file.write(EventRecord("x", 2.0, detail))
+    file.write(EventRecord("after", 3.0, {}))
+    file.close()
+    assert [record.event for record in read_records(file.path, EventRecord)] == ["before", "after"]
 
 
 def test_threads_do_not_mix_their_lines(tmp_path):
