@@ -60,7 +60,7 @@ def _checkpoints_among(paths: Sequence[Path]) -> dict[str, Path]:
 def _holds_files(folder: Path) -> bool:
     try:
         return any(folder.iterdir())
-    except FileNotFoundError:  # it has been removed since its name was read
+    except (FileNotFoundError, NotADirectoryError):  # it has been removed since its name was read, or no writer has made it
         return False
 
 

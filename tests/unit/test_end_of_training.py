@@ -31,7 +31,7 @@ class Tasks:
         self.before(command)
         self.commands.append(command.kind)
         done = Message("done", {"sequence": command["sequence"], "command": command.kind, "seconds": 0.1, "drain_seconds": 0.0})
-        self.answers += [*self.work(command), done]
+        self.answers += [*self.work(command), done, *self.state(command)]
 
     def work(self, command):
         if command.kind == "train":
@@ -42,7 +42,10 @@ class Tasks:
             yield eval_to_message(EvalResult("test", sums, 0.1, STEPS))
         elif command.kind == "decode":
             yield answer(command, 0, 1)
-        elif command.kind == "state":
+
+    def state(self, command):
+        """It follows behind the command's end: whoever has copied it trains on."""
+        if command.kind == "state":
             yield Message("state_begin", {"sequence": command["sequence"]})
             yield Message("state_end", {"sequence": command["sequence"]})
 

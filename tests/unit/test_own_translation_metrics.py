@@ -85,7 +85,7 @@ def evaluated(goal, count, leaders, change=None):
             first, last = (order["start"] + place for place in split_evenly(order["stop"] - order["start"], leaders)[leader])
             found = checked_sums(goal.translation, hypotheses[first:last], references[first:last])
             whole = evaluation.on_decoded(leader, decoded_message(order, {**found, **(change or {})}, 0, 0.5))
-    return goal.figures(whole[0].sums)
+    return goal.figures(whole.result.sums)
 
 
 @pytest.mark.parametrize(("count", "leaders"), [(1, 1), (40, 2), (601, 3)])
