@@ -187,9 +187,11 @@ class BackendConformance:
             try:
                 refuse_unsupported(job, self.backend, self.capabilities)
             except UsageError as error:
-                assert str(error).startswith(f"{field}: "), error
-                if not runs:
-                    continue
+                said = str(error)
+            else:
+                continue
+            assert said.startswith(f"{field}: "), said
+            if runs:
                 runs -= 1
                 refused = trainer("run", "--backend", self.backend, "--out", str(tmp_path), *options_of(asked))
                 assert refused.returncode == 2, refused.stderr

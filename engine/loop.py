@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import EvalResult, Plan, StepResult
+from ..backends.base import Plan, StepResult
 from ..core.errors import RunFailedError, StalledRunError
 from ..core.job import Job
 from ..core.units import Target

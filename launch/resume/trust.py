@@ -20,7 +20,8 @@ from ...core.settings.job_fields import flag_name
 from ...core.settings.personal_options import PERSONAL_OPTIONS
 
 __all__ = [
-    "CONFIG", "LINK", "TRUST_RUN", "foreign_settings", "links_outside", "refuse_foreign", "refuse_personal", "refuse_special_files", "trust_flag",
+    "CONFIG", "LINK", "TRUST_RUN", "foreign_settings", "links_outside", "refuse_foreign", "refuse_personal", "refuse_special_files",
+    "trust_flag",
 ]  # fmt: skip
 
 TRUST_RUN = "--trust-run"
@@ -113,9 +114,8 @@ def refuse_special_files(run: Path) -> None:
             path = os.path.join(folder, name)
             mode = os.lstat(path).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-                raise UsageError(
-                    f"run: {os.path.relpath(path, run)!r} in {str(run)!r} is neither a file nor a folder, and no run has written it. Remove it."
-                )
+                found = os.path.relpath(path, run)
+                raise UsageError(f"run: {found!r} in {str(run)!r} is neither a file nor a folder, and no run has written it. Remove it.")
 
 
 def links_outside(run: Path) -> Iterator[str]:

@@ -282,7 +282,9 @@ class LineFile:
         """
         line = encode(record)
         if not is_readable_line(line):
-            raise RunFailedError(f"{self.path.name}: a record of {len(line):,} bytes is more than is read of such a file; it was not written")
+            raise RunFailedError(
+                f"{self.path.name}: a record of {len(line):,} bytes is more than is read of such a file; it was not written"
+            )
         with self._lock:
             if self._descriptor is None:
                 raise ValueError(f"{self.path} is closed")

@@ -156,7 +156,6 @@ class TestWrongUse:
         with pytest.raises(ValueError, match="given up"):
             writer.finish()
 
-
     def test_what_is_sealed_has_no_name_yet(self, tmp_path):
         parent = tmp_path / "checkpoints"
         for ends in (CheckpointWriter.abort, CheckpointWriter.publish):
