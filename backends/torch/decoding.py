@@ -39,7 +39,8 @@ class TorchStepper:
             row[: len(source)] = torch.from_numpy(np.array(source, np.int64))
         inputs = {self._source: padded_bs.to(self._device), f"{self._source}{LENGTHS}": torch.tensor(lengths, device=self._device)}
         with torch.inference_mode():
-            self._memory = self._functions.encode(inputs)
+            # It is read at every step, which takes less time of memory that lies in order.
+            self._memory = _mapped(lambda tensor: tensor.contiguous(), self._functions.encode(inputs))
             self._cache = self._functions.empty_cache(self._memory)
         self._position, self._sentence_n = 0, np.arange(len(sources))
 
