@@ -8,6 +8,7 @@ import struct
 import subprocess
 
 import pytest
+from debian_archive import OwnArchive
 
 from crosstrain.core.errors import UsageError
 from crosstrain.data.sources.debian import archive, source
@@ -120,21 +121,8 @@ def test_packages_in_a_folder_become_a_dataset(tmp_path, capsys):
 
 @needs_apt
 def test_apt_fetches_them_from_its_archive(tmp_path, monkeypatch, capsys):
-    """An archive in a folder, which apt is told of by a configuration of its own; nothing of this machine's apt is used."""
-    stanzas = []
-    for path, control in packages(tmp_path / "archive"):
-        size, digest = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
-        stanzas.append(f"{control}Filename: ./{path.name}\nSize: {size}\nSHA256: {digest}\n")
-    (tmp_path / "archive" / "Packages").write_text("\n".join(stanzas))
-    for name in ("etc/apt.conf.d", "etc/preferences.d", "etc/sources.list.d", "state/lists/partial", "cache/archives/partial"):
-        (tmp_path / "apt" / name).mkdir(parents=True)
-    (tmp_path / "apt" / "status").touch()
-    (tmp_path / "apt" / "etc" / "sources.list").write_text(f"deb [trusted=yes] file:{tmp_path}/archive ./\n")
-    own = {"Dir::Etc": "etc", "Dir::State": "state", "Dir::Cache": "cache", "Dir::State::status": "status"}
-    lines = [f'{key} "{tmp_path}/apt/{value}";\n' for key, value in own.items()]
-    (tmp_path / "apt.conf").write_text("".join(lines) + 'APT::Sandbox::User "root";\n')
-    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
-    subprocess.run(["apt-get", "update", "-q"], check=True, capture_output=True)
+    own = OwnArchive(tmp_path, monkeypatch)
+    own.publish(packages(own.folder))
     record = expect_whole(open_dataset("debian-text:en-de?vocabulary=400"))
     assert "inkscape" in record["not_in_the_archive"]
     assert "not in this archive, and left out: abiword-common" in capsys.readouterr().err

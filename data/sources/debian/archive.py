@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,28 +44,44 @@ class Package:
     licences: tuple[str, ...]
 
 
-def fetch(names: Sequence[str], folder: Path) -> list[str]:
-    """Have apt download those of the packages that the archive has into `folder`; return those that it has not.
+def fetch(names: Sequence[str], folder: Path) -> tuple[list[Path], list[str]]:
+    """Have apt download those of the packages that the archive has into `folder`; return their files, and the names that it has not.
 
-    What lies there already is not fetched again. Raises UsageError where there is no apt, no package at all, or no network.
+    What lies there already is not fetched again; what the archive names no more, such as an older version, is none of the files. Raises
+    UsageError where there is no apt, no package at all, or no network.
     """
     for tool in ("apt-get", "apt-cache", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise UsageError(_NO_APT.format(tool=tool))
     shown = _run(["apt-cache", "show", "--no-all-versions", *names], folder, 120.0)
-    there = set(re.findall(r"^Package: (\S+)$", shown.stdout, re.MULTILINE))
-    wanted = [name for name in names if name in there]
+    stanzas = [dict(re.findall(r"^(Package|Version): (\S+)$", stanza, re.MULTILINE)) for stanza in shown.stdout.split("\n\n")]
+    there = {stanza["Package"]: stanza["Version"] for stanza in stanzas if len(stanza) == 2}
+    wanted = {name: there[name] for name in names if name in there}
     if not wanted:
         raise UsageError(
             f"data: apt knows none of the packages that 'debian-text' is made from ({', '.join(names[:3])}, …). Is its list of packages "
             "there? `apt-get update` fetches it, as root."
         )
     note(f"data: fetching {len(wanted)} packages with apt-get download, to read and not to install; the largest part of half a gigabyte")
-    done = _run(["apt-get", "download", "-q", *wanted], folder, _FETCH_SECONDS)
+    done = _run(["apt-get", "download", "-q", *(f"{name}={version}" for name, version in wanted.items())], folder, _FETCH_SECONDS)
     if done.returncode:
         told = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("E:")), f"exit code {done.returncode}")
-        raise UsageError(f"data: apt-get download failed: {told}. What it has fetched is kept; try again with a network.")
-    return [name for name in names if name not in there]
+        raise UsageError(f"data: apt-get download failed: {told}. Try again, with a network and after `apt-get update`.")
+    found = _files_of(wanted, folder)
+    if lacking := [f"{name} {version}" for name, version in wanted.items() if name not in found]:
+        raise UsageError(f"data: apt-get download ended well, but has left no whole package {', '.join(lacking)}. Try again.")
+    return list(found.values()), [name for name in names if name not in there]
+
+
+def _files_of(versions: Mapping[str, str], folder: Path) -> dict[str, Path]:
+    """Return the files of those of the packages, given by name and version, that lie in a folder."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.deb")):
+        with suppress(UsageError):  # half a file, which an earlier try has left
+            name, version = _named(path)
+            if versions.get(name) == version:
+                found[name] = path
+    return found
 
 
 def _run(command: Sequence[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
@@ -89,16 +106,22 @@ def described(path: Path) -> Package:
     """Return what a .deb file says of itself. Raises UsageError where it is none."""
     if shutil.which("dpkg-deb") is None:
         raise UsageError(_NO_APT.format(tool="dpkg-deb"))
+    name, version = _named(path)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    stated = [text for _, text in read_files(path, lambda place: place == f"usr/share/doc/{name}/copyright")]
+    found = re.findall(r"^License:[ \t]*(\S.*)$", stated[0].decode(errors="replace"), re.MULTILINE) if stated else []
+    return Package(name, version, digest, tuple(dict.fromkeys(" ".join(one.split())[:80] for one in found))[:20])
+
+
+def _named(path: Path) -> tuple[str, str]:
+    """Return name and version of a package. Raises UsageError for a file that is none."""
     path = path.absolute()
     done = _run(["dpkg-deb", "--show", "--showformat=${Package}\\n${Version}", str(path)], path.parent, 60.0)
     name, _, version = done.stdout.partition("\n")
     if done.returncode or not name:
         raise UsageError(f"data: {str(path)!r} is no package of Debian: {done.stderr.strip()[-200:]}")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    stated = [text for _, text in read_files(path, lambda place: place == f"usr/share/doc/{name}/copyright")]
-    found = re.findall(r"^License:[ \t]*(\S.*)$", stated[0].decode(errors="replace"), re.MULTILINE) if stated else []
-    return Package(name, version.strip(), digest, tuple(dict.fromkeys(" ".join(one.split())[:80] for one in found))[:20])
+    return name, version.strip()
 
 
 def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -107,7 +130,7 @@ def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
     Raises UsageError for a package that is damaged, or has more text than any.
     """
     read_bytes = 0
-    command = ["dpkg-deb", "--fsys-tarfile", str(path)]
+    command = ["dpkg-deb", "--fsys-tarfile", str(path.absolute())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:
         try:
             with tarfile.open(fileobj=child.stdout, mode="r|") as archive:

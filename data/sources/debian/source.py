@@ -86,8 +86,7 @@ class DebianText:
         if data_dir is None:
             packages = folder / "packages"
             packages.mkdir(exist_ok=True)
-            missing = fetch(PACKAGES, packages)
-            files = sorted(packages.glob("*.deb"))
+            files, missing = fetch(PACKAGES, packages)
         else:
             files = list(self.originals(data_dir))
         extraction = Extraction(files)

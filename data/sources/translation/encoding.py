@@ -21,7 +21,7 @@ from .left_out import LeftOut
 from .reading_progress import ReadingProgress
 from .tokenizer import Vocabulary
 
-__all__ = ["PairEncoder", "PairReader"]
+__all__ = ["PairEncoder", "PairReader", "counted"]
 
 PairReader = Callable[[], Iterator[tuple[str, str] | str]]
 """Reads a split from its beginning: each pair, or why it is left out ("with an empty line"; "" for what needs no mention)."""
@@ -33,6 +33,11 @@ LINES_AT_ONCE = 2_048
 """Lines whose pieces are Python's own numbers at a time, which take some ten times the memory of what is kept."""
 
 Arrays = Mapping[str, NDArray[Any]]
+
+
+def counted(line: str) -> bytes:
+    """Return a line behind its length, for a digest of many: so it is told where each ends, whatever is in them."""
+    return f"{len(line)} {line}".encode()
 
 
 @dataclass
@@ -54,8 +59,6 @@ class PairEncoder:
     def blocks(self, split: Split, read: PairReader, total: int) -> Iterator[Mapping[str, Column]]:
         """Yield the columns ``source`` and ``target`` of a split of `total` lines, part by part. Raises UsageError where none is left."""
         progress = ReadingProgress(f"encoding the {split} split", total)
-        key = f"{self.vocabulary.pieces_sha256} {self.longest} {PART_PAIRS}"
-        stem = f"{split}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
         entries = iter(read())
         kept = False
         for number in itertools.count():
@@ -68,7 +71,7 @@ class PairEncoder:
                 if isinstance(entry, str) and entry:
                     self.left_out.add(split, entry, self._line(split, begin + place))
             pairs = [entry for entry in part if not isinstance(entry, str)]
-            arrays = self._part(f"{stem}-{number:06d}.npz", pairs)
+            arrays = self._part(f"{split}-{number:06d}", pairs)
             dropped = arrays["dropped"]
             if len(dropped):
                 first = self._line(split, begin + places[int(dropped[0])])
@@ -89,19 +92,26 @@ class PairEncoder:
         numbers = self.line_numbers.get(split)
         return place + 1 if numbers is None else int(numbers[place])
 
-    def _part(self, name: str, pairs: Sequence[tuple[str, str]]) -> Arrays:
-        """Return a part's arrays: those that were kept, or newly made ones, which are kept from now on."""
-        path = None if self.work is None else self.work / name
-        if path is not None and path.exists():
+    def _part(self, stem: str, pairs: Sequence[tuple[str, str]]) -> Arrays:
+        """Return a part's arrays: those that were kept of the same text, or newly made ones, which are kept from now on.
+
+        What decides them is in the file's name, as another text may have come in between two tries.
+        """
+        if self.work is None:
+            return self._encode(pairs)
+        digest = hashlib.sha256(f"{self.vocabulary.pieces_sha256} {self.longest}\n".encode())
+        for line in itertools.chain.from_iterable(pairs):
+            digest.update(counted(line))
+        path = self.work / f"{stem}-{digest.hexdigest()[:16]}.npz"
+        if path.exists():
             kept = _read(path, len(pairs), self.vocabulary.size)
             if kept is not None:
                 return kept
         made = self._encode(pairs)
-        if path is not None:
-            draft = path.with_suffix(".draft")
-            with draft.open("wb") as file:
-                np.savez(file, allow_pickle=False, **made)
-            os.replace(draft, path)
+        draft = path.with_suffix(".draft")
+        with draft.open("wb") as file:
+            np.savez(file, allow_pickle=False, **made)
+        os.replace(draft, path)
         return made
 
     def _encode(self, pairs: Sequence[tuple[str, str]]) -> dict[str, NDArray[Any]]:

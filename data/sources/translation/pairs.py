@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -12,10 +13,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ....core.errors import MissingPackageError, UsageError
+from ....core.errors import UsageError
+from ....core.untrusted.bounded_json import parse_json
+from ....core.untrusted.console import note
 from ...base import PreparedColumns, Split, TextFeatures
 from ...columns import ColumnSpec
-from .encoding import PairEncoder, PairReader
+from .encoding import PairEncoder, PairReader, counted
 from .packages import text_package
 from .reading_progress import ReadingProgress
 from .tokenizer import DESCRIPTION, VOCABULARY, Vocabulary, train_vocabulary
@@ -80,41 +83,61 @@ def _without_pairs(read: PairReader) -> str:
     return f"no pair of sentences is left to train on{f': {told}' if told else ', as the text has none'}."
 
 
-def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path | None) -> tuple[bytes, bytes]:
-    """Return the model and what is said of it: those that were kept in `work`, or newly made ones, which are kept there."""
-    kept = None if work is None else _kept(work, size)
-    if kept is not None:
-        return kept
-    progress = ReadingProgress("sampling for the vocabulary", count)
-    sampled = 0
+class _Sample:
+    """The lines of a text that its vocabulary is made of. `count` is how many pairs the text has, left out ones included.
 
-    def lines() -> Iterator[str]:
-        nonlocal sampled
-        wanted = iter(chosen(count, MOST_SAMPLED_LINES // 2, SAMPLE_SEED).tolist())
+    `taken` is how many lines have been read, `sha256` their digest once all have been.
+    """
+
+    def __init__(self, read: PairReader, count: int) -> None:
+        self._read, self._count = read, count
+        self.taken = 0
+        self.sha256: str | None = None
+
+    def lines(self) -> Iterator[str]:
+        """Yield each."""
+        progress = ReadingProgress("sampling for the vocabulary", self._count)
+        wanted = iter(chosen(self._count, MOST_SAMPLED_LINES // 2, SAMPLE_SEED).tolist())
         place = next(wanted, None)
-        for number, entry in enumerate(read()):
+        digest = hashlib.sha256()
+        for number, entry in enumerate(self._read()):
             progress.update(number)
             if number == place:
                 place = next(wanted, None)
                 if not isinstance(entry, str):
-                    sampled += 2
-                    yield from entry
+                    for line in entry:
+                        self.taken += 1
+                        digest.update(counted(line))
+                        yield line
             if place is None:
                 break
+        self.sha256 = digest.hexdigest()
+
+
+def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path | None) -> tuple[bytes, bytes]:
+    """Return the model and what is said of it: those that were kept in `work` of the same lines, or new ones, which are kept there."""
+    kept = None if work is None else _kept(work, _Sample(read, count), size)
+    if kept is not None:
+        return kept
+    sample = _Sample(read, count)
+
+    def lines() -> Iterator[str]:
+        yield from sample.lines()
         if count > MOST_SAMPLED_LINES // 20:
-            progress.note(f"making {size:,} pieces from {sampled:,} lines")
+            note(f"data: making a vocabulary of {size:,} pieces from {sample.taken:,} lines")
 
     try:
         model = train_vocabulary(lines(), size, bytes_too=bytes_too)
-    except UsageError as error:
-        if sampled or isinstance(error, MissingPackageError):
+    except UsageError:
+        if sample.taken or sample.sha256 is None:  # there was text, or it could not be read to its end
             raise
         raise UsageError(f"data: {_without_pairs(read)}") from None
     facts = {
         "pieces": size,
         "pieces_sha256": Vocabulary(model).pieces_sha256,
         "byte_pieces": bytes_too,
-        "sampled_lines": sampled,
+        "sampled_lines": sample.taken,
+        "sampled_sha256": sample.sha256,
         "lines": 2 * count,
         "sample_seed": SAMPLE_SEED,
         "sentencepiece": text_package("sentencepiece").__version__,
@@ -128,10 +151,15 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
     return model, description
 
 
-def _kept(work: Path, size: int) -> tuple[bytes, bytes] | None:
+def _kept(work: Path, sample: _Sample, size: int) -> tuple[bytes, bytes] | None:
+    """Return what was kept of a vocabulary of this size, None where there is none, or one of another text."""
     try:
         model, description = (work / VOCABULARY).read_bytes(), (work / DESCRIPTION).read_bytes()
-        sound = Vocabulary(model).size == size
+        vocabulary, facts = Vocabulary(model), parse_json(description)
     except (FileNotFoundError, ValueError):
         return None
-    return (model, description) if sound else None
+    if vocabulary.size != size or not isinstance(facts, dict) or facts.get("pieces_sha256") != vocabulary.pieces_sha256:
+        return None
+    for _ in sample.lines():
+        pass
+    return (model, description) if facts.get("sampled_sha256") == sample.sha256 else None

@@ -27,8 +27,3 @@ class ReadingProgress:
         left = f", about {(now - self._began) * (1 - share) / share:.0f} s left" if share > 0.02 else ""
         sys.stderr.write(f"data: {self._what}: {done:,} of {self._total:,} {self._unit} ({100 * share:.0f} %{left})\n")
         sys.stderr.flush()
-
-    def note(self, text: str) -> None:
-        """Tell something at once."""
-        sys.stderr.write(f"data: {self._what}: {text}\n")
-        sys.stderr.flush()

@@ -1,0 +1,100 @@
+"""What a preparation of text has done is taken up for the same text alone, and stays where nothing was refused."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from crosstrain.data.sources.translation import encoding
+from crosstrain.data.sources.translation.encoding import PairEncoder
+from crosstrain.data.sources.translation.pairs import prepared_pairs
+from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
+
+ONE = [(f"sentence {number} of {number * 7 % 13} with words", f"Satz {number} von {number * 7 % 13} mit Wörtern") for number in range(120)]
+OTHER = [(source.replace("sentence", "phrase"), target.upper()) for source, target in ONE]
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return Vocabulary(train_vocabulary(itertools.chain.from_iterable(ONE + OTHER), 400, bytes_too=True))
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(encoding, "PART_PAIRS", 30)
+
+
+def encoded(vocabulary, pairs, work=None, longest=100):
+    encoder = PairEncoder(vocabulary, longest, work)
+    found = [(block["source"], block["target"]) for block in encoder.blocks("test", lambda: iter(pairs), len(pairs))]
+    texts = [[vocabulary.decode(column.example(number)) for column in columns] for columns in found for number in range(len(columns[0]))]
+    assert texts == [list(pair) for pair in zip(*encoder.test_lines, strict=True)]
+    return texts
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_of_another_text_are_not_taken(vocabulary, tmp_path):
+    assert encoded(vocabulary, ONE[:60], tmp_path) == [list(pair) for pair in ONE[:60]]
+    assert encoded(vocabulary, OTHER, tmp_path) == [list(pair) for pair in OTHER]
+    mixed = [*ONE[:30], *OTHER[30:60], *ONE[60:]]
+    assert encoded(vocabulary, mixed, tmp_path) == [list(pair) for pair in mixed]
+    shifted = [(target, source) for source, target in ONE]
+    assert encoded(vocabulary, shifted, tmp_path) == [list(pair) for pair in shifted]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_of_another_longest_sentence_are_not_taken(vocabulary, tmp_path):
+    sizes = np.array([max(map(len, vocabulary.encode(pair))) for pair in ONE])
+    for longest in (int(sizes.max()), int(sizes.max()) - 1):
+        expected = [list(pair) for pair, size in zip(ONE, sizes, strict=True) if size <= longest]
+        assert encoded(vocabulary, ONE, tmp_path, longest) == expected
+    assert len(expected) < len(ONE)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_of_the_same_text_are_taken(vocabulary, tmp_path):
+    encoded(vocabulary, ONE, tmp_path)
+    kept = {path: path.stat().st_ino for path in tmp_path.glob("test-*.npz")}
+    assert len(kept) == 4
+    encoded(vocabulary, ONE, tmp_path)
+    assert {path: path.stat().st_ino for path in tmp_path.glob("test-*.npz")} == kept
+
+
+def prepared(pairs, work):
+    """The attachments by which a vocabulary is known, of a text that is prepared with that folder."""
+    readers = dict.fromkeys(("train", "test"), lambda: iter(pairs))
+    made = prepared_pairs(
+        readers, dict.fromkeys(readers, len(pairs)), vocabulary_size=350, bytes_too=True, longest=100, languages=("en", "de"), work=work
+    )
+    for blocks in made.blocks.values():
+        assert sum(len(block["source"]) for block in blocks()) == len(pairs)
+    return {name: content for name, content in made.attachments().items() if name.startswith("vocabulary.")}
+
+
+def test_a_vocabulary_of_another_text_is_not_taken(tmp_path):
+    first = prepared(ONE, tmp_path)
+    assert prepared(OTHER, tmp_path) == prepared(OTHER, None) != first
+    assert prepared(ONE, tmp_path) == first
+
+
+def test_a_vocabulary_of_the_same_text_is_taken_with_its_description(tmp_path):
+    prepared(ONE, tmp_path)
+    described = tmp_path / "vocabulary.json"
+    described.write_text(json.dumps({**json.loads(described.read_text()), "sentencepiece": "an older release"}))
+    assert json.loads(prepared(ONE, tmp_path)["vocabulary.json"])["sentencepiece"] == "an older release"
+
+
+@pytest.mark.parametrize("description", [b"", b"[]", b"{}"])
+def test_a_vocabulary_that_is_not_described_is_made_anew(tmp_path, description):
+    first = prepared(ONE, tmp_path)
+    (tmp_path / "vocabulary.json").write_bytes(description)
+    assert prepared(ONE, tmp_path) == first
+
+
+def test_a_vocabulary_is_not_taken_by_the_description_of_another(tmp_path):
+    """As a machine leaves them that loses its power between the two."""
+    prepared(ONE, tmp_path)
+    other = prepared(OTHER, None)
+    (tmp_path / "vocabulary.json").write_bytes(other["vocabulary.json"])
+    assert prepared(OTHER, tmp_path) == other
