@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from crosstrain.core.errors import UsageError
 from crosstrain.data.sources.translation import encoding
 from crosstrain.data.sources.translation.encoding import PairEncoder
 from crosstrain.data.sources.translation.pairs import prepared_pairs
@@ -98,3 +99,31 @@ def test_a_vocabulary_is_not_taken_by_the_description_of_another(tmp_path):
     other = prepared(OTHER, None)
     (tmp_path / "vocabulary.json").write_bytes(other["vocabulary.json"])
     assert prepared(OTHER, tmp_path) == other
+
+
+class AnErrorOfTheReaderError(BaseException):
+    pass
+
+
+ERRORS = [KeyboardInterrupt(), UsageError("data: it has changed while it was read"), RuntimeError("a mistake"), AnErrorOfTheReaderError()]
+
+
+def broken(after, error):
+    yield from ONE[:after]
+    raise error
+
+
+@pytest.mark.parametrize("after", [0, 50])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_what_ends_the_reading_of_a_text_is_not_taken_for_a_refusal(tmp_path, after, error):
+    with pytest.raises(type(error)) as raised:
+        train_vocabulary(itertools.chain.from_iterable(broken(after, error)), 350, bytes_too=True)
+    assert raised.value is error
+    attempts = [broken(after, error)]  # at the next the text is whole
+    readers = {"train": lambda: attempts.pop() if attempts else iter(ONE), "test": lambda: iter(ONE)}
+    with pytest.raises(type(error)) as raised:
+        prepared_pairs(
+            readers, dict.fromkeys(readers, 120), vocabulary_size=350, bytes_too=True, longest=100, languages=("en", "de"), work=tmp_path
+        )
+    assert raised.value is error
+    assert not list(tmp_path.iterdir())

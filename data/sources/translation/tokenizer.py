@@ -13,8 +13,9 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from ....core.errors import UsageError
@@ -70,7 +71,7 @@ class Vocabulary:
             raise ValueError(f"a vocabulary with the reserved pieces {found} instead of {reserved}")
         self.size: int = self._processor.get_piece_size()
 
-    @property
+    @cached_property
     def pieces_sha256(self) -> str:
         """The hex digest of the pieces, as a JSON list."""
         pieces = [self._processor.id_to_piece(number) for number in range(self.size)]
@@ -100,14 +101,25 @@ def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> byt
     """Return the model of a vocabulary of exactly `size` pieces, made from these lines in this order.
 
     With `bytes_too`, 256 of them are bytes, by which any character can be written that has no piece of its own; without, every character
-    of the
-    lines has one. Raises UsageError where the lines cannot fill a vocabulary of this size, or have more characters than it has pieces.
+    of the lines has one. Raises UsageError where the lines cannot fill a vocabulary of this size, or have more characters than it has
+    pieces, and whatever is raised while the lines are read.
     """
     package = text_package("sentencepiece")
-    model = io.BytesIO()
+    model, failed = io.BytesIO(), list[BaseException]()
+    refused: RuntimeError | None = None
+
+    def read() -> Iterator[str]:
+        try:
+            yield from lines
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # of which sentencepiece would leave the name alone, in an error of its own
+            failed.append(error)
+            raise
+
     try:
         package.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=read(),
             model_writer=model,
             model_type="bpe",
             vocab_size=size,
@@ -130,6 +142,10 @@ def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> byt
             minloglevel=2,
         )
     except RuntimeError as error:
-        told = str(error).partition("] ")[2] or str(error)
-        raise UsageError(f"data: no vocabulary of {size} pieces can be made of this text: {told.strip()} Choose another size.") from error
+        refused = error
+    if failed:
+        raise failed[0]
+    if refused is not None:
+        told = str(refused).partition("] ")[2] or str(refused)
+        raise UsageError(f"data: no vocabulary of {size} pieces can be made of this text: {told.strip()} Choose another size.") from refused
     return model.getvalue()
