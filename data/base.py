@@ -272,8 +272,9 @@ class LoadsInParts(Protocol):
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedArrays | PreparedBlocks | PreparedColumns:
         """Do what `load` does, with a folder for what has been done so far.
 
-        `work` is the same folder, with what was left in it, when the same store of the same originals is made again; it is removed when
-        the store is complete.
+        `work` is the same folder, with what was left in it, when the same store of the same originals is made again; of originals that the
+        source fetches itself, others may be there by then. It is removed when the store is complete, and where UsageError refuses what a
+        first try has begun; any other error, such as TrainerError for a network that fails, leaves it to the next try.
         """
         ...
 

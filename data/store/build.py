@@ -62,8 +62,8 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
     originals = None if data_dir is None else originals_fingerprint(source, data_dir)
     try:
         loaded = _loaded(source, work, data_dir)
-    except UsageError:
-        _remove_refused(work, begins=begins)
+    except BaseException as error:
+        _settle(work, name, error, begins=begins)
         raise
     draft = Path(tempfile.mkdtemp(prefix=f".{key}.draft-", dir=root))
     try:
@@ -83,12 +83,7 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
             shutil.rmtree(work)
     except BaseException as error:
         shutil.rmtree(draft)
-        if isinstance(error, KeyboardInterrupt) and work.exists():
-            note(f"data: what has been done of {name} is kept, and the next try goes on there")
-        if isinstance(error, UsageError | BrokenSourceError):
-            _remove_refused(work, begins=begins)
-        elif isinstance(error, OSError) and work.exists():
-            note(f"data: what has been done of {name} is kept in {str(work)!r}; trainer data remove {name} removes it")
+        _settle(work, name, error, begins=begins)
         if isinstance(error, BrokenSourceError):
             raise UsageError(f"data: the source of {name!r} is broken: {error}.") from error
         raise
@@ -101,10 +96,21 @@ def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> Prepare
     return source.load(data_dir)
 
 
-def _remove_refused(work: Path, *, begins: bool) -> None:
-    """Remove what a preparation that is refused has begun; what one before it has done may be taken up yet."""
-    if begins and work.exists():
-        shutil.rmtree(work)
+def _settle(work: Path, name: str, error: BaseException, *, begins: bool) -> None:
+    """See to what a preparation has done that ends with `error`.
+
+    Where it is refused, what it has begun is removed; what one before it has done may be taken up yet. Where anything else went wrong,
+    such as a network, all of it is kept for the next try.
+    """
+    if not work.exists():
+        return
+    if isinstance(error, UsageError | BrokenSourceError):
+        if begins:
+            shutil.rmtree(work)
+    elif isinstance(error, OSError):
+        note(f"data: what has been done of {name} is kept in {str(work)!r}; trainer data remove {name} removes it")
+    elif isinstance(error, KeyboardInterrupt | TrainerError):
+        note(f"data: what has been done of {name} is kept, and the next try goes on there")
 
 
 def _put_in_place(draft: Path, final: Path) -> None:

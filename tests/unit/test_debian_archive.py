@@ -3,12 +3,14 @@
 import itertools
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
-from debian_archive import OwnArchive
+from debian_archive import OwnArchive, served
 from test_debian_text import MESSAGES, deb, mo, packages, texts
 
+from crosstrain.core.errors import MissingPackageError, TrainerError, UsageError
 from crosstrain.data.sources.debian import archive
 from crosstrain.data.sources.translation import encoding
 from crosstrain.data.store.stored_dataset import open_dataset, prepare
@@ -61,6 +63,40 @@ def test_an_archive_that_moves_between_two_tries_leaves_nothing_of_the_old_text(
     record = json.loads(resumed.attachment("packages.json"))
     assert [package["version"] for package in record["packages"] if package["name"] == "gimp-data"] == ["1.1"]
     assert not [text for text in texts(resumed, "train", "source") if text.startswith("Open")]
+
+
+def test_what_was_fetched_before_the_network_failed_is_not_fetched_again(tmp_path, monkeypatch, capsys):
+    with served(tmp_path / "archive") as (address, asked):
+        own = OwnArchive(tmp_path, monkeypatch, address)
+        made = packages(own.folder)
+        own.publish(made)
+        (gone, _), *others = made
+        away = gone.rename(tmp_path / gone.name)
+        with pytest.raises(TrainerError, match=r"apt-get download failed: E: .*Try again") as failed:
+            open_dataset(NAME)
+        assert not isinstance(failed.value, UsageError)
+        assert "is kept, and the next try goes on there" in capsys.readouterr().err
+        away.rename(gone)
+        asked.clear()
+        assert open_dataset(NAME).info.sizes["train"] > 200
+        assert [path for path in asked if path.endswith(gone.name)]
+        assert not [path for path in asked for other, _ in others if path.endswith(other.name)]
+    assert not list((tmp_path / "cache").glob(".*.work"))
+
+
+def test_a_command_that_takes_too_long_is_no_refusal(tmp_path):
+    with pytest.raises(TrainerError, match=r"`sleep 60` did not end within 0\.2 s") as failed:
+        archive._run(["sleep", "60"], tmp_path, 0.2)
+    assert not isinstance(failed.value, UsageError)
+
+
+def test_without_the_package_that_makes_pieces_nothing_is_fetched(tmp_path, monkeypatch):
+    own = OwnArchive(tmp_path, monkeypatch)
+    own.publish(packages(own.folder))
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    monkeypatch.setenv("PATH", str(tmp_path))  # not even looked for
+    with pytest.raises(MissingPackageError, match="sentencepiece"):
+        open_dataset(NAME)
 
 
 def test_what_lies_there_of_other_versions_is_passed_over(tmp_path, monkeypatch):

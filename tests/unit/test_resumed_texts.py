@@ -2,15 +2,18 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from crosstrain.core.errors import UsageError
+from crosstrain.core.errors import TrainerError, UsageError
+from crosstrain.data.base import LoadsInParts
 from crosstrain.data.sources.translation import encoding
 from crosstrain.data.sources.translation.encoding import PairEncoder
 from crosstrain.data.sources.translation.pairs import prepared_pairs
 from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
+from crosstrain.data.store.build import build_store
 
 ONE = [(f"sentence {number} of {number * 7 % 13} with words", f"Satz {number} von {number * 7 % 13} mit Wörtern") for number in range(120)]
 OTHER = [(source.replace("sentence", "phrase"), target.upper()) for source, target in ONE]
@@ -127,3 +130,32 @@ def test_what_ends_the_reading_of_a_text_is_not_taken_for_a_refusal(tmp_path, af
         )
     assert raised.value is error
     assert not list(tmp_path.iterdir())
+
+
+def source_that_raises(error):
+    """A dataset that is made in parts, and ends so when it has written one."""
+
+    def load_in(work, data_dir):
+        (work / "part").write_bytes(b"done")
+        raise error
+
+    return SimpleNamespace(name="made", description="made", version=1, load=None, load_in=load_in)
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"), [(KeyboardInterrupt(), True), (TrainerError("no network"), True), (UsageError("no text"), False)]
+)
+def test_what_was_done_stays_unless_it_is_refused(tmp_path, capsys, error, stays):
+    source = source_that_raises(error)
+    assert isinstance(source, LoadsInParts)
+    with pytest.raises(type(error)):
+        build_store(tmp_path, "made-v2.1", "made", source, None, again=False)
+    assert [path.name for path in tmp_path.glob(".*.work/*")] == ["part"] * stays
+    assert ("what has been done of made is kept, and the next try goes on there" in capsys.readouterr().err) is stays
+
+
+def test_a_refusal_leaves_what_a_try_before_it_has_done(tmp_path):
+    for error in (KeyboardInterrupt(), UsageError("no text")):
+        with pytest.raises(type(error)):
+            build_store(tmp_path, "made-v2.1", "made", source_that_raises(error), None, again=False)
+        assert [path.name for path in tmp_path.glob(".*.work/*")] == ["part"]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....core.errors import UsageError
+from ....core.errors import TrainerError, UsageError
 from ....core.untrusted.console import note
 
 __all__ = ["Package", "described", "fetch", "read_files"]
@@ -48,7 +48,7 @@ def fetch(names: Sequence[str], folder: Path) -> tuple[list[Path], list[str]]:
     """Have apt download those of the packages that the archive has into `folder`; return their files, and the names that it has not.
 
     What lies there already is not fetched again; what the archive names no more, such as an older version, is none of the files. Raises
-    UsageError where there is no apt, no package at all, or no network.
+    UsageError where there is no apt or no package at all, and TrainerError, which leaves the folder to another try, where apt fails.
     """
     for tool in ("apt-get", "apt-cache", "dpkg-deb"):
         if shutil.which(tool) is None:
@@ -66,10 +66,10 @@ def fetch(names: Sequence[str], folder: Path) -> tuple[list[Path], list[str]]:
     done = _run(["apt-get", "download", "-q", *(f"{name}={version}" for name, version in wanted.items())], folder, _FETCH_SECONDS)
     if done.returncode:
         told = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("E:")), f"exit code {done.returncode}")
-        raise UsageError(f"data: apt-get download failed: {told}. Try again, with a network and after `apt-get update`.")
+        raise TrainerError(f"data: apt-get download failed: {told}. Try again, with a network and after `apt-get update`.")
     found = _files_of(wanted, folder)
     if lacking := [f"{name} {version}" for name, version in wanted.items() if name not in found]:
-        raise UsageError(f"data: apt-get download ended well, but has left no whole package {', '.join(lacking)}. Try again.")
+        raise TrainerError(f"data: apt-get download ended well, but has left no whole package {', '.join(lacking)}. Try again.")
     return list(found.values()), [name for name in names if name not in there]
 
 
@@ -99,7 +99,7 @@ def _run(command: Sequence[str], folder: Path, seconds: float) -> subprocess.Com
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise UsageError(f"data: `{command[0]} {command[1]}` did not end within {seconds:g} s. Try again later.") from error
+        raise TrainerError(f"data: `{command[0]} {command[1]}` did not end within {seconds:g} s. Try again later.") from error
 
 
 def described(path: Path) -> Package:

@@ -20,6 +20,7 @@ from ....core.errors import UsageError
 from ....core.untrusted.console import note
 from ...base import PreparedColumns
 from ..arguments import read_arguments, whole_number, write_arguments
+from ..translation.packages import text_package
 from ..translation.pairs import prepared_pairs
 from ..translation.tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
 from .archive import fetch
@@ -82,6 +83,7 @@ class DebianText:
         return self._made(work, data_dir, work)
 
     def _made(self, folder: Path, data_dir: Path | None, work: Path | None) -> PreparedColumns:
+        text_package("sentencepiece")  # before half a gigabyte is fetched
         missing: list[str] = []
         if data_dir is None:
             packages = folder / "packages"

@@ -23,6 +23,7 @@ from ...base import MOST_ATTACHMENT_BYTES, PreparedColumns, Split
 from ..arguments import read_arguments, whole_number, write_arguments
 from .alignment import aligned_count
 from .line_files import LONGEST_LINE_BYTES, read_lines
+from .packages import text_package
 from .pairs import chosen, prepared_pairs
 from .tokenizer import BYTE_PIECES, LARGEST_VOCABULARY
 
@@ -112,6 +113,7 @@ class ParallelText:
         """Count the lines and make the vocabulary; the rest is read when the store asks. What is done is kept in `work`."""
         if self.prefix is None:
             raise UsageError(f"data: {_NAME!r} needs the names of two files; write {_FORM}.")
+        text_package("sentencepiece")  # before a large text is read
         files = self._files()
         total = aligned_count(*files["train"])
         if self.held_out >= total:
