@@ -159,6 +159,12 @@ def test_other_arguments_are_refused(name):
         open_dataset(name)
 
 
+def test_a_size_that_is_none_is_named_as_it_was_typed():
+    for size in ("abc", "-1", "9" * 5000, "٤٠٠٠"):
+        with pytest.raises(UsageError, match=f"vocabulary of 'debian-text': got '{size}'"):
+            open_dataset(f"debian-text:en-de?vocabulary={size}")
+
+
 def test_a_name_without_its_defaults_is_the_same():
     assert source.DATASET.with_arguments("en-de?vocabulary=8000").name == "debian-text"
     assert source.DATASET.with_arguments("en-de").with_vocabulary(4000).name == "debian-text:en-de?vocabulary=4000"

@@ -60,11 +60,11 @@ class DebianText:
         if languages != _LANGUAGES:
             raise UsageError.of(f"data: languages of {_NAME!r}", languages, _LANGUAGES, [_LANGUAGES])
         values = read_arguments(_NAME, arguments, _DEFAULTS)
-        return self.with_vocabulary(int(values["vocabulary"]) if values["vocabulary"].isdecimal() else 0)
+        return DebianText(_pieces(values["vocabulary"]))
 
     def with_vocabulary(self, size: int) -> DebianText:
         """Return the same with a vocabulary of so many pieces. Raises UsageError."""
-        return DebianText(whole_number(_NAME, "vocabulary", str(size), BYTE_PIECES + 64, LARGEST_VOCABULARY))
+        return DebianText(_pieces(str(size)))
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
         """Return the packages in a folder. Raises UsageError where there are none."""
@@ -108,6 +108,10 @@ class DebianText:
         )
         content = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
         return replace(prepared, attachments=lambda: {**prepared.attachments(), "packages.json": content})
+
+
+def _pieces(text: str) -> int:
+    return whole_number(_NAME, "vocabulary", text, BYTE_PIECES + 64, LARGEST_VOCABULARY)
 
 
 def _again(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str] | str]:
