@@ -13,7 +13,7 @@ from debian_archive import OwnArchive
 from crosstrain.core.errors import UsageError
 from crosstrain.data.sources.debian import archive, source
 from crosstrain.data.sources.debian.catalogues import read_mo, read_po
-from crosstrain.data.sources.debian.cleaning import cleaned, wrong_with
+from crosstrain.data.sources.debian.cleaning import cleaned_message, wrong_with
 from crosstrain.data.sources.debian.documents import blocks, paired
 from crosstrain.data.sources.debian.extraction import Extraction
 from crosstrain.data.sources.translation.tokenizer import Vocabulary
@@ -222,13 +222,45 @@ msgstr "Nächstes"
     ("text", "clean"),
     [
         ("_File", "File"), ("&Save As", "Save As"), ("~Help me", "Help me"),
-        ("Save &amp; Close", "Save & Close"), ("snake_case", "snakecase"),
+        ("Save &amp; Close", "Save & Close"), ("snake_case", "snake_case"),
         ("a <b>bold</b>, word ( <i>x</i> ).", "a bold, word (x)."), ("two\n lines ", "two lines"), ("?plural:Danes", "Danes"),
         ("female^Elvish Archer", "Elvish Archer"), ("1 < 2", "1 < 2"), ("word</p><p>word", "word word"),
     ],
 )  # fmt: skip
 def test_cleaning(text, clean):
-    assert cleaned(text) == clean
+    assert cleaned_message(text, text) == (clean, clean)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "clean"),
+    [
+        ("E_xit now", "Jetzt B_eenden", ("Exit now", "Jetzt Beenden")), ("E&xit now", "Jetzt &beenden", ("Exit now", "Jetzt beenden")),
+        ("P~references", "_Einstellungen", ("Preferences", "Einstellungen")),
+        ("The apt_preferences file", "Die Datei apt_preferences", ("The apt_preferences file", "Die Datei apt_preferences")),
+        ("The dir_name option", "Die Option", ("The dir_name option", "Die Option")),
+        ("Use dir_name and file_name", "Nutze ver_name und datei_name", ("Use dir_name and file_name", "Nutze ver_name und datei_name")),
+        ("The a_b_c name", "Der d_e_f Name", ("The a_b_c name", "Der d_e_f Name")),
+        ("The R&D budget", "Das F&E-Budget", ("The R&D budget", "Das F&E-Budget")),
+        ("_Save the R&amp;D budget", "Das F&amp;E-Budget _speichern", ("Save the R&D budget", "Das F&E-Budget speichern")),
+        ("Press &Next or &Back", "Dr&uuml;cken Sie &Weiter", ("Press Next or Back", "Drücken Sie Weiter")),
+    ],
+)  # fmt: skip
+def test_a_mark_within_a_word_is_a_mnemonic_where_it_can_be_one(source, target, clean):
+    assert cleaned_message(source, target) == clean
+    assert cleaned_message(target, source) == clean[::-1]
+
+
+@needs_dpkg
+def test_paragraphs_of_manuals_have_neither_mnemonics_nor_tags(tmp_path):
+    english = ["The R&amp;D budget of a firm.", "Read apt_preferences for it.", "The &lt;pre&gt; element is wide.", "It is <b>bold</b> ."]
+    german = ["Das F&amp;E-Budget der Firma.", "Lesen Sie apt_preferences.", "Das Element &lt;pre&gt; ist breit.", "Das ist <b>fett</b> ."]
+    made = [
+        deb(tmp_path, "debian-faq", {"usr/share/doc/debian-faq/one.en.html": page(english)}),
+        deb(tmp_path, "debian-faq-de", {"usr/share/doc/debian-faq-de/one.de.html": page(german)}),
+    ]
+    extraction = Extraction([path for path, _ in made])
+    assert extraction.pairs() == [("The R&D budget of a firm.", "Das F&E-Budget der Firma."), ("It is bold.", "Das ist fett.")]
+    assert extraction.left_out == {"code or placeholders": 2}
 
 
 @pytest.mark.parametrize(
@@ -236,6 +268,7 @@ def test_cleaning(text, clean):
     [
         ("Open the file", "Datei öffnen", None), ("50 % of the files", "50 % der Dateien", None), ("Open", "Öffnen", "a single word"),
         ("Open %1 now", "%1 jetzt öffnen", "code or placeholders"), ("Open the file", "Open the file", "not translated"),
+        ("Use B&ack or Ne&xt", "Nutze Z&urück", "code or placeholders"), ("The R&D budget", "Das F&E-Budget", None),
         ("Visit http://x.y", "Besuche http://x.y", "code or placeholders"), ("", "leer", "empty"), ("word " * 100, "Wort", "too long"),
         ("1234 5678 ab cd", "1234 5678 ef gh", "few letters"), ("a few words here", "Wort " * 40, "of unlike length"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 from ....core.untrusted.console import note
 from .archive import LARGEST_FILE_BYTES, Package, described, read_files
 from .catalogues import read_mo, read_po
-from .cleaning import cleaned, wrong_with
+from .cleaning import cleaned_message, cleaned_paragraph, wrong_with
 from .documents import blocks, paired
 
 __all__ = ["Extraction"]
@@ -34,8 +34,7 @@ class Extraction:
     def pairs(self) -> list[tuple[str, str]]:
         """Return the pairs, English and German, each once, in an order that depends on the packages alone."""
         kept: dict[tuple[str, str], None] = {}
-        for package, source, target in self._raw():
-            pair = cleaned(source), cleaned(target)
+        for package, pair in self._cleaned():
             wrong = wrong_with(*pair)
             if wrong is None and pair in kept:
                 wrong = "there already"
@@ -46,7 +45,7 @@ class Extraction:
                 self.found[package] += 1
         return list(kept)
 
-    def _raw(self) -> Iterator[tuple[str, str, str]]:
+    def _cleaned(self) -> Iterator[tuple[str, tuple[str, str]]]:
         pages: dict[str, dict[str, tuple[str, bytes]]] = {}
         for path in self.files:
             package = described(path)
@@ -58,7 +57,7 @@ class Extraction:
                 own[name] = content
             for name in sorted(own):
                 if _CATALOGUE.fullmatch(name):
-                    yield from ((package.name, *pair) for pair in self._messages(name, own[name]))
+                    yield from ((package.name, cleaned_message(*pair)) for pair in self._messages(name, own[name]))
                 else:
                     key, language = _place(package.name, name)
                     pages.setdefault(key, {}).setdefault(language, (package.name, own[name]))
@@ -67,7 +66,8 @@ class Extraction:
                 (package_name, source), (_, target) = pages[key]["en"], pages[key]["de"]
                 texts = [_page_text(one) for one in (source, target)]
                 if texts[0] is not None and texts[1] is not None:
-                    yield from ((package_name, *pair) for pair in paired(blocks(texts[0]), blocks(texts[1])))
+                    for one, other in paired(blocks(texts[0]), blocks(texts[1])):
+                        yield package_name, (cleaned_paragraph(one), cleaned_paragraph(other))
 
     def _messages(self, name: str, content: bytes) -> Iterator[tuple[str, str]]:
         try:

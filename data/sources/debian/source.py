@@ -46,7 +46,7 @@ class DebianText:
     vocabulary: int = 8000
 
     description = "messages and manuals from packages of your Debian archive, made here by apt: debian-text:en-de?vocabulary=8000"
-    version = 1
+    version = 2
 
     @property
     def name(self) -> str:
