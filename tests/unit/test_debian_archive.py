@@ -4,14 +4,18 @@ import itertools
 import json
 import shutil
 import sys
+import tarfile
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
-from debian_archive import OwnArchive, served
+from debian_archive import OwnArchive, member, package_of, packed, served
 from test_debian_text import MESSAGES, deb, mo, packages, texts
 
 from crosstrain.core.errors import MissingPackageError, TrainerError, UsageError
 from crosstrain.data.sources.debian import archive
+from crosstrain.data.sources.debian.extraction import Extraction
 from crosstrain.data.sources.translation import encoding
 from crosstrain.data.store.stored_dataset import open_dataset, prepare
 
@@ -111,3 +115,77 @@ def test_what_lies_there_of_other_versions_is_passed_over(tmp_path, monkeypatch)
     files, missing = archive.fetch(["gimp-data", "inkscape", "debian-faq"], folder)
     assert [path.name for path in files] == ["debian-faq_1.0_all.deb", "gimp-data_1.0_all.deb"]
     assert missing == ["inkscape"]
+
+
+TWO = member("./one", b"first"), member("./two", b"second")
+
+
+def read(path):
+    return [name for name, _ in archive.read_files(path, lambda name: True)]
+
+
+def test_a_whole_package_is_read_to_its_end(tmp_path):
+    kept = member("././@LongLink", b"x" * 300 + b"\0", tarfile.GNUTYPE_LONGNAME)
+    packs = packed(*TWO, kept, member("x", b"long")), packed(*TWO, bytes(4 << 20))
+    for pack, more in zip(packs, (["x" * 300], []), strict=True):
+        assert read(package_of(tmp_path / "some.deb", pack)) == ["one", "two", *more]
+
+
+def test_a_package_that_ends_too_soon_is_damaged_also_between_two_files(tmp_path):
+    pack = zlib.compressobj(wbits=31)
+    half = pack.compress(TWO[0]) + pack.flush(zlib.Z_FULL_FLUSH)
+    with pytest.raises(UsageError, match=r"some\.deb' is damaged: dpkg-deb ended with exit code \d+ \(dpkg-deb.*\)\. Fetch it again"):
+        read(package_of(tmp_path / "some.deb", half))
+    whole = packed(*TWO)
+    with pytest.raises(UsageError, match=r"some\.deb' is damaged: .*dpkg-deb"):  # its sum is wrong
+        read(package_of(tmp_path / "some.deb", whole[:-8] + bytes(4) + whole[-4:]))
+
+
+def test_what_is_no_header_is_not_the_end(tmp_path):
+    for junk in (b"\1" * 512, TWO[1][:200] + b"\1" + TWO[1][201:512]):
+        with pytest.raises(UsageError, match=r"is damaged: (bad checksum|invalid header)"):
+            read(package_of(tmp_path / "some.deb", packed(TWO[0], junk, TWO[1])))
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (tarfile.GNUTYPE_LONGNAME, "a name of 67,108,864 bytes"),
+        (tarfile.GNUTYPE_LONGLINK, "a name of 67,108,864 bytes"),
+        (tarfile.XHDTYPE, "a header of the kind b'x', which no package has"),
+        (tarfile.XGLTYPE, "a header of the kind b'g'"),
+        (tarfile.GNUTYPE_SPARSE, "a header of the kind b'S'"),
+        (b"Q", "a header of the kind b'Q'"),
+    ],
+)
+def test_headers_that_prolong_others_take_no_memory(tmp_path, kind, problem):
+    pack, blocks = zlib.compressobj(1, wbits=31), []
+    blocks.append(pack.compress(TWO[0] + member("./more", kind=kind, size=64 << 20)))
+    blocks += [pack.compress(b"1" * (1 << 20)) for _ in range(64)]
+    path = package_of(tmp_path / "some.deb", b"".join(blocks) + pack.compress(TWO[1] + bytes(1024)) + pack.flush())
+    tracemalloc.start()
+    with pytest.raises(UsageError, match=problem):
+        read(path)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_a_long_row_of_long_names_is_damage(tmp_path):
+    row = member("././@LongLink", b"x\0", tarfile.GNUTYPE_LONGNAME) * 3000
+    with pytest.raises(UsageError, match="is damaged"):
+        read(package_of(tmp_path / "some.deb", packed(row, *TWO)))
+
+
+def test_a_reader_that_stops_early_ends_dpkg_deb(tmp_path):
+    large = member("./two", bytes(20 << 20))
+    reading = archive.read_files(package_of(tmp_path / "some.deb", packed(TWO[0], large)), lambda name: True)
+    assert next(reading) == ("one", b"first")
+    reading.close()
+
+
+def test_a_catalogue_with_halves_of_characters_makes_no_pair(tmp_path):
+    catalogue = mo([("Half of a sign +2AA-", "Die Haelfte eines Zeichens +2AA-")]).replace(b"UTF-8", b"UTF-7")
+    path, _ = deb(tmp_path, "gimp-data", {"usr/share/locale/de/LC_MESSAGES/gimp.mo": catalogue})
+    extraction = Extraction([path])
+    assert extraction.pairs() == []
+    assert extraction.left_out == {"code or placeholders": 1}

@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 import subprocess
+import time
 
 import pytest
 from debian_archive import OwnArchive
@@ -14,7 +15,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.data.sources.debian import archive, source
 from crosstrain.data.sources.debian.catalogues import read_mo, read_po
 from crosstrain.data.sources.debian.cleaning import cleaned_message, wrong_with
-from crosstrain.data.sources.debian.documents import blocks, paired
+from crosstrain.data.sources.debian.documents import Block, blocks, paired
 from crosstrain.data.sources.debian.extraction import Extraction
 from crosstrain.data.sources.translation.tokenizer import Vocabulary
 from crosstrain.data.store.stored_dataset import open_dataset
@@ -295,3 +296,6 @@ def test_pages_are_paired_by_markup_or_by_identifiers():
 def test_hostile_pages_take_no_time():
     for text in ("<" * 200_000, "<!--" * 50_000, "<pre>" * 50_000, "<a " * 100_000, "<p>" + "&" * 200_000):
         assert len(blocks(text)) <= 1
+    began = time.process_time()  # of this process alone, so that others cannot delay it
+    assert blocks("<p>" + "<i>" * 2_000_000 + "some text</p>") == [Block("p", "", "some text")]
+    assert time.process_time() - began < 30  # two seconds; two minutes and more where each tag copies the text before it

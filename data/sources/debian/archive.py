@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Self, cast
 
 from ....core.errors import TrainerError, UsageError
 from ....core.untrusted.console import note
@@ -26,6 +28,9 @@ MOST_READ_BYTES = 512 << 20
 
 MOST_FILES = 1_000_000
 """Of a package."""
+
+LONGEST_NAME_BYTES = 1 << 15
+"""Of a file in a package, folders included; Linux opens none that is longer than 4,096."""
 
 _FETCH_SECONDS = 3600.0
 _NO_APT = (
@@ -131,9 +136,13 @@ def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
     """
     read_bytes = 0
     command = ["dpkg-deb", "--fsys-tarfile", str(path.absolute())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:
+    with (
+        TemporaryFile() as told,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, stdin=subprocess.DEVNULL) as child,
+    ):
+        unpacked = cast(IO[bytes], child.stdout)
         try:
-            with tarfile.open(fileobj=child.stdout, mode="r|") as archive:
+            with tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_Header) as archive:
                 for count, member in enumerate(archive):
                     if count >= MOST_FILES:
                         raise UsageError(f"data: {str(path)!r} has more than {MOST_FILES:,} files.")
@@ -146,7 +155,46 @@ def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
                         if file is not None:
                             yield name, file.read()
                     archive.members = []  # type: ignore[attr-defined]  # tarfile would remember each
-        except tarfile.TarError as error:
-            raise UsageError(f"data: the package {str(path)!r} is damaged: {error}. Fetch it again.") from error
+            while unpacked.read(1 << 20):  # what is left is padding; dpkg-deb fails where nobody takes it
+                pass
+            if child.wait():
+                raise _damaged(path, f"dpkg-deb ended with exit code {child.returncode}", told)
+        except (tarfile.TarError, RecursionError) as error:  # the latter of a long row of long names
+            child.kill()
+            child.wait()
+            raise _damaged(path, str(error), told) from error
         finally:
             child.kill()  # it has ended, or nobody reads on
+
+
+class _Header(tarfile.TarInfo):
+    """A header of the kinds that deb(5) allows, long names no longer than any; another one is no archive's end, but an error.
+
+    tarfile takes one that it cannot read for the end, and reads those that prolong others into memory, however large they say they are.
+    """
+
+    _LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+    _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+    _OTHERS = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Return the header in a block. Raises ReadError for what is none, or none of a package, and HeaderError at the archive's end."""
+        try:
+            found = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if any(buf):
+                raise tarfile.ReadError(str(error)) from error
+            raise
+        if found.type not in (*cls._LONG, *cls._FILES, *cls._OTHERS):
+            raise tarfile.ReadError(f"a header of the kind {found.type!r}, which no package has")
+        if found.type in cls._LONG and not 0 <= found.size <= LONGEST_NAME_BYTES:
+            raise tarfile.ReadError(f"a name of {found.size:,} bytes")
+        return found
+
+
+def _damaged(path: Path, problem: str, told: IO[bytes]) -> UsageError:
+    """Return the error for a package, with the end of what dpkg-deb has told in a file."""
+    told.seek(max(0, told.seek(0, os.SEEK_END) - 300))
+    said = " ".join(told.read().decode(errors="replace").split())
+    return UsageError(f"data: the package {str(path)!r} is damaged: {problem}{f' ({said})' if said else ''}. Fetch it again.")

@@ -19,7 +19,7 @@ _MARK_BEFORE, _MARK = re.compile(_BEFORE), re.compile(f"{_BEFORE}|{_WITHIN}")
 _BEFORE_PUNCTUATION = re.compile(r" +(?=[,.;:!?)\]»“](?:\s|$|[,.;:!?)]))")
 _AFTER_BRACKET = re.compile(r"(?<=[(\[«„]) +")
 _PLACEHOLDER = re.compile(
-    r"[\x00-\x1f\x7f{}|\\^~<>=\[\]_`*#$@/]"  # code, paths, addresses
+    r"[\x00-\x1f\x7f\ud800-\udfff{}|\\^~<>=\[\]_`*#$@/]"  # code, paths, addresses, halves of characters
     r"|%[\w(]"  # %s, %1, %(name)s
     r"|&\w+;|://|\bwww\.|--|\.\w+\("
     r"|[^\W_]&[a-zß-öø-ÿ]"  # a mnemonic in a word, which nobody can tell from a name

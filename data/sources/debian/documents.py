@@ -91,21 +91,27 @@ class Block:
 def blocks(page: str) -> list[Block]:
     """Return the blocks of a page that have text, in order; code and scripts are none."""
     found: list[Block] = []
-    tag, identifier, text = "", "", ""
+    tag, identifier = "", ""
+    parts: list[str] = []  # of the text since the last block; joined once, as a page may have millions
     mute: list[str] = []
     position = 0
 
     def flush() -> None:
-        nonlocal tag, identifier, text
-        words = " ".join(html.unescape(text).split())
+        nonlocal tag, identifier
+        words = " ".join(html.unescape("".join(parts)).split())
         if tag and words:
             found.append(Block(tag, identifier, words))
-        tag, identifier, text = "", "", ""
+        tag, identifier = "", ""
+        parts.clear()
+
+    def add(text: str) -> None:
+        if text and (text != " " or not parts or parts[-1] != " "):
+            parts.append(text)
 
     page = _without_comments(page)
     for mark in _MARKUP.finditer(page):
         if not mute:
-            text += page[position : mark.start()]
+            add(page[position : mark.start()])
         position = mark.end()
         closing, name = mark[1] == "/", mark[2].lower()
         if name in _MUTE and not mark[3].endswith("/"):
@@ -114,7 +120,7 @@ def blocks(page: str) -> list[Block]:
                     mute.pop()
             elif len(mute) < 100:
                 mute.append(name)
-            text += " "
+            add(" ")
         elif mute:
             continue
         elif name in _BLOCKS or name in _CONTAINERS:
@@ -123,7 +129,7 @@ def blocks(page: str) -> list[Block]:
                 own = _ID.search(mark[3])
                 tag, identifier = name, own[1] if own else ""
         else:
-            text += " "
+            add(" ")
             if not identifier and tag and (own := _ID.search(mark[3])):
                 identifier = own[1]
     flush()
