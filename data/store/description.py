@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from ...core.untrusted.bounded_json import parse_json
+from ...core.untrusted.bounded_json import UnreadableError, parse_json
 from ..base import ImageFeatures
 from .manifest import SPLITS
 from .stored_dataset import StoredDataset
@@ -14,6 +15,8 @@ from .stored_dataset import StoredDataset
 __all__ = ["described"]
 
 _VOCABULARY = "vocabulary.json"
+_TEXT_SOURCES = "packages.json"
+"""Of a text that is made of others: what it was made of, and ``pairs_sha256``, its digest."""
 
 
 def described(dataset: StoredDataset) -> dict[str, Any]:
@@ -34,6 +37,19 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
                     "median_length": int(np.median(lengths)),
                     "longest": int(lengths.max()),
                 }
+        if (digest := _text_sha256(dataset)) is not None:
+            facts["text_sha256"] = digest
         if _VOCABULARY in dataset.attachments:
             facts["vocabulary"] = parse_json(dataset.attachment(_VOCABULARY))
     return {**facts, "left_out": list(dataset.left_out), "path": str(dataset.path), "digest": dataset.digest}
+
+
+def _text_sha256(dataset: StoredDataset) -> str | None:
+    """Return the digest of a dataset's text where it says one, by which two machines see whether they have the same."""
+    if _TEXT_SOURCES not in dataset.attachments:
+        return None
+    with suppress(UnreadableError):  # an attachment of that name in a dataset of somebody's own
+        sources = parse_json(dataset.attachment(_TEXT_SOURCES))
+        if isinstance(sources, dict) and isinstance(said := sources.get("pairs_sha256"), str):
+            return said
+    return None

@@ -9,8 +9,10 @@ import subprocess
 import time
 
 import pytest
+from click.testing import CliRunner
 from debian_archive import OwnArchive
 
+from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import UsageError
 from crosstrain.data.sources.debian import archive, source
 from crosstrain.data.sources.debian.catalogues import read_mo, read_po
@@ -164,6 +166,18 @@ def test_a_size_that_is_none_is_named_as_it_was_typed():
     for size in ("abc", "-1", "9" * 5000, "٤٠٠٠"):
         with pytest.raises(UsageError, match=f"vocabulary of 'debian-text': got '{size}'"):
             open_dataset(f"debian-text:en-de?vocabulary={size}")
+
+
+@needs_dpkg
+def test_the_digest_of_the_text_is_told_of_what_is_prepared(tmp_path):
+    packages(tmp_path / "debs")
+    named = ["info", "debian-text:en-de?vocabulary=400", "--data-dir", str(tmp_path / "debs")]
+    facts = json.loads(CliRunner().invoke(data, [*named, "--json"], catch_exceptions=False).stdout)
+    dataset = open_dataset(named[1], tmp_path / "debs")
+    assert facts["text_sha256"] == json.loads(dataset.attachment("packages.json"))["pairs_sha256"]
+    assert f"text sha256                   {facts['text_sha256']}\n" in CliRunner().invoke(data, named, catch_exceptions=False).stdout
+    assert (dataset.path / "packages.json").is_file()
+    assert facts["path"] == str(dataset.path)
 
 
 def test_a_name_without_its_defaults_is_the_same():
