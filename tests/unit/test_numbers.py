@@ -1,6 +1,7 @@
 """Numbers in words: the same pairs every time, train and test without a text in common, and a vocabulary that has every character."""
 
 import json
+from importlib.metadata import version
 
 import pytest
 
@@ -50,7 +51,10 @@ def test_as_a_dataset(pairs, tmp_path, monkeypatch):
     assert all(target.example(number)[-1] == END for number in range(len(target)))
     assert not (dataset.column("train", "source").values == UNKNOWN).any()
     assert (dataset.info.text.languages, dataset.info.text.bleu_tokenizer) == (("en", "de"), "char")
-    assert json.loads(dataset.attachment("vocabulary.json"))["byte_pieces"] is False
+    facts = json.loads(dataset.attachment("vocabulary.json"))
+    assert facts["byte_pieces"] is False
+    for package in ("num2words", "sentencepiece"):
+        assert facts[package] == version(package)
     with pytest.raises(UsageError, match="read no files"):
         open_dataset("numbers", tmp_path)
 

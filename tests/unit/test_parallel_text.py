@@ -137,16 +137,22 @@ def test_lines_end_at_line_feeds_alone(tmp_path, end):
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.binary(max_size=12), max_size=12), st.booleans())
-def test_reading_in_blocks_is_splitting(tmp_path, monkeypatch, lines, ended):
+@given(st.lists(st.binary(max_size=12), max_size=12), st.booleans(), st.booleans())
+def test_reading_in_blocks_is_splitting(tmp_path, monkeypatch, lines, ended, marked):
     monkeypatch.setattr("crosstrain.data.sources.translation.line_files._BLOCK_BYTES", 5)
-    content = b"\n".join(lines) + (b"\n" if ended else b"")
+    content = b"\xef\xbb\xbf" * marked + b"\n".join(lines) + (b"\n" if ended else b"")
     (tmp_path / "lines").write_bytes(content)
     expected = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     expected = expected[:-1] if not expected[-1] else expected
-    if not content.startswith(b"\xef\xbb\xbf"):
-        assert list(read_lines(tmp_path / "lines")) == [line.removesuffix(b"\r") for line in expected]
-        assert count_lines(tmp_path / "lines") == len(expected)
+    assert list(read_lines(tmp_path / "lines")) == [line.removesuffix(b"\r") for line in expected]
+    assert count_lines(tmp_path / "lines") == len(expected)
+
+
+@pytest.mark.parametrize("name", ["mark", "mark.gz"])
+def test_a_byte_order_mark_alone_is_no_line(tmp_path, name):
+    path = write(tmp_path, name, [b"\xef\xbb\xbf"], end="")
+    assert list(read_lines(path)) == []
+    assert count_lines(path) == 0
 
 
 def test_a_line_without_an_end_takes_no_memory(tmp_path):
@@ -186,6 +192,28 @@ def test_misaligned_files_are_named_with_both_counts_and_the_first_suspicious_li
         aligned_count(*files)
     line = int(str(caught.value).partition("suspicious line is ")[2].partition(":")[0])
     assert 121 <= line <= 130
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "why"),
+    [
+        (7, b"x" * 40_000, ["has more than 32,768 bytes in one file and 21", "has 21 bytes in one file and more than 32,768"]),
+        (7, b"", ["is empty in one file and has 21 bytes in the other"] * 2),
+        (24, None, ["has no other line beside it in one of the files"] * 2),
+    ],
+    ids=["too long", "empty", "missing"],
+)
+def test_a_suspicious_line_is_told_as_it_is(tmp_path, place, line, why):
+    source, target = ([f"{word} word number {number:02d} x".encode() for number in range(25)] for word in ("some", "Wort"))
+    if line is None:
+        del source[place:]
+    else:
+        source[place : place + 6] = [line] * 6
+        target.append(b"one more line than that")
+    files = write(tmp_path, "a", source), write(tmp_path, "b", target)
+    for one, other, told in ((*files, why[0]), (*files[::-1], why[1])):
+        with pytest.raises(UsageError, match=f"suspicious line is {place + 1}: it {told}"):
+            aligned_count(one, other)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 
 from ....core.errors import UsageError
-from .line_files import count_lines, read_lines
+from .line_files import LONGEST_LINE_BYTES, count_lines, read_lines
 
 __all__ = ["aligned_count", "first_suspicious_line"]
 
@@ -15,6 +15,10 @@ _WINDOW, _MANY = 20, 6
 """Lines looked at together, and how many of them have to be odd: one true translation in thirty is, and every other random pair."""
 
 _ODD_RATIO = 1.8
+_NO_LINE = b"\n"
+"""Stands for the line of a file that has fewer than the other; no line holds a line feed."""
+
+_ALONE = "it has no other line beside it in one of the files"
 
 
 def aligned_count(source: Path, target: Path) -> int:
@@ -38,20 +42,23 @@ def first_suspicious_line(source: Path, target: Path) -> tuple[int, str]:
     """Return the number of the first line, from 1, from which on pairs look unlike translations, and why."""
     odd: deque[tuple[int, str]] = deque()
     number = 0
-    for number, (one, other) in enumerate(itertools.zip_longest(read_lines(source), read_lines(target), fillvalue=b""), 1):
-        why = _oddity(one or b"", other or b"")
+    for number, lines in enumerate(itertools.zip_longest(read_lines(source), read_lines(target), fillvalue=_NO_LINE), 1):
+        why = _ALONE if _NO_LINE in lines else _oddity(*lines)
         if why is not None:
             odd.append((number, why))
         while odd and odd[0][0] <= number - _WINDOW:
             odd.popleft()
         if len(odd) >= _MANY:
             return odd[0]
-    return odd[0] if odd else (number, "it has no other line beside it in one of the files")
+    return odd[0] if odd else (number, _ALONE)
 
 
-def _oddity(one: bytes, other: bytes) -> str | None:
-    lengths = len(one.strip()), len(other.strip())
-    if min(lengths) == 0:
-        return None if max(lengths) == 0 else f"it is empty in one file and has {max(lengths)} bytes in the other"
-    odd = max(lengths) > 20 and max(lengths) > _ODD_RATIO * min(lengths)
-    return f"it has {lengths[0]} bytes in one file and {lengths[1]} in the other" if odd else None
+def _oddity(one: bytes | None, other: bytes | None) -> str | None:
+    """Return what is odd about two lines beside each other; None stands for one that is too long to be held."""
+    sizes = [None if line is None else len(line.strip()) for line in (one, other)]
+    told = [f"more than {LONGEST_LINE_BYTES:,} bytes" if size is None else f"{size} bytes" for size in sizes]
+    least, most = sorted(LONGEST_LINE_BYTES + 1 if size is None else size for size in sizes)
+    if least == 0:
+        return None if most == 0 else f"it is empty in one file and has {told[sizes[0] == 0]} in the other"
+    odd = most > 20 and most > _ODD_RATIO * least
+    return f"it has {told[0]} in one file and {told[1]} in the other" if odd else None

@@ -34,10 +34,7 @@ def read_lines(path: Path) -> Iterator[bytes | None]:
     """
     rest: bytes = b""
     passing = False  # within a line that is too long
-    first = True
     for block in _blocks(path):
-        if first:
-            block, first = block.removeprefix(_BYTE_ORDER_MARK), False
         *whole, tail = block.split(b"\n")
         for part in whole:
             line = rest + part
@@ -61,6 +58,7 @@ def count_lines(path: Path) -> int:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
+    """Yield what is in a file behind its byte order mark, if it has one; no block is empty."""
     try:
         with ExitStack() as files:
             raw = files.enter_context(open_regular(path))
@@ -72,6 +70,9 @@ def _blocks(path: Path) -> Iterator[bytes]:
                 read += len(block)
                 if packed and read > limit:
                     raise UsageError(f"data: {str(path)!r} unpacks to more than {_MOST_EXPANSION} times its size; that is no text.")
-                yield block
+                if read == len(block):
+                    block = block.removeprefix(_BYTE_ORDER_MARK)
+                if block:
+                    yield block
     except (OSError, EOFError, zlib.error, UnreadableError) as error:
         raise UsageError(f"data: {str(path)!r} cannot be read: {error}") from error

@@ -78,6 +78,7 @@ class Numbers:
             bytes_too=False,
             longest=_LONGEST,
             languages=("en", "de"),
+            packages=("num2words",),
             bleu_tokenizer="char",  # most are one word, of which 13a finds no four in a row
         )
 

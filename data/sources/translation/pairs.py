@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ from ....core.untrusted.console import note
 from ...base import PreparedColumns, Split, TextFeatures
 from ...columns import ColumnSpec
 from .encoding import PairEncoder, PairReader, counted
-from .packages import text_package
 from .reading_progress import ReadingProgress
 from .tokenizer import DESCRIPTION, VOCABULARY, Vocabulary, train_vocabulary
 
@@ -50,13 +50,15 @@ def prepared_pairs(
     bleu_tokenizer: str = "13a",
     work: Path | None = None,
     line_numbers: Mapping[Split, NDArray[np.int64]] | None = None,
+    packages: Sequence[str] = (),
 ) -> PreparedColumns:
     """Return the columns of a translation; `counts` says how many pairs, left out ones included, each reader has.
 
     The vocabulary is made here, all else when the store asks for it. `bytes_too`, `longest`, `work` and `line_numbers` as in
-    `train_vocabulary` and `PairEncoder`. Raises UsageError where no vocabulary can be made.
+    `train_vocabulary` and `PairEncoder`. `packages` are those beside sentencepiece whose releases decide the text; `vocabulary.json` has
+    them. Raises UsageError where no vocabulary can be made.
     """
-    model, description = _vocabulary(readers["train"], counts["train"], vocabulary_size, bytes_too=bytes_too, work=work)
+    model, description = _vocabulary(readers["train"], counts["train"], vocabulary_size, bytes_too=bytes_too, work=work, packages=packages)
     vocabulary = Vocabulary(model)
     encoder = PairEncoder(vocabulary, longest, work, line_numbers or {})
     columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
@@ -114,7 +116,9 @@ class _Sample:
         self.sha256 = digest.hexdigest()
 
 
-def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path | None) -> tuple[bytes, bytes]:
+def _vocabulary(
+    read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path | None, packages: Sequence[str]
+) -> tuple[bytes, bytes]:
     """Return the model and what is said of it: those that were kept in `work` of the same lines, or new ones, which are kept there."""
     kept = None if work is None else _kept(work, _Sample(read, count), size)
     if kept is not None:
@@ -140,7 +144,7 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
         "sampled_sha256": sample.sha256,
         "lines": 2 * count,
         "sample_seed": SAMPLE_SEED,
-        "sentencepiece": text_package("sentencepiece").__version__,
+        **{name: version(name) for name in ("sentencepiece", *packages)},
     }
     description = (json.dumps(facts, indent=2) + "\n").encode()
     if work is not None:
