@@ -266,17 +266,19 @@ class Sampler:
         return self._bounds[key]
 
 
-def padding_share(sampler: Sampler) -> float | None:
+def padding_share(sampler: Sampler, micro_batches: int) -> float | None:
     """Return which share of the positions that are computed is padding, of all columns of tokens together; None for data that is no text.
 
-    Each worker pads its batch to the longest example in it, column by column. Counted from the lengths over an epoch's first updates.
+    Each worker pads what it computes at once, its batch or one of at most so many `micro_batches`, to the longest example in it, column by
+    column. Counted from the lengths over an epoch's first updates.
     """
     if sampler.lengths is None:
         return None
     count = min(PADDING_STEPS, sampler.steps_per_epoch)
     one = [sampler.whole(0, 0, count)]
     parts = one if sampler.rule.mode == "async" else [sampler.for_rank(0, 0, count, rank) for rank in range(sampler.workers)]
-    counted = [padded_positions(part.indices, part.offsets, lengths) for part in parts for lengths in sampler.lengths.values()]
+    cut = [part.in_micro_batches(micro_batches)[0] for part in parts]
+    counted = [padded_positions(part.indices, part.offsets, lengths) for part in cut for lengths in sampler.lengths.values()]
     return sum(padding for _, padding in counted) / sum(positions for positions, _ in counted)
 
 

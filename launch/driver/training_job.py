@@ -182,7 +182,7 @@ class TrainingJob:
             device_used=device_used,
             synthetic=self.data.info.synthetic,
             machines=machines,
-            padding_share=padding_share(self.sampler),
+            padding_share=padding_share(self.sampler, self.asked.accumulate),
         )
         return {**summary, "profile": PROFILE if (run / PROFILE).is_dir() else None, **self._mean_batches}
 

@@ -13,7 +13,7 @@ from crosstrain.checkpoint import find_checkpoint
 from crosstrain.conformance.runs import norm_wise_difference, read_run, run_job, trainer
 from crosstrain.data.base import DataInfo
 from crosstrain.data.batching import BucketedTokens
-from crosstrain.data.sampler import Sampler
+from crosstrain.data.sampler import Sampler, padding_share
 
 pytestmark = pytest.mark.cluster
 
@@ -105,6 +105,10 @@ def test_micro_batches_of_all_workers_make_the_update_of_the_larger_batch(backen
     losses, weights = larger_batches(sentences, initial, 10, 0.5)
     np.testing.assert_allclose(run.losses, losses, rtol=1e-6)
     assert norm_wise_difference(run.weights, weights) < 1e-6
+    lengths = {name: np.array([len(sentence[side]) for sentence in sentences]) for side, name in enumerate(("tokens", "tags"))}
+    workers, parts = cluster["procs_per_node"], cluster["accumulate"]
+    sampler = Sampler(300, 0, BucketedTokens(40, workers, mode, parts), workers, lengths=lengths)
+    assert run.summary["padding_share"] == padding_share(sampler, parts) < padding_share(sampler, 1)
 
 
 @pytest.mark.slow

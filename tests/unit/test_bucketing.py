@@ -12,7 +12,7 @@ from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, cut_plan
 from crosstrain.core.job import Job
 from crosstrain.data.batching import BucketedTokens, FixedCount, batch_rule
 from crosstrain.data.bucketing import Buckets, bucket_edges, longer_than, padded_positions
-from crosstrain.data.sampler import Sampler, permutation
+from crosstrain.data.sampler import Sampler, padding_share, permutation
 from crosstrain.engine.epochs import START, DataCursor, EpochIndex
 from crosstrain.engine.protocol.codec import plan_from_message, plan_to_message
 
@@ -216,3 +216,18 @@ def test_examples_that_are_longer_than_a_batch_are_counted_and_come_alone(length
     assert longer_than(sampler.lengths, tokens) == ((own > tokens).sum(), own.max())
     whole = sampler.whole(0, 0, sampler.steps_per_epoch)
     assert all(len(whole.batch(step)) == 1 for step in range(len(whole)) if own[whole.batch(step)].max() > tokens)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_padding_is_that_of_what_a_worker_computes_at_once(mode, micro_batches):
+    """Two workers with four examples each in an update: all of them at once, or two or one at a time."""
+    lengths = np.random.default_rng(4).integers(1, 60, 48)
+    sampler = made(lengths, FixedCount(8, 2, mode))
+    ordered = np.stack([lengths, lengths[::-1]])[:, sampler.order(0)].reshape(2, -1, 4 // micro_batches)
+    positions = int((ordered.max(2) * ordered.shape[2]).sum())
+    assert padding_share(sampler, micro_batches) == (positions - int(ordered.sum())) / positions
+
+
+def test_images_have_no_padding():
+    assert padding_share(Sampler(10, 0, FixedCount(4, 1, "sync"), 1), 2) is None
