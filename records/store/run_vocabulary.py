@@ -1,4 +1,4 @@
-"""``vocabulary.model`` of a run on text: by it sentences become what the run's model was trained on, also where the data is not at hand."""
+"""``vocabulary.model`` of a run on text: the pieces that its model was trained on. An export takes them from here, without the data."""
 
 from __future__ import annotations
 
