@@ -10,12 +10,13 @@ whatever the scale: that is the end of the run, which would leave out every furt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.errors import RunFailedError
 
-__all__ = ["CLEAN_STEPS", "FIRST_SCALE", "LEAST_SCALE", "MOST_SCALE", "next_scale", "refuse_exhausted"]
+__all__ = ["CLEAN_STEPS", "FIRST_SCALE", "LEAST_SCALE", "MOST_SCALE", "ChiefLossScale", "next_scale", "refuse_exhausted"]
 
 FIRST_SCALE = MOST_SCALE = 2.0**14
 LEAST_SCALE = 1.0
@@ -47,3 +48,40 @@ def refuse_exhausted(scale: float) -> None:
             f"precision fp16: gradients are not finite even at the loss scale {LEAST_SCALE:g}, so that no update could be made any more; "
             "train with --precision bf16 or fp32, with a smaller --lr or a longer warm-up"
         )
+
+
+class ChiefLossScale:
+    """The same for async workers, which the chief tells the scale that they are to use, and learns from them what came of it.
+
+    May be used by several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.restore({})
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        with self._lock:
+            return {"loss_scale": self.scale, "clean_steps": float(self._clean)}
+
+    def restore(self, scalars: Mapping[str, float]) -> None:
+        """Take over what a checkpoint kept; begin anew where it kept nothing."""
+        with self._lock:
+            self.scale, self._clean = scalars.get("loss_scale", FIRST_SCALE), int(scalars.get("clean_steps", 0.0))
+
+    def learn(self, given: float, ended: float, updates: int) -> None:
+        """Take over what some updates of a worker found, which was `given` a scale and `ended` with another or the same.
+
+        A lower one holds for all, whichever scale other workers still have; steps without overflow are counted over all workers. Raises
+        RunFailedError where the scale is exhausted.
+        """
+        with self._lock:
+            if ended < given:
+                self.scale, self._clean = min(self.scale, ended), 0
+                refuse_exhausted(self.scale)
+                return
+            self._clean += updates
+            if self._clean >= CLEAN_STEPS:
+                self.scale, self._clean = min(self.scale * 2.0, MOST_SCALE), 0

@@ -15,10 +15,9 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...models.base import ForwardContext
 from ..capabilities import unused_precision
-from ..loss_scaling import CLEAN_STEPS, FIRST_SCALE, MOST_SCALE, next_scale, refuse_exhausted
+from ..loss_scaling import FIRST_SCALE, next_scale, refuse_exhausted
 
 __all__ = [
-    "ChiefLossScale",
     "LossScale",
     "all_finite",
     "check_precision",
@@ -134,34 +133,3 @@ class LossScale:
         scale, clean = next_scale(self.scale.read_value(), self._clean.read_value(), finite, where=tf.where, smaller=tf.minimum)
         self.scale.assign(scale)
         self._clean.assign(clean)
-
-
-class ChiefLossScale:
-    """The same for async workers, which the chief tells the scale with each ticket: they halve it meanwhile, and report where it ended."""
-
-    def __init__(self) -> None:
-        self.restore({})
-
-    @property
-    def scalars(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
-        return {"loss_scale": self.scale, "clean_steps": float(self._clean)}
-
-    def restore(self, scalars: Mapping[str, float]) -> None:
-        """Take over what a checkpoint kept; begin anew where it kept nothing."""
-        values = {**LossScale.initial(), **scalars}
-        self.scale, self._clean = values["loss_scale"], int(values["clean_steps"])
-
-    def learn(self, given: float, ended: float, updates: int) -> None:
-        """Take over what a ticket of some updates found, which was `given` a scale and `ended` with another or the same.
-
-        A lower one holds for all, whichever scale other workers still have; steps without overflow are counted over all workers. Raises
-        RunFailedError where the scale is exhausted.
-        """
-        if ended < given:
-            self.scale, self._clean = min(self.scale, ended), 0
-            refuse_exhausted(self.scale)
-            return
-        self._clean += updates
-        if self._clean >= CLEAN_STEPS:
-            self.scale, self._clean = min(self.scale * 2.0, MOST_SCALE), 0

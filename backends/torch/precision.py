@@ -16,7 +16,7 @@ from ...core.errors import UsageError
 from ..capabilities import unused_precision
 from ..loss_scaling import FIRST_SCALE, next_scale, refuse_exhausted
 
-__all__ = ["LossScale", "low_format", "precision_used", "watched"]
+__all__ = ["LossScale", "low_format", "precision_used", "unscaled", "watched"]
 
 TENSOR_FLOAT_CAPABILITY = (8, 0)
 """The first GPUs that know TF32."""
@@ -72,6 +72,13 @@ class _LowOperations(TorchDispatchMode):  # type: ignore[misc]
         return result
 
 
+def unscaled(gradients: Sequence[torch.Tensor], scale: float) -> bool:
+    """Divide the gradients by the scale, in place; return whether all of them are finite."""
+    torch._foreach_mul_(gradients, 1.0 / scale)
+    largest = torch._foreach_norm([gradient for gradient in gradients if gradient.numel()], float("inf"))
+    return bool(torch.stack(largest).isfinite().all())
+
+
 class LossScale:
     """Dynamic scaling of the loss; see `backends.loss_scaling`."""
 
@@ -92,9 +99,7 @@ class LossScale:
 
         Ranks whose gradients are reduced together come to the same answer. Raises RunFailedError where the scale is exhausted.
         """
-        torch._foreach_mul_(gradients, 1.0 / self.scale)
-        largest = torch._foreach_norm([gradient for gradient in gradients if gradient.numel()], float("inf"))
-        finite = bool(torch.stack(largest).isfinite().all())
+        finite = unscaled(gradients, self.scale)
         self.scale, self.clean_steps = next_scale(self.scale, self.clean_steps, finite)
         refuse_exhausted(self.scale)
         return finite

@@ -120,10 +120,11 @@ def test_alexnet_on_two_workers_in_bf16(tmp_path):
     assert figures["evaluated"][0] == 30
 
 
-def test_pieces(tmp_path):
-    """The checks of torch_checks.py, in a process of their own, since they import torch."""
+@pytest.mark.parametrize("checks", ["torch_checks.py", "torch_async_checks.py"])
+def test_pieces(checks):
+    """In a process of their own, since they import torch."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / "torch_checks.py")],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / checks)],
         capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

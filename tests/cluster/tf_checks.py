@@ -20,7 +20,7 @@ from crosstrain.backends.tf import preprocessing as pixels_module
 from crosstrain.backends.tf import runtime
 from crosstrain.backends.tf.forward_context import ForwardContexts
 from crosstrain.backends.tf.model import build_model, micro_batches_on
-from crosstrain.backends.tf.precision import ChiefLossScale, LossScale
+from crosstrain.backends.tf.precision import LossScale
 from crosstrain.backends.tf.preprocessing import changed, compiled_normalised, normalised, normalised_in_blocks
 from crosstrain.backends.tf.sync.replica import Replica
 from crosstrain.core.cluster import Cluster
@@ -178,18 +178,6 @@ def test_loss_scale():
     scale.guarded([tf.constant([float("inf")])], applied.append)
     with pytest.raises(RunFailedError, match="precision fp16: gradients are not finite even at the loss scale 1"):
         scale.check()
-
-
-def test_the_loss_scale_of_async_workers():
-    scale = ChiefLossScale()
-    scale.learn(2.0**14, 2.0**12, 10)
-    scale.learn(2.0**14, 2.0**13, 10)  # of a worker that had the older one
-    assert scale.scalars == {"loss_scale": 2.0**12, "clean_steps": 0.0}
-    for _ in range(4):
-        scale.learn(scale.scale, scale.scale, 2000)
-    assert scale.scalars == {"loss_scale": 2.0**14, "clean_steps": 0.0}
-    with pytest.raises(RunFailedError, match="precision fp16"):
-        scale.learn(1.0, 0.5, 1)
 
 
 def test_only_workers_insist_on_a_gpu():

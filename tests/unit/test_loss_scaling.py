@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crosstrain.backends.loss_scaling import CLEAN_STEPS, FIRST_SCALE, LEAST_SCALE, MOST_SCALE, next_scale, refuse_exhausted
+from crosstrain.backends.loss_scaling import CLEAN_STEPS, FIRST_SCALE, LEAST_SCALE, MOST_SCALE, ChiefLossScale, next_scale, refuse_exhausted
 from crosstrain.core.errors import RunFailedError
 
 
@@ -38,3 +38,20 @@ def test_gradients_that_always_overflow_end_in_an_error():
     assert after([False] * 14) == (LEAST_SCALE, 0)
     with pytest.raises(RunFailedError, match=r"precision fp16: .* even at the loss scale 1, .* --precision bf16"):
         refuse_exhausted(after([False] * 15)[0])
+
+
+def test_the_loss_scale_of_async_workers():
+    scale = ChiefLossScale()
+    scale.learn(2.0**14, 2.0**12, 10)
+    scale.learn(2.0**14, 2.0**13, 10)  # of a worker that had the older one
+    assert scale.scalars == {"loss_scale": 2.0**12, "clean_steps": 0.0}
+    for _ in range(4):
+        scale.learn(scale.scale, scale.scale, 2000)
+    assert scale.scalars == {"loss_scale": 2.0**14, "clean_steps": 0.0}
+    scale.restore({"loss_scale": 8.0, "clean_steps": 1999.0})
+    scale.learn(8.0, 8.0, 1)
+    assert scale.scalars == {"loss_scale": 16.0, "clean_steps": 0.0}
+    scale.restore({})
+    assert scale.scalars == {"loss_scale": FIRST_SCALE, "clean_steps": 0.0}
+    with pytest.raises(RunFailedError, match="precision fp16"):
+        scale.learn(1.0, 0.5, 1)

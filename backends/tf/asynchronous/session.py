@@ -33,13 +33,13 @@ from ...base import (  # fmt: skip
     calibration_batches,
     make_sampler,
 )
+from ...loss_scaling import ChiefLossScale
 from ...translating import Translating
 from ..calibration import limits_of, limits_spec
 from ..data import layout_for, with_mapped_files
 from ..forward_context import Buffers, ForwardContexts
 from ..model import build_model
 from ..optimizers import build_optimizer
-from ..precision import ChiefLossScale
 from ..profiler import make_tracer
 from ..runtime import set_tf_config, translated_errors, within
 from ..state import StateMemory, check_fits

@@ -6,6 +6,9 @@ and their staleness are counted at this one; the others hold further pieces of t
 A worker may be lost and another come in its place (`leases.py`). What it had of a ticket goes back, less what every shard has applied. The
 update that it was pushing may be on some shards alone: it is computed again, and those that have it pass over it (`applied_steps.py`), so
 that its parts come from two reads of the parameters.
+
+The loss scale of fp16 is the chief's, too: each answer that a worker computes on has it, and each push says whether its gradient
+overflowed. So one that comes in another's place, or from a checkpoint, goes on with the scale that was found.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from ....core.update_rules import slot_names
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
+from ...loss_scaling import ChiefLossScale
 from ...translating import Translating
 from ..model import Model, evaluation_batch
 from ..state import StateMemory, each_value
@@ -65,6 +69,7 @@ class AsyncSession:
         self._translating: Translating | None = None
         self._sampler = make_sampler(job, data, model.objective.weight)
         self._shard = initial_shard(job, model, 0)
+        self._loss_scale = ChiefLossScale() if job.precision == "fp16" else None
         self._tickets = TicketQueue()
         self._links = WorkerLinks(self._tickets.dismiss, self._tickets.readmit)
         self._given_up: set[int] = set()
@@ -130,6 +135,7 @@ class AsyncSession:
         gradient, values = torch.empty(self._shard.elements), torch.empty(self._shard.elements)
         incoming, outgoing = bytes_of(gradient), bytes_of(values)
         calibrating = averaged = False
+        scale = 0.0
         while True:
             frame = link.receive(incoming)
             if frame.kind == Kind.ECHO:
@@ -137,14 +143,14 @@ class AsyncSession:
                 continue
             if frame.kind == Kind.PUSH and calibrating:
                 self._shard.update(gradient, frame.lr, frame.version, values, step=pushed_step(frame))
-                link.send(Kind.PARAMETERS, outgoing)
+                link.send(Kind.PARAMETERS, outgoing, loss=scale)
                 continue
             if frame.kind == Kind.PUSH and progress.next_step is not None and progress.next_step == pushed_step(frame):
-                staleness, version = self._shard.update(
-                    gradient, frame.lr, frame.version, values, step=pushed_step(frame), skip=bool(frame.flags & OVERFLOWED)
-                )
+                overflowed = bool(frame.flags & OVERFLOWED)
+                staleness, version = self._shard.update(gradient, frame.lr, frame.version, values, step=pushed_step(frame), skip=overflowed)
+                scale = self._scale_after(scale, overflowed=overflowed)
                 if progress.add(frame.loss, staleness, frame.seconds):
-                    link.send(Kind.PARAMETERS, outgoing, version=version)
+                    link.send(Kind.PARAMETERS, outgoing, version=version, loss=scale)
                     continue
                 self._tickets.finish_train(worker, progress.close())
             elif frame.kind == Kind.SUMS:
@@ -165,10 +171,18 @@ class AsyncSession:
                 progress.begin(ticket)
             flags = REFRESH_SHARDS if waited or averaged or not isinstance(ticket, TrainTicket) else 0
             averaged = isinstance(ticket, EvalTicket)
+            scale = 0.0 if self._loss_scale is None else self._loss_scale.scale
             version = self._shard.read(values, averaged=averaged)
-            link.send(Kind.PARAMETERS, outgoing, flags=flags, version=version, trailer=encode(ticket))
+            link.send(Kind.PARAMETERS, outgoing, flags=flags, version=version, loss=scale, trailer=encode(ticket))
             if ticket is None:
                 return
+
+    def _scale_after(self, given: float, *, overflowed: bool) -> float:
+        """Return the scale after an update of a worker that was given one, 0 without fp16. Raises RunFailedError where it is exhausted."""
+        if self._loss_scale is None:
+            return 0.0
+        self._loss_scale.learn(given, given / 2.0 if overflowed else given, 1)
+        return self._loss_scale.scale
 
     def _examples(self, ticket: TrainTicket, updates: int) -> int:
         first, before = ticket.first_in_epoch, self._sampler.examples_before
@@ -285,7 +299,7 @@ class AsyncSession:
 
         self._shard.export(copy)
         self._servers.fetch(others)
-        return memory.state(self._shard.version)
+        return memory.state(self._shard.version, None if self._loss_scale is None else self._loss_scale.scalars)
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
         """Refuse: raises RuntimeError, since a chief computes nothing; see `Session.predict`."""
@@ -301,6 +315,8 @@ class AsyncSession:
         own, *others = [memory.shard(start, stop) for start, stop in shard_bounds(self._spec, self._job.ps)]
         self._shard.replace(lambda pieces: torch._foreach_copy_(pieces, own), state.updates)
         self._servers.store(others, state.updates)
+        if self._loss_scale is not None:
+            self._loss_scale.restore(state.scalars)
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
         """Have every worker repeat a component of a step; see `Session.calibrate`. What is pushed meanwhile has a learning rate of 0."""

@@ -45,7 +45,8 @@ class Kind(IntEnum):
     is the step that it pushed last to the chief, int64. The answer is DONE with version = 1 where that has been applied here, else 0."""
     PARAMETERS = 16
     """Shard to worker: parameters and their version; a trailer, where there is one, is the worker's next ticket. The chief's answer to JOIN
-    has examples = the generation of the worker's connection."""
+    has examples = the generation of the worker's connection. In fp16 its tickets, and its answers to PUSH, have loss = what the worker
+    multiplies its next losses by."""
     STATE = 17
     """Shard to chief: its state follows, piece by piece. version = updates."""
     DONE = 18

@@ -5,6 +5,7 @@ On the CPU the parameters lie in the buffer that the network fills, and gradient
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -23,11 +24,12 @@ from ....data.base import Dataset
 from ....data.sampler import Batches
 from ....models.base import ModelSpec
 from ...base import CalibrationOrder, calibration_batches, make_sampler
+from ...loss_scaling import FIRST_SCALE
 from ..calibration import Calibrator
 from ..data import ColumnTensors, resident_splits
 from ..model import Context, MicroBatch, Model, micro_batches_of
 from ..optimizers import clipped
-from ..precision import LossScale, precision_used
+from ..precision import precision_used, unscaled
 from ..profiler import make_tracer
 from ..runtime import keep_steps_memory, kind_of
 from ..state import cut
@@ -82,7 +84,7 @@ class Worker:
         self._values, self._gradient = torch.zeros(elements, pin_memory=pinned), torch.zeros(elements, pin_memory=pinned)
         self._on_device = self._values if device.type == "cpu" else self._values.to(device)
         self._model = Model.on(job, model, task.rank, self._on_device)
-        self._loss_scale = LossScale() if job.precision == "fp16" else None
+        self._loss_scale = FIRST_SCALE if job.precision == "fp16" else None
         self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
         self._tracer = make_tracer(task, job, device)
         self._gradient_views = cut(self._gradient[: model.size], model.parameters)
@@ -119,8 +121,6 @@ class Worker:
         count = self._sampler.examples_at_once(self._job.micro_batch)
         for _ in range(2):
             self._compute(*data.span(0, count), self._model.passes.training(0, Batches.single(count), 0), 1 / count)
-        if self._loss_scale is not None:
-            self._loss_scale.restore({})
         self._model.sums(self._splits["test"], 0, 1)
 
     def _compute(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> tuple[float, int]:
@@ -131,8 +131,8 @@ class Worker:
         if self._on_device is not self._values:
             self._on_device.copy_(self._values, non_blocking=True)
         loss, scale, flags = self._model.mean_loss(x, y, context, share), self._loss_scale, 0
-        gradients = torch.autograd.grad(loss if scale is None else loss * scale.scale, self._model.leaves)
-        if scale is not None and not scale.unscale(gradients):
+        gradients = torch.autograd.grad(loss if scale is None else loss * scale, self._model.leaves)
+        if scale is not None and not unscaled(gradients, scale):
             flags = OVERFLOWED
         torch._foreach_copy_(self._gradient_views, clipped(gradients, self._job.clip_norm) if self._job.clip_norm else gradients)
         for name, move in self._moves.items():
@@ -148,7 +148,7 @@ class Worker:
         total: list[torch.Tensor] = []
         for x, y, context in micro_batches:
             loss = model.summed_loss(x, y, context) * share
-            gradients = torch.autograd.grad(loss if scale is None else loss * scale.scale, model.leaves)
+            gradients = torch.autograd.grad(loss if scale is None else loss * scale, model.leaves)
             if total:
                 torch._foreach_add_(total, gradients)
             else:
@@ -156,7 +156,7 @@ class Worker:
             if context.updated:
                 model.keep_updated(context)
             loss_sum += float(loss.detach())
-        if scale is not None and not scale.unscale(total):
+        if scale is not None and not unscaled(total, scale):
             flags = OVERFLOWED
         torch._foreach_copy_(self._gradient_views, clipped(total, self._job.clip_norm) if self._job.clip_norm else total)
         for name, move in self._moves.items():
@@ -185,7 +185,7 @@ class Worker:
     def _work(self) -> None:
         mark_working_thread()
         try:
-            frame = self._chief.receive()
+            frame = self._answer()
             while (ticket := self._next(frame)) is not None:
                 frame = self._carry_out(ticket)
             for remote in self._others:
@@ -194,6 +194,15 @@ class Worker:
             self._failure = error
         finally:
             self._done.set()
+
+    def _answer(self) -> Frame:
+        """Wait for the chief's answer: parameters, and in fp16 what the loss is to be multiplied by from now on."""
+        frame = self._chief.receive()
+        if self._loss_scale is not None:
+            if not 0.0 < frame.loss < math.inf:
+                raise ConnectionError(f"the chief sent {frame.loss:g} for a loss scale")
+            self._loss_scale = frame.loss
+        return frame
 
     def _carry_out(self, ticket: Ticket) -> Frame:
         if isinstance(ticket, TrainTicket):
@@ -265,7 +274,7 @@ class Worker:
         if not last:
             for remote in self._others:
                 remote.receive()
-        return self._chief.receive()
+        return self._answer()
 
     def _evaluate(self, ticket: EvalTicket) -> Frame:
         """Compute the sums of an evaluation's piece and return the reply."""
@@ -273,7 +282,7 @@ class Worker:
             self._on_device.copy_(self._values)
         sums = self._model.sums(self._splits[ticket.split], ticket.start, ticket.stop)
         self._chief.link.send(Kind.SUMS, trailer=np.array(sums, "<f8").tobytes())
-        return self._chief.receive()
+        return self._answer()
 
     def _calibrate(self, order: CalibrationOrder) -> Frame:
         """Repeat a part of a step, tell how long it took and return the reply."""
@@ -282,7 +291,7 @@ class Worker:
             self._calibrator = Calibrator(self._splits["train"], batches, self._alone, self, self._device)
         count, seconds = self._calibrator.run(order)
         self._chief.link.send(Kind.CALIBRATED, examples=count, seconds=seconds)
-        return self._chief.receive()
+        return self._answer()
 
     def _alone(self, x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
         share = 1 / float(batch.weights[0])

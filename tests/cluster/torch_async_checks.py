@@ -1,0 +1,192 @@
+"""Async training on torch, chief and workers as threads of one process, with real sockets between them. Run by test_torch_images.py."""
+
+import threading
+import time
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from processes import free_ports
+from torch_image_tasks import Pictures, opened
+from torch_tasks import make_cluster, task_of
+
+from crosstrain.backends.base import Plan
+from crosstrain.backends.torch.asynchronous.authentication import Hello, connect
+from crosstrain.backends.torch.asynchronous.server import Listener
+from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, encode
+from crosstrain.backends.torch.asynchronous.wire_protocol import OVERFLOWED, Kind
+from crosstrain.core.errors import RunFailedError
+from crosstrain.core.job import Job
+from crosstrain.core.plugins import find, load
+
+SIDE = 8
+BY_HAND = {"mode": "async", "batch_size": 5, "precision": "fp16"}
+"""A job whose one worker, or whose chief, is a test."""
+
+
+@pytest.fixture(autouse=True)
+def set_before_threads_ask():
+    if torch.get_num_interop_threads() != 1:
+        torch.set_num_interop_threads(1)
+
+
+@pytest.fixture(name="fp16_on_the_cpu")
+def half_precision(monkeypatch):
+    """The CPU computes in fp16 too, though slowly, so that jobs are refused there."""
+    monkeypatch.setattr("crosstrain.backends.torch.model.low_format", lambda precision, device: torch.float16)
+
+
+@contextmanager
+def trained_by_workers(**options):
+    """A chief's session, with its workers at work."""
+    options = {"mode": "async", "batch_size": 5, **options}
+    port, stop = free_ports(8), threading.Event()
+
+    def work(name):
+        opened(name, options, SIDE, port)[0].serve(stop)
+
+    workers = [threading.Thread(target=work, args=(f"worker-{place}",)) for place in range(options.get("nodes", 1))]
+    for worker in workers:
+        worker.start()
+    session, _, _ = opened("chief-0", options, SIDE, port)
+    try:
+        yield session
+    finally:
+        session.close()
+        stop.set()
+        for worker in workers:
+            worker.join(30)
+            assert not worker.is_alive()
+
+
+def after(session, state, count, lr=0.01):
+    """The state after some updates from a given one, of the first epoch."""
+    session.load(state)
+    results = [*session.train(Plan(0, count, 0, 0, np.full(count, lr))), *session.drain()]
+    assert sum(result.count for result in results) == count
+    return deepcopy(session.state())
+
+
+# The loss scale of fp16 ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "batch_size": 4}])
+def test_the_loss_scale_is_part_of_the_state(fp16_on_the_cpu, options):
+    """An update whose gradient overflows counts, but changes nothing; the scale falls for all workers, and rises after 2000."""
+    with trained_by_workers(nodes=2, precision="fp16", momentum=0.9, **options) as session:
+        start = deepcopy(session.state())
+        assert start.scalars == {"loss_scale": 2.0**14, "clean_steps": 0.0}
+        overflowed = after(session, replace(start, scalars={"loss_scale": 2.0**60, "clean_steps": 1990.0}), 6)
+        low = after(session, replace(start, scalars={"loss_scale": 2.0**4, "clean_steps": 1990.0}), 6)
+        grown = after(session, replace(start, scalars={"loss_scale": 2.0**5, "clean_steps": 1995.0}), 6)
+        anew = after(session, replace(start, scalars={}), 1)
+    assert 2.0**54 <= overflowed.scalars["loss_scale"] <= 2.0**57  # two workers meet one scale once each at most
+    assert overflowed.scalars["clean_steps"] == 0.0
+    assert overflowed.updates == 6
+    assert all(np.array_equal(value, start.parameters[name]) for name, value in overflowed.parameters.items())
+    assert low.scalars == {"loss_scale": 2.0**4, "clean_steps": 1996.0}
+    assert grown.scalars == {"loss_scale": 2.0**6, "clean_steps": 1.0}
+    assert anew.scalars == {"loss_scale": 2.0**14, "clean_steps": 1.0}
+
+
+def test_the_loss_scale_cancels_out(fp16_on_the_cpu):
+    with trained_by_workers(precision="fp16") as session:
+        start = deepcopy(session.state())
+        states = [start, *(after(session, replace(start, scalars={"loss_scale": 2.0**by}), 6) for by in (4, 9))]
+    first, second, third = (np.concatenate([value.ravel() for value in state.parameters.values()]) for state in states)
+    assert np.linalg.norm(third - second) < 0.01 * np.linalg.norm(second - first)
+
+
+def test_float32_has_no_loss_scale():
+    with trained_by_workers() as session:
+        assert after(session, deepcopy(session.state()), 3).scalars == {}
+
+
+class WorkerByHand:
+    """A worker's connection to the chief, by which it joins and is ready."""
+
+    def __init__(self, cluster, elements):
+        chief = next(placed for placed in cluster.tasks if placed.name == "chief-0")
+        self.link = connect(cluster.endpoint(chief), cluster.secret, Hello("worker", 0, elements), time.monotonic() + 10)
+        self._values = memoryview(bytearray(4 * elements))
+        self.link.send(Kind.JOIN)
+        self.link.receive(self._values)
+        self.link.send(Kind.READY)
+
+    def told(self):
+        """The loss scale that comes with an answer; a ticket may come with it, too."""
+        frame = self.link.receive(self._values)
+        self.link.receive_trailer(frame)
+        return frame.loss
+
+    def push(self, step, flags=0):
+        self.link.send(Kind.PUSH, memoryview(bytearray(len(self._values))), flags=flags, examples=step, lr=0.1)
+
+
+@contextmanager
+def chief_by_hand():
+    """A chief's session, its first worker, and what makes one that comes in its place."""
+    port, found = free_ports(8), {}
+    cluster = make_cluster(Job(backend="torch", **BY_HAND), port)
+    elements = load(find("model", "logreg"), "model")(Pictures(SIDE).info).size
+    opening = threading.Thread(target=lambda: found.update(session=opened("chief-0", BY_HAND, SIDE, port)[0]))
+    opening.start()
+    first = WorkerByHand(cluster, elements)
+    opening.join()
+    try:
+        yield found["session"], first, lambda: WorkerByHand(cluster, elements)
+    finally:
+        found["session"].close()
+
+
+def test_a_worker_that_comes_in_anothers_place_goes_on_with_the_scale_that_was_found():
+    with chief_by_hand() as (session, first, another):
+        session.train(Plan(0, 8, 0, 0, np.full(8, 0.1)))  # of one worker's eight tickets each is one update
+        assert first.told() == 2.0**14
+        first.push(0, OVERFLOWED)
+        assert first.told() == 2.0**13
+        first.link.close()
+        second = another()
+        for step in range(1, 8):
+            assert second.told() == 2.0**13
+            second.push(step)
+        assert sum(result.count for result in session.drain()) == 8
+        assert session.state().scalars == {"loss_scale": 2.0**13, "clean_steps": 7.0}
+        second.link.close()
+
+
+def test_an_exhausted_loss_scale_ends_the_run():
+    with chief_by_hand() as (session, worker, _):
+        session.load(replace(deepcopy(session.state()), scalars={"loss_scale": 2.0}))
+        session.train(Plan(0, 3, 0, 0, np.full(3, 0.1)))
+        for step, scale in enumerate((2.0, 1.0)):
+            assert worker.told() == scale
+            worker.push(step, OVERFLOWED)
+        with pytest.raises(RunFailedError, match="precision fp16: gradients are not finite even at the loss scale 1"):
+            list(session.drain())
+        worker.link.close()
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_worker_refuses_a_loss_scale_that_is_none(fp16_on_the_cpu, scale):
+    port = free_ports(8)
+    cluster = make_cluster(Job(backend="torch", **BY_HAND), port)
+    elements = load(find("model", "logreg"), "model")(Pictures(SIDE).info).size
+
+    def serve(link, hello, arrival):
+        values = memoryview(bytearray(4 * elements))
+        assert link.receive().kind == Kind.JOIN
+        link.send(Kind.PARAMETERS, values, examples=1)
+        assert link.receive().kind == Kind.READY
+        link.send(Kind.PARAMETERS, values, loss=scale, trailer=encode(TrainTicket(0, 0, 0, np.full(3, 0.1))))
+
+    listener = Listener(task_of(cluster, "chief-0"), elements, serve)
+    try:
+        worker, _, _ = opened("worker-0", BY_HAND, SIDE, port)
+        with pytest.raises(RunFailedError, match="for a loss scale"):
+            worker.serve(threading.Event())
+    finally:
+        listener.close(1.0)
