@@ -54,10 +54,10 @@ class CheckpointPolicy:
 
     def due(self, step: int) -> bool:
         """Return whether to save before update `step` is planned."""
+        if self._improved:
+            return True  # also where this state was saved before it was evaluated: the checkpoint takes the place of that one
         if step == self._last_step:
             return False
-        if self._improved:
-            return True
         if self._budget.checkpoints.unit == "seconds":
             return self._clock() - self._last_seconds >= self._interval_seconds
         return self._budget.checkpoint_due(step)
