@@ -40,12 +40,17 @@ class CheckpointPolicy:
         self._last_step = start.cursor.step if start.resumed else 0
         self._last_seconds = 0.0
         self._in_flight: dict[int, PendingCheckpoint] = {}
-        self.final = job.save_final or job.checkpoint_every == "end"
+        self._saves_last = job.save_final or job.checkpoint_every == "end"
         self.saves_on_interrupt = job.saves_on_the_way
 
     def start_clock(self) -> None:
         """Begin to count the seconds to the first checkpoint of a cadence by time."""
         self._last_seconds = self._clock()
+
+    @property
+    def final(self) -> bool:
+        """Whether the last state is to be saved: the job says so, or the last evaluation is among the best, and it ended the run."""
+        return self._saves_last or self._improved
 
     @property
     def waits_for_evaluation(self) -> bool:
@@ -69,8 +74,8 @@ class CheckpointPolicy:
         return max(least, self._pause_seconds / MOST_PAUSE_SHARE) if self._automatic else least
 
     def unsaved(self, step: int) -> bool:
-        """Return whether what `step` updates have made has not been saved."""
-        return step != self._last_step
+        """Return whether what `step` updates have made has not been saved, or not with the figures that put it among the best."""
+        return self._improved or step != self._last_step
 
     def evaluated(self, record: EvalRecord) -> None:
         """Take note of an evaluation; with ``--keep-best`` one that is among the best so far makes a checkpoint due."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+
 from crosstrain.backends.base import EvalResult, StepResult
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo
@@ -124,3 +126,17 @@ def test_also_where_its_state_has_just_been_saved_without_it():
     assert policy.due(4)
     policy.on_requested(2, DataCursor(4, 0, 4 * BATCH))
     assert not policy.due(4)
+
+
+@pytest.mark.parametrize("ending", [{"until": "accuracy>=0.9"}, {"patience": 9, "until": "accuracy>=0.9"}])
+def test_also_where_it_is_the_one_that_ends_the_run(ending):
+    assert saved([2, 5], steps=16, eval_every="4steps", **ending) == [(4, 0.4), (8, 1.0)]
+
+
+def test_an_evaluation_that_ends_the_run_and_is_no_better_is_not_saved():
+    assert saved([4, 3], steps=16, eval_every="4steps", patience=1) == [(4, 0.8)]
+
+
+def test_the_last_state_is_saved_once():
+    assert saved([4, 5], steps=8, eval_every="4steps", save_final=True, until="accuracy>=0.9") == [(4, 0.8), (8, 1.0)]
+    assert saved([4, 3], steps=8, eval_every="4steps", save_final=True, patience=1) == [(4, 0.8), (8, 0.6)]
