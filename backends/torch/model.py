@@ -21,10 +21,11 @@ from ..decoding_functions import DecodingFunctions
 from .data import ColumnTensors, ResidentSplit, part_of
 from .decoding import TorchStepper
 from .forward_context import ForwardContexts
+from .optimizers import overwrites_gradients
 from .precision import low_format, watched
 from .state import cut
 
-__all__ = ["DistributedLoss", "MicroBatch", "Model", "evaluation_batch", "micro_batches_of"]
+__all__ = ["DistributedLoss", "MicroBatch", "Model", "apart", "evaluation_batch", "micro_batches_of"]
 
 EVALUATION_BATCH = 1024
 """Examples per forward pass of an evaluation, at most."""
@@ -69,6 +70,7 @@ class Model:
         self.values = [leaf.detach() for leaf in self.leaves]
         self._device = self.leaves[0].device
         self._low = low_format(job.precision, self._device)
+        self._overwritten = overwrites_gradients(job)
         self.passes = ForwardContexts(
             job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low
         )
@@ -132,6 +134,14 @@ class Model:
             return torch.nn.functional.cross_entropy(self.forward(x, context), y, reduction="sum")
         return self._own_losses(self.forward(x, context), y, context).sum()
 
+    def gradients(self, loss: torch.Tensor) -> list[torch.Tensor]:
+        """Return the loss's gradients by `leaves`, each in memory of its own where the job's updates write to them.
+
+        To see whether they are takes three of the 115 µs that logistic regression's gradients take.
+        """
+        found = torch.autograd.grad(loss, self.leaves)
+        return apart(found) if self._overwritten else list(found)
+
     def keep_updated(self, context: Context) -> None:
         """Take over the buffers that a training pass has changed."""
         for name, value in context.updated.items():
@@ -181,6 +191,21 @@ class Model:
                 outputs = self.forward(x, self.passes.evaluation)
             yield outputs, x, y
             first = end
+
+
+def apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return gradients each of which has memory of its own: one that shares the memory of another before it, or its own, is copied.
+
+    Autograd returns one tensor for `a` and `b` of `a + b`, views of one for what was put together, and one number for all of a sum.
+    """
+    found, seen = [], set()
+    for gradient in gradients:
+        memory = gradient.untyped_storage().data_ptr()
+        if memory in seen or (not gradient.is_contiguous() and 0 in gradient.stride()):
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
+        seen.add(memory)
+        found.append(gradient)
+    return found
 
 
 def micro_batches_of(model: Model, x: ColumnTensors, y: ColumnTensors, batch: Batches, most: int) -> Iterator[MicroBatch]:

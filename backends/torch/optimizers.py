@@ -17,7 +17,7 @@ import torch
 from ...core.job import Job
 from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
 
-__all__ = ["Rule", "clipped", "make_rule", "reset_slots"]
+__all__ = ["Rule", "clipped", "make_rule", "overwrites_gradients", "reset_slots"]
 
 Tensors = Sequence[torch.Tensor]
 
@@ -53,6 +53,12 @@ def reset_slots(slots: Mapping[str, list[torch.Tensor]], parameters: Tensors) ->
             torch._foreach_copy_(tensors, list(parameters))
         else:
             torch._foreach_zero_(tensors)
+
+
+def overwrites_gradients(job: Job) -> bool:
+    """Whether a job's updates write to their gradients: to add them up, to take a loss scale out, to clip them, or to add Adam's decay."""
+    decays = job.optimizer == "adam" and bool(job.weight_decay)
+    return job.accumulate > 1 or job.precision == "fp16" or bool(job.clip_norm) or decays
 
 
 def clipped(gradients: Tensors, limit: float) -> list[torch.Tensor]:

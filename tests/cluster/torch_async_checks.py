@@ -190,3 +190,29 @@ def test_a_worker_refuses_a_loss_scale_that_is_none(fp16_on_the_cpu, scale):
             worker.serve(threading.Event())
     finally:
         listener.close(1.0)
+
+
+# Parameters that share their gradients ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 3, "batch_size": 4}])
+def test_parameters_that_share_their_gradients_are_clipped_each_for_itself(options):
+    gradient = {}
+    for limit in (0.0, 0.01):
+        with trained_by_workers(**{"model": "small_networks.added", "batch_size": 12, **options, "clip_norm": limit}) as session:
+            start = deepcopy(session.state())
+            state = after(session, start, 1, lr=1.0)
+        gradient[limit] = np.concatenate([(start.parameters[name] - value).ravel() for name, value in state.parameters.items()])
+    norm = np.linalg.norm(gradient[0.0])
+    assert norm > 0.1
+    assert np.allclose(gradient[0.01], gradient[0.0] * 0.01 / (norm + 1e-6), atol=1e-6 * norm)
+
+
+def test_the_loss_scale_cancels_out_of_gradients_that_are_shared(fp16_on_the_cpu):
+    moved = {}
+    for scale in (1.0, 2.0**10):
+        with trained_by_workers(model="small_networks.added", precision="fp16") as session:
+            start = deepcopy(session.state())
+            state = after(session, replace(start, scalars={"loss_scale": scale}), 1, lr=1.0)
+        moved[scale] = np.concatenate([(value - start.parameters[name]).ravel() for name, value in state.parameters.items()])
+    assert np.linalg.norm(moved[2.0**10] - moved[1.0]) < 0.01 * np.linalg.norm(moved[1.0])

@@ -16,9 +16,10 @@ from crosstrain.backends.torch import data as data_module
 from crosstrain.backends.torch import precision
 from crosstrain.backends.torch import preprocessing as pixels_module
 from crosstrain.backends.torch.forward_context import Dropout
-from crosstrain.backends.torch.model import Model
+from crosstrain.backends.torch.model import DistributedLoss, Model, apart, micro_batches_of
 from crosstrain.backends.torch.optimizers import make_rule
 from crosstrain.backends.torch.preprocessing import Normaliser, change, gather_changed
+from crosstrain.backends.torch.sync.deferred_compiler import data_parallel
 from crosstrain.backends.torch.sync.update import Updater
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
@@ -32,6 +33,9 @@ CPU = torch.device("cpu")
 
 NORMALISED = "small_networks.normalised"
 """A small network with batch normalisation."""
+
+ADDED = "small_networks.added"
+"""A small network whose parameters share their gradients."""
 
 
 @pytest.fixture(name="opened")
@@ -244,10 +248,11 @@ def test_data_parallel_training_imports_no_compiler_and_leaves_it_to_models_that
     assert done.returncode == 0, done.stderr
 
 
-def test_scaled_gradients_are_clipped_as_they_are_without_the_scale():
+@pytest.mark.parametrize("name", ["logreg", ADDED])
+def test_scaled_gradients_are_clipped_as_they_are_without_the_scale(name):
     """And an update whose gradients overflow changes neither weights nor their moving average, but counts."""
-    job, data = Job(backend="torch", clip_norm=0.01, ema_decay=0.9), Pictures(8)
-    spec, found = load(find("model", "logreg"), "model")(data.info), []
+    job, data = Job(backend="torch", model=name, clip_norm=0.01, ema_decay=0.9), Pictures(8)
+    spec, found = load(find("model", name), "model")(data.info), []
     split, one = data_module.ResidentSplit(data, "train", CPU), Batches.single(12)
     for scaled in (False, True):
         model = Model.initial(job, spec, 0, CPU)
@@ -260,3 +265,63 @@ def test_scaled_gradients_are_clipped_as_they_are_without_the_scale():
     updater.update(*split.span(0, 12), 1.0, 1.0, model.passes.training(1, one, 0))
     assert all(torch.equal(a, b) for a, b in zip(before, found[1], strict=True))
     assert (rule.updates, loss_scale.scale, loss_scale.clean_steps) == (2, 2.0**139, 0)
+
+
+def test_gradients_have_memory_of_their_own():
+    """Of those that autograd returns for a sum, for a view of it, for what was put together, and for a sum of all numbers."""
+    a, b, c, d, e, f = leaves = [torch.ones(shape, requires_grad=True) for shape in ((3, 4), (3, 4), (12,), (2,), (2,), (3, 2))]
+    weights = torch.arange(12.0).view(3, 4)
+    loss = ((a + b + c.view(3, 4)) * weights).sum() + (torch.cat([d, e]) * weights[1]).sum() + f.sum()
+    found = torch.autograd.grad(loss, leaves)
+    assert len({gradient.untyped_storage().data_ptr() for gradient in found}) < len(found)
+    expected, separate = [2.0 * gradient for gradient in found], apart(found)
+    torch._foreach_mul_(separate, 2.0)
+    assert all(torch.equal(gradient, value) for gradient, value in zip(separate, expected, strict=True))
+    assert all(same is other for same, other in zip(apart(separate), separate, strict=True))  # nothing is copied in vain
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_parameters_that_share_their_gradients_are_clipped_and_decay_each_for_itself(accumulate):
+    def updated(lr, **options):
+        options = {"model": ADDED, "batch_size": 12 // accumulate, "accumulate": accumulate, **options}
+        session, _, _ = opened("worker-0", options, 8, free_ports(1))
+        before = {name: value.astype(float) for name, value in session.state().parameters.items()}
+        list(session.train(Plan(0, 1, 0, 0, np.array([lr]))))
+        state = session.state()
+        session.close()
+        return before, state
+
+    before, state = updated(1.0)
+    gradient = {name: before[name] - state.parameters[name] for name in before}
+    assert np.allclose(gradient["first.weight"], gradient["second.weight"], atol=1e-6)
+    assert np.allclose(gradient["first.weight"].ravel(), gradient["flat"], atol=1e-6)
+    norm = np.linalg.norm(np.concatenate([value.ravel() for value in gradient.values()]))
+    assert norm > 0.1
+    before, state = updated(1.0, clip_norm=0.01)
+    for name, value in gradient.items():
+        assert np.allclose(before[name] - state.parameters[name], value * 0.01 / (norm + 1e-6), atol=1e-6 * norm), name
+    before, state = updated(0.0, optimizer="adam", weight_decay=0.5)
+    for name, value in gradient.items():
+        assert np.allclose(state.slots["first_moment"][name], 0.1 * (value + 0.5 * before[name]), atol=1e-6 * norm), name
+    before, state = updated(0.1, momentum=0.9, weight_decay=0.5)
+    for name, value in gradient.items():
+        assert np.allclose(state.parameters[name], before[name] - 0.1 * (value + 0.5 * before[name]), atol=1e-6 * norm), name
+
+
+def test_ranks_add_up_micro_batches_of_parameters_that_share_their_gradients():
+    job, data = Job(backend="torch", model=ADDED, batch_size=4, accumulate=3), Pictures(8)
+    spec, split, found = load(find("model", ADDED), "model")(data.info), data_module.ResidentSplit(data, "train", CPU), []
+    x, y = split.span(0, 12)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for ranks, parts in ((False, 1), (False, 3), (True, 3)):
+            model = Model.initial(job, spec, 0, CPU)
+            wrapped = data_parallel(DistributedLoss(model), None) if ranks else None
+            updater = Updater(job, model, make_rule(job, model.values), None, wrapped)
+            updater.accumulate(micro_batches_of(model, x, y, Batches.single(12), parts), parts, 1 / 12, 1.0)
+            found.append(torch.cat([value.flatten() for value in model.values]))
+    finally:
+        torch.distributed.destroy_process_group()
+    whole, alone, by_ranks = found
+    assert torch.allclose(alone, whole, atol=1e-6)
+    assert torch.allclose(by_ranks, whole, atol=1e-6)

@@ -131,7 +131,7 @@ class Worker:
         if self._on_device is not self._values:
             self._on_device.copy_(self._values, non_blocking=True)
         loss, scale, flags = self._model.mean_loss(x, y, context, share), self._loss_scale, 0
-        gradients = torch.autograd.grad(loss if scale is None else loss * scale, self._model.leaves)
+        gradients = self._model.gradients(loss if scale is None else loss * scale)
         if scale is not None and not unscaled(gradients, scale):
             flags = OVERFLOWED
         torch._foreach_copy_(self._gradient_views, clipped(gradients, self._job.clip_norm) if self._job.clip_norm else gradients)
@@ -148,11 +148,11 @@ class Worker:
         total: list[torch.Tensor] = []
         for x, y, context in micro_batches:
             loss = model.summed_loss(x, y, context) * share
-            gradients = torch.autograd.grad(loss if scale is None else loss * scale, model.leaves)
+            gradients = model.gradients(loss if scale is None else loss * scale)
             if total:
                 torch._foreach_add_(total, gradients)
             else:
-                total = [gradient.clone() for gradient in gradients]  # two of them may share memory
+                total = gradients
             if context.updated:
                 model.keep_updated(context)
             loss_sum += float(loss.detach())

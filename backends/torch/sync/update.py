@@ -10,7 +10,7 @@ import torch
 
 from ....core.job import Job
 from ..data import ColumnTensors
-from ..model import Context, MicroBatch, Model
+from ..model import Context, MicroBatch, Model, apart
 from ..optimizers import Rule, clipped
 from ..precision import LossScale
 
@@ -39,14 +39,14 @@ class Updater:
 
         `alone`: with this rank's gradients as they are, to calibrate.
         """
-        leaves = self._model.leaves
         loss: torch.Tensor
         gradients: Sequence[torch.Tensor]
         if self._distributed is None or alone:
             single, model = self._distributed is None, self._model
             loss = model.mean_loss(x, y, context, scale) if single else model.summed_loss(x, y, context) * scale
-            gradients = torch.autograd.grad(self._scaled(loss), leaves)
+            gradients = model.gradients(self._scaled(loss))
         else:
+            leaves = self._model.leaves
             for leaf in leaves:
                 leaf.grad = None
             loss = self._distributed(x, y, scale, context)
@@ -74,11 +74,11 @@ class Updater:
         total: list[torch.Tensor] = []
         for x, y, context in micro_batches:
             loss = self._model.summed_loss(x, y, context) * scale
-            gradients = torch.autograd.grad(self._scaled(loss), self._model.leaves)
+            gradients = self._model.gradients(self._scaled(loss))
             if total:
                 torch._foreach_add_(total, gradients)
             else:
-                total = [gradient.clone() for gradient in gradients]  # two of them may share memory
+                total = gradients
             self._keep(loss, context, losses)
         return total
 
@@ -87,14 +87,18 @@ class Updater:
     ) -> list[torch.Tensor]:
         """Return the sums over all ranks: DDP adds up what one rank has in ``grad`` before it exchanges that."""
         distributed = cast(torch.nn.parallel.DistributedDataParallel, self._distributed)
-        for leaf in self._model.leaves:
+        leaves = self._model.leaves
+        for leaf in leaves:
             leaf.grad = None
         for number, (x, y, context) in enumerate(micro_batches, 1):
             with nullcontext() if number == count else distributed.no_sync():
                 loss = distributed(x, y, scale, context)
                 self._scaled(loss).backward()
+            if number == 1 < count:  # what follows is added to these, in place
+                for leaf, gradient in zip(leaves, apart([leaf.grad for leaf in leaves]), strict=True):
+                    leaf.grad = gradient
             self._keep(loss, context, losses)
-        return [leaf.grad for leaf in self._model.leaves]
+        return [leaf.grad for leaf in leaves]
 
     def _keep(self, loss: torch.Tensor, context: Context, losses: list[torch.Tensor]) -> None:
         if context.updated:
