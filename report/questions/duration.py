@@ -110,10 +110,20 @@ def _as_it_was(run: Run, part: _Part) -> Answer:
     summary = run.summary
     figures = {name: summary[name] for name in ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds")}
     parts = _parts(figures["train_seconds"], len(part.measured.evaluation_seconds), figures["eval_seconds"], figures["checkpoint_seconds"])
-    how = f"until {run.job['until']} was reached" if summary["target_reached"] else "as planned"
     around = time_text(summary["total_seconds"] - summary["run_seconds"])
-    text = f"{time_text(summary['total_seconds'])} {how}, {count_text(part.steps)} updates: start-up and end {around}, {parts}"
+    text = f"{time_text(summary['total_seconds'])} {_why_it_ended(run, part.steps)}: start-up and end {around}, {parts}"
     return Answer(KEY, QUESTION, text, {"predicted": False, "steps": part.steps, "total_seconds": summary["total_seconds"], **figures})
+
+
+def _why_it_ended(run: Run, steps: int) -> str:
+    """Say what a run that did all that it was to do came to its end by, and how many updates it had made by then."""
+    patience, planned = run.summary.get("patience"), run.job.get("total_steps")
+    if run.summary["target_reached"]:
+        return f"until {run.job['until']} was reached, {count_text(steps)} updates"
+    if patience is not None and patience["exhausted"] and planned is not None and planned > steps:
+        spent = f"{count_text(steps)} of {count_text(planned)} planned updates"
+        return f"until --patience {count_text(patience['evaluations'])} was exhausted ({spent})"
+    return f"as planned, {count_text(steps)} updates"
 
 
 def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict[str, Any]:

@@ -87,6 +87,21 @@ def test_a_run_that_its_target_ended_has_no_plan_left(tmp_path):
     assert asked(path, "--planned-steps", "400")["duration"]["predicted"]
 
 
+def test_a_run_that_its_patience_ended_says_so(tmp_path):
+    falling = {50: 0.9, 100: 0.8, 150: 0.8, 200: 0.7}
+    records = [replace(EVALUATION, step=step, time_seconds=step / 100, metrics={"accuracy": value}) for step, value in falling.items()]
+    path = trained(tmp_path, state="succeeded", patience=3, evaluations=records)
+    text = asked(path)["duration"]["text"]
+    assert text.startswith("4.5 s until --patience 3 was exhausted (200 of 400 planned updates): start-up and end 2.5 s, training 2 s")
+    assert asked(path, "--planned-steps", "400")["duration"]["predicted"]
+
+
+def test_patience_that_lasted_to_the_end_of_the_plan_ended_nothing(tmp_path):
+    records = [replace(EVALUATION, step=step, time_seconds=step / 100) for step in (100, 200)]
+    path = trained(tmp_path, state="succeeded", total=200, patience=1, evaluations=records)
+    assert asked(path)["duration"]["text"].startswith("4.5 s as planned, 200 updates")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
