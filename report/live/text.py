@@ -60,7 +60,7 @@ def state_line(run: WatchedRun) -> str:
 
 def figures_line(run: WatchedRun) -> str | None:
     """Return where the training stands, in one line; None before its first update."""
-    training, speed, left = run.training, run.training.speed(), run.time_left_seconds
+    training, speed, left = run.training, run.training.speed(), run.time_left
     if training.loss is None:
         return None
     total = f"/{run.total_steps:,} ({run.progress:.0%})" if run.total_steps and run.progress is not None else ""
@@ -68,7 +68,8 @@ def figures_line(run: WatchedRun) -> str | None:
     if speed is not None:
         parts += [_per_second(speed.steps_per_second, "steps/s"), _per_second(speed.examples_per_second, "examples/s")]
     if left is not None:
-        parts.append(f"{duration_text(left)} left")
+        unknown = ", not counting the translation of all test sentences at the end" if left.translate_seconds is None else ""
+        parts.append(f"{duration_text(left.seconds)} left{unknown}")
     return "  ".join(parts)
 
 

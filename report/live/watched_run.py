@@ -18,7 +18,7 @@ from ...records.store.run_directory import RunReader
 from ...records.summary.node_usage import rate_between
 from ...records.text.progress import NodeSamples
 from ..questions.time_left import Block, Estimate, Measured, blocks_of, estimate, plan_of, steps_per_epoch
-from ..series.throughput import checkpoint_pauses, pauses
+from ..series.throughput import checkpoint_pauses, end_translations, pauses
 from .tail import Tail
 
 __all__ = ["ENDED", "News", "Speed", "WatchedRun"]
@@ -130,6 +130,7 @@ class WatchedRun:
         self.evaluation: EvalRecord | None = None
         self._evaluated: deque[EvalRecord] = deque(maxlen=PAUSES)
         self._saved: deque[EventRecord] = deque(maxlen=PAUSES)
+        self._translated: deque[EventRecord] = deque(maxlen=PAUSES)
         self.nodes = NodeSamples()
         self._samples: dict[int, tuple[SystemRecord | None, SystemRecord]] = {}
         self._steps = Tail(path / "steps.jsonl", StepRecord, FIRST_BYTES)
@@ -205,6 +206,8 @@ class WatchedRun:
                 self._evaluated.append(record)
             case EventRecord(event="checkpoint_saved"):
                 self._saved.append(record)
+            case EventRecord(event="translated"):
+                self._translated.append(record)
             case SystemRecord():
                 self.nodes.add(record)
                 before = self._samples.get(record.node)
@@ -224,7 +227,7 @@ class WatchedRun:
 
     @property
     def time_left(self) -> Estimate | None:
-        """The rest of the training at the pace of late, evaluations and checkpoints included; a run with a target may end before.
+        """The rest of the training at the pace of late, with what comes between and after; a run with a target may end before.
 
         It is the estimate of ``trainer explain``, which has the whole measured part for it.
         """
@@ -233,13 +236,9 @@ class WatchedRun:
         plan = plan_of(self.job, self.total_steps, steps_per_epoch(self.job, self.training.examples_per_step))
         blocks = self.training.blocks(pauses(self._evaluated, self._saved))
         stalls = [end - start for start, end in checkpoint_pauses(self._saved)]
-        return estimate(plan, Measured(self.training.step, blocks, [record.seconds for record in self._evaluated], stalls))
-
-    @property
-    def time_left_seconds(self) -> float | None:
-        """`time_left` in seconds."""
-        left = self.time_left
-        return None if left is None else left.seconds
+        evaluations = [record.seconds for record in self._evaluated]
+        translations = [end - start for start, end in end_translations(self._translated)]
+        return estimate(plan, Measured(self.training.step, blocks, evaluations, stalls, translations))
 
     def snapshot(self, news: list[News]) -> dict[str, Any]:
         """Return all of it as JSON: null is what is not known, `news` goes in under ``events`` and ``evaluations``."""
@@ -259,6 +258,7 @@ class WatchedRun:
             "time_left_seconds": left.seconds if left else None,
             "time_left_low_seconds": left.low_seconds if left else None,
             "time_left_high_seconds": left.high_seconds if left else None,
+            "time_left_translate_seconds": left.translate_seconds if left else None,
             "silent_seconds": self.silent_seconds,
             "evaluation": _plain(self.evaluation) if self.evaluation else None,
             "nodes": [_node(*self._samples[node]) for node in sorted(self._samples) if node < self.node_count],

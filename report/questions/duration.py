@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ...records.summary.segments import last_segment
 from ...records.text.numbers import count_text
 from ..catalog.run import Run
 from ..series.arrays import StepSeries
-from ..series.throughput import checkpoint_pauses, pauses, training_clock
+from ..series.throughput import checkpoint_pauses, end_translations, pauses, training_clock
 from .answer import Answer, percent, time_text
 from .time_left import Estimate, Measured, blocks_of, estimate, plan_of, steps_per_epoch
 
@@ -40,7 +40,10 @@ AS_PLANNED = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The measured part: the run, or its last segment where it was resumed (with other settings, perhaps). Times are seconds."""
+    """The measured part: the run, or its last segment where it was resumed (with other settings, perhaps). Times are seconds.
+
+    `translated`: it ended with the translation of all test sentences.
+    """
 
     steps: int
     began_seconds: float
@@ -49,6 +52,7 @@ class _Part:
     measured: Measured
     trained_seconds: float
     paused_seconds: float
+    translated: bool
 
 
 def duration(run: Run, series: StepSeries, wanted: Wanted) -> Answer | None:
@@ -78,16 +82,19 @@ def _measured_part(run: Run, series: StepSeries) -> _Part:
     stops = [(start - began, end - began) for start, end in pauses(run.evals, run.events) if end > began]
     evaluations = [record.seconds for record in run.evals if record.time_seconds > began]
     saved = [end - start for start, end in checkpoint_pauses(run.events) if end > began]
+    translated = end_translations(run.events)
+    own = [end - start for start, end in translated if end > began]
     steps = int(run.summary["steps"])  # as they were made, also where records were lost since
     examples = float(series.group_examples[kept].sum() / counts.sum()) if len(counts) else None
-    measured = Measured(steps, blocks_of(ends, counts, stops), evaluations, saved)
+    measured = Measured(steps, blocks_of(ends, counts, stops), evaluations, saved, [end - start for start, end in translated])
     trained = float(training_clock(np.array([ends.max()]), stops)[0]) if len(ends) else 0.0
-    return _Part(steps, began, first, examples, measured, trained, math.fsum(evaluations) + math.fsum(saved))
+    paused = math.fsum(evaluations) + math.fsum(saved) + math.fsum(own)
+    return _Part(steps, began, first, examples, measured, trained, paused, bool(own))
 
 
 def _anew(part: _Part) -> Measured:
     """The same pace, of a part that begins at its first update: what all of the plan's evaluations and checkpoints take."""
-    return Measured(part.began_step, part.measured.blocks, part.measured.evaluation_seconds, part.measured.stall_seconds)
+    return replace(part.measured, steps=part.began_step)
 
 
 def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None) -> int | None:
@@ -109,7 +116,10 @@ def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None)
 def _as_it_was(run: Run, part: _Part) -> Answer:
     summary = run.summary
     figures = {name: summary[name] for name in ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds")}
-    parts = _parts(figures["train_seconds"], len(part.measured.evaluation_seconds), figures["eval_seconds"], figures["checkpoint_seconds"])
+    evaluations = len(part.measured.evaluation_seconds)
+    parts = _parts(figures["train_seconds"], evaluations, figures["eval_seconds"], figures["checkpoint_seconds"], 0.0)
+    if run.job.get("translation_signatures") and not part.translated:
+        parts += ", without the translation of all test sentences at the end, which was not finished"
     around = time_text(summary["total_seconds"] - summary["run_seconds"])
     text = f"{time_text(summary['total_seconds'])} {_why_it_ended(run, part.steps)}: start-up and end {around}, {parts}"
     return Answer(KEY, QUESTION, text, {"predicted": False, "steps": part.steps, "total_seconds": summary["total_seconds"], **figures})
@@ -131,8 +141,8 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict
     summary = run.summary
     fixed = summary["total_seconds"] - summary["run_seconds"]
     beside = max(0.0, summary["run_seconds"] - part.began_seconds - part.trained_seconds - part.paused_seconds)
-    evaluate, save = (0.0, 0.0) if anew is None else (anew.evaluate_seconds or 0.0, anew.save_seconds or 0.0)
-    run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + evaluate + save + beside
+    counted = () if anew is None else (anew.evaluate_seconds, anew.save_seconds, anew.translate_seconds)
+    run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + math.fsum(one or 0.0 for one in counted) + beside
     half = None if left.half_width is None else math.hypot(left.half_width, START_UP_SPREAD * fixed)
     band = (None, None) if half is None else (max(0.0, fixed + run_seconds - half), fixed + run_seconds + half)
     return {
@@ -150,15 +160,18 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate | None) -> dict
         "eval_seconds": None if anew is None else anew.evaluate_seconds,
         "checkpoints": 0 if anew is None else anew.saves,
         "checkpoint_seconds": None if anew is None else anew.save_seconds,
+        "translate_seconds": None if anew is None else anew.translate_seconds,
         "left": asdict(left),
     }
 
 
-def _parts(train: float, evaluations: int, evaluate: float | None, save: float | None) -> str:
+def _parts(train: float, evaluations: int, evaluate: float | None, save: float | None, translate: float | None) -> str:
     counted = f"{evaluations:,} evaluation{'s' if evaluations != 1 else ''}"
     evaluated = f"{counted} not counted, as none was measured" if evaluate is None else f"{counted} {time_text(evaluate)}"
     saved = "checkpoints not counted, as none was measured" if save is None else f"checkpoints {time_text(save)}"
-    return f"training {time_text(train)}, {evaluated}, {saved}"
+    translated = "the translation of all test sentences at the end"
+    at_the_end = f", {translated} not counted, as none was measured" if translate is None else f", {translated} {time_text(translate)}"
+    return f"training {time_text(train)}, {evaluated}, {saved}{'' if translate == 0.0 else at_the_end}"
 
 
 def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[str, Any]) -> str:
@@ -167,7 +180,8 @@ def _text(run: Run, wanted: Wanted, part: _Part, left: Estimate, whole: Mapping[
     planned = "as planned" if wanted == AS_PLANNED else "as asked"
     until = f", or less where {run.job['until']} is reached before" if run.job.get("until") else ""
     around = time_text(total - whole["run_seconds"])
-    parts = _parts(whole["train_seconds"], whole["evaluations"], whole["eval_seconds"], whole["checkpoint_seconds"])
+    times = (whole[name] for name in ("eval_seconds", "checkpoint_seconds", "translate_seconds"))
+    parts = _parts(whole["train_seconds"], whole["evaluations"], *times)
     judged = f"{count_text(part.steps)} updates in {time_text(whole['measured_seconds'])}"
     return (
         f"about {time_text(total)}{band} {planned}, {count_text(whole['planned_steps'])} updates{until}: "

@@ -48,6 +48,7 @@ class Plan:
 
     `evaluate` and `save` say how often; `save` is None, or ``end``, where only the last state is saved, and that only with `save_final`.
     `steps_per_epoch` may be a mean; None where it is not known.
+    `translate` says whether all test sentences are translated when the training is over.
     """
 
     total_steps: int
@@ -55,23 +56,29 @@ class Plan:
     save: Cadence | None
     save_final: bool
     steps_per_epoch: float | None
+    translate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What is known so far: updates done, blocks of training in their order, and seconds of each evaluation and pause for a checkpoint."""
+    """What is known so far: updates done, blocks of training in their order, and seconds of each evaluation and pause for a checkpoint.
+
+    `translation_seconds` are those of the translations of all test sentences with which earlier parts of the run have ended.
+    """
 
     steps: int
     blocks: Sequence[Block]
     evaluation_seconds: Sequence[float]
     stall_seconds: Sequence[float]
+    translation_seconds: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """The rest of a training, in seconds, with a band around it; None for a band that is not known.
 
-    `evaluate_seconds` is None where evaluations are to come and none was measured, so that they are not counted; `save_seconds` likewise.
+    `evaluate_seconds` is None where evaluations are to come and none was measured, so that they are not counted; `save_seconds`
+    and `translate_seconds` (of all test sentences, at the end) likewise.
     """
 
     seconds: float
@@ -84,6 +91,7 @@ class Estimate:
     evaluate_seconds: float | None
     saves: int
     save_seconds: float | None
+    translate_seconds: float | None
 
     @property
     def half_width(self) -> float | None:
@@ -95,7 +103,8 @@ def plan_of(job: Mapping[str, Any], total_steps: int, steps_per_epoch: float | N
     """Return the plan of a run from its ``job.json``."""
     save = saved_every(job.get("checkpoint_every"), job.get("max_restarts", 0))
     evaluate = Cadence.parse(job.get("eval_every") or "1epoch")
-    return Plan(total_steps, evaluate, None if save is None else Cadence.parse(save), bool(job.get("save_final", True)), steps_per_epoch)
+    final, translate = bool(job.get("save_final", True)), bool(job.get("translation_signatures"))
+    return Plan(total_steps, evaluate, None if save is None else Cadence.parse(save), final, steps_per_epoch, translate)
 
 
 def steps_per_epoch(job: Mapping[str, Any], examples_per_step: float | None) -> float | None:
@@ -144,17 +153,22 @@ def estimate(plan: Plan, measured: Measured) -> Estimate | None:
     saves = 0 if plan.save is None else _due(plan.save, plan, measured.steps, train, at_end=plan.save_final)
     if plan.save is None or plan.save.unit == "end":
         saves = int(plan.save_final and left > 0)
+    translations = int(plan.translate and left > 0)
     evaluate = _times(evaluations, measured.evaluation_seconds)
     save = _times(saves, measured.stall_seconds)
-    whole = train + (evaluate or 0.0) + (save or 0.0)
+    translate = _times(translations, measured.translation_seconds)
+    whole = train + (evaluate or 0.0) + (save or 0.0) + (translate or 0.0)
     if len(measured.blocks) < LEAST_BLOCKS:
         low = high = None
     else:
         spread = math.hypot(
-            _train_spread(steady, step_seconds, train), _evaluation_spread(evaluations, measured.evaluation_seconds), UNSEEN * whole
+            _train_spread(steady, step_seconds, train),
+            _evaluation_spread(evaluations, measured.evaluation_seconds),
+            _evaluation_spread(translations, measured.translation_seconds),
+            UNSEEN * whole,
         )
         low, high = max(0.0, whole - spread), whole + spread
-    return Estimate(whole, low, high, left, step_seconds, train, evaluations, evaluate, saves, save)
+    return Estimate(whole, low, high, left, step_seconds, train, evaluations, evaluate, saves, save, translate)
 
 
 def _due(cadence: Cadence, plan: Plan, done: int, train_seconds: float, *, at_end: bool) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from ...records.schema import EvalRecord, EventRecord
 from .arrays import Floats, Integers, StepSeries
 
-__all__ = ["WINDOWS", "Pace", "checkpoint_pauses", "pace", "pauses", "training_clock"]
+__all__ = ["WINDOWS", "Pace", "checkpoint_pauses", "end_translations", "pace", "pauses", "training_clock"]
 
 WINDOWS = 200
 """Most windows that a run is cut into: enough to see a dip at the end of each of a hundred epochs."""
@@ -60,6 +60,16 @@ def checkpoint_pauses(events: Iterable[EventRecord]) -> list[tuple[float, float]
         if event.event == "checkpoint_saved" and _is_duration(seconds) and _is_duration(stall):
             copied = event.time_seconds - seconds
             found.append((copied - stall, copied))
+    return found
+
+
+def end_translations(events: Iterable[EventRecord]) -> list[tuple[float, float]]:
+    """Return when (from, to) all test sentences were translated at the end of a run, or of a part of it; without a duration none counts."""
+    found = []
+    for event in events:
+        seconds = event.detail.get("seconds")
+        if event.event == "translated" and _is_duration(seconds):
+            found.append((event.time_seconds - seconds, event.time_seconds))
     return found
 
 

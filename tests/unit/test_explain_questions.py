@@ -39,6 +39,32 @@ def test_an_interrupted_run_says_what_its_plan_takes(tmp_path):
     assert "not counted, as none was measured" in found["text"]
 
 
+TRANSLATING = {"translation_metrics": [], "translation_signatures": {"training": "greedy|sentences:10", "end": "beam4|sentences:20"}}
+
+
+def test_the_translation_at_the_end_is_said_to_be_left_out_where_it_was_not_measured(tmp_path):
+    found = asked(trained(tmp_path, save_final=False, eval_every="end", described=TRANSLATING))["duration"]
+    assert (found["run_seconds"], found["translate_seconds"], found["left"]["translate_seconds"]) == (pytest.approx(4.0), None, None)
+    assert "the translation of all test sentences at the end not counted, as none was measured; judged by" in found["text"]
+    other = asked(trained(tmp_path / "other", save_final=False, eval_every="end"))["duration"]
+    assert (other["translate_seconds"], "translation" in other["text"]) == (0.0, False)
+
+
+def test_the_translation_at_the_end_is_counted_as_it_was_measured(tmp_path):
+    """Of a run that has ended, for a longer one: three seconds on its clock, of which one was that translation."""
+    path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end", described=TRANSLATING)
+    assert asked(path)["duration"]["text"].endswith(", without the translation of all test sentences at the end, which was not finished")
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"schema": 1, "event": "translated", "time_seconds": 3.0, "detail": {"seconds": 1.0}}) + "\n")
+    write_document(path / "summary.json", {**summary_of(path), "run_seconds": 3.0, "total_seconds": 5.5})
+    assert "translation" not in asked(path)["duration"]["text"]
+    found = asked(path, "--planned-steps", "400")["duration"]
+    assert found["run_seconds"] == pytest.approx(5.0)
+    assert (found["translate_seconds"], found["left"]["translate_seconds"]) == (1.0, 1.0)
+    assert found["left"]["seconds"] == pytest.approx(3.0)
+    assert "the translation of all test sentences at the end 1 s; judged by" in found["text"]
+
+
 def without_summary(path, state):
     """The run as it was before it ended: at work (by this process), or killed."""
     (path / "summary.json").unlink()

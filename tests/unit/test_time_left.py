@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,6 +56,16 @@ def test_how_many_evaluations_a_plan_has(evaluate, per_epoch, times):
 def test_evaluations_that_nobody_measured_are_not_counted_and_said_to_be_unknown():
     found = estimate(plan(100, "10steps"), measured(0, 50.0))
     assert (found.evaluations, found.evaluate_seconds, found.seconds) == (10, None, 2.0)
+
+
+def test_the_translation_at_the_end_comes_once():
+    translating = replace(plan(1000), translate=True)
+    unknown, known = (estimate(translating, replace(measured(0, *[50.0] * 5), translation_seconds=seconds)) for seconds in ((), (9.0, 4.0)))
+    assert (unknown.seconds, unknown.translate_seconds) == (20.0, None)
+    assert (known.seconds, known.translate_seconds) == (24.0, 4.0)
+    assert known.half_width > unknown.half_width
+    assert estimate(plan(1000), measured(0, 50.0)).translate_seconds == 0.0
+    assert estimate(translating, measured(1000, 50.0)).translate_seconds == 0.0
 
 
 def test_the_warm_up_is_no_pace():

@@ -312,6 +312,22 @@ def test_what_was_there_before_is_no_news_but_counts(watched):
     assert figures_line(run) == "step 5/40 (12%)  epoch 1  loss 1.0000  10 steps/s  100 examples/s  4.00 s left"
 
 
+def test_the_translation_at_the_end_is_counted_once_it_was_measured(watched):
+    writer, run = watched
+    job = a_job(writer.path.parent, name="live", epochs=4)
+    signatures = {"training": "greedy|sentences:10", "end": "beam4|sentences:20"}
+    writer.write_job({**job.model_dump(mode="json"), "total_steps": 40, "translation_signatures": signatures})
+    writer.write_status("running")
+    writer.step(group(0))
+    run.poll()
+    assert figures_line(run).endswith("  3.50 s left, not counting the translation of all test sentences at the end")
+    assert run.snapshot([])["time_left_translate_seconds"] is None
+    writer.event(EventRecord("translated", 0.5, {"seconds": 3.0}))
+    run.poll()
+    assert figures_line(run).endswith("  6.50 s left")
+    assert run.snapshot([])["time_left_translate_seconds"] == 3.0
+
+
 def test_the_speed_is_that_of_late(watched):
     writer, run = watched
     for number in range(40):  # 20 s at 10 updates a second
@@ -338,7 +354,7 @@ def test_a_run_whose_job_does_not_say_how_far_it_goes(tmp_path):
     writer.step(group(0))
     run = WatchedRun(RunReader(writer.path))
     run.poll()
-    assert (run.total_steps, run.progress, run.time_left_seconds) == (None, None, None)
+    assert (run.total_steps, run.progress, run.time_left) == (None, None, None)
     assert figures_line(run) == "step 5  epoch 1  loss 1.0000  10 steps/s  100 examples/s"
     run.close()
     writer.close()
