@@ -37,12 +37,12 @@ def learning(run: Run, series: StepSeries) -> Answer | None:
     trained = _train_losses(series, [record.step for record in tests])
     found = judge_curves(losses, trained)
     headline = run.metrics[0]
-    best = tests[found.best_index] if found.best_index is not None else None
+    best = None if found.smoothed_best_index is None else tests[int(np.argmin(losses))]
     figures: dict[str, Any] = {
         **found.to_json(),
         "best_step": None if best is None else best.step,
         "first_loss": tests[0].loss,
-        "best_loss": None if best is None else float(np.min(losses)),
+        "best_loss": None if best is None else best.loss,
         "last_loss": tests[-1].loss,
         "last_train_loss": None if np.isnan(trained[-1]) else float(trained[-1]),
         "headline": headline.name,
@@ -90,14 +90,14 @@ def _train_losses(series: StepSeries, steps: list[int]) -> Floats:
 
 def _text(run: Run, found: Learning, tests: list[EvalRecord], losses: Floats, trained: Floats) -> str:
     word = _WORDS[found.state]
-    if found.state == "unclear" or found.best_index is None or found.recent is None:
+    if found.state == "unclear" or found.smoothed_best_index is None or found.recent is None:
         fallen = diverged(run.summary)
         why = found.reason if fallen is None else "the loss is not finite"
         return f"{word}: {why}; test loss {digits3(tests[-1].loss)}" + (
             " (--eval-every evaluates more often)" if found.evaluations < LEAST_EVALUATIONS else ""
         )
     if found.state in ("overfitting", "worsening"):
-        best = found.best_index
+        best = found.smoothed_best_index
         train = f"the training loss went from {digits3(trained[best])} to {digits3(trained[-1])} meanwhile"
         return (
             f"{word}: test loss {digits3(tests[-1].loss)}, {digits3(found.rise)} above its best around update {tests[best].step:,} "

@@ -49,7 +49,7 @@ class Learning:
       ``worsening`` (both rise, or the training loss is not known); ``unclear`` where there are too few evaluations, or not all are finite
     - `recent`: how many of the last evaluations the trend is of; `change` is what the fitted line rises over them, `change_error` its
       standard error, `gain` the fall from the first to the best evaluation, smoothed over three
-    - `rise`: the last loss above the best, both smoothed; `best_index` is the best one's place, from 0
+    - `rise`: the last loss above the best, both smoothed; `smoothed_best_index` is the place of that best one, from 0
     - `train_change`: training loss now less that of around the best evaluation (overfitting, worsening) or of the trend's beginning
     """
 
@@ -62,7 +62,7 @@ class Learning:
     gain: float | None = None
     rise: float | None = None
     noise: float | None = None
-    best_index: int | None = None
+    smoothed_best_index: int | None = None
     train_change: float | None = None
 
     def to_json(self) -> dict[str, object]:

@@ -158,6 +158,15 @@ def test_the_loss_of_training_is_that_since_the_evaluation_before(tmp_path):
     assert "; accuracy 0.9" in found["text"]
 
 
+def test_the_best_evaluation_is_one_evaluation(tmp_path):
+    """One that stands alone is no bend of the curve, but has the lowest loss: both figures are its own."""
+    losses = [1.0, 0.9, 0.8, 0.7, 0.6, 0.3, 0.55, 0.5, 0.45, 0.5, 0.6, 0.65]
+    found = asked(trained(tmp_path, evaluations=curve(losses)))["learning"]
+    assert (found["best_step"], found["best_loss"]) == (60, 0.3)
+    assert found["smoothed_best_index"] != 5
+    assert (found["first_loss"], found["last_loss"]) == (1.0, 0.65)
+
+
 def test_too_few_evaluations_say_so(tmp_path):
     found = asked(trained(tmp_path, evaluations=curve([1.0, 0.5])))["learning"]
     assert found["state"] == "unclear"
