@@ -194,7 +194,7 @@ def _state(checkpoint: Checkpoint, job: Job, before: Mapping[str, Any], spec: Mo
             notes.append(f"the optimizer changed: {', '.join(sorted(left_out - {EMA}))} of the one before is dropped")
     if job.ema_decay and not any(key.startswith(f"slots/{EMA}/") for key in arrays):
         notes.append("the moving average of the weights begins here, as the weights of the checkpoint")
-    updates = int(meta.spent.get("updates", meta.step))  # fewer than the steps where a loss scale made some fall out
+    updates = int(meta.spent.get("updates", meta.step))  # those that a loss scale made change nothing are counted, too
     state = state_from_arrays(arrays, updates, meta.scalars if before.get("precision") == job.precision else {})
     shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
     if {name: value.shape for name, value in state.parameters.items()} != shapes:

@@ -46,8 +46,8 @@ def learning_rate(run: Run, series: StepSeries) -> Answer | None:
         course = f"{digits3(figures['first'])} throughout"
     else:
         course = (
-            f"{digits3(figures['first'])} at first, peak {digits3(figures['peak'])} at update {figures['peak_step']:,}, "
-            f"{digits3(figures['last'])} at update {figures['last_step']:,}"
+            f"{digits3(figures['first'])} at first, peak {digits3(figures['peak'])} at update {figures['peak_step'] + 1:,}, "
+            f"{digits3(figures['last'])} at update {figures['last_step'] + 1:,}"
         )
     return Answer("learning_rate", "learning rate", one_line(f"{course}: {why}"), figures)
 

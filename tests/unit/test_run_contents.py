@@ -52,7 +52,7 @@ def test_the_course_of_the_learning_rate_is_what_was_recorded(tmp_path):
     assert (figures["first"], figures["peak"], figures["last"], figures["last_step"]) == (0.01, 0.1, 0.02, 29)
     assert figures["peak_step"] == 9
     assert figures["course"][0] == [0, 0.01]
-    assert found.text.startswith("0.01 at first, peak 0.1 at update 9, 0.02 at update 29: warm-up")
+    assert found.text.startswith("0.01 at first, peak 0.1 at update 10, 0.02 at update 30: warm-up")
 
 
 # What is in it --------------------------------------------------------------------------------------------------------
