@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.worker_layout import workers_by_node
@@ -34,30 +34,48 @@ def hardware_use(explanation: Explanation) -> Answer | None:
         return None
     gpus = [view for view in nodes if view.gpu_utilization is not None]
     shared = (explanation.evidence.summary["nodes_sharing_cores"] or 1) > 1
-    used = _shared_fraction(nodes) if shared else max((view.cpu_fraction or 0.0 for view in nodes), default=0.0)
-    least = _shared_fraction(nodes) if shared else min((view.cpu_fraction or 0.0 for view in nodes), default=0.0)
+    fractions, unknown = _fractions(nodes, shared), [view.node for view in nodes if not _is_known(view, shared)]
+    least, most = min(fractions, default=None), max(fractions, default=None)
+    fully = _fully_used(least, shared, unknown)
     waits = {name: explanation.run_fractions[name] for name in _WAITS if explanation.run_fractions.get(name, 0.0) >= LEAST_WAIT}
     figures = {
         "nodes": [_node(view) for view in nodes],
         "nodes_share_cores": shared,
         "cpu_fraction_least": least,
-        "cpu_fraction_most": used,
-        "cpus_fully_used": least >= NEARLY_ALL,
+        "cpu_fraction_most": most,
+        "cpu_unknown_nodes": unknown,
+        "cpus_fully_used": fully,
         "gpus_fully_used": min(view.gpu_utilization or 0.0 for view in gpus) >= NEARLY_ALL if gpus else None,
         "threads_per_task": list(explanation.evidence.job.get("threads_per_task") or ()),
         "waits": waits,
     }
     parts = [_gpu_text(gpus)] if gpus else []
-    parts.append(_cpu_text(explanation, shared, least, used))
-    if not figures["cpus_fully_used"] or figures["gpus_fully_used"] is False:
+    parts.append(_cpu_text(nodes, shared, fractions, fully, unknown))
+    if not fully or figures["gpus_fully_used"] is False:
         parts += [text for text in (_threads_text(explanation), _waits_text(explanation, waits)) if text]
     return Answer("hardware_use", "GPUs and CPUs" if gpus else "CPUs", "; ".join(parts), figures)
 
 
-def _shared_fraction(nodes: tuple[NodeView, ...]) -> float:
-    """Nodes on the same cores: what all used together, over what one of them may use."""
+def _is_known(view: NodeView, shared: bool) -> bool:
+    return (view.cpu_cores_used if shared else view.cpu_fraction) is not None
+
+
+def _fractions(nodes: Sequence[NodeView], shared: bool) -> list[float]:
+    """Return what nodes used of the cores that each may use, where that is known; of nodes on the same cores what they used together."""
+    if not shared:
+        return [view.cpu_fraction for view in nodes if view.cpu_fraction is not None]
+    used = [view.cpu_cores_used for view in nodes if view.cpu_cores_used is not None]
     cores = max((view.cores_available or 0.0 for view in nodes), default=0.0)
-    return sum(view.cpu_cores_used or 0.0 for view in nodes) / cores if cores else 0.0
+    return [sum(used) / cores] if cores and used else []
+
+
+def _fully_used(least: float | None, shared: bool, unknown: Sequence[int]) -> bool | None:
+    """Return whether all cores were fully used; None where that hangs on nodes of which nothing is known."""
+    if least is None:
+        return None
+    fully = least >= NEARLY_ALL
+    decided = fully if shared else not fully  # whatever the unknown ones used
+    return fully if decided or not unknown else None
 
 
 def _node(view: NodeView) -> Mapping[str, Any]:
@@ -76,16 +94,22 @@ def _verdict(least: float, most: float, what: str) -> str:
     return f"not all {what} fully used" if most >= NEARLY_ALL else f"{what} not fully used"
 
 
-def _cpu_text(explanation: Explanation, shared: bool, least: float, most: float) -> str:
-    nodes = explanation.nodes
+def _cpu_text(nodes: Sequence[NodeView], shared: bool, fractions: Sequence[float], fully: bool | None, unknown: Sequence[int]) -> str:
+    if fully is None:
+        verdict = "whether all cores were fully used is not known"
+    else:
+        verdict = "not all cores fully used" if unknown and not fully else _verdict(min(fractions), max(fractions), "cores")
+    return verdict + (f": {_used_text(nodes, shared)}{_unknown_text(unknown)}" if fractions else "")
+
+
+def _used_text(nodes: Sequence[NodeView], shared: bool) -> str:
     if shared:
         cores = max(view.cores_available or 0.0 for view in nodes)
         used = sum(view.cpu_cores_used or 0.0 for view in nodes)
         own = f" (node 0 {digits3(nodes[0].cpu_cores_used)})"
-        return (
-            f"{_verdict(least, most, 'cores')}: all {len(nodes)} nodes together {digits3(used)} of the {digits3(cores)} cores they share, "
-            f"{percent(most)}{own}"
-        )
+        counted = sum(_is_known(view, shared) for view in nodes)
+        together = f"all {len(nodes)} nodes" if counted == len(nodes) else f"{counted} of {len(nodes)} nodes"
+        return f"{together} together {digits3(used)} of the {digits3(cores)} cores they share, {percent(used / cores)}{own}"
     known = sorted((view for view in nodes if view.cpu_fraction is not None), key=lambda view: view.cpu_fraction or 0.0)
     if len(known) <= MOST_NAMED:
         known.sort(key=lambda view: view.node)
@@ -95,7 +119,17 @@ def _cpu_text(explanation: Explanation, shared: bool, least: float, most: float)
         for view in named
     )
     of = f"of {len(known)} nodes the least and the most busy, " if len(known) > MOST_NAMED else ""
-    return f"{_verdict(least, most, 'cores')}: {of}{each}"
+    return f"{of}{each}"
+
+
+def _unknown_text(unknown: Sequence[int]) -> str:
+    """Name the nodes whose use of the CPU is not known, a few of many; empty where there are none."""
+    if not unknown:
+        return ""
+    if len(unknown) == 1:
+        return f", not known of node {unknown[0]}"
+    named = ", ".join(map(str, unknown[:MOST_NAMED])) + (f" and {len(unknown) - MOST_NAMED:,} more" if len(unknown) > MOST_NAMED else "")
+    return f", not known of {len(unknown):,} nodes ({named})"
 
 
 def _gpu_text(gpus: list[NodeView]) -> str:

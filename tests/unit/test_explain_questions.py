@@ -207,6 +207,46 @@ def test_of_many_nodes_the_least_and_the_most_busy(tmp_path):
     assert "of 6 nodes the least and the most busy, node 0 0.1 of 2 cores (5%), node 5 0.6 of 2 cores (30%)" in found.text
 
 
+def used_where_known(out, pairs, **options):
+    """Of nodes that used so many of the cores that they may use; None: of one of which nothing is known."""
+    figures = [using(pair)[0] if pair else {"cores_available": None, "cpu_cores_used": None, "cpu_fraction": None} for pair in pairs]
+    workers = [{"compute": 9 * MS, "communicate": MS} for _ in pairs]
+    return hardware_use(explain(Run(explained_run(out, workers, node_figures=figures, **options))))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "least", "fully", "text"),
+    [
+        ([(1.9, 2.0), None], 0.95, None,
+         "whether all cores were fully used is not known: node 0 1.9 of 2 cores (95%), not known of node 1"),
+        ([None, (1.0, 2.0), None], 0.5, False, "not all cores fully used: node 1 1 of 2 cores (50%), not known of 2 nodes (0, 2)"),
+        ([(1.0, 2.0), *[None] * 5], 0.5, False,
+         "not all cores fully used: node 0 1 of 2 cores (50%), not known of 5 nodes (1, 2, 3 and 2 more)"),
+    ],
+)  # fmt: skip
+def test_a_node_of_which_nothing_is_known_is_named_and_counts_for_nothing(tmp_path, pairs, least, fully, text):
+    found = used_where_known(tmp_path, pairs)
+    assert found.text.startswith(text)
+    assert (found.figures["cpu_fraction_least"], found.figures["cpus_fully_used"]) == (least, fully)
+    assert found.figures["cpu_unknown_nodes"] == [node for node, pair in enumerate(pairs) if pair is None]
+
+
+def test_of_nodes_that_share_their_cores_the_known_ones_are_added_up(tmp_path):
+    sharing = {"figures": {"nodes_sharing_cores": 2}}
+    found = used_where_known(tmp_path / "full", [(1.9, 2.0), None], **sharing)
+    assert found.text == "cores fully used: 1 of 2 nodes together 1.9 of the 2 cores they share, 95% (node 0 1.9), not known of node 1"
+    found = used_where_known(tmp_path / "half", [(1.0, 2.0), None], **sharing)
+    assert (found.figures["cpu_fraction_most"], found.figures["cpus_fully_used"]) == (0.5, None)
+
+
+def test_where_only_gpus_were_sampled_nothing_is_said_of_cores(tmp_path):
+    unknown = {"cores_available": None, "cpu_cores_used": None, "cpu_fraction": None}
+    figures = [{**unknown, "gpus": [{"name": "X", "utilization": {"mean": 0.9, "max": 1.0}}]}]
+    found = hardware_use(explain(Run(explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures))))
+    assert found.text.startswith("GPUs fully used: node 0 90% of the time; whether all cores were fully used is not known")
+    assert (found.figures["cpu_fraction_least"], found.figures["cpus_fully_used"]) == (None, None)
+
+
 def test_gpus_come_first(tmp_path):
     figures = [{**using((1.0, 2.0))[0], "gpus": [{"name": "X", "utilization": {"mean": 0.6, "max": 1.0}}]}]
     run = explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures)
