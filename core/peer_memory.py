@@ -2,6 +2,9 @@
 
 The system allows it to an ancestor, and to root; some containers and hardened systems allow it to nobody. Whoever reads asks first,
 with `PeerMemory.readable`, and has another way.
+
+What to read is the peer's word, and one that lies can name any process of the user's, with a mark that it knows to lie there. So whoever
+reads has to know from somebody else that the peer is of this machine, where it can read that memory itself.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ class _Piece(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class PeerMemory:
-    """The memory of one process. It is recognised by a random `mark` that lies at an address: ids mean nothing on another machine."""
+    """The memory of one process. It is recognised by a random `mark` that lies at an address: ids mean nothing in another namespace."""
 
     pid: int
     mark_address: int

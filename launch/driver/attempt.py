@@ -86,7 +86,13 @@ class Attempt:
         self._made_at = time.monotonic()
         self._ended = False
         self._regroups = False
-        self.saver = CheckpointSaver(training, recording, lambda kind: self.tasks.send_to_first(Message(kind)), lambda: spent(self))
+        self.saver = CheckpointSaver(
+            training,
+            recording,
+            lambda kind: self.tasks.send_to_first(Message(kind)),
+            lambda: spent(self),
+            same_machine=self.tasks.first_is_on_this_machine,
+        )
         self.loop = TrainingLoop(
             training.job,
             data=training.data.info,

@@ -92,14 +92,22 @@ class CheckpointSaver:
     """Writes a run's checkpoints; the `CheckpointSink` of its training loop.
 
     `answer` sends a message of that kind to the task (see `engine.protocol.state_transfer`); `spent` returns the seconds spent so far, for
-    the checkpoint.
+    the checkpoint. `same_machine`: the task is on this machine, as its launcher has it. Only then is memory read: it is the node that says of
+    which process, and at which addresses.
     """
 
     def __init__(
-        self, training: TrainingJob, recording: Recording, answer: Callable[[str], None], spent: Callable[[], Mapping[str, Any]]
+        self,
+        training: TrainingJob,
+        recording: Recording,
+        answer: Callable[[str], None],
+        spent: Callable[[], Mapping[str, Any]],
+        *,
+        same_machine: bool,
     ) -> None:
         self._training = training
         self._recording = recording
+        self._same_machine = same_machine
         self._answer = answer
         self._spent = spent
         self.active_at = -math.inf
@@ -241,7 +249,7 @@ class CheckpointSaver:
 
     def _can_read(self, begin: _SaveRequest) -> bool:
         """Return whether the whole state can be read from the task's memory."""
-        wanted = os.environ.get(PEER_MEMORY_VARIABLE) != "off"
+        wanted = self._same_machine and os.environ.get(PEER_MEMORY_VARIABLE) != "off"
         return wanted and begin.memory.readable(place for address, size in begin.places for place in (address, address + size - 1))
 
     def _read(self, begin: _SaveRequest) -> Iterator[memoryview]:

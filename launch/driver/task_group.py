@@ -98,6 +98,12 @@ class TaskGroup:
     def __len__(self) -> int:
         return len(self._leaders)
 
+    @property
+    def first_is_on_this_machine(self) -> bool:
+        """Whether the agent of the first leading task is a process of this machine, as its launcher has it; its own word is not asked."""
+        first = next(iter(self._leaders), None)
+        return first is not None and self.nodes.channels[self.node_of[first]].shares_files
+
     # Starting -------------------------------------------------------------------------------------------------------
 
     def reserve_ports(self, counts: Mapping[int, int], timeout_seconds: float) -> dict[int, list[int]]:
