@@ -13,6 +13,9 @@ from .loop_interfaces import ImpossibleAnswerError
 
 __all__ = ["OutstandingPlans"]
 
+MOST_COUNT = 2**53
+"""Of updates, as records count them."""
+
 
 @dataclass
 class _Pending:
@@ -65,5 +68,7 @@ class OutstandingPlans:
             raise ImpossibleAnswerError(f"steps with a worker or staleness, or without, in {job.mode} mode")
         if result.worker is not None and result.worker >= job.workers:
             raise ImpossibleAnswerError(f"steps of worker {result.worker}, of {job.workers}")
-        if result.staleness is not None and (len(result.staleness) != result.count or result.staleness.min() < 0):
+        if result.staleness is not None and (
+            len(result.staleness) != result.count or result.staleness.min() < 0 or result.staleness.max() > MOST_COUNT
+        ):
             raise ImpossibleAnswerError(f"{result.count} steps whose staleness is not a count for each")

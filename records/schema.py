@@ -19,6 +19,8 @@ __all__ = [
     "COUNTERS",
     "GAUGES",
     "GPU_GAUGES",
+    "MOST_PROBLEMS",
+    "MOST_PROBLEM_CHARACTERS",
     "SCHEMA",
     "Clock",
     "EvalRecord",
@@ -39,6 +41,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 """Thirty thousand years; never NaN, as it is an axis of figures."""
+
+MOST_PROBLEMS = 64
+MOST_PROBLEM_CHARACTERS = 1000
+"""Of what a monitor could not observe: so many texts of that length stand in one sample at most, and in one line."""
 
 
 @dataclass(frozen=True, slots=True)

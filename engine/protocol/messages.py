@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILE_PIECE_BYTES",
+    "MOST_ERROR_CHARACTERS",
     "MOST_STACK_CHARACTERS",
     "PROTOCOL",
     "Header",
@@ -45,6 +46,9 @@ PROTOCOL = 10
 
 MOST_STACK_CHARACTERS = 32 * 1024
 """Of what a node tells of where one of its tasks stands."""
+
+MOST_ERROR_CHARACTERS = 4000
+"""Of what a task says of an error that ends it, and whose first line is in the run's status."""
 
 MAX_HEADER_BYTES = 2 * 2**20
 """A state of ten thousand arrays is described in half of that; what a hostile header is read into takes fifty times its bytes."""

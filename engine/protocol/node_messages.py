@@ -6,7 +6,7 @@ awaited at the moment is checked in `outstanding_requests.py`, and whether an an
 
 from __future__ import annotations
 
-import ipaddress
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -15,125 +15,102 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...core.untrusted.bounded_json import MOST_LINE_BYTES, MOST_VALUES
 from ...metrics.base import MOST_SUMS
-from ...records.schema import Count, Seconds, SystemRecord, TaskSample
-from .messages import FILE_PIECE_BYTES, MAX_ARRAY_BYTES, MOST_STACK_CHARACTERS, PROTOCOL, Message, RawArray
+from ...records.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS, Count, Seconds, SystemRecord, TaskSample
+from .messages import FILE_PIECE_BYTES, MAX_ARRAY_BYTES, MOST_ERROR_CHARACTERS, MOST_STACK_CHARACTERS, PROTOCOL, Message, RawArray
+from .said import (
+    MOST_GPUS,
+    MOST_INTERFACES,
+    Address,
+    Code,
+    Duration,
+    Host,
+    Identity,
+    Label,
+    Name,
+    Number,
+    Pid,
+    Port,
+    Said,
+    Text,
+    is_address,
+    unfit_in,
+)
 from .state_transfer import CHUNK_BYTES
 
 __all__ = ["wrong_with"]
 
-Name = Annotated[str, msgspec.Meta(max_length=4096)]
-Text = Annotated[str, msgspec.Meta(max_length=1 << 17)]
-"""Longer than the longest last line of a log that agents read (64 KiB), and than the message of an error."""
-Code = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
-Pid = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-Number = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
-"""Of a node, a worker, a death."""
-Duration = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Elapsed = Seconds
 """A duration by the wall clock, as TensorFlow's graphs measure it: below 0 where that was set back meanwhile."""
-Address = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
-MOST_DEEP = 6
-"""How deep the values of a message nest at most; those of an interface in a greeting have four levels."""
+MOST_INTERVAL_SECONDS = 1e7
+"""Between two samples: four months. A line may stand for some thousands, whose times together a record can have."""
 
-
-class _Said(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """The fields of a kind of message, besides its kind."""
+MOST_FIGURE = 2**53
+"""Of whatever a sample has: means of such figures are finite, and read again."""
 
 
-class _Identity(_Said):
-    boot: Name
-    network: Name
-
-
-class _Interface(_Said):
-    addresses: Annotated[list[Name], msgspec.Meta(max_length=4096)]
-    up: bool | None
-    mtu_bytes: Count | None
-    speed_bits_per_second: Count | None
-
-
-class _Gpu(_Said):
-    name: Name | None
-    memory_total_bytes: Count | None
-    uuid: Name | None
-
-
-class _VisibleGpu(_Said):
-    visible_as: Name
-    uuid: Name | None
-    gpu: Number | None
-
-
-class _Host(_Said):
-    hostname: Name | None
-    cpu_model: Name | None
-    cores_logical: Count | None
-    cores_physical: Count | None
-    cores_affinity: Count | None
-    cores_quota: Duration | None
-    cores_available: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None
-    memory_total_bytes: Count
-    memory_limit_bytes: Count | None
-    interfaces: Annotated[dict[Name, _Interface], msgspec.Meta(max_length=4096)]
-    operating_system: Name
-    kernel: Name
-    machine: Name
-    python: Name
-    packages: Annotated[dict[Name, Name | None], msgspec.Meta(max_length=4096)]
-    gpus: Annotated[list[_Gpu], msgspec.Meta(max_length=4096)] | None
-    gpu_driver: Name | None
-    gpu_problem: Text | None
-    visible_gpus: Annotated[list[_VisibleGpu], msgspec.Meta(max_length=4096)] | None
-
-
-class _Hello(_Said):
+class _Hello(Said):
     protocol: int
     node: Number
     pid: Pid
-    identity: _Identity
-    host: _Host
+    identity: Identity
+    host: Host
     scratch: Name
     address: Name | None
 
 
-class _Ports(_Said):
+class _Ports(Said):
     ports: Annotated[list[Port], msgspec.Meta(max_length=65535)]
 
 
-class _Sample(_Said):
+class _Sample(Said):
     record: SystemRecord
 
 
-class _States(_Said):
+class _SampledGpu(msgspec.Struct):
+    name: Label | None = None
+    tasks: Annotated[list[Any], msgspec.Meta(max_length=MOST_GPUS)] = msgspec.field(default_factory=list)
+
+
+class _SampleBounds(msgspec.Struct):
+    """What a sample of a node keeps to beyond a `SystemRecord`: several may become one line, which has to be read again."""
+
+    interval_seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_INTERVAL_SECONDS)]
+    network_source: Label | None
+    interfaces: Annotated[dict[Label, Any], msgspec.Meta(max_length=MOST_INTERFACES)] | None
+    gpus: Annotated[list[_SampledGpu], msgspec.Meta(max_length=MOST_GPUS)] | None
+    problems: Annotated[list[Annotated[str, msgspec.Meta(max_length=MOST_PROBLEM_CHARACTERS)]], msgspec.Meta(max_length=MOST_PROBLEMS)]
+
+
+class _States(Said):
     states: dict[Name, Annotated[str, msgspec.Meta(min_length=1, max_length=1)]]
 
 
-class _Stack(_Said):
+class _Stack(Said):
     text: Annotated[str, msgspec.Meta(max_length=MOST_STACK_CHARACTERS)]
-    problem: Name | None
+    problem: Annotated[str, msgspec.Meta(max_length=1000)] | None
 
 
-class _Stacks(_Said):
+class _Stacks(Said):
     number: Count
     stacks: Annotated[dict[Name, _Stack], msgspec.Meta(max_length=4096)]
 
 
-class _Nothing(_Said):
+class _Nothing(Said):
     pass
 
 
-class _Log(_Said):
+class _Log(Said):
     task: Any  # what is no name of a file is told by whoever would write it
 
 
-class _Trace(_Said):
+class _Trace(Said):
     path: Any
 
 
-class _Death(_Said):
+class _Death(Said):
     task: Name
     pid: Pid
     code: Code | None
@@ -145,7 +122,7 @@ class _Death(_Said):
     oom_kills: Count | None = None
 
 
-class _OfTask(_Said):
+class _OfTask(Said):
     from_: Name
 
 
@@ -162,13 +139,16 @@ class _WorkerStalled(_OfTask):
     worker: Number
 
 
+_ErrorText = Annotated[str, msgspec.Meta(max_length=MOST_ERROR_CHARACTERS)]
+
+
 class _Error(_OfTask):
     type: Name
-    message: Text
+    message: _ErrorText
     errno: Code | None
     exit_code: Code | None
     peer_lost: bool
-    out_of_memory: Text | None = None
+    out_of_memory: _ErrorText | None = None
 
 
 class _Done(_OfTask):
@@ -216,7 +196,7 @@ class _Calibrated(_OfTask):
     native: Annotated[dict[Name, float], msgspec.Meta(max_length=1000)]
 
 
-class _Memory(_Said):
+class _Memory(Said):
     pid: Pid
     mark_address: Address
     mark: Name
@@ -238,7 +218,7 @@ class _StateChunk(_OfTask):
     sequence: Count
 
 
-_KINDS: Mapping[str, type[_Said]] = {
+_KINDS: Mapping[str, type[Said]] = {
     "alive": _Nothing,
     "leaving": _Nothing,
     "hello": _Hello,
@@ -286,6 +266,10 @@ _MOST_BYTES = {"log": FILE_PIECE_BYTES, "trace": FILE_PIECE_BYTES, "state_part":
 _OF_SAMPLE, _OF_TASK_SAMPLE = (frozenset(field.name for field in fields(kind)) for kind in (SystemRecord, TaskSample))
 """The fields that a sample of a node has, and those of each of its tasks."""
 
+_MOST_WRITTEN = {"sample": (MOST_LINE_BYTES // 2, MOST_VALUES // 4), "hello": (2**20, 50_000)}
+"""Of what is written into records as it is: bytes as they write it, and values as their readers count them. Much less than readers take,
+as records add to it: means and problems of other samples to one, and to the description of a node those of all others."""
+
 _ITEM_BYTES = {"|u1": 1, "<f4": 4, "<f8": 8, "<i8": 8}
 _OPTIONAL = frozenset({"staleness"})
 _SPARE = re.compile(r"spare-[1-9][0-9]{0,8}")
@@ -308,6 +292,8 @@ def wrong_with(node: int, message: Message, node_of: Mapping[str, int]) -> str |
         return None  # an agent of another release: whoever awaits the greeting says so
     if (unfit := _unfit(message)) is not None:
         return f"{what} with {unfit}"
+    if (size := _too_large(message)) is not None:
+        return f"{what} with {size}, which nobody could read again"
     try:
         said = msgspec.convert(dict(message.fields), schema)
     except msgspec.ValidationError as error:
@@ -320,21 +306,13 @@ def wrong_with(node: int, message: Message, node_of: Mapping[str, int]) -> str |
         return f"{what} for a task that it does not have"
     if isinstance(said, _Hello) and said.node != node:
         return f"{what} of node {said.node}"
-    if isinstance(said, _Hello) and said.address is not None and not _is_address(said.address):
+    if isinstance(said, _Hello) and said.address is not None and not is_address(said.address):
         return f"{what} from {said.address[:100]!r}, which is no address"
     if isinstance(said, _Sample):
         return _wrong_with_sample(node, message["record"], node_of)
     if isinstance(said, _StateBegin) and len(said.addresses) != len(said.entries):
         return f"{what} with {len(said.addresses)} addresses of {len(said.entries)} arrays"
     return None
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _wrong_with_arrays(message: Message) -> str | None:
@@ -364,7 +342,24 @@ def _wrong_with_sample(node: int, record: Mapping[str, Any], node_of: Mapping[st
     named = [*(task["task"] for task in record["tasks"] if not _SPARE.fullmatch(task["task"])), *of_gpus]
     if any(node_of.get(task) != node for task in named):
         return "a message 'sample' for a task that it does not have"
+    try:
+        msgspec.convert(record, _SampleBounds)
+    except msgspec.ValidationError as error:
+        return f"a message 'sample' that is none ({str(error)[:300]})"
+    parts = (record, *record["tasks"], *(record["gpus"] or ()))
+    if any(isinstance(value, int | float) and abs(value) > MOST_FIGURE for part in parts for value in part.values()):
+        return "a message 'sample' with a figure that nothing has"
     return None
+
+
+def _too_large(message: Message) -> str | None:
+    """Say how large a message is whose content is written into records, where it is too large for these."""
+    if message.kind not in _MOST_WRITTEN:
+        return None
+    most_bytes, most_values = _MOST_WRITTEN[message.kind]
+    written = json.dumps(dict(message.fields))
+    values = written.count(",") + written.count("[") + written.count("{")
+    return f"{len(written):,} bytes in {values:,} values" if len(written) > most_bytes or values > most_values else None
 
 
 def _unfit(message: Message) -> str | None:
@@ -372,27 +367,7 @@ def _unfit(message: Message) -> str | None:
     for key, value in message.fields.items():
         is_path = (message.kind, key) == _MAY_BE_NO_UNICODE and isinstance(value, str)
         may_be_nan = (message.kind, key) == _MAY_BE_NAN
-        unfit = _unfit_in([key] if is_path else [key, value], may_be_nan=may_be_nan)
+        unfit = unfit_in([key] if is_path else [key, value], may_be_nan=may_be_nan)
         if unfit is not None:
             return unfit
-    return None
-
-
-def _unfit_in(values: list[Any], *, may_be_nan: bool) -> str | None:
-    """Return what of some values, and of all that they consist of, could not be written."""
-    waiting = [(value, 1) for value in values]
-    while waiting:
-        value, depth = waiting.pop()
-        if depth > MOST_DEEP:
-            return "values nested too deep"
-        if isinstance(value, float) and not may_be_nan and not math.isfinite(value):
-            return f"a number that is {value}"
-        if isinstance(value, int) and abs(value) >= 2**63:
-            return "a number that is too large"
-        if isinstance(value, str) and not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-            return "a text that is no Unicode"
-        if isinstance(value, dict):
-            waiting += [(part, depth + 1) for entry in value.items() for part in entry]
-        elif isinstance(value, list):
-            waiting += [(part, depth + 1) for part in value]
     return None

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
-from ..schema import COUNTERS, GAUGES, GPU_GAUGES, GpuSample, SystemRecord
+from ..schema import COUNTERS, GAUGES, GPU_GAUGES, MOST_PROBLEMS, GpuSample, SystemRecord
 
 __all__ = ["BURST_BYTES", "BYTES_PER_SECOND", "SampleThinner", "merge_samples"]
 
@@ -30,6 +30,8 @@ LINE_BYTES = 1_000.0
 
 MOST_WAITING = 8
 """Samples of a node that are kept one by one before they are merged."""
+
+MORE_PROBLEMS = "and more, which are left out as one line stands for several samples"
 
 _OF_TIME = frozenset({"cpu_cores_used", "cpu_fraction"})
 """Slopes over the time since the sample before: their mean is weighted by it, which makes it the slope over all of it."""
@@ -57,10 +59,16 @@ def merge_samples(samples: Iterable[SystemRecord]) -> SystemRecord:
         **figures,
         gpus=None if last.gpus is None else tuple(_merged_gpu(merged, index, known, gpu) for index, gpu in enumerate(last.gpus)),
         interval_seconds=sum(sample.interval_seconds for sample in known),
-        problems=tuple(dict.fromkeys(problem for sample in known for problem in sample.problems)),
+        problems=_of_all(known),
         samples=sum(sample.samples for sample in known),
         merged=merged,
     )
+
+
+def _of_all(samples: list[SystemRecord]) -> tuple[str, ...]:
+    """Return their problems, each once; where these are too many for a line, that is the last of them."""
+    distinct = tuple(dict.fromkeys(problem for sample in samples for problem in sample.problems))
+    return distinct if len(distinct) <= MOST_PROBLEMS else (*distinct[: MOST_PROBLEMS - 1], MORE_PROBLEMS)
 
 
 def _merged_gpu(merged: dict[str, tuple[int, float]], index: int, samples: list[SystemRecord], last: GpuSample) -> GpuSample:

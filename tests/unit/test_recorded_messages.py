@@ -1,0 +1,189 @@
+"""Whatever a node may say, what is recorded of it can be read again: one message must not cost a run its records."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_samples import a_job
+from test_node_messages import NODE_OF, OWN, SOUND, host, sample
+
+from crosstrain.backends.base import Plan, StepResult
+from crosstrain.engine.loop_interfaces import ImpossibleAnswerError
+from crosstrain.engine.outstanding_plans import OutstandingPlans
+from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.protocol.codec import step_record
+from crosstrain.engine.protocol.messages import MAX_HEADER_BYTES, MOST_ERROR_CHARACTERS, Message
+from crosstrain.engine.protocol.node_messages import wrong_with
+from crosstrain.launch.driver.first_failure import Failures
+from crosstrain.launch.driver.outcome import Outcome
+from crosstrain.launch.driver.recorder import Recording
+from crosstrain.monitor.problems import Problems
+from crosstrain.records.schema import MOST_PROBLEM_CHARACTERS, MOST_PROBLEMS
+from crosstrain.records.store.jsonl import decode, encode
+from crosstrain.records.store.run_directory import RunReader
+
+LONGEST = "é" * MOST_PROBLEM_CHARACTERS
+"""Each of its characters takes two bytes on its way, and six in a record."""
+
+TASK = {**dict.fromkeys(sample()["tasks"][0]), "task": "worker-1", "pid": 7}
+GPU = {"name": "é" * 255, "utilization": 2.0**53, "memory_bytes": 2**53, "memory_total_bytes": None, "power_watts": -(2.0**53)}
+MOST = {
+    "problems": [LONGEST] * MOST_PROBLEMS,
+    "gpus": [{**GPU, "name": "A", "tasks": ["worker-1"]}] * 1024,
+    "interfaces": {f"{number}": [2**53, 2**53] for number in range(4096)},
+    "tasks": [TASK] * 2000,
+    "interval_seconds": 1e7,
+    "cpu_cores_used": 2.0**53,
+}
+"""As much of each as a sample may have."""
+
+SAMPLED = {
+    "problems": [[], ["é" * 1_000_000], [""] * 600_000, ["\x01" * MOST_PROBLEM_CHARACTERS] * MOST_PROBLEMS, MOST["problems"], [LONGEST] * 65],
+    "gpus": [None, [{}] * 1024, [{}] * 300_000, [GPU] * 500, MOST["gpus"], [{"power_watts": 1e300}], [{"tasks": ["worker-1"] * 100_000}]],
+    "interfaces": [None, {}, {"é" * 1_000_000: [1, 1]}, {f"{number:é>255}": [0, 0] for number in range(4000)}, MOST["interfaces"]],
+    "tasks": [[], [TASK], MOST["tasks"], [TASK] * 14_000],
+    "interval_seconds": [0.0, 1.0, 1e7, 1e12, -1.0],
+    "cpu_cores_used": [None, 0.5, 2.0**53, 1e300, -1e300],
+    "network_source": [None, "interface", "é" * 300_000],
+}
+
+
+def sent(kind, fields):
+    """A message that is short enough to travel, or None."""
+    return Message(kind, fields) if len(json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()) < MAX_HEADER_BYTES else None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("problems", ["é" * 1_000_000]),
+        ("problems", [""] * 600_000),
+        ("gpus", [{}] * 300_000),
+        ("gpus", [{"power_watts": 1e300}]),
+        ("interfaces", {"é" * 1_000_000: [1, 1]}),
+        ("network_source", "é" * 300_000),
+        ("interval_seconds", 1e12),
+        ("cpu_cores_used", 1e300),
+    ],
+)
+def test_a_sample_that_records_could_not_hold_is_none(field, value):
+    message = sent("sample", {"record": {**sample(), field: value}})
+    assert message is not None
+    assert wrong_with(1, message, NODE_OF).startswith("a message 'sample' ")
+
+
+@pytest.mark.parametrize("field", MOST)
+def test_a_sample_may_have_much(field):
+    assert wrong_with(1, sent("sample", {"record": {**sample(), field: MOST[field]}}), NODE_OF) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(changes=st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in SAMPLED.items()}))
+def test_lines_of_samples_can_be_read_again(tmp_path_factory, changes):
+    """Also one that stands for several samples, each with problems of its own."""
+    message = sent("sample", {"record": {**sample(), **changes}})
+    if message is None or wrong_with(1, message, NODE_OF) is not None:
+        return
+    recording = Recording(a_job(tmp_path_factory.mktemp("runs"), name="run", nodes=2), QuietProgress())
+    recording.writer.write_status("running")
+    recording.start_clock()
+    recording._thinner.samples_per_line = 8
+    count, record = 11, message["record"]
+    for number in range(count):
+        problems = [f"{number}-{place}{text}"[:MOST_PROBLEM_CHARACTERS] for place, text in enumerate(record["problems"])]
+        own = sent("sample", {"record": {**record, "problems": problems}})
+        assert own is not None
+        assert wrong_with(1, own, NODE_OF) is None
+        recording.sample({**own["record"], "node": 1})
+    recording.write_waiting_samples()
+    recording.close()
+    assert sum(line.samples for line in RunReader(recording.path).system()) == count
+
+
+def test_a_monitor_says_no_more_than_a_sample_may_have():
+    problems = Problems()
+    for number in range(2 * MOST_PROBLEMS + 1):
+        problems.note(f"{number} \udcff {LONGEST}")
+    said = [problems.take() for _ in range(4)]
+    assert [len(texts) for texts in said] == [MOST_PROBLEMS, MOST_PROBLEMS, 1, 0]
+    for texts in said:
+        assert wrong_with(1, sent("sample", {"record": {**sample(), "problems": list(texts)}}), NODE_OF) is None
+
+
+INTERFACE = {"addresses": ["10.0.0.1"], "up": True, "mtu_bytes": 1500, "speed_bits_per_second": None}
+HOSTS = {
+    "hostname": [None, "node1", "é" * 255, "é" * 4096],
+    "cpu_model": [None, "é" * 4096, "é" * 1_000_000],
+    "interfaces": [
+        {},
+        {"eth0": INTERFACE},
+        {f"veth{number}": INTERFACE for number in range(4096)},
+        {"eth0": {**INTERFACE, "addresses": [""] * 4096}},
+        {f"eth{number}": {**INTERFACE, "addresses": [""] * 4096} for number in range(160)},
+        {f"eth{number}": {**INTERFACE, "addresses": ["é" * 255] * 400} for number in range(9)},
+    ],
+    "packages": [{"torch": "2.5"}, {f"{number}": "é" * 250 for number in range(4000)}, {f"{number}": None for number in range(4096)}],
+    "gpus": [None, [], [{"name": "é" * 255, "memory_total_bytes": 2**53, "uuid": None}] * 1024],
+}
+
+
+@pytest.mark.parametrize(("field", "place"), [("interfaces", 4), ("interfaces", 5), ("packages", 1)])
+def test_a_description_that_records_could_not_hold_is_none(field, place):
+    message = sent("hello", {**SOUND["hello"].fields, "host": {**host(), field: HOSTS[field][place]}})
+    assert message is not None
+    assert "which nobody could read again" in wrong_with(1, message, NODE_OF)
+
+
+def test_a_host_may_have_very_many_interfaces():
+    described = {**host(), "interfaces": HOSTS["interfaces"][2]}
+    assert wrong_with(1, sent("hello", {**SOUND["hello"].fields, "host": described}), NODE_OF) is None
+
+
+@settings(max_examples=15, deadline=None)
+@given(changes=st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in HOSTS.items()}))
+def test_descriptions_of_hosts_can_be_read_again(tmp_path_factory, changes):
+    message = sent("hello", {**SOUND["hello"].fields, "host": {**host(), **changes}})
+    if message is None or wrong_with(1, message, NODE_OF) is not None:
+        return
+    recording = Recording(a_job(tmp_path_factory.mktemp("runs"), name="run", nodes=8), QuietProgress())
+    recording.writer.write_env([message["host"]] * 8)
+    recording.close()
+    (recording.path / "job.json").write_text("{}")
+    assert [node["hostname"] for node in RunReader(recording.path).env()] == [message["host"]["hostname"]] * 8
+
+
+def test_the_longest_error_that_a_task_may_tell_stands_in_a_status_that_can_be_read(tmp_path):
+    error = {**SOUND["error"].fields, "type": "é" * 4096, "message": "é" * MOST_ERROR_CHARACTERS}
+    said = [Message("phase", {**OWN, "name": "é" * 4096}), Message("error", error), SOUND["death"]]
+    assert [wrong_with(1, message, NODE_OF) for message in said] == [None] * 3
+    longer = Message("error", {**error, "message": "é" * (MOST_ERROR_CHARACTERS + 1)})
+    assert "a message 'error' that is none" in wrong_with(1, longer, NODE_OF)
+    failures = Failures([])
+    for message in said:
+        failures.record(1, message)
+    cause = Outcome.of(failures.death_of(1, "node 1", SOUND["death"])).cause
+    recording = Recording(a_job(tmp_path, name="run"), QuietProgress())
+    recording.start_clock()
+    recording.event("run_failed", cause=cause)
+    recording.writer.write_status("failed", cause=cause, exit_code=1, task="worker-1")
+    recording.close()
+    reader = RunReader(recording.path)
+    assert reader.status()["cause"] == cause
+    assert [event.detail["cause"] for event in reader.events()] == [cause]
+
+
+@pytest.mark.parametrize(("staleness", "possible"), [(2**53, True), (2**53 + 1, False), (-1, False)])
+def test_steps_are_of_a_staleness_that_records_can_hold(tmp_path, staleness, possible):
+    plan = Plan(0, 1, 0, 0, np.ones(1), 0)
+    plans = OutstandingPlans(a_job(tmp_path, nodes=2, mode="async"))
+    plans.add(plan)
+    result = StepResult(0, np.ones(1, np.float32), 1, 0.5, worker=0, staleness=np.array([staleness]))
+    if not possible:
+        with pytest.raises(ImpossibleAnswerError, match="staleness"):
+            plans.take(result)
+        return
+    assert plans.take(result) is plan
+    record = step_record(result, 0, 0.5, plan.learning_rates)
+    assert decode(type(record), json.loads(encode(record))) == record
