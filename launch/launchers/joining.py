@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,9 @@ def welcomed(request: Message, place: Membership, secret: bytes, start_timeout_s
     while (left := deadline - time.monotonic()) > 0:
         for port in ports:
             try:
-                return _ask(request, connect((host, port), secret, min(left, PROOF_SECONDS)), starts_again=place.starts_again)
+                stream = connect((host, port), secret, min(left, PROOF_SECONDS))
+                with _cut_at(deadline, stream):
+                    return _ask(request, stream, starts_again=place.starts_again)
             except WrongSecretError as error:
                 problem = f"the handshake failed: {error}"
                 if len(ports) == 1 and not place.starts_again:
@@ -161,6 +164,33 @@ def welcomed(request: Message, place: Membership, secret: bytes, start_timeout_s
     raise RunFailedError(
         f"the driver could not be reached at {host}, port {ports[0]}, within {start_timeout_seconds:g} s (--start-timeout): {problem}"
     )
+
+
+@contextmanager
+def _cut_at(deadline: float, stream: Stream) -> Iterator[None]:
+    """Cut a stream where the block is not through at the deadline, however its peer spends the time. Raises TimeoutError then."""
+    decided = threading.Lock()  # by whoever is first: the block, or the deadline
+
+    def give_up() -> None:
+        if decided.acquire(blocking=False):
+            stream.cut()
+
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), give_up)
+    timer.daemon = True
+    timer.start()
+    late = "it knows the secret, and has not said whether this process may join"
+    try:
+        yield
+    except OSError as error:
+        if decided.acquire(blocking=False):
+            raise
+        raise TimeoutError(late) from error
+    else:
+        if not decided.acquire(blocking=False):
+            stream.close()
+            raise TimeoutError(late)
+    finally:
+        timer.cancel()
 
 
 def _ask(request: Message, stream: Stream, *, starts_again: bool) -> tuple[Stream, float]:

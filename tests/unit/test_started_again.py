@@ -4,7 +4,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -112,3 +112,58 @@ def test_a_driver_with_another_secret_may_be_of_a_run_that_has_the_address_now()
         join(rendezvous, False)
     with driver(WELCOME, secret=b"another secret 0") as rendezvous, pytest.raises(RunFailedError, match="could not be reached"):
         join(rendezvous, True, 0.5)
+
+
+@pytest.mark.parametrize("says", ["nothing", "a byte now and then"])
+def test_a_driver_that_proves_itself_and_does_not_answer_is_waited_for_until_the_start_timeout(says):
+    """As one is whose host dies, or that is stopped, at that moment."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            stream = accept(Exchange(server.accept()[0], time.monotonic() + 5), SECRET)
+            assert stream.receive() == JOIN
+            while not over.wait(0.05):
+                with suppress(OSError):  # cut off by then
+                    if says != "nothing":
+                        stream.writer.write(b" ")
+                        stream.writer.flush()
+            stream.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        began = time.monotonic()
+        outcome = []
+
+        def ask():
+            with pytest.raises(RunFailedError, match=r"within 1 s \(--start-timeout\): it knows the secret, and has not said whether"):
+                join(("127.0.0.1", (server.getsockname()[1],)), False, 1.0)
+            outcome.append(time.monotonic() - began)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(10.0)
+        over.set()
+        thread.join(5.0)
+    assert outcome
+    assert 0.9 <= outcome[0] < 8.0
+
+
+def test_whoever_was_welcomed_in_time_is_not_cut_off_later():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            stream = accept(Exchange(server.accept()[0], time.monotonic() + 5), SECRET)
+            stream.receive()
+            stream.send(WELCOME)
+            time.sleep(1.5)
+            stream.send(Message("alive"))
+            stream.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        place = Membership("a contract", 1, 0, ("127.0.0.1", (server.getsockname()[1],)), {"nodes": 2})
+        stream, _ = welcomed(JOIN, place, SECRET, 1.0)
+        assert stream.receive() == Message("alive")
+        stream.close()
+        thread.join(5.0)
