@@ -23,9 +23,8 @@ from typing import Any, NoReturn
 from ..backends.base import Server, Session, State, StepResult
 from ..backends.loading import install_hint, load_backend
 from ..core.cluster import Cluster, Task, TaskSpec
-from ..core.errors import MissingPackageError, RunFailedError, TrainerError
+from ..core.errors import MissingPackageError, RunFailedError
 from ..core.job import Job
-from ..core.memory_exhaustion import told_of
 from ..core.process import die_with_parent, ignore_interrupts
 from ..core.stack_dump import write_stacks_on_signal
 from ..core.startup_watchdog import add_phase_listener, startup_deadline, startup_phase
@@ -40,6 +39,7 @@ from .protocol.codec import (
     state_from_message,
     steps_to_message,
 )
+from .protocol.error_report import error_message
 from .protocol.messages import Message, PreparedJson, Stream
 from .protocol.state_transfer import StateReceiver, StateSender
 from .protocol.translation_messages import decoded_message, decoding_of, sources_of, translated_message
@@ -310,16 +310,8 @@ def _report_stuck(stream: Stream, message: str) -> None:
 
 
 def _report_error(stream: Stream, error: BaseException) -> None:
-    fields = {
-        "type": type(error).__name__,
-        "message": str(error)[:4000].encode(errors="backslashreplace").decode(),  # names of files need not be Unicode
-        "errno": error.errno if isinstance(error, OSError) else None,
-        "exit_code": error.exit_code if isinstance(error, TrainerError) else None,
-        "peer_lost": caused_by_peer_loss(error),
-        "out_of_memory": None if (told := told_of(error)) is None else told.encode(errors="backslashreplace").decode(),
-    }
     try:
-        stream.send(Message("error", fields))
+        stream.send(error_message(error, peer_lost=caused_by_peer_loss(error)))
     except OSError:
         traceback.print_exc()
 

@@ -369,6 +369,33 @@ def test_an_error_about_a_file_whose_name_is_no_unicode_is_told():
     assert "no such file" in received["message"]
 
 
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError(2, "no such file"), 2),
+        (OSError("could not load", "/models/mine"), None),
+        (OSError(2**40, "could not load"), None),
+        (OSError(True, "could not load"), None),
+        (OSError(np.int64(5), "could not load"), None),
+        (OSError({"any": "thing"}, "could not load"), None),
+        (type("Very" * 5000, (ValueError,), {})("could not load"), None),
+        (type("É", (MemoryError,), {})("could not load\udcff" * 10_000), None),
+    ],
+)
+def test_whatever_a_users_code_raises_is_told(error, number):
+    """And the node is not taken for a broken one."""
+    sent = []
+
+    class Channel:
+        send = staticmethod(sent.append)
+
+    _report_error(Channel, error)
+    received = travelled(Message("error", {**sent[0].fields, "from": "worker-1"}))
+    assert wrong_with(1, received, NODE_OF) is None
+    assert received["errno"] == number
+    assert any(text in received["message"] for text in ("could not load", "no such file"))
+
+
 def brought(state):
     """What a task says while it sends a state to a driver that cannot read its memory."""
     sent = queue.SimpleQueue()
