@@ -112,7 +112,7 @@ class _Trace(Said):
 
 class _Death(Said):
     task: Name
-    pid: Pid
+    pid: Pid | None
     code: Code | None
     signal: Name | None
     order: Number

@@ -178,7 +178,7 @@ class Failures:
     def death_of(self, node: int, name: str, death: Message) -> TaskDiedError:
         """Return the error that names a task's end, on the node of this `name`, with the last lines of its log."""
         task: str = death["task"]
-        how = f"was killed by {death['signal']}" if death["signal"] else f"ended with exit code {death['code']}"
+        how = _ending_of(death)
         doing = f" while {self._phases[task]}" if task in self._phases else ""
         error = self._errors.get(task)
         why = f" ({error['type']}: {error['message'].splitlines()[0] if error['message'] else ''})" if error else ""
@@ -194,3 +194,9 @@ class Failures:
         died = TaskDiedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task, node)
         died.stalled = error is not None and error["type"] == StalledRunError.__name__
         return died
+
+
+def _ending_of(death: Message) -> str:
+    if death["signal"]:
+        return f"was killed by {death['signal']}"
+    return "could not be started" if death["code"] is None else f"ended with exit code {death['code']}"

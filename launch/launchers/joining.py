@@ -79,7 +79,10 @@ def another_protocol(whose: str, theirs: object, ours: str) -> str:
 
 
 def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_timeout_seconds: float) -> int:
-    """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended. `asked`: see ExternalLauncher."""
+    """Join the driver as a node's agent or as a standby; return the run's exit code when it has ended. `asked`: see ExternalLauncher.
+
+    Raises RunFailedError where this node cannot do what it is asked.
+    """
     request = Message("join", {"protocol": PROTOCOL, "node": place.node, "local_rank": place.local_rank, "asked": dict(asked)})
     stream, node_timeout_seconds = welcomed(request, place, secret, start_timeout_seconds)
     driver = place.rendezvous[0]
@@ -93,7 +96,12 @@ def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_t
         agent = Agent(stream, place.node, remote=True, loss_exit_code=place.loss_exit_code)
         if place.starts_again:
             signal.signal(signal.SIGTERM, lambda number, frame: agent.leave())  # the end of the block takes it back
-        return agent.serve()
+        try:
+            return agent.serve()
+        except OSError as error:
+            failure = RunFailedError(f"node {place.node} cannot do what the driver asks: {error}")
+            failure.exit_code = place.loss_exit_code
+            raise failure from error
 
 
 class _Standby:

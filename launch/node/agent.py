@@ -89,17 +89,17 @@ class Agent:
         self._ships_logs = False
 
     def serve(self) -> int:
-        """Execute the driver's requests. Returns the run's exit code when it is over, or that of a lost driver; the tasks are gone then."""
+        """Execute the driver's requests. Returns the run's exit code when it is over, or that of a lost driver; the tasks are gone then.
+
+        So they are where this node cannot do what it is asked. Raises OSError then.
+        """
         room = ReusableBuffer()
         try:
-            while (message := self._stream.receive(room)) is not None:
+            while (message := self._received(room)) is not None:
                 if message.kind == "finish":
                     self._ended.set()  # the driver may go now
                     return int(message["exit_code"])
                 self._handle(message)
-            return self._loss_exit_code
-        except OSError as error:
-            note(f"agent of node {self._node}: the driver is gone ({error})")
             return self._loss_exit_code
         finally:
             self._supervisor.kill()
@@ -108,6 +108,14 @@ class Agent:
             remove_scratch(self._scratch)
             self._ports.release()
             self._ended.set()
+
+    def _received(self, room: ReusableBuffer) -> Message | None:
+        """Return the driver's next message, or None where it has gone."""
+        try:
+            return self._stream.receive(room)
+        except OSError as error:
+            note(f"agent of node {self._node}: the driver is gone ({error})")
+            return None
 
     def abandon(self) -> None:
         """Kill the tasks, remove the temporary files and end this process at once; for when `serve` does not come to its end."""
@@ -314,7 +322,8 @@ class Agent:
 
     def _on_death(self, death: Death, usage: resource.struct_rusage | None) -> None:
         with self._watching:
-            self._dead.add(death.pid)
+            if death.pid is not None:
+                self._dead.add(death.pid)
             if self._sampler is not None:
                 if usage is not None:
                     self._sampler.final_cpu(death.task, usage)
@@ -381,7 +390,11 @@ def main(arguments: list[str] | None = None) -> None:
     server = None if options.fork_server is None else ForkServerConnection(socket.socket(fileno=options.fork_server))
     agent = Agent(Stream(sys.stdin.buffer, writer), options.node, remote=options.remote, fork_server=server)
     threading.Thread(target=_watch_parent, args=(agent, options.parent or os.getppid()), name="parent", daemon=True).start()
-    agent.serve()
+    try:
+        agent.serve()
+    except OSError as error:
+        note(f"agent of node {options.node}: it cannot do what the driver asks: {error}")
+        raise
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...core.memory_exhaustion import kernel_oom_kills
 
-__all__ = ["Death", "death_of", "tail"]
+__all__ = ["Death", "death_of", "never_started", "tail"]
 
 LOG_TAIL_LINES = 25
 
@@ -19,13 +19,15 @@ LOG_TAIL_LINES = 25
 class Death:
     """How a task ended. `order` counts the deaths on the node; `signal` is None where the task exited by itself.
 
+    Of one that could not be started there is neither a process number nor a code nor a signal.
+
     CPU seconds are the kernel's, from wait4(2), with all the task's own children; None where the fork server, which would have heard them,
     has ended as well. `oom_kills` is how many processes of the machine the kernel has killed for want of memory while the task lived; None
     where it does not say, or the task ended by itself.
     """
 
     task: str
-    pid: int
+    pid: int | None
     code: int | None
     signal: str | None
     order: int
@@ -47,6 +49,11 @@ def death_of(task: str, pid: int, order: int, status: int, usage: resource.struc
         max_rss_bytes=None if usage is None else usage.ru_maxrss * 1024,
         oom_kills=_oom_kills_since(oom_kills_before) if killed else None,
     )
+
+
+def never_started(task: str, order: int) -> Death:
+    """Return what stands for the death of a task that could not be started."""
+    return Death(task, None, None, None, order, None, None)
 
 
 def _oom_kills_since(before: int | None) -> int | None:

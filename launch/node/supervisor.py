@@ -10,6 +10,7 @@ dies, so that the order of deaths is the kernel's. A death is reported after eve
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import resource
@@ -20,15 +21,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.memory_exhaustion import kernel_oom_kills
 from ...core.process import kill_group, process_state, python
+from ...engine.protocol.error_report import error_message
 from ...engine.protocol.messages import Message, ReusableBuffer, Stream
 from ..stacks.collect import InspectedTask
-from .deaths import Death, death_of
+from .deaths import Death, death_of, never_started
 from .fork_server_connection import ForkServerConnection
 from .task_environment import task_environment
 
@@ -47,8 +49,9 @@ class _Child:
 
     `early_log`: where a task that began as a spare writes until it has moved to its `log`. `usable`: a spare that still may be taken.
 
-    `environment` is what it was started with. `ended` gets its death, once it has been reaped, or None where it never was a process.
-    `stacks`: what it writes its stacks to when it is asked to. `theirs`: its end of the stream, until it has it.
+    `environment` is what it was started with. `ended` gets its death, once it has been reaped; where it never was a process,
+    why it could not be started, or None where it was to end before. `stacks`: what it writes its stacks to when it is asked to. `theirs`:
+    its end of the stream, until it has it.
     """
 
     number: int
@@ -65,7 +68,7 @@ class _Child:
     usable: bool = False
     spare: bool = False
     oom_kills_before: int | None = field(default_factory=kernel_oom_kills)
-    ended: queue.SimpleQueue[tuple[Death, resource.struct_rusage | None] | None] = field(default_factory=queue.SimpleQueue)
+    ended: queue.SimpleQueue[tuple[Death, resource.struct_rusage | None] | OSError | None] = field(default_factory=queue.SimpleQueue)
 
     @property
     def forked(self) -> bool:
@@ -101,18 +104,20 @@ class Supervisor:
             fork_server.listen(self)
 
     def start(self, name: str, log: Path, environment: Mapping[str, str]) -> None:
-        """Start one task, its output appended to `log`. Call from the main thread."""
-        self._spawn(name, log, environment, None)
+        """Start one task, its output appended to `log`; one that cannot be started is reported as ended. Call from the main thread."""
+        try:
+            self._spawn(name, log, environment, None)
+        except OSError as error:
+            self._tell_unstarted(name, error)
 
     def prestart(self, folder: Path, environment: Mapping[str, str], prepare: Message) -> None:
         """Start a task that has no name yet and send it `prepare`; it writes to a file in `folder` meanwhile. Call from the main thread."""
         self._spares += 1
         early = folder / f"spare-{self._spares}.early"
-        child = self._spawn(early.stem, early, environment, early)
         try:
-            child.stream.send(prepare)
+            self._spawn(early.stem, early, environment, early).stream.send(prepare)
         except OSError:
-            return  # it has died, and is not taken then
+            return  # it has died, or could not even be started, and is not taken then
 
     def claim(self, name: str, log: Path, environment: Mapping[str, str]) -> Path | None:
         """Make a living spare the task `name`; return the file that it writes to until it moves to `log`.
@@ -123,8 +128,11 @@ class Supervisor:
             child = next((child for child in self._children.values() if child.usable and child.environment == environment), None)
             if child is None or child.early_log is None:
                 return None
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.touch()
+            try:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.touch()
+            except OSError:
+                return None  # whoever starts the task then reports it
             child.name, child.log, child.usable, child.spare = name, log, False, False
             return child.early_log
 
@@ -157,25 +165,60 @@ class Supervisor:
                     self._kill(child)
 
     def _spawn(self, name: str, log: Path, environment: Mapping[str, str], early_log: Path | None) -> _Child:
-        ours, theirs = socket.socketpair()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        stream = Stream(ours.makefile("rb"), ours.makefile("wb"))
-        ours.close()
-        stacks = os.memfd_create("stacks") if sys.platform == "linux" else None
+        """Start a process, or have it end before it began, which its own thread tells. Raises OSError where there is not even that."""
         is_spare = early_log is not None
-        with self._changed:
+        with ExitStack() as undone:
+            ours, theirs = socket.socketpair()
+            undone.callback(theirs.close)
+            with ours:
+                stream = Stream(ours.makefile("rb"), ours.makefile("wb"))
+            undone.callback(stream.close)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            stacks = os.memfd_create("stacks") if sys.platform == "linux" else None
+            if stacks is not None:
+                undone.callback(os.close, stacks)
             self._starts += 1
             child = _Child(
                 self._starts, name, environment, stream, log, theirs, stacks=stacks, early_log=early_log, usable=is_spare, spare=is_spare
             )
+            try:
+                threading.Thread(target=self._follow, args=(child,), name=f"read-{name}", daemon=True).start()
+            except RuntimeError as error:
+                raise OSError(errno.EAGAIN, str(error)) from error
+            undone.pop_all()
+        with self._changed:
             self._children[child.number] = child
-            if not self._fork(child):
-                self._execute(child)
+            with self._ending_unstarted(child):
+                if not self._fork(child):
+                    self._execute(child)
             pid = child.pid
         if pid is not None:
             self._on_pid(name, pid)
-        threading.Thread(target=self._follow, args=(child,), name=f"read-{name}", daemon=True).start()
         return child
+
+    @contextmanager
+    def _ending_unstarted(self, child: _Child) -> Iterator[None]:
+        """Make what keeps a process from being started within the block its end; call with the lock held."""
+        try:
+            yield
+        except OSError as error:
+            self._discard(child, error)
+
+    def _discard(self, child: _Child, why: OSError | None) -> None:
+        """A child never becomes a process; its own thread tells `why`, where it was not to. Call with the lock held."""
+        child.reaped = True
+        child.usable = False
+        child.theirs.close()
+        child.stream.cut()
+        child.ended.put(why)
+
+    def _tell_unstarted(self, name: str, error: OSError) -> None:
+        """Report a task that could not be started as one that has ended by an error of its own."""
+        self._on_message(name, error_message(error, peer_lost=False))
+        with self._changed:
+            self._deaths += 1
+            order = self._deaths
+        self._on_death(never_started(name, order), None)
 
     def _fork(self, child: _Child) -> bool:
         """Have the fork server start a task, if there is one that can."""
@@ -262,14 +305,11 @@ class Supervisor:
         if child.process is not None:
             kill_group(child.process.pid)
             return
-        assert self._fork_server is not None
+        if self._fork_server is None:
+            return  # it has died with the server, and is about to be reported
         self._fork_server.kill(child.number)
         if child.pid is None and not child.reaped:
-            child.reaped = True
-            child.usable = False
-            child.theirs.close()
-            child.stream.cut()
-            child.ended.put(None)
+            self._discard(child, None)
 
     def state_of(self, task: str) -> str:
         """Return the kernel's state letter of a task (``R S D T Z``), or ``gone``."""
@@ -302,7 +342,10 @@ class Supervisor:
         """Report what a task says, then its death."""
         self._read(child)
         end = child.ended.get()
-        if end is not None and not child.spare:
+        if isinstance(end, OSError):
+            if not child.spare:
+                self._tell_unstarted(child.name, end)
+        elif end is not None and not child.spare:
             self._on_death(*end)
         with self._changed:
             del self._children[child.number]
@@ -382,10 +425,11 @@ class Supervisor:
             child = self._children.get(number)
             if child is None or child.reaped:
                 return
-            self._execute(child)
+            with self._ending_unstarted(child):
+                self._execute(child)
             pid, name = child.pid, child.name
-        assert pid is not None
-        self._on_pid(name, pid)
+        if pid is not None:
+            self._on_pid(name, pid)
 
     def fork_server_lost(self) -> None:
         """Start by itself what the server had still to fork; what it had forked is killed with it by the kernel."""
@@ -393,9 +437,11 @@ class Supervisor:
             self._fork_server, children = None, [child for child in self._children.values() if child.forked and not child.reaped]
             for child in children:
                 if child.pid is None:
-                    self._execute(child)
+                    with self._ending_unstarted(child):
+                        self._execute(child)
         for child in children:
-            assert child.pid is not None
+            if child.pid is None:
+                continue  # it could not be started
             if child.forked:
                 _await_end(child.pid)
                 self._on_end(child, signal.SIGKILL, None)

@@ -1,11 +1,13 @@
 """Tasks that are started before anybody knows which task of the cluster they will be."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,10 @@ from processes import wait_until
 
 from crosstrain.core.job import Job
 from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.node_messages import wrong_with
+from crosstrain.engine.protocol.transport import start_over_stdio
+from crosstrain.launch.driver.first_failure import Failures
+from crosstrain.launch.launchers.base import agent_command
 from crosstrain.launch.node.supervisor import Supervisor
 
 TOY = Path(__file__).parent.parent / "toy"
@@ -147,3 +153,119 @@ def test_children_that_are_no_tasks_are_left_to_whoever_started_them(node, tmp_p
         assert [death.task for death in node.deaths] == [f"worker-{before}" for before in range(number + 1)]
         assert name not in node.supervisor.alive()
     assert forgotten.wait() == 0
+
+
+def test_a_task_that_cannot_be_started_is_reported_with_its_reason_and_nothing_of_it_is_left(node, tmp_path):
+    """Its log cannot be opened, as a folder has its name; another task is started after it."""
+    (tmp_path / "worker-0.log").mkdir()
+    node.supervisor.start("worker-0", tmp_path / "worker-0.log", node.environment)
+    assert node.reported.wait(10)
+    wait_until(lambda: node.supervisor.alive() == [], 10, "the end of what was to be a task")
+    ((task, message),) = node.messages
+    assert (task, message.kind, message["type"], message["errno"]) == ("worker-0", "error", "IsADirectoryError", errno.EISDIR)
+    assert [(death.task, death.pid, death.code, death.signal, death.order) for death in node.deaths] == [("worker-0", None, None, None, 1)]
+    node.supervisor.kill()
+    node.reported.clear()
+    node.supervisor.start("worker-1", tmp_path / "worker-1.log", node.environment)
+    node.supervisor.kill_task("worker-1")
+    assert node.reported.wait(10)
+    assert [(death.task, death.order) for death in node.deaths[1:]] == [("worker-1", 2)]
+
+
+AT_THE_LIMIT = """
+import os, resource, sys, tempfile
+from pathlib import Path
+from crosstrain.core.memory_exhaustion import kernel_oom_kills
+from crosstrain.engine.protocol.messages import Message
+from crosstrain.launch.node.supervisor import Supervisor
+
+def told(task, message):
+    print("error", task, message["type"], message["errno"], flush=True)
+
+def died(death, usage):
+    print("death", death.task, death.pid, death.order, flush=True)
+
+supervisor = Supervisor(told, died)
+kernel_oom_kills()  # which loads what another user may not be able to read
+if os.getuid() == 0:
+    os.setuid(65534)  # the superuser has no limit
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+folder = Path(tempfile.mkdtemp(dir="/tmp"))
+before = len(os.listdir("/proc/self/fd"))
+supervisor.prestart(folder, os.environ, Message("prepare", {}))
+supervisor.start("worker-0", folder / "worker-0.log", os.environ)
+supervisor.kill()
+supervisor.stop(0.0)
+print(supervisor.alive(), len(os.listdir("/proc/self/fd")) - before, flush=True)
+for path in folder.iterdir():
+    path.unlink()
+folder.rmdir()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of processes is Linux's")
+def test_a_node_that_may_have_no_more_processes_says_so_of_each_task():
+    """Neither a process nor a thread can be begun there."""
+    done = subprocess.run([sys.executable, "-c", AT_THE_LIMIT], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [f"error worker-0 BlockingIOError {errno.EAGAIN}", "death worker-0 None 1", "[] 0"], done.stderr
+    assert done.returncode == 0
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """An agent as a local run starts it, its channel, and the folder of its temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    popen = partial(subprocess.Popen, env={**os.environ, "TMPDIR": str(folder)}, stderr=subprocess.PIPE)
+    process, stream = start_over_stdio(popen, agent_command(0, "--parent", str(os.getpid())))
+    stream.send(Message("prepare", {"job": JOB, "tasks": 0, "workers_before": 0, "workers_on_machine": 0}))
+    assert stream.receive().kind == "hello"
+    yield process, stream, folder
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    stream.close()
+
+
+JOB = Job(backend="toy").model_dump(mode="json")
+
+
+def heard(stream, *kinds):
+    """The next messages of these kinds."""
+    while (message := stream.receive()).kind not in kinds:
+        pass
+    return message
+
+
+def test_an_agent_that_cannot_start_a_task_tells_of_the_task_and_goes_on(agent, tmp_path):
+    process, stream, folder = agent
+    (tmp_path / "logs/worker-0.log").mkdir(parents=True)
+    task = {"task": "worker-0", "cluster": {}, "threads": 1, "local_index": 0}
+    request = {
+        "job": JOB, "log_folder": str(tmp_path / "logs"), "sample_interval_seconds": None, "isolated": False, "cores_available": None,
+        "gpu_of_task": {}, "start_seconds": 10.0, "tasks": [task],
+    }  # fmt: skip
+    stream.send(Message("start", request))
+    error, death = heard(stream, "error", "death"), heard(stream, "error", "death")
+    assert (error["from"], error["type"]) == ("worker-0", "IsADirectoryError")
+    assert (death.kind, death["task"], death["pid"]) == ("death", "worker-0", None)
+    failures = Failures([])
+    for message in (error, death):
+        assert wrong_with(0, message, {"worker-0": 0}) is None
+        failures.record(0, message)
+    assert str(failures.death_of(0, "node 0", death)).startswith("task worker-0 on node 0 could not be started (IsADirectoryError: [Errno 21]")
+    stream.send(Message("stop", {"grace_seconds": 0.0}))
+    heard(stream, "stopped")
+    stream.send(Message("finish", {"exit_code": 0}))
+    assert process.wait(10) == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_what_an_agent_cannot_do_is_told_as_its_own_failure(agent):
+    process, stream, folder = agent
+    stream.send(Message("fly", {}))
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert b"agent of node 0: it cannot do what the driver asks: unknown request 'fly'" in errors
+    assert b"the driver is gone" not in errors
+    assert list(folder.iterdir()) == []
