@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -19,6 +19,9 @@ __all__ = ["Host", "parse_hosts", "read_hostfile"]
 
 MOST_BYTES = 1 << 20
 """Of a hostfile: a line of 256 bytes for each of the most nodes that a run can have."""
+
+MOST_CHARACTERS = 512
+"""Of a host, maybe with a user before it; names that are known to DNS have half of it."""
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
 """A host's name or address, maybe with a user. It cannot begin with a dash, which a program would take for an option."""
@@ -37,8 +40,7 @@ class Host:
 
 def parse_hosts(text: str, where: str = "--hosts") -> list[Host]:
     """Return the hosts of a list, in its order. Raises UsageError, which begins with `where`, for what is none, or a host twice."""
-    hosts = [host for item in _items(text, where) for host in _hosts_of(item, where)]
-    return _checked(hosts, where)
+    return _checked(_hosts_of_list(text, where), where)
 
 
 def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
@@ -54,17 +56,19 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
         raise UsageError(f"{where}: is no text.") from error
     if len(data) > MOST_BYTES:
         raise UsageError(f"{where}: is larger than {MOST_BYTES >> 20} MiB; a run has at most {MOST_NODES:,} nodes.")
-    hosts: list[Host] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        hosts += _hosts_of_line(line.partition("#")[0], f"{where}, line {number}")
-    return _checked(hosts, where)
+    lines = enumerate(text.split("\n"), 1)
+    return _checked((host for number, line in lines for host in _hosts_of_line(line.partition("#")[0], f"{where}, line {number}")), where)
 
 
-def _hosts_of_line(line: str, where: str) -> list[Host]:
+def _hosts_of_list(text: str, where: str) -> Iterator[Host]:
+    return (host for item in _items(text, where) for host in _hosts_of(item, where))
+
+
+def _hosts_of_line(line: str, where: str) -> Iterator[Host]:
     first, *options = line.split() or [""]
     if not first:
-        return []
-    hosts = [host for item in _items(first, where) for host in _hosts_of(item, where)]
+        return
+    slots = None
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or key.lower() not in ("slots", "max_slots", "max-slots"):
@@ -72,15 +76,17 @@ def _hosts_of_line(line: str, where: str) -> list[Host]:
         if not _COUNT.fullmatch(value):
             raise UsageError(f"{where}: got {option!r}; allowed: a whole number of processes, from 1 to 9999.")
         if key.lower() == "slots":
-            hosts = [Host(host.name, int(value)) for host in hosts]
-    return hosts
+            slots = int(value)
+    for host in _hosts_of_list(first, where):
+        yield host if slots is None else Host(host.name, slots)
 
 
 def _items(text: str, where: str) -> Iterator[str]:
     """Yield what stands between commas outside of brackets."""
     if not text.strip():
         raise UsageError(f"{where}: got no host; give at least one, such as node0,node1.")
-    for item in re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]])+|[,\[\]]", text):
+    for match in re.finditer(r"(?:\[[^\[\]]*\]|[^,\[\]]++)+|[,\[\]]", text):
+        item = match[0]
         if item in "[]":
             raise UsageError(f"{where}: got {text[:120]!r}, in which a bracket has no other; write ranges as node[01-03,7].")
         if item != ",":
@@ -95,7 +101,7 @@ def _hosts_of(item: str, where: str) -> Iterator[Host]:
             raise UsageError(f"{where}: got {item[:120]!r}; after the colon belongs a number of processes, from 1 to 9999.")
         item, processes = name, int(count)
     for host in _expanded(item, where):
-        if not _NAME.fullmatch(host):
+        if len(host) > MOST_CHARACTERS or not _NAME.fullmatch(host):
             raise UsageError(f"{where}: got {host[:120]!r}; allowed: names or addresses of hosts with commas between, such as node0,node1.")
         yield Host(host, processes)
 
@@ -103,12 +109,13 @@ def _hosts_of(item: str, where: str) -> Iterator[Host]:
 def _expanded(item: str, where: str) -> Iterator[str]:
     """Yield the names that ranges stand for, in order: ``a[08-10]`` is a08, a09 and a10."""
     parts = re.split(r"\[([^\[\]]*)\]", item)
-    choices = [[part] if place % 2 == 0 else _numbers(part, item, where) for place, part in enumerate(parts)]
+    choices: list[list[str]] = []
     total = 1
-    for choice in choices:
-        total *= len(choice)
-    if total > MOST_NODES:
-        raise UsageError(f"{where}: got {item[:120]!r}, which are {total:,} hosts; a run has at most {MOST_NODES:,} nodes.")
+    for place, part in enumerate(parts):
+        choices.append([part] if place % 2 == 0 else _numbers(part, item, where))
+        total *= len(choices[-1])
+        if total > MOST_NODES:
+            raise UsageError(f"{where}: got {item[:120]!r}, which are {total:,} hosts or more; a run has at most {MOST_NODES:,} nodes.")
     yield from map("".join, product(*choices))
 
 
@@ -127,15 +134,15 @@ def _numbers(text: str, item: str, where: str) -> list[str]:
     return found
 
 
-def _checked(hosts: Sequence[Host], where: str) -> list[Host]:
-    """Raise UsageError where there is no host, one twice, or too many."""
-    if not hosts:
-        raise UsageError(f"{where}: names no host; give at least one, such as node0.")
-    if len(hosts) > MOST_NODES:
-        raise UsageError(f"{where}: names {len(hosts):,} hosts; a run has at most {MOST_NODES:,} nodes.")
-    seen: set[str] = set()
+def _checked(hosts: Iterable[Host], where: str) -> list[Host]:
+    """Return the hosts. Raises UsageError where there is none, one twice, or too many, of which no more are made than that takes."""
+    found: dict[str, Host] = {}
     for host in hosts:
-        if host.name in seen:
+        if host.name in found:
             raise UsageError(f"{where}: names {host.name!r} twice; several processes on one host are {host.name}:2, or --procs-per-node 2.")
-        seen.add(host.name)
-    return list(hosts)
+        if len(found) == MOST_NODES:
+            raise UsageError(f"{where}: names more than {MOST_NODES:,} hosts; a run has at most {MOST_NODES:,} nodes.")
+        found[host.name] = host
+    if not found:
+        raise UsageError(f"{where}: names no host; give at least one, such as node0.")
+    return list(found.values())

@@ -1,5 +1,8 @@
 """Hosts of a run: lists as people, Slurm and MPI write them, and what is none."""
 
+import time
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,3 +124,38 @@ def test_whatever_is_typed_is_a_list_of_hosts_or_refused(text):
     assert 1 <= len(hosts) <= MOST_NODES
     assert len({host.name for host in hosts}) == len(hosts)
     assert not any(host.name.startswith("-") or " " in host.name for host in hosts)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (",".join(["n[0000-4095]"] * 80_000), "names 'n0000' twice"),
+        ("n[0000-4095],m[0000-4095]\n" * 40_000, "names more than 4,096 hosts"),
+        (",".join(f"{place}n[0000-4095]" for place in range(50_000)), "names more than 4,096 hosts"),
+        ("[0-4095]" * 130_000, "16,777,216 hosts or more"),
+        ("n[0-4095]" + "x" * 1_000_000, "allowed: names"),
+        ("\n".join(f"n{place}" for place in range(100_000)), "names more than 4,096 hosts"),
+    ],
+)
+def test_a_file_of_very_many_hosts_is_refused_before_they_are_made(tmp_path, line, named):
+    path = tmp_path / "hosts"
+    path.write_text(line)
+    assert path.stat().st_size <= 1 << 20
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        with pytest.raises(UsageError) as caught:
+            read_hostfile(path)
+        assert named in str(caught.value)
+        assert time.process_time() - began < 5.0
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_as_many_hosts_as_a_run_may_have_are_taken(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("n[0-2047] slots=2\nm[0-2047]\n")
+    hosts = read_hostfile(path)
+    assert len(hosts) == MOST_NODES
+    assert {host.processes for host in hosts[:2048]} == {2}
