@@ -190,7 +190,7 @@ class Driver:
             node_timeout_seconds=self.job.node_timeout,
             replace=self._launcher.replace,
             on_useless=self._progress.message,
-            on_leaving=self._signals.ask,
+            on_leaving=self._signals.ask if self._starts_again else None,
         )
         ending.later(lambda: nodes.finish(ending.outcome.exit_code))
         if self._starts_again:

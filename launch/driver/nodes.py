@@ -37,7 +37,8 @@ class Nodes:
     for `node_timeout_seconds` is lost; without a limit none is for that. `replace` starts another agent in the place of a node that is
     lost, and returns its channel, or None where there is nowhere to start one; `when_more_answer` hears which nodes answer while more are
     tried to be had back (`keep_restoring`), and returns whether it uses them now; `on_useless` hears why one that came was sent away.
-    `hosts` are the nodes' descriptions, in node order.
+    `on_leaving` hears that a node is going to be ended, which each may say once; without it none may. `hosts` are the nodes' descriptions,
+    in node order.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Nodes:
         self.channels = list(channels)
         self.hosts: list[dict[str, Any]] = []
         self.members = Members(channels)
-        self.asked = OutstandingRequests(channel.node for channel in channels)
+        self.asked = OutstandingRequests((channel.node for channel in channels), may_leave=on_leaving is not None)
         self.node_timeout_seconds = node_timeout_seconds
         self._on_sample = on_sample
         self._on_log = on_log

@@ -14,7 +14,7 @@ from ...engine.protocol.messages import Message
 
 __all__ = ["OutstandingRequests"]
 
-_OF_NODES = frozenset({"hello", "ports", "sampled", "states", "stacks", "stopped"})
+_OF_NODES = frozenset({"hello", "leaving", "ports", "sampled", "states", "stacks", "stopped"})
 _OF_COMMANDS = frozenset(
     {"done", "steps", "evaluated", "predicted", "decoded", "translated", "calibrated", "state_begin", "state_part", "state_end"}
 )
@@ -62,22 +62,32 @@ class _State:
 
 
 class OutstandingRequests:
-    """Keeps what is asked, and says of an answer what is wrong with its time. Each leading task does its commands one after another."""
+    """Keeps what is asked, and says of an answer what is wrong with its time. Each leading task does its commands one after another.
 
-    def __init__(self, nodes: Iterable[int]) -> None:
-        self._owed: Counter[tuple[int | str, str]] = Counter((node, "hello") for node in nodes)
+    `may_leave`: whatever has started the nodes may be about to end one, whose agent then says so, once.
+    """
+
+    def __init__(self, nodes: Iterable[int], *, may_leave: bool = False) -> None:
+        self._owed: Counter[tuple[int | str, str]] = Counter()
+        self._may_leave = may_leave
         self._commands: dict[str, deque[_Command]] = {}
         self._states: deque[_State] = deque()
         self._trains = False
         self._remarks: Counter[tuple[str, str]] = Counter()
         self._samples: Counter[int] = Counter()
         self._sampling: dict[int, tuple[float, float]] = {}
+        for node in nodes:
+            self._await_greeting(node)
+
+    def _await_greeting(self, node: int) -> None:
+        self._owed[node, "hello"] = 1
+        self._owed[node, "leaving"] = int(self._may_leave)
 
     def of_new_agent(self, node: int) -> None:
         """Another agent takes a node's place: it owes its greeting, and nothing that the one before was asked."""
         for key in [key for key in self._owed if key[0] == node]:
             del self._owed[key]
-        self._owed[node, "hello"] = 1
+        self._await_greeting(node)
         self._samples[node] = 0
         self._sampling.pop(node, None)
 

@@ -18,6 +18,7 @@ from crosstrain.core.untrusted.listener import Exchange
 from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, Message, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.transport import WrongSecretError, accept, connect
 from crosstrain.launch.driver.node_channels import MOST_WAITING_BYTES, Members
+from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.driver.outstanding_requests import OutstandingRequests
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.launch.node.agent import Agent
@@ -106,6 +107,28 @@ def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval,
         requests.of_node(1, "sampled")
     regular = min(2000, int(seconds / interval))
     assert all(requests.wrong_with(1, SOUND["sample"]) is None for _ in range(regular + asked))
+
+
+def test_a_node_says_once_that_it_is_going_to_be_ended():
+    left = []
+    with streams() as (ours, theirs):
+        channel = NodeChannel(0, ours, "127.0.0.1", None, None, False)
+        nodes = Nodes([channel], lambda record: None, lambda *log: None, on_leaving=lambda: left.append(True))
+        for _ in range(2):
+            theirs.send(Message("leaving"))
+        assert nodes.receive(5.0, {}) is None
+        assert left == [True]
+        assert nodes.receive(5.0, {}) == (0, None)
+        assert left == [True]
+        assert "sent a message 'leaving' that nobody asked for: it is broken, or hostile, and has been cut off" in nodes.describe_loss(0)
+
+
+def test_an_agent_in_the_place_of_another_may_say_so_too():
+    requests = OutstandingRequests([0, 1], may_leave=True)
+    for _ in range(2):
+        assert requests.wrong_with(1, Message("leaving")) is None
+        assert requests.wrong_with(1, Message("leaving")) is not None
+        requests.of_new_agent(1)
 
 
 def test_tasks_that_are_started_anew_may_say_as_much_again():

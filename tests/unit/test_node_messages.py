@@ -224,6 +224,7 @@ BROKEN = [
     Message("stacks", {"number": 1, "stacks": {"worker-0": {"text": "File", "problem": None}}}),
     Message("stacks", {"number": 1, "stacks": {"worker-1": {"text": "x" * (MOST_STACK_CHARACTERS + 1), "problem": None}}}),
     Message("nobody sends this", {}),
+    Message("leaving"),
     Message("hello", {**SOUND["hello"].fields, "\udc80": 0}),
     Message("evaluated", {**SOUND["evaluated"].fields, "sums": {"loss_sum": "\udc80"}}),
     *(SOUND[kind] for kind in ("done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end")),
