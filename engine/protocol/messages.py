@@ -48,7 +48,7 @@ MOST_STACK_CHARACTERS = 32 * 1024
 """Of what a node tells of where one of its tasks stands."""
 
 MOST_ERROR_CHARACTERS = 4000
-"""Of what a task says of an error that ends it, and whose first line is in the run's status."""
+"""Of what a task says of an error that ends it, whose first line is in the run's status, and a host of what is wrong there."""
 
 MAX_HEADER_BYTES = 2 * 2**20
 """A state of ten thousand arrays is described in half of that; what a hostile header is read into takes fifty times its bytes."""

@@ -11,7 +11,8 @@ from typing import Any
 
 from ...core.errors import InterruptedRunError
 from ...core.job import Job
-from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.messages import PROTOCOL, Message, ProtocolError, Stream
+from ...engine.protocol.probe_answers import wrong_with_answer
 
 __all__ = ["HostReport", "Probe", "interview", "peers_of"]
 
@@ -54,7 +55,7 @@ class HostReport:
 
 
 class _ProbeEndedError(Exception):
-    """The probe does not answer any more; why."""
+    """The probe does not answer any more, or not what it was asked; why."""
 
 
 def interview(
@@ -97,7 +98,10 @@ def _side_by_side(work: Sequence[Callable[[], None]], deadline: float, interrupt
 
 def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> None:
     try:
-        report.described = _found(probe, "describe", backend=backend)
+        report.described = _described(probe, backend)
+        if report.described["protocol"] != PROTOCOL:
+            report.problem = None  # what it is asked further it may understand in another way
+            return
         report.error_seconds, report.ahead_seconds = min((_compare_clocks(probe) for _ in range(TIME_QUESTIONS)), key=lambda each: each[0])
         report.port = _found(probe, "listen")["port"]
         if job is not None:
@@ -109,6 +113,12 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
         report.problem = None
 
 
+def _described(probe: Probe, backend: str) -> Mapping[str, Any]:
+    """Return what a host says of itself; of one whose probe speaks another version of the protocol that alone, which is all that counts."""
+    found = _found(probe, "describe", backend=backend)
+    return found if found["protocol"] == PROTOCOL else {"protocol": found["protocol"]}
+
+
 def _compare_clocks(probe: Probe) -> tuple[float, float]:
     """Return by how much the answer may be off, and how far the host's clock is ahead: it was read halfway between question and answer."""
     asked, begun = time.time(), time.monotonic()
@@ -118,7 +128,9 @@ def _compare_clocks(probe: Probe) -> tuple[float, float]:
 
 
 def _reach(probe: Probe, report: HostReport, ports: Mapping[str, tuple[str, int | None]]) -> None:
-    peers = peers_of(report.host, list(ports)) if report.host in ports else []
+    if report.host not in ports:
+        return  # it does not say its address, or is of another release: nobody is tried from there
+    peers = peers_of(report.host, list(ports))
     try:
         problems = _found(probe, "connect", peers=[ports[peer] for peer in peers])["problems"]
     except _ProbeEndedError as error:
@@ -138,8 +150,12 @@ def _answer(probe: Probe, question: str, **fields: Any) -> Message:
     try:
         probe.stream.send(Message(question, fields))
         answer = probe.stream.receive()
+    except ProtocolError as error:
+        raise _ProbeEndedError(f"answers the question {question!r} with {error}: it is broken, or hostile") from error
     except OSError:
         answer = None
     if answer is None:
         raise _ProbeEndedError(probe.explain())
+    if (wrong := wrong_with_answer(question, fields, answer)) is not None:
+        raise _ProbeEndedError(f"answers the question {question!r} with {wrong}: it is broken, or hostile")
     return answer

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...core.errors import TrainerError
 from ...core.process import ignore_interrupts
-from ...engine.protocol.messages import PROTOCOL, Message, Stream
+from ...engine.protocol.messages import MOST_ERROR_CHARACTERS, PROTOCOL, Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
 from ..node.identity import address_for_others, node_identity
 
@@ -62,7 +62,7 @@ def answer(question: Message) -> Message:
     try:
         return Message("found", _ANSWERS[question.kind](question.fields))
     except (TrainerError, OSError) as error:
-        return Message("problem", {"text": str(error)})
+        return Message("problem", {"text": str(error).encode(errors="backslashreplace").decode()[:MOST_ERROR_CHARACTERS]})
 
 
 def _describe(asked: Mapping[str, Any]) -> dict[str, Any]:

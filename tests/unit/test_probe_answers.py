@@ -1,0 +1,145 @@
+"""Whatever a host's probe answers, the driver names the host where that cannot be, and has nobody do what it says."""
+
+import socket
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_node_messages import STRANGE, host
+
+from crosstrain.core.job import Job
+from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.engine.protocol.probe_answers import wrong_with_answer
+from crosstrain.launch.preflight.findings import Here, findings, table
+from crosstrain.launch.preflight.interview import Probe, interview
+from crosstrain.launch.preflight.probe import answer
+
+JOB = Job(backend="torch")
+DESCRIBED = {"protocol": PROTOCOL, "identity": {"boot": "b", "network": "n"}, "host": host(), "address": "127.0.0.1"}
+SOUND = {
+    "describe": DESCRIBED,
+    "time": {"seconds": 1.8e9},
+    "listen": {"port": 4000},
+    "model": {"digest": None},
+    "data": {"digest": "0" * 64},
+    "connect": {"problems": [None]},
+}
+ASKED = {"connect": {"peers": [["127.0.0.1", 4000]]}}
+
+
+@contextmanager
+def probes(*answering):
+    """A probe for each of these functions, which answers every question by what that returns, bytes as they are."""
+    with ExitStack() as ends:
+        made = []
+        for number, answers in enumerate(answering):
+            ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
+            streams = [Stream(*(ends.enter_context(end.makefile(mode)) for mode in ("rb", "wb"))) for end in (ours, theirs)]
+            made.append(Probe(f"node{number}", streams[0], lambda: "has ended"))
+            ends.callback(ours.shutdown, socket.SHUT_RDWR)
+            thread = threading.Thread(target=serve, args=(streams[1], answers), daemon=True)
+            thread.start()
+        yield made
+
+
+def serve(stream, answers):
+    with suppress(OSError):
+        while (question := stream.receive()) is not None:
+            said = answers(question)
+            if isinstance(said, Message):
+                stream.send(said)
+            else:
+                stream.writer.write(said)
+                stream.writer.flush()
+
+
+def honest(question):
+    """What a probe of this machine says."""
+    if question.kind == "describe":
+        return Message("found", DESCRIBED)
+    return answer(question)
+
+
+def lying(kind, said):
+    wrong = said if isinstance(said, Message | bytes) else Message("found", said)
+    return lambda question: wrong if question.kind == kind else honest(question)
+
+
+@pytest.mark.parametrize("question", SOUND)
+def test_what_a_probe_finds_is_let_through(question):
+    assert wrong_with_answer(question, ASKED.get(question, {}), Message("found", SOUND[question])) is None
+    assert wrong_with_answer(question, ASKED.get(question, {}), Message("problem", {"text": "no such folder"})) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(SOUND)), st.data())
+def test_an_answer_without_one_of_its_fields_or_with_a_strange_one_is_refused_or_harmless(question, data):
+    sound, asked = SOUND[question], ASKED.get(question, {})
+    name = data.draw(st.sampled_from(sorted(sound)))
+    assert wrong_with_answer(question, asked, Message("found", {key: value for key, value in sound.items() if key != name}))
+    strange = data.draw(STRANGE)
+    wrong = wrong_with_answer(question, asked, Message("found", {**sound, name: strange}))
+    if wrong is None:
+        assert strange is None or isinstance(strange, (type(sound[name]), str if question == "model" else int))
+    else:
+        wrong.encode(errors="surrogatepass")
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("describe", {}),
+        ("describe", {**DESCRIBED, "host": {}}),
+        ("describe", {**DESCRIBED, "address": "the.bank.example"}),
+        ("describe", {**DESCRIBED, "address": ["127.0.0.1"]}),
+        ("describe", {**DESCRIBED, "protocol": None}),
+        ("time", {"seconds": "now"}),
+        ("time", {"seconds": float("nan")}),
+        ("listen", {"port": 0}),
+        ("listen", {"port": "22"}),
+        ("model", {"digest": 7}),
+        ("data", {}),
+        ("data", Message("nothing", {})),
+        ("data", Message("problem", {})),
+        ("data", Message("problem", {"text": ["x"]})),
+        ("connect", {"problems": []}),
+        ("connect", {"problems": [None, 7]}),
+        ("connect", {}),
+        ("connect", b"no message\n"),
+    ],
+)
+def test_a_host_that_answers_what_none_does_is_named_and_the_others_are_looked_at(question, said):
+    with probes(honest, lying(question, said), honest) as made:
+        reports = interview(made, "torch", JOB, 30.0)
+    found = findings(reports, Here({}), "torch", started_by="ssh")
+    assert [(report.host, report.problem is None) for report in reports] == [("node0", True), ("node1", False), ("node2", True)]
+    assert reports[1].problem.startswith(f"answers the question {question!r} with ")
+    assert "node1  ssh" in table([one for one in found if one.unreached])
+
+
+def test_nobody_is_sent_to_an_address_that_is_none():
+    asked = []
+
+    def asking(question):
+        if question.kind == "connect":
+            asked.extend(question["peers"])
+        return honest(question)
+
+    with probes(asking, lying("describe", {**DESCRIBED, "address": "the.bank.example"})) as made:
+        interview(made, "torch", JOB, 30.0)
+    assert asked == []
+
+
+def test_a_host_of_another_release_is_told_apart_whatever_it_says_beside():
+    with probes(honest, lambda question: Message("found", {"protocol": PROTOCOL + 1, "address": "the.bank.example"})) as made:
+        reports = interview(made, "torch", None, 30.0)
+    (found,) = [one for one in findings(reports, Here({}), started_by="ssh") if one.host == "node1"]
+    assert (found.state, found.found) == ("bad", f"protocol {PROTOCOL + 1}, here {PROTOCOL}")
+
+
+def test_a_probe_tells_of_a_file_whose_name_is_no_unicode():
+    told = answer(Message("data", {"data": "digits", "data_dir": "/no/such/\udcff"}))
+    assert wrong_with_answer("data", {}, told) is None
+    assert "/no/such/\\udcff" in told["text"]
