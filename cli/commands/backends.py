@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
 
 from ...backends.base import Availability
+from ...core.untrusted.console import json_text
 from ...engine.backend_probe import probe_all
 
 __all__ = ["backends", "describe"]
@@ -21,7 +21,7 @@ def backends(as_json: bool) -> None:
     Each framework is imported in a process of its own, which takes a few seconds.
     """
     found = probe_all()
-    click.echo(json.dumps([asdict(one) for one in found], indent=2) if as_json else "\n".join(map(describe, found)))
+    click.echo(json_text([asdict(one) for one in found], indent=2) if as_json else "\n".join(map(describe, found)))
 
 
 def describe(found: Availability) -> str:

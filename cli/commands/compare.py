@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 import click
 
 from ...core.errors import UsageError
-from ...core.untrusted.console import note
+from ...core.untrusted.console import json_text, note
 from ...report.catalog.locate import find_finished_runs
 from ...report.catalog.run import Run
 from ...report.comparison.comparison import compare_runs
@@ -84,7 +83,7 @@ def compare(
     comparison = compare_runs(found, fold=fold, by=_listed("--by", by, "settings, such as nodes or batch_size"))
     columns = [column(text, metric_columns(comparison.runs)) for text in _listed("--metric", metric, "figures, such as accuracy or memory")]
     if as_json:
-        click.echo(json.dumps(comparison.to_json(), indent=1))
+        click.echo(json_text(comparison.to_json(), indent=1))
     elif csv_too:
         click.echo(as_csv(comparison, columns), nl=False)
     elif markdown or latex:
@@ -114,4 +113,4 @@ def _print_curves(runs: Sequence[Run], quantity: str, over: str, smooth: float |
     if over not in AXES:
         raise UsageError.of("--over", over, ", ".join(AXES), AXES)
     found = curves_of(runs, quantity, over, smooth=smooth, points=points or POINTS)
-    click.echo(json.dumps(found.to_json(), indent=1) if as_json else found.to_csv(), nl=as_json)
+    click.echo(json_text(found.to_json(), indent=1) if as_json else found.to_csv(), nl=as_json)

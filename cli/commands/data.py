@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import click
 
 from ...core.errors import DamagedStoreError
+from ...core.untrusted.console import json_text
 from ...data.base import DataInfo, TextFeatures
 from ...data.store import dataset_list, stored_dataset
 from ...data.store.description import described
@@ -33,7 +33,7 @@ def list_command(as_json: bool) -> None:
     """Show every dataset that can be trained on, and which of them are prepared."""
     rows = dataset_list.list_datasets()
     if as_json:
-        click.echo(json.dumps({"cache": str(cache_root()), "datasets": [asdict(row) for row in rows]}, indent=2))
+        click.echo(json_text({"cache": str(cache_root()), "datasets": [asdict(row) for row in rows]}, indent=2))
         return
     table = [("NAME", "PREPARED", "TRAIN", "TEST", "SIZE", "DESCRIPTION")]
     table += [
@@ -74,7 +74,7 @@ def info_command(name: str, data_dir: Path | None, as_json: bool) -> None:
     data_dir = None if data_dir is None else whole_path(data_dir)
     facts = described(stored_dataset.open_dataset(name, data_dir))
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        click.echo(json_text(facts, indent=2))
         return
     for key, value in facts.items():
         rows = [(f"{key} {part}", each) for part, each in value.items()] if isinstance(value, dict) else [(key, value)]
@@ -97,7 +97,7 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
             {"name": report.name, "path": report.path, "ok": not report.damaged, "files": [asdict(check) for check in report.files]}
             for report in reports
         ]
-        click.echo(json.dumps({"ok": not any(report.damaged for report in reports), "stores": documents}, indent=2))
+        click.echo(json_text({"ok": not any(report.damaged for report in reports), "stores": documents}, indent=2))
     else:
         for report in reports:
             click.echo(f"{report.name}: {'damaged' if report.damaged else f'{len(report.files)} files as they should be'} ({report.path})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ import click
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.personal import GivenOption
-from ...core.untrusted.console import note
+from ...core.untrusted.console import json_text, note
 from ...launch.environments.ray_job import in_ray_job
 from ...launch.launchers.slurm import allocated_hosts
 from ...launch.machine_checks import Check, check_machine
@@ -50,7 +49,7 @@ def doctor(ctx: click.Context, /, as_json: bool, launcher: str | None, timeout: 
     _tell_others(personal)
     checks, can_train = check_machine()
     if as_json:
-        click.echo(json.dumps({"can_train": can_train, "python": platform.python_version(), "checks": list(map(asdict, checks))}, indent=2))
+        click.echo(json_text({"can_train": can_train, "python": platform.python_version(), "checks": list(map(asdict, checks))}, indent=2))
     else:
         click.echo("\n".join(map(_line, checks)))
         click.echo(f"\n{_verdict(checks, can_train)}")
@@ -87,7 +86,7 @@ def _check_hosts(launcher: str | None, given: Mapping[str, GivenOption], timeout
     names = list(dict.fromkeys(one.host for one in found))
     bad = {one.host for one in found if one.state == "bad"}
     if as_json:
-        click.echo(json.dumps({"can_train": not bad, "hosts": names, "findings": list(map(asdict, found))}, indent=2))
+        click.echo(json_text({"can_train": not bad, "hosts": names, "findings": list(map(asdict, found))}, indent=2))
     else:
         click.echo(table(found))
         click.echo(f"\n{f'{len(bad)} of {len(names)} hosts cannot take part in a run.' if bad else 'A run can begin on these hosts.'}")

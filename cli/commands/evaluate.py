@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from ...checkpoint.compatibility import rebuilt_model
 from ...checkpoint.selection import ChosenWeights, Selection
 from ...core.errors import UsageError, writing
 from ...core.job import Job
-from ...core.untrusted.console import note
+from ...core.untrusted.console import json_text, note
 from ...data.base import Split
 from ...data.store.stored_dataset import StoredDataset
 from ...launch.standalone.evaluation import Evaluated, Evaluator
@@ -143,7 +142,7 @@ def _figures(chosen: ChosenWeights, job: Job, dataset: StoredDataset, evaluated:
 
 def _print(figures: Mapping[str, Any], infos: Sequence[MetricInfo], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(finite_json(figures), indent=1))
+        click.echo(json_text(finite_json(figures), indent=1))
         return
     synthetic = ", synthetic" if figures["synthetic"] else ""
     lines = [(info.label, figure_text(info.name, figures[info.name])) for info in infos]

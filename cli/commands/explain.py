@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import click
 
 from ...core.errors import UsageError
 from ...core.units import MOST_AMOUNT
+from ...core.untrusted.console import json_text
 from ...records.store.jsonl import finite_json
 from ...report.catalog.locate import find_run
 from ...report.catalog.run import Run
@@ -58,7 +58,7 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
     if as_json:
         words = {"text": headline(explanation), "notes": notes(explanation), "advice": [asdict(entry) for entry in advice]}
         document = {**explanation.to_json(), **words, "questions": answers_json(answered)}
-        click.echo(json.dumps(finite_json(document), indent=1))
+        click.echo(json_text(finite_json(document), indent=1))
     else:
         click.echo(to_text(page(explanation, advice)), nl=False)
         click.echo(to_text(answers_page(answered)), nl=False)

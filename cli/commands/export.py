@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from ...checkpoint.selection import ChosenWeights, Selection, held
 from ...core.errors import TrainerError, UsageError
 from ...core.plugins import Plugin, available
 from ...core.process import python
-from ...core.untrusted.console import note
+from ...core.untrusted.console import json_text, note
 from ...launch.node.scratch import make_scratch, remove_scratch
 from ...launch.resume.trust import LINK, refuse_foreign
 from ...records.store.file_index import UNKNOWN, describe_folder
@@ -190,7 +189,7 @@ def _print_result(chosen: ChosenWeights, format_name: str, target: Path, *, as_j
         averaged = [checkpoint.path.name for checkpoint in chosen.checkpoints] if len(chosen.checkpoints) > 1 else None
         fields = {"path": str(target), "format": format_name, "checkpoint": str(chosen.path), "step": chosen.meta.step}
         fields |= {"averaged_checkpoints": averaged, "weights": chosen.weights}
-        click.echo(json.dumps({**fields, "files": files}, indent=1))
+        click.echo(json_text({**fields, "files": files}, indent=1))
         return
     click.echo(f"{target}  ({format_name}, {chosen.meta.step:,} updates, {_size(sum(sizes.values()))} in {len(sizes)} files)")
 
@@ -206,9 +205,7 @@ def _describe(source: Path, *, as_json: bool) -> None:
     problems = _problems(source)
     if as_json:
         files = [dataclasses.asdict(row) for row in rows]
-        click.echo(
-            json.dumps({"path": str(source), "files": files, "bytes": sum(row.bytes for row in rows), "damaged": problems}, indent=1)
-        )
+        click.echo(json_text({"path": str(source), "files": files, "bytes": sum(row.bytes for row in rows), "damaged": problems}, indent=1))
         return
     width = max((len(row.path) for row in rows), default=0)
     for row in rows:

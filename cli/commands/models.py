@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import asdict, dataclass
 
 import click
@@ -11,6 +10,7 @@ import click
 from ...core.errors import UsageError
 from ...core.plugins import Plugin, available, load
 from ...core.settings.job_fields import schema
+from ...core.untrusted.console import json_text
 from ...data.base import DataInfo, TextFeatures
 from ...data.columns import ColumnSpec
 from ...data.store.stored_dataset import open_dataset
@@ -55,7 +55,7 @@ class ModelRow:
 def models(as_json: bool) -> None:
     """Show each known model with its size and the backends it runs on: for the default dataset, or for text where it reads sequences."""
     rows = describe_models()
-    click.echo(json.dumps([asdict(row) for row in rows], indent=2) if as_json else "\n".join(map(_line, rows)))
+    click.echo(json_text([asdict(row) for row in rows], indent=2) if as_json else "\n".join(map(_line, rows)))
 
 
 def describe_models() -> list[ModelRow]:

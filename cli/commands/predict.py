@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.units import parse_bandwidth
-from ...core.untrusted.console import note
+from ...core.untrusted.console import json_text, note
 from ...records.store.jsonl import finite_json
 from ...report.catalog.divergence import diverged
 from ...report.catalog.locate import find_run
@@ -94,7 +93,7 @@ def predict(
     rows = predicted(fitted, question, validation)
     if as_json:
         found: dict[str, Any] = finite_json(document(fitted, question, rows, validation))
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json_text(found, indent=1))
     else:
         click.echo(to_text(prediction_table(fitted, question, rows, validation)), nl=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -22,7 +21,7 @@ from ...core.settings.personal import GivenOption
 from ...core.settings.personal_options import shown_command
 from ...core.settings.sources import Resolved, given_settings, resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, read_grid
-from ...core.untrusted.console import note
+from ...core.untrusted.console import json_text, note
 from ...core.worker_layout import read_procs_per_node
 from ...launch.environments.base import Membership
 from ...launch.environments.detect import detect
@@ -439,4 +438,4 @@ def _print_what_there_is(path: Path) -> None:
 
 
 def _print_json(path: object, summary: Mapping[str, Any]) -> None:
-    click.echo(json.dumps({"path": str(path), **summary}, indent=2))
+    click.echo(json_text({"path": str(path), **summary}, indent=2))

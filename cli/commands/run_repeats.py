@@ -14,7 +14,7 @@ import click
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.personal_options import shown_command
-from ...core.untrusted.console import note
+from ...core.untrusted.console import json_text, note
 from ...launch.sweeps.child_run import SignalsToChild, run_child
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import name_part
@@ -49,7 +49,7 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
             summaries.append(json.loads(outcome.output))
     together = finite_json(aggregate(summaries))
     if as_json:
-        click.echo(json.dumps({**together, "paths": [summary["path"] for summary in summaries], "summaries": summaries}, indent=2))
+        click.echo(json_text({**together, "paths": [summary["path"] for summary in summaries], "summaries": summaries}, indent=2))
     else:
         click.echo(_as_text(together, summaries))
     return 0

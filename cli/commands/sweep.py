@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shlex
@@ -22,7 +21,7 @@ from ...core.settings.ineffective import Requirement, idle_settings
 from ...core.settings.personal import resolve_personal
 from ...core.settings.sources import resolve
 from ...core.settings.sweeps import MOST_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid
-from ...core.untrusted.console import note
+from ...core.untrusted.console import json_text, note
 from ...launch.environments.detect import detect
 from ...launch.environments.slurm_step import step_tasks
 from ...launch.resume.trust import LINK, TRUST_RUN, links_outside, refuse_foreign, trust_flag
@@ -212,7 +211,7 @@ def _print_plan(points: Sequence[Point], request: Request, folder: Path, *, as_j
     commands = [["trainer", *point_arguments(Entry(point), request, folder)] for point in points]
     if as_json:
         rows = [{"name": point.name, "settings": point.settings, "command": typed} for point, typed in zip(points, commands, strict=True)]
-        click.echo(json.dumps({"path": str(folder), "points": rows}, indent=1))
+        click.echo(json_text({"path": str(folder), "points": rows}, indent=1))
         return
     click.echo("\n".join(shlex.join(command) for command in commands))
 
@@ -236,7 +235,7 @@ def _print_outcome(sweep: SweepFolder, *, as_json: bool) -> None:
         }
         for entry, found in zip(sweep.entries, summaries, strict=True)
     ]
-    click.echo(json.dumps(finite_json({"path": str(sweep.path), "points": rows}), indent=1))
+    click.echo(json_text(finite_json({"path": str(sweep.path), "points": rows}), indent=1))
 
 
 def _summary(sweep: SweepFolder, entry: Entry) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from ...backends.base import State
 from ...checkpoint.compatibility import rebuilt_model
 from ...checkpoint.selection import Selection
 from ...core.errors import TrainerError, UsageError
-from ...core.untrusted.console import note
+from ...core.untrusted.console import json_text, note, raw_stream
 from ...data.sources.translation.tokenizer import Vocabulary
 from ...launch.standalone.task import StandaloneTask
 from ...launch.standalone.translation import translated
@@ -137,10 +136,14 @@ def _line(number: int, raw: bytes | None, vocabulary: Vocabulary) -> _Line:
 
 
 class _Writer:
-    """Writes translations in the form that is asked for, and counts."""
+    """Writes translations in the form that is asked for, and counts; who uses it flushes standard output.
+
+    To a file or a pipe every character of them goes as it is, to a terminal as it is shown.
+    """
 
     def __init__(self, vocabulary: Vocabulary, n_best: int | None, *, as_json: bool) -> None:
         self._vocabulary, self._n_best, self._as_json = vocabulary, n_best, as_json
+        self._plain = sys.stdout if sys.stdout.isatty() else raw_stream(sys.stdout)
         self.lines = self.untranslated = 0
 
     def write(self, line: _Line, hypotheses: Sequence[Hypothesis]) -> None:
@@ -159,12 +162,12 @@ class _Writer:
                 for text, one in zip(texts, hypotheses, strict=True)
             ]
             document = {"line": line.number, "source": line.text, "problem": problem, "translations": found}
-            click.echo(json.dumps(finite_json(document), ensure_ascii=False))
+            click.echo(json_text(finite_json(document), letters=True))
         elif self._n_best is None:
-            click.echo(texts[0] if texts else "")
+            self._plain.write(f"{texts[0] if texts else ''}\n")
         else:
             for text, hypothesis in zip(texts, hypotheses, strict=True):
-                click.echo(f"{line.number}\t{hypothesis.score:.6f}\t{text}")
+                self._plain.write(f"{line.number}\t{hypothesis.score:.6f}\t{text}\n")
 
     def _text(self, hypothesis: Hypothesis) -> str:
         """Return a translation on one line; pieces of single bytes can spell a line end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from ...core.errors import UsageError
 from ...core.job import Job
-from ...core.untrusted.console import note, one_line
+from ...core.untrusted.console import json_text, note, one_line
 from ...core.untrusted.terminal_pictures import Drawing
 from ...engine.progress.base import terminal
 from ...records.schema import SCHEMA, EvalRecord
@@ -189,7 +188,7 @@ class _JsonLines:
         if not due:
             return
         end = {"summary": run.reader.summary()} if run.ended else {}
-        click.echo(json.dumps(finite_json({"schema": SCHEMA, **run.snapshot(self._news), **end})))
+        click.echo(json_text(finite_json({"schema": SCHEMA, **run.snapshot(self._news), **end})))
         sys.stdout.flush()
         self._news = []
 

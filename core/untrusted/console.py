@@ -7,13 +7,14 @@ window, or answer as if somebody typed. So each command writes through `ShownStr
 from __future__ import annotations
 
 import codecs
+import json
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-__all__ = ["ShownStream", "note", "one_line", "raw_stream", "shown", "shown_streams"]
+__all__ = ["ShownStream", "json_text", "note", "one_line", "raw_stream", "shown", "shown_streams"]
 
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters save line end and tab, what else ends a line or turns the direction of writing, and the halves of characters."""
@@ -29,6 +30,16 @@ def shown(text: str) -> str:
 def one_line(text: str) -> str:
     r"""Return a text of others that stays on its line, with line ends and tabs spelled out too: a name with ``\\n`` forges no line."""
     return _BREAKS.sub(lambda found: _spelled(ord(found[0])), shown(text))
+
+
+def json_text(value: Any, *, indent: int | None = None, letters: bool = False) -> str:
+    r"""Return a value as JSON that a `ShownStream` leaves as it is: what that would spell is escaped in JSON's own way, as ``\u0085``.
+
+    Everything that is printed as JSON is made here. With `letters` those beyond ASCII stand for themselves. Raises TypeError for what is no
+    JSON.
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=not letters)
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _spelled(code: int) -> str:
@@ -56,7 +67,10 @@ class ShownStream:
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """Return the stream behind a `ShownStream`, for who draws on a terminal and sees to the text of others itself (`terminal_pictures`)."""
+    """Return the stream behind a `ShownStream`.
+
+    For who draws on a terminal and sees to the text of others itself (`terminal_pictures`), or writes data where no terminal is.
+    """
     return stream.stream if isinstance(stream, ShownStream) else stream
 
 

@@ -6,12 +6,12 @@ run. Rows are written a batch at a time, so that a run of any length needs littl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ...core.untrusted.console import json_text
 from ...metrics import LOSS
 from ...records.schema import EvalRecord, SystemRecord
 from ...records.store.jsonl import finite_json
@@ -135,7 +135,7 @@ def _json(record: SystemRecord, name: str) -> str | None:
     value = getattr(record, name)
     if name == "tasks":
         value = [{field.name: getattr(task, field.name) for field in fields(task)} for task in value]
-    return None if value is None else json.dumps(finite_json(value))
+    return None if value is None else json_text(finite_json(value))
 
 
 def _of_record(record: type[Any]) -> list[Column]:
@@ -187,4 +187,4 @@ def _cell(value: Any, kind: Kind) -> Any:
         return value
     if kind == "number":
         return float(value)
-    return value if isinstance(value, str) else json.dumps(finite_json(value))
+    return value if isinstance(value, str) else json_text(finite_json(value))

@@ -11,7 +11,7 @@ import sys
 from io import StringIO
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from model_checkpoints import save_model
 from report_runs import make_run
@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from crosstrain.cli.group import invoke
-from crosstrain.core.untrusted.console import ShownStream, one_line, shown
+from crosstrain.core.untrusted.console import ShownStream, json_text, one_line, shown
 from crosstrain.core.untrusted.terminal_pictures import Drawing
 
 EVIL = "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\x7f\u202egnp\u2066[red]</script><b>&\x00\r\u2028\u200f\u061c\nFORGED succeeded\tx"
@@ -68,6 +68,8 @@ def reading(out, where):
     yield from (["report", one, two, "--output", str(where / "page.html")], ["plot", one, two, "--output", str(where), "--format", "svg"])
     yield from (["export", one, "--describe"], ["export", one, "--format", "safetensors", "-o", str(where / "weights")], ["export", two])
     yield from (["evaluate", one, "--data", "digits"], ["run", "--resume", one], ["sweep", "--resume", one])
+    for command in (["runs", "show", one], ["explain", one], ["explain", two], ["export", one, "--describe"]):
+        yield [*command, "--json"]
 
 
 @pytest.mark.long
@@ -78,6 +80,9 @@ def test_no_command_sends_what_a_terminal_obeys(runs, tmp_path, capfd, monkeypat
         code = invoke(arguments)
         out, err = capfd.readouterr()
         assert code in (0, 1, 2), (arguments, err)
+        if "--json" in arguments and code == 0:
+            for document in out.splitlines() if arguments[0] == "watch" else [out]:
+                json.loads(document)
         found = OBEYED.search(out + err)
         assert found is None, f"{arguments} sent {found[0]!r} in {(out + err)[max(0, found.start() - 100) :][:200]!r}"
         if "--csv" not in arguments and arguments[:2] != ["runs", "export"]:  # where a line end stands within quotes
@@ -145,3 +150,23 @@ def test_neither_streams_nor_consoles_let_anything_through(text):
     console = Drawing(ShownStream(stream))
     console.print(Panel(Text(text)), text, width=60)
     assert OBEYED.search(stream.getvalue()) is None
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda of: st.lists(of) | st.dictionaries(st.text(), of), max_leaves=8
+)
+
+
+@given(value=VALUES, letters=st.booleans(), indent=st.sampled_from([None, 1]))
+@example(value={EVIL: [EVIL, "\x85", "\udcff"]}, letters=True, indent=1)
+@example(value={EVIL: [EVIL, "\x85", "\udcff"]}, letters=False, indent=None)
+def test_what_is_printed_as_json_says_what_was_meant(value, letters, indent):
+    stream = StringIO()
+    ShownStream(stream).write(json_text(value, letters=letters, indent=indent))
+    assert OBEYED.search(stream.getvalue()) is None
+    assert json.loads(stream.getvalue()) == value
+
+
+def test_no_command_prints_json_that_is_made_otherwise(repository):
+    sources = {path: path.read_text() for path in (repository / "cli").rglob("*.py")}
+    assert [path for path, source in sources.items() if "json.dump" in source] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from click.core import ParameterSource
 
 from ....core.errors import UsageError
 from ....core.suggestions import nearest
-from ....core.untrusted.console import note, one_line
+from ....core.untrusted.console import json_text, note, one_line
 from ....records.store.jsonl import finite_json
 from ....report.catalog.index import STATES, list_runs
 from ....report.catalog.locate import check_readable, find_run, find_runs, find_sweep
@@ -110,7 +109,7 @@ def list_command(
     chosen = [row for row in chosen if earliest is None or _made_since(row, earliest)]
     ordered = in_order(fitting(chosen, conditions), sort, others)[:limit]
     if as_json:
-        click.echo(json.dumps({"runs": ordered}, indent=1))
+        click.echo(json_text({"runs": ordered}, indent=1))
     elif ordered:
         _print_table(ordered, [condition.figure for condition in conditions] + ([parse_order(sort, others)[0]] if sort else []))
     elif known:
@@ -171,7 +170,7 @@ def show_command(run: str, as_json: bool, out: Path) -> None:
     from .show import as_text, shown
 
     found = shown(find_run(run, out))
-    click.echo(json.dumps(finite_json(found), indent=1) if as_json else as_text(found), nl=as_json)
+    click.echo(json_text(finite_json(found), indent=1) if as_json else as_text(found), nl=as_json)
 
 
 @runs.command("delete", short_help="Delete runs, after asking.")

@@ -1,0 +1,59 @@
+"""What `trainer translate` writes: every character of a translation, and JSON that is JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import sys
+
+import pytest
+
+from crosstrain.cli.commands.translate import _Line, _Writer
+from crosstrain.core.untrusted.console import shown_streams
+from crosstrain.data.sources.translation.tokenizer import Vocabulary, train_vocabulary
+from crosstrain.models.decoding.search import Hypothesis
+
+TEXTS = ["a\u0085b", "a\u200fb\u2028c", "a\x1b[31mb\x7f", "grün → rot 🙂"]
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    lines = [f"{one} {other}" for one in ("red", "green", "blue") for other in ("house", "ship", "tree")]
+    return Vocabulary(train_vocabulary(lines, 290, bytes_too=True))
+
+
+def write(vocabulary, text, **form):
+    """Have a line written whose translation is itself."""
+    (pieces,) = vocabulary.encode([text])
+    with shown_streams():
+        writer = _Writer(vocabulary, **{"n_best": None, "as_json": False, **form})
+        writer.write(_Line(7, text, tuple(pieces)), [Hypothesis(tuple(pieces[:-1]), -1.5, -2.0, ended=True)])
+        sys.stdout.flush()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_translation_goes_to_a_pipe_as_it_is(vocabulary, capfd, text):
+    write(vocabulary, text)
+    assert capfd.readouterr().out == f"{text}\n"
+    write(vocabulary, text, n_best=1)
+    assert capfd.readouterr().out == f"7\t-1.500000\t{text}\n"
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_json_is_json_and_one_line_to_every_reader(vocabulary, capfd, text):
+    write(vocabulary, text, as_json=True)
+    printed = capfd.readouterr().out
+    found = json.loads(printed)
+    assert (found["source"], found["translations"][0]["text"]) == (text, text)
+    assert len(printed.splitlines()) == 1
+    assert ("→" in printed) == ("→" in text)
+
+
+def test_a_terminal_is_shown_what_it_would_obey(vocabulary, monkeypatch):
+    leader, follower = pty.openpty()
+    with open(follower, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        write(vocabulary, "a\u200fb\x1b[31m")
+        assert os.read(leader, 1000) == b"a\\u200fb\\x1b[31m\r\n"
+    os.close(leader)
