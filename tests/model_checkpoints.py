@@ -6,16 +6,16 @@ import numpy as np
 from checkpoint_tools import entries
 
 from crosstrain.checkpoint import CheckpointWriter, Meta, described_data, described_model
-from crosstrain.core import plugins
 from crosstrain.data.base import DataInfo
+from crosstrain.models.build import build_model
 
 
-def save_model(run, model, shape=(3, 32, 32), classes=10, step=123, seed=0, info=None, digest="0"):
-    """Save a checkpoint of `run` and return its folder. The data are described only; they need not exist."""
+def save_model(run, model, shape=(3, 32, 32), classes=10, step=123, seed=0, info=None, digest="0", job=None):
+    """Save a checkpoint of `run` and return its folder. The data are described only; they need not exist. `job` has more of its job."""
     channels = shape[0]
     if info is None:
         info = DataInfo.of_images("glyphs", shape, classes, {"train": 60, "test": 10}, tuple([0.5] * channels), tuple([0.25] * channels))
-    spec = plugins.load(plugins.find("model", model), "model")(info)
+    spec = build_model(model, info)
     draw = np.random.default_rng(seed)
     values = {f"parameters/{name}": value for name, value in spec.initial(seed).items()}
     values |= {
@@ -28,7 +28,7 @@ def save_model(run, model, shape=(3, 32, 32), classes=10, step=123, seed=0, info
         examples=0,
         run_seconds=1.0,
         seed=seed,
-        job={"model": model, "data": info.name, "backend": "torch", "precision": "fp32", "device": "auto"},
+        job={"model": model, "data": info.name, "backend": "torch", "precision": "fp32", "device": "auto", **(job or {})},
         model=described_model(spec),
         data=described_data(info, digest, None),
         metrics={"loss": 0.5, "accuracy": 0.75},

@@ -32,6 +32,7 @@ from ...records.schema import EvalRecord
 from ...records.store.heartbeat import SILENT_SECONDS, is_silent
 from ...records.store.run_directory import RunReader
 from .origin import Origin, cursor_of, evaluations_until, later_checkpoints, resume_point, saved_figures
+from .score_signature import score_problem
 from .trust import LINK, links_outside, refuse_foreign, refuse_personal, refuse_special_files
 
 __all__ = ["Resumption", "load_resumption", "refuse_at_work"]
@@ -67,7 +68,8 @@ def load_resumption(
     """Read what ``--resume`` names, a run directory or a checkpoint within one, and lay the given settings over the run's job.
 
     Raises UsageError where nothing sound is there, where the run is still at work or has nothing left to do, unless `force` where
-    model, data or seed are not those of the checkpoint, and unless `trusted` where the run's files decide what they may not (`trust`).
+    model, data or seed are not those of the checkpoint or scores would not be comparable with those so far, and unless `trusted` where
+    the run's files decide what they may not (`trust`).
     """
     path = target.resolve().parent.parent if is_checkpoint(target) else target
     reader = RunReader(path)
@@ -104,6 +106,8 @@ def load_resumption(
     spec: ModelSpec = build_model(job.model, data.info)
     other_data = data_problem(data, meta)
     problems += [*([] if "model" in differing else model_problem(spec, meta)), *([] if "data" in differing else other_data)]
+    if not (other_data or {"model", "data"} & set(differing)):
+        problems += score_problem(described, job, spec.objective, data.info.sizes["test"])
     _require_same_training(problems, force=force)
     cursor = DataCursor(meta.step, meta.epoch, 0) if other_data else cursor_of(meta)
     state, dropped = _state(checkpoint, job, origin, spec)
