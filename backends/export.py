@@ -24,7 +24,7 @@ from ..models.base import Array, ModelSpec
 from ..records.store.run_vocabulary import VOCABULARY
 from .capabilities import ExportFormat
 from .loading import load_backend
-from .text_export import run_vocabulary, text_description, text_readme
+from .text_export import run_vocabulary, text_description, text_readme, translation_signature
 
 __all__ = ["PLAIN", "PLAIN_FORMATS", "Export", "Exporter", "main"]
 
@@ -113,7 +113,8 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
         written = formats[export_format]
         cast(Exporter, exporter).export(request)
     (folder / DESCRIPTION).write_text(json.dumps(_description(chosen, export_format), indent=1) + "\n", encoding="utf-8")
-    readme = text_readme(meta, export_format, written) if translates else _readme(chosen, export_format, written)
+    made_of = _made_of(chosen)
+    readme = (text_readme if translates else _readme)(meta, made_of, export_format, written)
     (folder / README).write_text(readme, encoding="utf-8")
     if vocabulary is not None:
         (folder / VOCABULARY).write_bytes(vocabulary)
@@ -132,7 +133,10 @@ def _description(chosen: ChosenWeights, export_format: str) -> dict[str, object]
         "synthetic": meta.data.get("synthetic", False),
         "trained_by": meta.backend,
         "updates": meta.step,
-        "metrics": meta.metrics,
+        "averaged_checkpoints": chosen.averaged,
+        "weights": chosen.weights,
+        "metrics": chosen.metrics,
+        **({"translation_signature": translation_signature(chosen)} if "columns" in meta.data else {}),
     }
 
 
@@ -149,17 +153,22 @@ def _image_description(meta: Meta) -> dict[str, object]:
     }
 
 
-def _readme(chosen: ChosenWeights, export_format: str, written: ExportFormat) -> str:
-    meta = chosen.meta
+def _made_of(chosen: ChosenWeights) -> str:
+    """Return the sentences on weights that no update has made as they are, with a space before each; none where there is nothing to say."""
     count = len(chosen.checkpoints)
     mean = f" The weights are the mean of {count} checkpoints." if count > 1 else ""
-    ema = " They are a moving average over the updates." if chosen.weights == "ema" else ""
+    subject = "They" if count > 1 else "The weights"
+    ema = f" {subject} are a moving average over the updates." if chosen.weights == "ema" else ""
+    return mean + ema
+
+
+def _readme(meta: Meta, made_of: str, export_format: str, written: ExportFormat) -> str:
     channels, height, width = meta.data["input_shape"]
     usage = written.usage.replace("IMAGES", f"(1, {channels}, {height}, {width})")
     return (
         f"# {meta.model['name']} as {export_format}\n\n"
         f"This folder holds {written.summary}. It was trained on {meta.data['name']} by `trainer` with {meta.step:,} updates."
-        f"{mean}{ema}\n\n"
+        f"{made_of}\n\n"
         f"Input: images, [batch, {channels}, {height}, {width}], channels first, pixels normalised as (pixel / 255 − mean) / std with\n"
         f"mean {meta.data['mean']} and std {meta.data['std']}, a number a channel. Output: logits, [batch, {meta.data['classes']}];\n"
         f"their softmax is the probability of each class. `{DESCRIPTION}` says the same for programs, and has the names and shapes\n"

@@ -86,6 +86,11 @@ class ChosenWeights:
         return f"{self.path.name}{mean}{'-trained' if self.weights == 'trained' and EMA in _slots(self.checkpoints[0]) else ''}"
 
     @property
+    def averaged(self) -> list[str] | None:
+        """The names of the checkpoints whose mean this is; None of a single one."""
+        return [checkpoint.path.name for checkpoint in self.checkpoints] if len(self.checkpoints) > 1 else None
+
+    @property
     def metrics(self) -> Mapping[str, float] | None:
         """The figures of the evaluation of just these weights; None where there was none."""
         evaluated = "ema" if EMA in _slots(self.checkpoints[0]) else "trained"

@@ -120,7 +120,7 @@ def _figures(chosen: ChosenWeights, job: Job, dataset: StoredDataset, evaluated:
     result, meta = evaluated.result, chosen.meta
     return {
         "checkpoint": str(chosen.path),
-        "averaged_checkpoints": [checkpoint.path.name for checkpoint in chosen.checkpoints] if len(chosen.checkpoints) > 1 else None,
+        "averaged_checkpoints": chosen.averaged,
         "weights": chosen.weights,
         "step": meta.step,
         "model": job.model,

@@ -186,9 +186,8 @@ def _print_result(chosen: ChosenWeights, format_name: str, target: Path, *, as_j
     sizes = {path.relative_to(target).as_posix(): path.stat().st_size for path in sorted(target.rglob("*")) if path.is_file()}
     if as_json:
         files = [{"path": name, "bytes": size} for name, size in sizes.items()]
-        averaged = [checkpoint.path.name for checkpoint in chosen.checkpoints] if len(chosen.checkpoints) > 1 else None
         fields = {"path": str(target), "format": format_name, "checkpoint": str(chosen.path), "step": chosen.meta.step}
-        fields |= {"averaged_checkpoints": averaged, "weights": chosen.weights}
+        fields |= {"averaged_checkpoints": chosen.averaged, "weights": chosen.weights}
         click.echo(json_text({**fields, "files": files}, indent=1))
         return
     click.echo(f"{target}  ({format_name}, {chosen.meta.step:,} updates, {_size(sum(sizes.values()))} in {len(sizes)} files)")
