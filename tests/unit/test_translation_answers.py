@@ -1,0 +1,55 @@
+"""However many sentences `trainer translate` takes at once, and however many translations of each: every answer can travel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from crosstrain.data.text import END
+from crosstrain.engine.protocol.messages import Message, ProtocolError, encoded, header_of
+from crosstrain.engine.protocol.translation_messages import decoding_of, sources_of, translated_message
+from crosstrain.launch.standalone.translation import MOST_ANSWER_BYTES, translated
+from crosstrain.models.decoding.search import Hypothesis
+from crosstrain.models.decoding.settings import Decoding
+
+ORDER = Message("translate", {"sequence": 1})
+
+
+class Task:
+    """Stands for one that gives each sentence as many translations as are asked for, each as long as it may become."""
+
+    def __init__(self):
+        self.sizes_bytes = []
+
+    def ask(self, order):
+        decoding, every = decoding_of(order), []
+        for source in sources_of(order):
+            longest = Hypothesis((7,) * (len(source) + decoding.extra_length), -float(source[0]), -2.0, ended=False)
+            every.append([longest] * order["n_best"])
+        answer = translated_message(ORDER, every)
+        self.sizes_bytes.append(header_of(encoded(answer)[0]).array_bytes)  # raises where it could not travel
+        return answer
+
+
+@pytest.mark.parametrize("lengths", [[30] * 1024, [1024] * 40, [3]])
+def test_the_answers_are_parts_that_can_travel(lengths):
+    sources = [[4 + number, *[5] * (length - 2), END] for number, length in enumerate(lengths)]
+    task = Task()
+    found = translated(task, sources, Decoding(beam=64), 64)
+    assert [(-hypotheses[0].score, len(hypotheses), len(hypotheses[0].pieces)) for hypotheses in found] == [
+        (4 + number, 64, length + 50) for number, length in enumerate(lengths)
+    ]
+    assert max(task.sizes_bytes) <= MOST_ANSWER_BYTES
+    assert len(task.sizes_bytes) <= 1 + 2 * sum(task.sizes_bytes) / MOST_ANSWER_BYTES  # and no more of them than that takes
+
+
+def test_all_in_one_answer_could_not_travel():
+    every = [[Hypothesis((7,) * 80, -1.0, -2.0, ended=False)] * 64] * 1024
+    with pytest.raises(ProtocolError, match="more bytes"):
+        header_of(encoded(translated_message(ORDER, every))[0])
+
+
+def test_few_translations_are_one_answer():
+    task = Task()
+    translated(task, [np.array([4, 5, END])] * 1024, Decoding(), 1)
+    assert len(task.sizes_bytes) == 1
