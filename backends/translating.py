@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +34,14 @@ class Translating:
         self._scorer = TranslationScorer(data, objective.translation)
         self._task, self._tasks = task, tasks
 
-    def scored(self, split: Split, start: int, stop: int, decoding: Decoding) -> Scored:
-        """Translate this task's share of the sentences start … stop − 1, and return what they add to the quality's sums."""
+    def scored(self, split: Split, start: int, stop: int, decoding: Decoding, tell: Callable[[], None]) -> Scored:
+        """Translate this task's share of the sentences start … stop − 1, and return what they add to the quality's sums.
+
+        `tell` is called before each step of the search, however many there are.
+        """
         first, last = split_evenly(stop - start, self._tasks)[self._task]
-        return self._scorer.scored(self._stepper, split, start + first, start + last, decoding)
+        stepper = _TellingStepper(self._stepper, tell)
+        return self._scorer.scored(stepper, split, start + first, start + last, decoding)
 
     def translate(self, sources: Sequence[NDArray[np.integer]], decoding: Decoding, n_best: int) -> list[list[Hypothesis]]:
         """Return the best hypotheses of sentences that end with END, in their order; see `models.decoding.search`."""
@@ -48,3 +52,20 @@ class Translating:
         source = np.array([FIRST_TEXT_PIECE, END])
         for decoding in (GREEDY, Decoding(beam=2, extra_length=2)):
             decode(self._stepper, [source, source[1:]], decoding)
+
+
+class _TellingStepper:
+    """Another stepper that calls `tell` before it does anything."""
+
+    def __init__(self, stepper: Stepper, tell: Callable[[], None]) -> None:
+        self._stepper, self._tell = stepper, tell
+
+    def begin(self, sources: Sequence[NDArray[np.integer]]) -> None:
+        """See `Stepper.begin`."""
+        self._tell()
+        self._stepper.begin(sources)
+
+    def advance(self, tokens_n: NDArray[np.int64], rows_n: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `Stepper.advance`."""
+        self._tell()
+        return self._stepper.advance(tokens_n, rows_n)

@@ -40,9 +40,10 @@ from .protocol.codec import (
     steps_to_message,
 )
 from .protocol.error_report import error_message
+from .protocol.heartbeat import INTERVAL_SECONDS
 from .protocol.messages import Message, PreparedJson, Stream
 from .protocol.state_transfer import StateReceiver, StateSender
-from .protocol.translation_messages import decoded_message, decoding_of, sources_of, translated_message
+from .protocol.translation_messages import decoded_message, decoding_of, sources_of, still_decoding_message, translated_message
 
 __all__ = ["PROFILE_VARIABLE", "import_framework", "main", "run_task", "task_from_message", "task_to_fields"]
 
@@ -163,8 +164,8 @@ class CommandLoop:
         elif command.kind == "decode":
             self._states.wait()  # a session may decode with its copy
             began = time.perf_counter()
-            decoding = decoding_of(command)
-            scored = self._session.translating().scored(command["split"], command["start"], command["stop"], decoding)
+            decoding, tell = decoding_of(command), self._telling(command)
+            scored = self._session.translating().scored(command["split"], command["start"], command["stop"], decoding, tell)
             self._stream.send(decoded_message(command, scored.sums, scored.without_numbers, time.perf_counter() - began))
         elif command.kind == "translate":
             found = self._session.translating().translate(sources_of(command), decoding_of(command), command["n_best"])
@@ -175,6 +176,18 @@ class CommandLoop:
         elif command.kind != "drain":
             raise ValueError(f"unknown command {command.kind!r}")
         return drained
+
+    def _telling(self, order: Message) -> Callable[[], None]:
+        """Return what is to be called again and again while an order to translate is carried out, and says once a second that it is."""
+        told = time.monotonic()
+
+        def tell() -> None:
+            nonlocal told
+            if time.monotonic() - told >= INTERVAL_SECONDS:
+                self._stream.send(still_decoding_message(order))
+                told = time.monotonic()
+
+        return tell
 
     def _loaded(self, command: Message) -> State:
         arrived = self._commands.arrived()

@@ -183,6 +183,7 @@ class _Decoded(_OfTask):
     sums: Annotated[dict[Name, float], msgspec.Meta(max_length=MOST_SUMS)]
     without_numbers: Count
     seconds: Duration
+    complete: bool
 
 
 class _Translated(_OfTask):

@@ -19,6 +19,7 @@ __all__ = [
     "decoding_of",
     "hypotheses_of",
     "sources_of",
+    "still_decoding_message",
     "translate_message",
     "translated_message",
 ]
@@ -41,7 +42,12 @@ def decode_message(split: Split, start: int, stop: int, decoding: Decoding) -> M
 def decoded_message(order: Message, sums: Mapping[str, float], without_numbers: int, seconds: float) -> Message:
     """Return the answer to that: what a task's share adds to the sums, and how many of its sentences had no finite log-probabilities."""
     fields = {"start": order["start"], "sums": dict(sums), "without_numbers": without_numbers, "seconds": seconds}
-    return Message("decoded", fields)
+    return Message("decoded", {**fields, "complete": True})
+
+
+def still_decoding_message(order: Message) -> Message:
+    """Return the sign of life of a task that is at such an order; any number of them come before the answer."""
+    return Message("decoded", {"start": order["start"], "sums": {}, "without_numbers": 0, "seconds": 0.0, "complete": False})
 
 
 def translate_message(sources: Sequence[Sequence[int]], decoding: Decoding, n_best: int) -> Message:

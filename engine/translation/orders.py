@@ -12,14 +12,16 @@ from .decodings import Decoded
 __all__ = ["ROWS_OF_A_TASK", "TranslationOrders"]
 
 ROWS_OF_A_TASK = 256
-"""Hypotheses that a leading task follows for one order, at most. Each answer is a sign of life, which a stall time-out waits for: with the
-largest model on a few cores an order takes less than a minute."""
+"""Hypotheses that a leading task follows for one order, at most. How long that takes depends on the model, the sentences and the machine,
+from a second to many minutes; a task that is at it says so once a second, between two steps, and that is what a stall time-out waits for.
+"""
 
 
 class TranslationOrders:
-    """The orders for one evaluation.
+    """The orders for one evaluation, each of sentences that follow each other in the split, of whatever lengths.
 
     `signature` says what the scores are comparable with, `without_numbers` of how many sentences the model's output was not finite.
+    A sign of life is an answer that is not complete, and says nothing of the sentences.
     """
 
     def __init__(self, quality: TranslationQuality, split: Split, decoded: Decoded, leaders: int) -> None:
@@ -45,6 +47,8 @@ class TranslationOrders:
         start, sums, sentences = message["start"], message["sums"], self._quality.count(message["sums"])
         if leader not in self._awaited.get(start, ()):
             raise ImpossibleAnswerError(f"translations of the sentences from {start} on, which nobody asked for")
+        if not message["complete"]:
+            return
         if (wrong := self._quality.wrong_with(sums, sentences)) is not None:
             raise ImpossibleAnswerError(f"translations with {wrong}")
         if message["without_numbers"] > sentences:

@@ -27,6 +27,9 @@ _ONCE_ENDING = frozenset({"log", "trace"})
 _MOST_REMARKS = {"phase": 100, "error": 10, "death": 1, "worker_stalled": 1000}
 """How often something may be said of a task from its start to its end: a start has half a dozen phases."""
 
+MOST_SIGNS = 100_000
+"""Of life, for one order to translate: with one a second, more than a day."""
+
 _SPARE_SAMPLES = 20
 """How many more samples than its interval allows a node may send: one may follow another at once, and a machine may be busy."""
 
@@ -40,17 +43,21 @@ _ANSWERS_OF = {
     "decoded": ("start", "start"),
     "translated": ("order", "sequence"),
 }
-"""Answers of which a command has exactly one: the field that says what it is about, and the command's field with the same value."""
+"""Answers of which a command has exactly one, beside signs of life: the field for what it is about, and the command's of the same value."""
 
 _ANSWERED_BY_ALL = frozenset({"predict", "decode", "translate"})
 
 
 @dataclass(slots=True)
 class _Command:
-    """A command that a leading task has not done yet. `answered`: what it asks for has arrived."""
+    """A command that a leading task has not done yet.
+
+    `answered`: what it asks for has arrived. `signs`: so often the task has said that it is at it.
+    """
 
     message: Message
     answered: bool = False
+    signs: int = 0
 
 
 @dataclass(slots=True)
@@ -172,6 +179,9 @@ class OutstandingRequests:
             said, in_command = _ANSWERS_OF[kind]
             if command.answered or message[said] != asked[in_command]:
                 return "that nobody asked for"
+            if kind == "decoded" and not message["complete"]:
+                command.signs += 1
+                return "more often than there can be" if command.signs > MOST_SIGNS else None
             command.answered = True
         return None
 

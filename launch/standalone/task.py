@@ -96,7 +96,7 @@ class StandaloneTask:
         load_state(tasks, state, self._job.start_timeout)
 
     def ask(self, command: Message) -> Message:
-        """Send a command and return its one answer. The task's death, or an interrupt, is raised meanwhile."""
+        """Send a command and return its answer, before which there may be signs of life. The task's death, or an interrupt, is raised."""
         tasks = self._running()
         self._sequence += 1
         tasks.send(Message(command.kind, {**command.fields, "sequence": self._sequence}, command.arrays))
@@ -107,7 +107,7 @@ class StandaloneTask:
                 continue
             message: Any = received[1]
             if message.kind == "done":
-                (answer,) = answers
+                *_signs, answer = answers
                 return answer
             answers.append(message)
 

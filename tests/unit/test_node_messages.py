@@ -101,6 +101,7 @@ SOUND = {
             {**OWN, "split": "test", "sums": SUMS, "seconds": 0.1, "updates_applied": 2},
         ),
         Message("predicted", {**OWN, "start": 0}, {"logits": np.zeros((2, 3), "<f4")}),
+        Message("decoded", {**OWN, "start": 0, "sums": {"exact": 1.0}, "without_numbers": 0, "seconds": 0.1, "complete": True}),
         Message("calibrated", {**OWN, "worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}}),
         Message(
             "state_begin",

@@ -213,6 +213,9 @@ def test_batches_have_every_sentence_once_and_neighbours_of_one_length() -> None
     assert sorted(np.concatenate(found).tolist()) == list(range(1000))
     assert all(len(one) * BEAM.beam * (max(lengths[i] for i in one) + 50) <= 1 << 14 for one in found)
     assert next(iter(batches([10**6], BEAM))).tolist() == [0]
+    long = list(batches([200] * 100, GREEDY))  # where few hypotheses have many pieces to begin with
+    assert all(len(one) * 200 <= 6144 for one in long)
+    assert len(long) == 4
     sources = [source_of(*[4] * (length % 7)) for length in lengths[:50]]
     decoding = Decoding(beam=2, extra_length=3)
     assert decode(RandomModel(3), sources, decoding) == [search(RandomModel(3), [source], decoding)[0] for source in sources]

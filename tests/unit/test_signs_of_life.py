@@ -1,0 +1,101 @@
+"""A task that translates says so for as long as it takes: what a stall time-out waits for is not how fast a model is."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_scoring_files import LINES, PIECES, Source, made
+from test_translation_orders import OBJECTIVE
+
+from crosstrain.backends.translating import Translating
+from crosstrain.data.text import END
+from crosstrain.engine.protocol.impossible_answers import ImpossibleAnswerError
+from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.translation_messages import still_decoding_message
+from crosstrain.engine.task import CommandLoop
+from crosstrain.engine.translation.decodings import Decoded
+from crosstrain.engine.translation.orders import TranslationOrders
+from crosstrain.launch.driver.outstanding_requests import MOST_SIGNS, OutstandingRequests
+from crosstrain.models.decoding.settings import GREEDY
+
+STEPS, STEP_SECONDS = 5, 0.06
+
+
+class SlowModel:
+    """Says a piece after a while each, and ends every translation after so many."""
+
+    def begin(self, sources):
+        self.place = 0
+
+    def advance(self, tokens_n, rows_n):
+        time.sleep(STEP_SECONDS)
+        self.place += 1
+        found_nv = np.full((len(rows_n), PIECES), -9.0, np.float32)
+        found_nv[:, END if self.place == STEPS else 7] = -0.1
+        return found_nv
+
+
+@pytest.fixture(scope="module")
+def translating(tmp_path_factory):
+    return Translating(made(tmp_path_factory.mktemp("data"), Source()), OBJECTIVE, SlowModel(), 0, 1)
+
+
+def ordered():
+    """Orders for all lines, and what the first leading task is asked."""
+    orders = TranslationOrders(OBJECTIVE.translation, "test", Decoded(len(LINES), GREEDY), 1)
+    (message,) = orders.messages
+    command = Message(message.kind, {**message.fields, "sequence": 1})
+    asked = OutstandingRequests([0])
+    asked.started(["worker-0"], ["worker-0"])
+    asked.of_leader("worker-0", command)
+    return orders, command, asked
+
+
+def said(message):
+    return Message(message.kind, {**message.fields, "from": "worker-0"})
+
+
+def test_a_task_says_that_it_is_at_it_between_two_steps(translating, monkeypatch):
+    monkeypatch.setattr("crosstrain.engine.task.INTERVAL_SECONDS", STEP_SECONDS / 2)
+    orders, command, asked = ordered()
+    sent, commands = [], iter([command, Message("close")])
+    session = SimpleNamespace(translating=lambda: translating, drain=list, close=lambda: None)
+    stream, states = SimpleNamespace(send=sent.append), SimpleNamespace(wait=lambda: None)
+    CommandLoop(session, stream, SimpleNamespace(next=lambda: next(commands)), states, reports=True).run()
+    assert [asked.wrong_with(0, said(message)) for message in sent] == [None] * len(sent)
+    *signs, answer, done = sent
+    assert STEPS - 1 <= len(signs) <= STEPS + 1  # more where the machine paused before the first
+    assert (answer["complete"], done.kind) == (True, "done")
+    for message in signs:
+        orders.add(0, message)
+        assert (orders.complete, orders.seconds) == (False, 0.0)
+    orders.add(0, answer)
+    assert orders.complete
+    assert orders.sums["translated_sentences"] == len(LINES)
+
+
+def test_every_step_is_an_occasion_to_say_it(translating):
+    told = []
+    translating.scored("test", 0, 1, GREEDY, lambda: told.append(1))
+    assert len(told) == STEPS + 1
+
+
+def test_signs_of_life_are_of_what_is_asked_and_have_an_end():
+    orders, command, asked = ordered()
+    other = Message("decode", {**command.fields, "start": 7})
+    assert "nobody asked for" in asked.wrong_with(0, said(still_decoding_message(other)))
+    with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
+        orders.add(0, still_decoding_message(other))
+    sign = said(still_decoding_message(command))
+    assert {asked.wrong_with(0, sign) for _ in range(MOST_SIGNS)} == {None}
+    assert "more often than there can be" in asked.wrong_with(0, sign)
+
+
+def test_a_sign_of_life_is_no_answer():
+    _, command, asked = ordered()
+    assert asked.wrong_with(0, said(still_decoding_message(command))) is None
+    done = {"from": "worker-0", "sequence": 1, "command": "decode", "seconds": 0.1, "drain_seconds": 0.0}
+    assert "without its answer" in asked.wrong_with(0, Message("done", done))
