@@ -1,10 +1,12 @@
-"""Exports of a model that translates: what is said of their weights."""
+"""Exports of a model that translates: the code of their README, in processes of the plain frameworks, and what is said of the weights."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from digit_pairs import lines
@@ -19,6 +21,21 @@ pytestmark = pytest.mark.cluster
 
 PIECES = 60
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.5.1|greedy,+50|sentences:500"
+FORMATS = {
+    "torch": "translate = lambda rows: program(torch.tensor(rows)).tolist()",
+    "savedmodel": """
+translate = lambda rows: model.signatures["serving_default"](pieces=tf.constant(rows, tf.int32))["pieces"].numpy().tolist()
+""",
+}
+BATCH = """
+import json, sys
+rows = [vocabulary.encode(line, add_eos=True) for line in ("one", "two three four five", "nine nine")]
+longest = max(map(len, rows))
+together = translate([row + [0] * (longest - len(row)) for row in rows])
+alone = [translate([row])[0] for row in rows]
+assert not any(name.partition(".")[0] == "crosstrain" for name in sys.modules)
+print(json.dumps([together, alone, vocabulary.decode([piece for piece in alone[0] if piece > 2])]))
+"""
 
 
 def trainer(*arguments):
@@ -40,6 +57,41 @@ def run(tmp_path_factory):
     signatures = {"training": SIGNATURE, "end": SIGNATURE.replace("greedy", "beam4,penalty0.6")}
     (folder / "job.json").write_text(json.dumps({"schema": 1, "backend": "torch", "translation_signatures": signatures}))
     return folder
+
+
+@pytest.fixture(scope="module")
+def translated(run):
+    """What the README's code prints of each format, and then pieces of a batch, of its sentences alone, and the text of the first."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(FORMATS, pool.map(lambda name: _translated(run, name), FORMATS), strict=True))
+
+
+def _translated(run, name):
+    folder = run.parent / f"{run.name}-{name}"
+    trainer("export", run, "--format", name, "-o", folder)
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    script = f"{code}\n{FORMATS[name]}\n{BATCH}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    *printed, last = done.stdout.splitlines()
+    return printed, *json.loads(last)
+
+
+def said(rows):
+    return [[piece for piece in row if piece != 0] for row in rows]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_readmes_code_translates_without_trainer(translated, name):
+    printed, together, alone, text = translated[name]
+    assert printed == [text]
+    assert all(row for row in said(alone))
+    assert {len(row) for row in together} == {max(map(len, alone))}
+    assert said(together) == said(alone)
+
+
+def test_both_formats_are_one_model(translated):
+    assert said(translated["torch"][2]) == said(translated["savedmodel"][2])
 
 
 def test_figures_are_claimed_of_the_weights_that_were_evaluated(run, tmp_path):

@@ -75,8 +75,13 @@ def on_both(run, numbers, *options):
     return torch, tf
 
 
-def test_both_backends_translate_alike(run):
-    assert alike(*on_both(run, NUMBERS[:20])) == 1.0
+def test_both_backends_translate_alike_in_a_batch_and_alone(run):
+    numbers = NUMBERS[:20]
+    with ThreadPoolExecutor() as pool:
+        torch = pool.submit(translations, run, numbers, "--backend", "torch")
+        by_alone, tf = alone_and_together(run, numbers, "--backend", "tf")
+    assert alike(torch.result(), tf) == 1.0
+    assert alike(tf, by_alone) == 1.0
 
 
 @pytest.mark.slow
@@ -102,16 +107,22 @@ def test_two_thousand_sentences_alike_on_both_backends_and_alone(run, beam):
 
 def alone(run, numbers, *options):
     """Translations of sentences that are a batch each: the next line is written when the last is translated."""
-    found = []
+    return alone_and_together(run, numbers, *options)[0]
+
+
+def alone_and_together(run, numbers, *options):
+    """What `alone` gives, and then translations of all of them at once, by the same process."""
+    given, found = lines("en", numbers), []
     with subprocess.Popen(
         [*TRAINER, "translate", str(run.path), "--json", "--trust-run", *map(str, options)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        for line in lines("en", numbers):
-            process.stdin.write(f"{line}\n")
-            found.append(json.loads(process.stdout.readline())["translations"])
+        for part in (*([line] for line in given), given):
+            process.stdin.write(text(part))
+            process.stdin.flush()
+            found += [json.loads(process.stdout.readline())["translations"] for _ in part]
         process.stdin.close()
-    return found
+    return found[: len(given)], found[len(given) :]
 
 
 @pytest.mark.slow
