@@ -92,8 +92,8 @@ class CheckpointSaver:
     """Writes a run's checkpoints; the `CheckpointSink` of its training loop.
 
     `answer` sends a message of that kind to the task (see `engine.protocol.state_transfer`); `spent` returns the seconds spent so far, for
-    the checkpoint. `same_machine`: the task is on this machine, as its launcher has it. Only then is memory read: it is the node that says of
-    which process, and at which addresses.
+    the checkpoint. `same_machine`: the task is on this machine, as its launcher has it. Only then is memory read: it is the node that says
+    of which process, and at which addresses.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 """Whatever a host's probe answers, the driver names the host where that cannot be, and has nobody do what it says."""
 
+import json
 import socket
 import threading
 from contextlib import ExitStack, contextmanager, suppress
@@ -143,3 +144,8 @@ def test_a_probe_tells_of_a_file_whose_name_is_no_unicode():
     told = answer(Message("data", {"data": "digits", "data_dir": "/no/such/\udcff"}))
     assert wrong_with_answer("data", {}, told) is None
     assert "/no/such/\\udcff" in told["text"]
+
+
+def test_what_this_machine_says_of_itself_is_let_through():
+    said = answer(Message("describe", {"backend": "torch"}))
+    assert wrong_with_answer("describe", {}, Message(said.kind, json.loads(json.dumps(dict(said.fields))))) is None

@@ -40,7 +40,14 @@ MOST = {
 """As much of each as a sample may have."""
 
 SAMPLED = {
-    "problems": [[], ["é" * 1_000_000], [""] * 600_000, ["\x01" * MOST_PROBLEM_CHARACTERS] * MOST_PROBLEMS, MOST["problems"], [LONGEST] * 65],
+    "problems": [
+        [],
+        ["é" * 1_000_000],
+        [""] * 600_000,
+        ["\x01" * MOST_PROBLEM_CHARACTERS] * MOST_PROBLEMS,
+        MOST["problems"],
+        [LONGEST] * 65,
+    ],
     "gpus": [None, [{}] * 1024, [{}] * 300_000, [GPU] * 500, MOST["gpus"], [{"power_watts": 1e300}], [{"tasks": ["worker-1"] * 100_000}]],
     "interfaces": [None, {}, {"é" * 1_000_000: [1, 1]}, {f"{number:é>255}": [0, 0] for number in range(4000)}, MOST["interfaces"]],
     "tasks": [[], [TASK], MOST["tasks"], [TASK] * 14_000],

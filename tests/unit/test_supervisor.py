@@ -253,7 +253,9 @@ def test_an_agent_that_cannot_start_a_task_tells_of_the_task_and_goes_on(agent, 
     for message in (error, death):
         assert wrong_with(0, message, {"worker-0": 0}) is None
         failures.record(0, message)
-    assert str(failures.death_of(0, "node 0", death)).startswith("task worker-0 on node 0 could not be started (IsADirectoryError: [Errno 21]")
+    assert str(failures.death_of(0, "node 0", death)).startswith(
+        "task worker-0 on node 0 could not be started (IsADirectoryError: [Errno 21]"
+    )
     stream.send(Message("stop", {"grace_seconds": 0.0}))
     heard(stream, "stopped")
     stream.send(Message("finish", {"exit_code": 0}))
