@@ -67,6 +67,7 @@ class Nodes:
         self._replace = replace
         self._on_useless = on_useless
         self._coming: dict[int, float] = {}
+        self._irreplaceable: set[int] = set()
         self._restoring_seconds: float | None = None
         self._next_try = 0.0
         self._hostnames: dict[int, str | None] = {}
@@ -202,16 +203,28 @@ class Nodes:
     # How lost ones come back ----------------------------------------------------------------------------------------
 
     def restore(self, timeout_seconds: float) -> None:
-        """Have the launcher start agents in the place of nodes that are lost, and await their greetings, for so long at most.
+        """Have the launcher start agents in the place of nodes that are lost, again and again, until they greet, for so long at most.
 
-        Call while there are no tasks. Those that cannot be started, or do not greet, stay lost. Raises InterruptedRunError.
+        Call while there are no tasks. Those that cannot be started stay lost at once, others that have not greeted then. Raises
+        InterruptedRunError.
         """
         self._begin_restoring(timeout_seconds)
-        while self._coming:
+        deadline = time.monotonic() + timeout_seconds
+        afterwards, self._restoring_seconds = self._restoring_seconds, None
+        self._coming = {node: min(until, deadline) for node, until in self._coming.items()}
+        while self._coming or (self._replaceable and time.monotonic() < deadline):
             self.receive(0.2, {})
             self.raise_if_interrupted()
             self.check()
 
+            if self._replaceable and self._next_try <= time.monotonic() < deadline:
+                self._begin_restoring(deadline - time.monotonic())
+        self._restoring_seconds = afterwards
+
+    @property
+    def _replaceable(self) -> bool:
+        """Whether a node is lost that has not broken the protocol, and the launcher, when asked last, could start an agent for it."""
+        return any(node not in self.members.broken and node not in self._irreplaceable for node in self.members.lost)
     def keep_restoring(self, timeout_seconds: float | None) -> None:
         """While tasks train on the others, try again and again to have lost nodes back; each has so long to greet. None: no more."""
         self._restoring_seconds = timeout_seconds
@@ -229,7 +242,9 @@ class Nodes:
                 raise RunFailedError(f"no agent can be started in the place of {self.name(node)}: {error}", f"agent-{node}") from error
             if channel is None:
                 continue
+                self._irreplaceable.add(node)
             self._coming[node] = time.monotonic() + timeout_seconds
+            self._irreplaceable.discard(node)
             self.channels[node] = channel
             self.asked.of_new_agent(node)
             self._silent.discard(node)

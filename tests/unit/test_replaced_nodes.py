@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -11,6 +12,9 @@ from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.monitor.host import describe_host
+
+GONE = -1
+"""In place of a protocol: an agent that ends at once, as where its host refuses connections."""
 
 
 class Cluster:
@@ -49,7 +53,9 @@ class Cluster:
         if protocol is None:
             return None
         channel = self.channel(node)
-        if protocol:
+        if protocol == GONE:
+            self.ends[node][1].shutdown(socket.SHUT_RDWR)
+        elif protocol:
             self.greet(node, protocol)
         return channel
 
@@ -113,6 +119,33 @@ def test_nodes_are_tried_again_while_others_work_and_told_of_once_they_answer(mo
         assert told.is_set()
         assert cluster.coming == []
         assert len(cluster.useless) == 1
+
+
+def test_a_host_that_refuses_at_first_is_tried_until_it_is_back(monkeypatch):
+    """As one does that starts anew."""
+    monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
+    with ExitStack() as files:
+        cluster = Cluster(files, 2, [GONE, GONE, PROTOCOL])
+        cluster.lose(1)
+        cluster.nodes.restore(30.0)
+        assert (cluster.nodes.answering, list(cluster.nodes.lost), cluster.coming) == ({0, 1}, [], [])
+
+
+def test_a_host_that_refuses_is_tried_for_so_long_and_not_where_nothing_can_be_started(monkeypatch):
+    monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
+    with ExitStack() as files:
+        cluster = Cluster(files, 2, [GONE] * 1000)
+        cluster.lose(1)
+        began = time.monotonic()
+        cluster.nodes.restore(1.0)
+        assert time.monotonic() - began >= 1.0
+        assert len(cluster.coming) < 999
+        assert list(cluster.nodes.lost) == [1]
+        cluster.coming = [GONE]
+        began = time.monotonic()
+        cluster.nodes.restore(60.0)
+        assert time.monotonic() - began < 30
+        assert (list(cluster.nodes.lost), cluster.coming) == ([1], [])
 
 
 def test_the_only_node_is_replaced_again_and_again():
