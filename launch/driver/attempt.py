@@ -267,7 +267,9 @@ class Attempt:
 
     def regroup(self, answering: Collection[int]) -> bool:
         """Have training stop with a checkpoint where nodes answer that it lacks; return whether that is on its way."""
-        if not self._regroups and not self._ended and frozenset(answering) > frozenset(self.training.places):
+        if self._ended:
+            return False  # what comes after it decides that
+        if not self._regroups and frozenset(answering) > frozenset(self.training.places):
             self._regroups = self.loop.pause()
         return self._regroups
 
@@ -383,12 +385,21 @@ class Restarts:
         return training
 
     def regroup(self, attempt: Attempt) -> TrainingJob:
-        """End an attempt in good order that has stopped since nodes are back; return what the next one trains, on all that answer."""
+        """End an attempt in good order that has stopped since nodes are back; return what the next one trains, on all that answer.
+
+        Those that are still lost are sought on.
+        """
         attempt.end(politely=True)
         infer_isolation(self._nodes.channels, self._nodes.hosts)
         answering = sorted(self._nodes.answering)
         self._tell_replaced(node for node in answering if node not in attempt.training.places)
+        self._seek_others(answering)
         return self._on(answering, attempt.training)
+
+    def _seek_others(self, answering: Collection[int]) -> None:
+        """While training goes on with these nodes, have the others sought, where the run has more."""
+        asked = self._training.asked
+        self._nodes.keep_restoring(asked.start_timeout if len(answering) < asked.nodes else None)
 
     def _replace_lost(self, decision: Restart) -> None:
         """Have the launcher put agents in the place of lost nodes, and wait for them."""
@@ -422,8 +433,7 @@ class Restarts:
         answering = sorted(nodes.answering)
         fewest = decision.min_nodes if isinstance(decision, Restart) else None
         if fewest is not None and fewest <= len(answering):
-            lacking = len(answering) < self._training.asked.nodes
-            nodes.keep_restoring(self._training.asked.start_timeout if lacking else None)
+            self._seek_others(answering)
             return self._on(answering, before)
         enough = set(before.places) <= nodes.answering if isinstance(decision, Restart) else decision.nodes <= len(answering)
         if not enough:

@@ -109,9 +109,10 @@ class Nodes:
             self.members.lose(node)
         if self._restoring_seconds is None:
             return
-        if not self._coming and self.when_more_answer(self.answering):
+        due = time.monotonic() >= self._next_try  # one that is back is used with others that come until then, and waits for none that hangs
+        if (due or not self._coming) and self.when_more_answer(self.answering):
             self._restoring_seconds = None
-        elif not self._coming and self.members.lost and time.monotonic() >= self._next_try:
+        elif due and self.members.lost:
             self._begin_restoring(self._restoring_seconds)
 
     # What they say --------------------------------------------------------------------------------------------------
@@ -208,15 +209,14 @@ class Nodes:
         Call while there are no tasks. Those that cannot be started stay lost at once, others that have not greeted then. Raises
         InterruptedRunError.
         """
-        self._begin_restoring(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         afterwards, self._restoring_seconds = self._restoring_seconds, None
         self._coming = {node: min(until, deadline) for node, until in self._coming.items()}
+        self._begin_restoring(timeout_seconds)
         while self._coming or (self._replaceable and time.monotonic() < deadline):
             self.receive(0.2, {})
             self.raise_if_interrupted()
             self.check()
-
             if self._replaceable and self._next_try <= time.monotonic() < deadline:
                 self._begin_restoring(deadline - time.monotonic())
         self._restoring_seconds = afterwards
@@ -225,6 +225,7 @@ class Nodes:
     def _replaceable(self) -> bool:
         """Whether a node is lost that has not broken the protocol, and the launcher, when asked last, could start an agent for it."""
         return any(node not in self.members.broken and node not in self._irreplaceable for node in self.members.lost)
+
     def keep_restoring(self, timeout_seconds: float | None) -> None:
         """While tasks train on the others, try again and again to have lost nodes back; each has so long to greet. None: no more."""
         self._restoring_seconds = timeout_seconds
@@ -241,10 +242,10 @@ class Nodes:
             except OSError as error:
                 raise RunFailedError(f"no agent can be started in the place of {self.name(node)}: {error}", f"agent-{node}") from error
             if channel is None:
-                continue
                 self._irreplaceable.add(node)
-            self._coming[node] = time.monotonic() + timeout_seconds
+                continue
             self._irreplaceable.discard(node)
+            self._coming[node] = time.monotonic() + timeout_seconds
             self.channels[node] = channel
             self.asked.of_new_agent(node)
             self._silent.discard(node)

@@ -1,15 +1,18 @@
 """``--max-restarts``: tasks and agents are killed at random moments, and the run ends as if nothing had been."""
 
 import json
+import os
+import signal
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from restart_runs import agent, kill_when, losses, names, pids, train, when
 
 from crosstrain.checkpoint import list_checkpoints
-from crosstrain.core.errors import RunFailedError
+from crosstrain.core.errors import ResumableRunError, RunFailedError
 from crosstrain.launch.launchers.local import LocalLauncher
 from crosstrain.records.store.run_directory import RunReader
 
@@ -104,3 +107,37 @@ def test_a_run_goes_on_with_the_nodes_that_are_left_and_with_all_once_they_are_b
     assert nodes == [[0, 1], [0, 1, 2]]
     assert summary["steps"] == losses(path).size == 12_000
     assert summary["restarts"] == 2
+
+
+class OneByOne(LocalLauncher):
+    """Nodes that are lost cannot be had back until they are among `there`."""
+
+    there: ClassVar[set[int]] = set()
+
+    def replace(self, node):
+        return super().replace(node) if node in self.there else None
+
+
+def resized(path):
+    return [event.detail["nodes"] for event in RunReader(path).events() if event.event == "run_resized"]
+
+
+@pytest.mark.usefixtures("signals_as_before")
+def test_of_two_lost_nodes_each_is_used_when_it_is_back(tmp_path, monkeypatch):
+    import restart_runs
+
+    monkeypatch.setattr(restart_runs, "LocalLauncher", OneByOne)
+    monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.5)
+    OneByOne.there.clear()
+    path = tmp_path / "run"
+    threads = [
+        when(path, list_checkpoints, lambda: [lost.kill() for lost in [agent(1), agent(2)]]),
+        when(path, lambda run: resized(run)[-1:] == [[0]], lambda: OneByOne.there.add(2)),
+        when(path, lambda run: resized(run)[-1:] == [[0, 2]], lambda: OneByOne.there.add(1)),
+        when(path, lambda run: resized(run)[-1:] == [[0, 1, 2]], lambda: os.kill(os.getpid(), signal.SIGTERM)),
+    ]
+    with pytest.raises(ResumableRunError):
+        train(tmp_path, "run", max_restarts=2, min_nodes=1, **{**CADENCE, "nodes": 3, "global_batch_size": 32, "steps": 10_000_000})
+    for thread in threads:
+        thread.join()
+    assert resized(path)[-3:] == [[0], [0, 2], [0, 1, 2]]

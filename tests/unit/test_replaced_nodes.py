@@ -148,6 +148,25 @@ def test_a_host_that_refuses_is_tried_for_so_long_and_not_where_nothing_can_be_s
         assert (list(cluster.nodes.lost), cluster.coming) == ([1], [])
 
 
+@pytest.mark.parametrize(("coming", "used"), [([PROTOCOL, 0], {0, 1}), ([0, GONE, PROTOCOL], {0, 2})])
+def test_a_node_that_is_back_is_used_though_another_hangs(monkeypatch, coming, used):
+    """Nor does one that refuses wait with its next try for one that hangs."""
+    monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.2)
+    with ExitStack() as files:
+        cluster = Cluster(files, 3, coming)
+        told = []
+        cluster.nodes.when_more_answer = lambda answering: told.append(set(answering)) or answering == used
+        cluster.lose(1)
+        cluster.lose(2)
+        cluster.nodes.keep_restoring(60.0)
+        for _ in range(100):
+            cluster.nodes.receive(0.05, {})
+            cluster.nodes.check()
+            if used in told:
+                break
+        assert told[-1] == used
+
+
 def test_the_only_node_is_replaced_again_and_again():
     """With its channel ends the thread that serves the channels; another one serves the next."""
     rounds = 30
