@@ -165,10 +165,11 @@ def _write_status(writer: RunWriter, ending: Ending, before: Mapping[str, Any] |
 def leave_to_starter(failure: BaseException | None, *, saved: bool) -> None:
     """Have a run end with the code of one to go on with, where a loss has ended it and its processes are going to be started again.
 
-    `saved`: this start has got as far as a checkpoint. One that has not, and lost no node but a task, may do so for ever: then its code
-    remains that of a failure, which whoever starts it counts. A node that is lost has an end of its own, which is counted.
+    `saved`: this start has got as far as a checkpoint. One that has not may lose the same for ever: then its code remains that of a
+    failure, which whoever starts it counts. So it is with a node too, which may have no end of its own to be counted: one that was cut off
+    for a while ends with the code of the others.
     """
-    if isinstance(failure, NodeLostError) or (saved and isinstance(failure, TaskDiedError | StalledRunError)):
+    if saved and isinstance(failure, NodeLostError | TaskDiedError | StalledRunError):
         failure.exit_code = ResumableRunError.exit_code
 
 

@@ -28,8 +28,8 @@ FOR_EVER = Message("refused", {"reason": "its job differs", "for_now": False})
 @pytest.mark.parametrize(
     ("failure", "saved", "code"),
     [
-        (NodeLostError("a node", "agent-1", 1), False, 75),
         (NodeLostError("a node", "agent-1", 1), True, 75),
+        (NodeLostError("a node", "agent-1", 1), False, 1),
         (TaskDiedError("a task", "worker-1", 1), True, 75),
         (TaskDiedError("a task", "worker-1", 1), False, 1),
         (StalledRunError("stalled", "worker-1"), True, 75),
@@ -40,7 +40,7 @@ FOR_EVER = Message("refused", {"reason": "its job differs", "for_now": False})
     ],
 )
 def test_a_loss_is_to_be_gone_on_from_and_no_other_failure(failure, saved, code):
-    """A task that dies without a checkpoint in between would do so for ever, if whoever starts it did not count."""
+    """What is lost without a checkpoint in between, or is only cut off, may be so for ever: whoever starts it has to count."""
     leave_to_starter(failure, saved=saved)
     outcome = Outcome.of(failure)
     assert (outcome.exit_code, outcome.state) == (code, "succeeded" if failure is None else "failed")
