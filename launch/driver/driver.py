@@ -178,11 +178,15 @@ class Driver:
         return summary
 
     def _meet_nodes(self, ending: Ending) -> tuple[Nodes, Hosts, float]:
-        """Start or await the nodes; return them, what they are, and until when the tasks may take to start."""
-        deadline = time.monotonic() + self.job.start_timeout
+        """Start or await the nodes; return them, what they are, and until when the tasks may take to start.
+
+        A launcher that has to wait for nodes has the start time-out for that, and the start of what runs on them has another.
+        """
         recording = self._recording
+        channels = self._launcher.start()
+        deadline = time.monotonic() + self.job.start_timeout
         nodes = Nodes(
-            self._launcher.start(),
+            channels,
             recording.sample,
             recording.log,
             recording.trace,

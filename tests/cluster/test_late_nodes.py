@@ -1,0 +1,35 @@
+"""Nodes that are there only after a while: the start time-out is theirs, and what runs on them has another."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from crosstrain.core.settings.sources import resolve
+from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.launch.driver import driver
+from crosstrain.launch.launchers.local import LocalLauncher
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+JOB = {"backend": "toy", "nodes": 2, "network": "host", "steps": 4, "eval_every": "end", "tensorboard": False, "start_timeout": 6.0}
+
+
+class Late(LocalLauncher):
+    """Takes all of the time that a start may take."""
+
+    def start(self):
+        channels = super().start()
+        time.sleep(self.job.start_timeout)
+        return channels
+
+
+def test_what_nodes_took_to_come_is_not_taken_from_the_start_of_tasks(tmp_path, monkeypatch):
+    toy = str(Path(__file__).parent.parent / "toy")
+    monkeypatch.syspath_prepend(toy)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([toy, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    job = resolve({**JOB, "out": tmp_path, "name": "run"}, {}).job
+    launcher = Late(job, lambda text: None)
+    _, summary = driver.run(job, sources={}, progress=QuietProgress(), command=["test"], launcher=launcher)
+    assert summary["steps"] == 4
