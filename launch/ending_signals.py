@@ -12,13 +12,14 @@ from ..core.process import NOTICES
 __all__ = ["EndingSignals"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
+"""The third is that of a terminal which is closed; a command under nohup ignores it, and goes on."""
 
 
 class EndingSignals:
     """Within the block the first signal calls `in_good_order`, a second one `at_once`, both in the handler of the main thread.
 
-    A notice of a batch system, which may send several, is never the second. Once interrupted, a signal that comes after the block must
-    not change the exit code, and is ignored.
+    SIGHUP is left alone where it is ignored, as under nohup. A notice of a batch system, which may send several, is never the second. Once
+    interrupted, a signal that comes after the block must not change the exit code, and is ignored.
     """
 
     def __init__(self, in_good_order: Callable[[], None], at_once: Callable[[], NoReturn]) -> None:
@@ -39,7 +40,8 @@ class EndingSignals:
             self._in_good_order()
 
     def __enter__(self) -> EndingSignals:
-        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        heard = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._on_signal) for number in heard}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

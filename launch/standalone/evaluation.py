@@ -55,7 +55,7 @@ class Evaluator:
     def evaluate(self, state: State, split: Split, *, logits: bool) -> Evaluated:
         """Evaluate on every example of a split. Every process is ended when this returns or raises, whatever happened.
 
-        Raises RunFailedError where the task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2.
+        Raises RunFailedError where the task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP (unless ignored), SIGUSR1 or SIGUSR2.
         """
         with self._task as task:
             task.start(state)

@@ -34,7 +34,7 @@ class StandaloneTask:
 
     It opens the job's data itself; `data` is the same store, perhaps normalised by other numbers than its own. Every process is ended with
     the context, whatever happened. Raises UsageError where the job asks for what its backend does not declare, RunFailedError where the
-    task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2.
+    task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP (unless ignored), SIGUSR1 or SIGUSR2.
     """
 
     def __init__(self, job: Job, model: ModelSpec, data: StoredDataset, warn: Callable[[str], None]) -> None:

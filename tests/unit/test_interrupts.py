@@ -1,10 +1,12 @@
-"""Ctrl-C that comes while Python discards what is raised."""
+"""Signals that ask a command to end, at moments and in places where they may be lost, or are not meant for it."""
 
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from crosstrain.launch.ending_signals import EndingSignals
 
 SCRIPT = """
 import os, sys
@@ -32,3 +34,15 @@ def test_an_interrupt_in_a_finaliser_is_not_forgotten(number):
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(int(number))], capture_output=True, text=True)
     assert done.stdout == "went on\ninterrupted\n", done.stderr
     assert "Exception ignored in" in done.stderr
+
+
+@pytest.mark.usefixtures("signals_as_before")
+@pytest.mark.parametrize(("inherited", "expected"), [(signal.SIG_DFL, ["in good order"]), (signal.SIG_IGN, [])])
+def test_a_terminal_that_is_closed_ends_a_run_unless_it_was_started_to_outlive_that(inherited, expected):
+    """``nohup trainer run … &``: what is ignored when a command starts stays so."""
+    signal.signal(signal.SIGHUP, inherited)
+    did = []
+    with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")) as signals:
+        signal.raise_signal(signal.SIGHUP)
+        assert (did, signals.interrupted) == (expected, bool(expected))
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # of one that was interrupted, a late signal is nothing more
