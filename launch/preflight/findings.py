@@ -21,6 +21,11 @@ MOST_CLOCK_SECONDS = 1.0
 LEAST_MEMORY_BYTES = 2**30
 """A worker that has loaded its framework takes half of it or more."""
 
+OPEN_PORTS = (
+    "open the hosts' ports for each other (tasks take free ones of the system's range), or name addresses of a network that they share"
+)
+MORE_TIME = "give the hosts more time: --timeout of `trainer doctor`, --start-timeout of a run"
+
 
 @dataclass(frozen=True)
 class Here:
@@ -56,6 +61,7 @@ def findings(
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))
     of_gpus = iter(_gpus(reports, answering, gpus))
+    names = {report.host for report in reports}
     found: list[Finding] = []
     for report in reports:
         if report.problem is not None:
@@ -69,7 +75,7 @@ def findings(
         found += _machine_findings(report, machines)
         found += next(of_gpus)
         found += _content(report, here)
-        found += _network(report)
+        found += _network(report, len(names) - 1)
     return found
 
 
@@ -177,18 +183,23 @@ def _data(host: str, answer: Mapping[str, Any], here: Here) -> Finding:
     return Finding(host, "ok", "data", "the same as here")
 
 
-def _network(report: HostReport) -> Iterator[Finding]:
+def _network(report: HostReport, others: int) -> Iterator[Finding]:
+    """Say where a host is, and whether it reaches so many others."""
     address = report.described.get("address")
     if address is None:
         yield Finding(report.host, "bad", "network", "does not say under which address the others reach it")
         return
     name = next((name for name, one in report.described["host"]["interfaces"].items() if address in one["addresses"]), None)
     where = f"{address} on {name}" if name is not None else address
-    if not report.unreachable:
+    if report.unreachable:
+        listed = "; ".join(f"{peer}: {why}" for peer, why in report.unreachable.items())
+        yield Finding(report.host, "bad", "network", f"{where}; does not reach {listed}", OPEN_PORTS)
+    elif not others:
+        yield Finding(report.host, "ok", "network", where)
+    elif report.unreachable is None:
+        yield Finding(report.host, "odd", "network", f"{where}; did not try the others within the time", MORE_TIME)
+    elif report.tried == others:
         yield Finding(report.host, "ok", "network", f"{where}; reaches the others")
-        return
-    listed = "; ".join(f"{peer}: {why}" for peer, why in report.unreachable.items())
-    remedy = (
-        "open the hosts' ports for each other (tasks take free ones of the system's range), or name addresses of a network that they share"
-    )
-    yield Finding(report.host, "bad", "network", f"{where}; does not reach {listed}", remedy)
+    else:
+        reached = f"reaches {report.tried} of {others} others" if report.tried else "reaches nobody yet"
+        yield Finding(report.host, "odd", "network", f"{where}; {reached}, as no more could be tried")

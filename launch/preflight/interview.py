@@ -25,6 +25,11 @@ TIME_QUESTIONS = 3
 ALL_PAIRS_UP_TO = 16
 """Hosts: with more of them each tries the next one, the second, the fourth, the eighth … after it, which reaches every switch between."""
 
+REACH_SECONDS = 6.0
+REACH_SHARE = 0.25
+"""Of the time so many seconds, but no larger share, are kept for the hosts to try each other, whatever one of them takes to answer: a peer
+that does not answer is given up after 3 s, and there may be another before it."""
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -40,7 +45,8 @@ class HostReport:
     """What is known of a host. `problem`: why it does not answer, None where it does.
 
     `described` is what the probe says of the host. Its clock is ahead of this one's by `ahead_seconds`, give or take `error_seconds`.
-    `data` and `model` are answers, None where nothing was asked. `unreachable` says by host why a peer cannot be reached from here.
+    `data` and `model` are answers, None where nothing was asked. `tried` is how many others there were to try,
+    and `unreachable` says by host why one cannot be reached from here; None where that is not known.
     """
 
     host: str
@@ -51,7 +57,8 @@ class HostReport:
     data: Message | None = None
     model: Message | None = None
     port: int | None = None
-    unreachable: dict[str, str] = field(default_factory=dict)
+    tried: int = 0
+    unreachable: dict[str, str] | None = None
 
 
 class _ProbeEndedError(Exception):
@@ -67,9 +74,10 @@ def interview(
     interrupts.
     """
     deadline = time.monotonic() + timeout_seconds
-    reports = [HostReport(probe.host, f"does not answer within {timeout_seconds:g} s") for probe in probes]
+    kept_seconds = min(REACH_SECONDS, REACH_SHARE * timeout_seconds)
+    reports = [HostReport(probe.host, f"does not answer within {timeout_seconds - kept_seconds:g} s") for probe in probes]
     pairs = list(zip(probes, reports, strict=True))
-    _side_by_side([partial(_ask, probe, report, backend, job) for probe, report in pairs], deadline, interrupted)
+    _side_by_side([partial(_ask, probe, report, backend, job) for probe, report in pairs], deadline - kept_seconds, interrupted)
     there = [(probe, report) for probe, report in pairs if report.problem is None]
     ports = {report.host: (report.described["address"], report.port) for _, report in there if report.described.get("address")}
     _side_by_side([partial(_reach, probe, report, ports) for probe, report in there], deadline, interrupted)
@@ -136,6 +144,7 @@ def _reach(probe: Probe, report: HostReport, ports: Mapping[str, tuple[str, int 
     except _ProbeEndedError as error:
         report.problem = str(error)
         return
+    report.tried = len(ports) - 1 if peers else 0
     report.unreachable = {peer: problem for peer, problem in zip(peers, problems, strict=True) if problem is not None}
 
 

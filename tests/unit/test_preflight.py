@@ -1,7 +1,10 @@
 """What is wrong where: every lack of a host is named with the host, and hosts that lack nothing say so."""
 
 import json
+import socket
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.errors import RunFailedError, UsageError
-from crosstrain.engine.protocol.messages import PROTOCOL, Message
+from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.launchers.host_checks import refuse
 from crosstrain.launch.preflight.findings import Here, findings, table
 from crosstrain.launch.preflight.gpu_findings import AskedGpus
-from crosstrain.launch.preflight.interview import HostReport, peers_of
+from crosstrain.launch.preflight.interview import HostReport, Probe, interview, peers_of
 from crosstrain.launch.preflight.model_source import source_digest
 from crosstrain.launch.preflight.probe import answer
 from crosstrain.monitor.host import PACKAGES, installed_versions
@@ -29,7 +32,8 @@ def report(name="node0", **changes):
     host |= {"interfaces": interfaces} | changes.pop("host", {})
     described = {"protocol": PROTOCOL, "identity": {"boot": name, "network": "n"}, "host": host, "address": "10.0.0.1"}
     described |= changes.pop("described", {})
-    found = HostReport(name, None, described, 0.001, 0.002, Message("found", {"digest": "data"}), Message("found", {"digest": "model"}), 1)
+    model = Message("found", {"digest": "model", "package": "networks"})
+    found = HostReport(name, None, described, 0.001, 0.002, Message("found", {"digest": "data"}), model, 1, 2, {})
     for key, value in changes.items():
         setattr(found, key, value)
     return found
@@ -67,6 +71,8 @@ def test_sound_hosts_lack_nothing():
         ({"model": Message("found", {"digest": "other"})}, "model", "bad"),
         ({"described": {"address": None}}, "network", "bad"),
         ({"unreachable": {"node0": "no answer within 3 s"}}, "network", "bad"),
+        ({"unreachable": None}, "network", "odd"),
+        ({"tried": 0}, "network", "odd"),
     ],
 )
 def test_a_lack_is_the_hosts_that_has_it(changes, what, state):
@@ -111,6 +117,49 @@ def test_whoever_is_tried_by_somebody_reaches_all(count):
     while edge:
         edge = [peer for host in edge for peer in tried[host] if peer not in reached and not reached.add(peer)]
     assert reached == set(hosts)
+
+
+def probe(files, name, port=None, *, answers=True):
+    """A probe behind a socket, all in this process; it may say that it listens on another port, or nothing at all."""
+    ends = [files.enter_context(end) for end in socket.socketpair()]
+    ours, theirs = (Stream(end.makefile("rb"), end.makefile("wb")) for end in ends)
+    instead = {"describe": {"address": "127.0.0.1"}, "listen": {} if port is None else {"port": port}}
+
+    def serve():
+        while (question := theirs.receive()) is not None:
+            told = answer(question)
+            theirs.send(Message(told.kind, {**told.fields, **instead.get(question.kind, {})}))
+
+    for stream in (ours, theirs):
+        files.callback(stream.close)
+    if answers:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        files.callback(thread.join)
+    files.callback(ends[0].shutdown, socket.SHUT_RDWR)
+    return Probe(name, ours, lambda: "has ended")
+
+
+def test_hosts_try_each_other_whatever_another_one_takes_to_answer():
+    """One says nothing, and one has a port on which nobody listens."""
+    with ExitStack() as files:
+        probes = [probe(files, "node0"), probe(files, "node1", 1), probe(files, "node2", answers=False)]
+        reports = interview(probes, "torch", None, 6.0)
+        assert [one.problem for one in reports] == [None, None, "does not answer within 4.5 s"]
+        assert [one.unreachable for one in reports] == [{"node1": "Connection refused"}, {}, None]
+        found = [one for one in findings(reports, HERE, "", started_by="ssh") if one.what == "network"]
+    told = {one.host: (one.state, one.found.partition("; ")[2]) for one in found}
+    assert told["node0"] == ("bad", "does not reach node1: Connection refused")
+    assert told["node1"] == ("odd", "reaches 1 of 2 others, as no more could be tried")
+
+
+def test_whom_nobody_has_tried_is_not_said_to_be_reached():
+    def told(*reports):
+        return [one.found.partition("; ")[2] for one in findings(reports, HERE, "torch", started_by="ssh") if one.what == "network"]
+
+    assert told(report()) == [""]
+    assert told(report(tried=1), report("node1", unreachable=None)) == ["reaches the others", "did not try the others within the time"]
+    assert told(report(tried=0), report("node1", problem="is out of reach")) == ["reaches nobody yet, as no more could be tried"]
 
 
 def test_a_probe_says_what_is_there_or_why_not():
