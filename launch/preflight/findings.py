@@ -165,11 +165,12 @@ def _content(report: HostReport, here: Here) -> Iterator[Finding]:
     if report.model is not None and (here.model_digest is not None or report.model.kind != "found"):
         problem = report.model.get("text")
         if problem is not None:
-            yield Finding(report.host, "bad", "model", problem, "copy it there, to the same path, or install it")
+            yield Finding(report.host, "bad", "model", problem, "copy it there, to the same path, or install it, with what it imports")
         elif report.model["digest"] != here.model_digest:
-            yield Finding(report.host, "bad", "model", "its Python files are not those that are here", "copy them there")
+            yield Finding(report.host, "bad", "model", "its package's Python files are not those that are here", "copy them there")
         else:
-            yield Finding(report.host, "ok", "model", "the same source as here")
+            same = f"can be imported; the Python files of {report.model['package']} are those that are here"
+            yield Finding(report.host, "ok", "model", same)
 
 
 def _data(host: str, answer: Mapping[str, Any], here: Here) -> Finding:

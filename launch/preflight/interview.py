@@ -113,7 +113,7 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
         report.error_seconds, report.ahead_seconds = min((_compare_clocks(probe) for _ in range(TIME_QUESTIONS)), key=lambda each: each[0])
         report.port = _found(probe, "listen")["port"]
         if job is not None:
-            report.model = _answer(probe, "model", model=job.model)
+            report.model = _answer(probe, "model", model=job.model, backend=backend)
             report.data = _answer(probe, "data", data=job.data, data_dir=None if job.data_dir is None else str(job.data_dir))
     except _ProbeEndedError as error:
         report.problem = str(error)

@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import TrainerError
+from ...core.errors import TrainerError, UsageError
 from ...core.process import ignore_interrupts
 from ...engine.protocol.messages import MOST_ERROR_CHARACTERS, PROTOCOL, Message, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
@@ -87,10 +88,14 @@ def _open_data(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _import_model(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Find the model's module, and return the digest of its source."""
-    from .model_source import source_digest
+    """Import the model, and return the digest of its source, and what that is of. Raises UsageError where it cannot be imported."""
+    from .model_import import import_problem
+    from .model_source import model_source
 
-    return {"digest": source_digest(asked["model"])}
+    source = model_source(asked["model"])
+    if (problem := import_problem(asked["model"], asked["backend"])) is not None:
+        raise UsageError(problem)
+    return {"digest": None, "package": None} if source is None else asdict(source)
 
 
 def _open_port(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What is wrong where: every lack of a host is named with the host, and hosts that lack nothing say so."""
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -17,7 +18,7 @@ from crosstrain.launch.launchers.host_checks import refuse
 from crosstrain.launch.preflight.findings import Here, findings, table
 from crosstrain.launch.preflight.gpu_findings import AskedGpus
 from crosstrain.launch.preflight.interview import HostReport, Probe, interview, peers_of
-from crosstrain.launch.preflight.model_source import source_digest
+from crosstrain.launch.preflight.model_source import model_source, source_digest
 from crosstrain.launch.preflight.probe import answer
 from crosstrain.monitor.host import PACKAGES, installed_versions
 
@@ -175,6 +176,73 @@ def test_a_probe_says_what_is_there_or_why_not():
     problems = answer(Message("connect", {"peers": [["127.0.0.1", port], ["127.0.0.1", 1]]}))["problems"]
     assert problems[0] is None
     assert "refused" in problems[1]
+
+
+@pytest.fixture
+def networks(tmp_path, monkeypatch):
+    """A package of models that this process and those that it starts find; its forward function on torch needs no torch."""
+    package = tmp_path / "networks_of_a_test"
+    (package / "own").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "layers.py").write_text("WIDTH = 3\n")
+    (package / "own" / "__init__.py").write_text("def build(data):\n    raise NotImplementedError\n")
+    (package / "own" / "torch.py").write_text("from ..layers import WIDTH\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    yield package
+    for module in [module for module in sys.modules if module.startswith("networks_of_a_test")]:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("own/torch.py", "print('noise')\n", None),
+        ("own/torch.py", "import no_such_package_of_a_test\n", "ModuleNotFoundError: No module named 'no_such_package_of_a_test'"),
+        ("own/__init__.py", "1 / 0\n", "ZeroDivisionError"),
+        ("own/torch.py", "import sys\nsys.exit(0)\n", "ended with code 0"),
+        ("own/torch.py", "import os\nos.kill(os.getpid(), 9)\n", "was killed by SIGKILL"),
+    ],
+)
+def test_a_model_is_imported_where_it_is_to_be_trained(networks, file, text, problem):
+    """With its forward function on the backend, and with what that needs; whatever the import does."""
+    (networks / file).write_text(text)
+    told = answer(Message("model", {"model": "networks_of_a_test.own?size=3", "backend": "torch"}))
+    assert "networks_of_a_test.own" not in sys.modules
+    if problem is None:
+        assert (told.kind, told["package"]) == ("found", "networks_of_a_test")
+    else:
+        assert told.kind == "problem"
+        assert problem in told["text"]
+
+
+def test_a_models_source_has_its_siblings(networks, monkeypatch):
+    """It may import them; files that nobody can import are none of it."""
+    first = model_source("networks_of_a_test.own")
+    assert first.package == "networks_of_a_test"
+    (networks / ".#layers.py").symlink_to("nowhere")
+    (networks / ".venv").mkdir()
+    (networks / ".venv" / "other.py").touch()
+    assert model_source("networks_of_a_test.own") == first
+    (networks / "layers.py").write_text("WIDTH = 4\n")
+    assert model_source("networks_of_a_test.own").digest != first.digest
+    assert model_source("networks_of_a_test.layers").package == "networks_of_a_test"
+
+
+@pytest.mark.parametrize(("limit", "most"), [("MOST_ENTRIES", 4), ("MOST_BYTES", 100)])
+def test_of_too_large_a_package_the_part_counts_that_the_model_is_in(networks, monkeypatch, limit, most):
+    monkeypatch.setattr(f"crosstrain.launch.preflight.model_source.{limit}", most)
+    (networks / "large.py").write_text("#" * 200)
+    (networks / "data").mkdir()
+    first = model_source("networks_of_a_test.own")
+    assert first.package == "networks_of_a_test.own"
+    (networks / "own" / "torch.py").write_text("")
+    assert model_source("networks_of_a_test.own").digest != first.digest
+    (networks / "own" / "large.py").write_text("#" * 200)
+    (networks / "own" / "more.py").touch()
+    (networks / "own" / "still_more.py").touch()
+    with pytest.raises(UsageError, match="is it the right package"):
+        model_source("networks_of_a_test.own")
 
 
 def test_a_models_source_is_all_of_its_files(tmp_path, monkeypatch):
