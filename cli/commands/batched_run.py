@@ -17,9 +17,9 @@ CHECKPOINTS = "600s"
 
 DECIDED = frozenset(
     {"--name", "--nodes", "--launcher", "--resume", "--hosts", "--hostfile", "--rendezvous", "--node-rank", "--repeats", "--config"}
+    | {"--secret-file", "--print-config"}
 )
-"""Options of ``trainer run`` that whoever starts the nodes decides."""
-
+"""Options of ``trainer run`` that whoever starts the nodes decides; with the last it would train nothing."""
 
 SECRET = ("--notify", "--on-failure")
 """Options whose values may hold a password."""

@@ -20,7 +20,7 @@ from .batched_run import CHECKPOINTS, checked
 
 __all__ = ["manifest"]
 
-DECIDED = ("--out", "--bandwidth", "--cores-per-node", "--network", "--python", "--secret-file", "--print-config", "--quiet")
+DECIDED = ("--out", "--bandwidth", "--cores-per-node", "--network", "--python", "--quiet")
 """Options of ``trainer run`` that mean nothing in pods, or that the manifest decides."""
 
 RESTARTS = 3

@@ -12,7 +12,10 @@ import click
 
 from ...core.errors import RunFailedError, UsageError
 from ...core.process import python as python_command
+from ...core.settings.sources import Resolved
+from ...core.untrusted.console import note
 from ...launch.batch.slurm_script import SlurmJob, script_text
+from ...launch.launchers.remote import refuse_virtual_nodes
 from ..options import GivenPath
 from .batched_run import CHECKPOINTS, checked
 
@@ -66,7 +69,12 @@ def submit_slurm(
     Before the time limit the run saves a checkpoint and ends, and the job goes back into the queue: the next one goes on in the same run
     directory. The script is kept beside the runs, as NAME.sbatch.
     """
-    job = checked("the script of `trainer submit slurm`", config, more, nodes, name, os.environ).job
+    resolved = checked("the script of `trainer submit slurm`", config, more, nodes, name, os.environ)
+    resolved.refuse_idle_flags()
+    job = resolved.job
+    if array is not None:
+        _refuse_seed(resolved)
+    refuse_virtual_nodes(job, "Slurm")
     asked = SlurmJob(name, nodes, time_limit, warning_seconds, partition, array, options)
     out = job.out.absolute()
     if "%" in str(out):
@@ -91,3 +99,13 @@ def submit_slurm(
     number = done.stdout.strip().partition(";")[0]
     click.echo(f"job {number}: {script}")
     click.echo(f"the run: {out / name}; trainer watch {out / name}", err=True)
+
+
+def _refuse_seed(resolved: Resolved) -> None:
+    """Raise UsageError for a seed that was typed where each run of an array has one of its own; one from elsewhere is only told of."""
+    seed, source = resolved.job.seed, resolved.sources["seed"]
+    why = "with --array each run has its task's number for a seed"
+    if source == "flag":
+        raise UsageError(f"--seed: got {seed}, but {why}; leave one of the two out")
+    if source != "default":
+        note(f"seed: {seed} ({source}) is not used, as {why}")

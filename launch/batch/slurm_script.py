@@ -37,13 +37,16 @@ class SlurmJob:
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what sbatch would not take, or what would be more than one option."""
+        """Raise UsageError for what sbatch would not take, what would be more than one option, or time for nothing but the end."""
         if not _NAME.fullmatch(self.name):
             raise UsageError.of("--name", self.name, "letters, digits and ._+-, as it is the job's name too")
         if not _TIME.fullmatch(self.time):
             raise UsageError.of("--time", self.time, "minutes, or hours:minutes:seconds, such as 2:00:00, with days before: 1-12:00:00")
         if self.array is not None and not _ARRAY.fullmatch(self.array):
             raise UsageError.of("--array", self.array, "numbers of tasks, such as 0-4 or 0-9%2")
+        if 0 < (limit := _seconds(self.time)) <= 2 * self.warning_seconds:
+            allowed = f"less than half of the time limit, which is {limit} s (--time {self.time}), so that each job gets on"
+            raise UsageError.of("--warning", self.warning_seconds, allowed)
         for option, text in (("--partition", self.partition), *(("--sbatch", text) for text in self.options)):
             if text is not None and not _WORD.fullmatch(text):
                 raise UsageError.of(option, text, "letters, digits and .:/=,+@%- without a space")
@@ -51,6 +54,16 @@ class SlurmJob:
 
 def script_text(job: SlurmJob, command: Sequence[str], log: str) -> str:
     """Return the script. `command` is ``trainer run`` with what it is to train, without name, nodes and what makes it go on.
+def _seconds(time: str) -> int:
+    """Return a time limit of sbatch's in seconds; 0 is none."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)  # minutes come first
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 
     `log` is the file for what the job prints, with Slurm's own places in it (``%j``). Raises UsageError for one that sbatch would not read.
     """

@@ -68,12 +68,37 @@ def test_an_array_has_a_run_a_task():
         (["--nodes", "3", "--notify=http://me:x@h"], "--notify: is not written into a script, which others may read; set its variable"),
         (["--batch-size", "none"], "--batch-size: got 'none'"),
         (["--out", "/tmp/%j"], "Slurm has a meaning of its own for %"),
+        (["--array", "0-4", "--seed=7"], "--seed: got 7, but with --array each run has its task's number for a seed"),
+        (["--time", "2"], "--warning: got '120'; allowed: less than half of the time limit, which is 120 s (--time 2)"),
+        (["--print-config"], "--print-config: decided by the script of `trainer submit slurm`"),
+        (["--secret-file", "/secret"], "--secret-file: decided by the script of `trainer submit slurm`"),
+        (["--bandwidth", "100mbit"], "bandwidth: got '100mbit', which is for virtual nodes; these were started by Slurm"),
+        (["--min-nodes", "1"], "--min-nodes: got '1', which does nothing"),
     ],
 )
 def test_what_sbatch_would_not_take_is_refused_at_once(arguments, message):
     done = shown("quickstart", "--nodes", "2", "--time", "10", "--name", "mine", *arguments)
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("5", 300), ("5:31", 331), ("1:02:03", 3723), ("2-3", 183_600), ("1-02:03", 93_780), ("1-02:03:04", 93_784)],
+)
+def test_a_job_gets_on_before_it_is_warned(time, seconds):
+    """Else each would save what it has found, and go back into the queue for ever."""
+    with pytest.raises(UsageError, match=rf"--warning: got .* which is {seconds} s \(--time {time}\)"):
+        SlurmJob("mine", 1, time, warning_seconds=(seconds + 1) // 2)
+    assert SlurmJob("mine", 1, time, warning_seconds=(seconds - 1) // 2)
+    assert SlurmJob("mine", 1, "0")  # none at all
+
+
+def test_a_seed_from_elsewhere_that_an_array_does_not_use_is_told_of(monkeypatch):
+    monkeypatch.setenv("TRAINER_SEED", "7")
+    asked = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
+    assert "seed: 7 (environment TRAINER_SEED) is not used" in shown(*asked, "--array", "0-4").output
+    assert "not used" not in shown(*asked).output
 
 
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12), max_size=4))
