@@ -75,7 +75,8 @@ def submit_slurm(
     if array is not None:
         _refuse_seed(resolved)
     refuse_virtual_nodes(job, "Slurm")
-    asked = SlurmJob(name, nodes, time_limit, warning_seconds, partition, array, options)
+    fewer = job.max_restarts > 0 and job.min_nodes is not None and job.min_nodes < nodes
+    asked = SlurmJob(name, nodes, time_limit, warning_seconds, partition, array, options, outlives_nodes=fewer)
     out = job.out.absolute()
     if "%" in str(out):
         raise UsageError(f"out: got {str(out)!r}; Slurm has a meaning of its own for % in the name of a log, choose another folder")

@@ -25,7 +25,8 @@ class SlurmJob:
     """What Slurm is asked for. `options` are further ones of sbatch, such as ``gres=gpu:2``, as they stand behind its two dashes.
 
     `name` is the run's, and the job's; in an array each task's run has the task's number behind it, and that number for a seed. The signal
-    comes `warning_seconds` before `time` is over; a checkpoint has to be written by then.
+    comes `warning_seconds` before `time` is over; a checkpoint has to be written by then. `outlives_nodes`: the run can go on with fewer
+    nodes, so that Slurm is not to end the job where one fails; else it does, and puts the job back into the queue.
     """
 
     name: str
@@ -35,6 +36,7 @@ class SlurmJob:
     partition: str | None = None
     array: str | None = None
     options: tuple[str, ...] = ()
+    outlives_nodes: bool = False
 
     def __post_init__(self) -> None:
         """Raise UsageError for what sbatch would not take, what would be more than one option, or time for nothing but the end."""
@@ -42,18 +44,16 @@ class SlurmJob:
             raise UsageError.of("--name", self.name, "letters, digits and ._+-, as it is the job's name too")
         if not _TIME.fullmatch(self.time):
             raise UsageError.of("--time", self.time, "minutes, or hours:minutes:seconds, such as 2:00:00, with days before: 1-12:00:00")
-        if self.array is not None and not _ARRAY.fullmatch(self.array):
-            raise UsageError.of("--array", self.array, "numbers of tasks, such as 0-4 or 0-9%2")
         if 0 < (limit := _seconds(self.time)) <= 2 * self.warning_seconds:
             allowed = f"less than half of the time limit, which is {limit} s (--time {self.time}), so that each job gets on"
             raise UsageError.of("--warning", self.warning_seconds, allowed)
+        if self.array is not None and not _ARRAY.fullmatch(self.array):
+            raise UsageError.of("--array", self.array, "numbers of tasks, such as 0-4 or 0-9%2")
         for option, text in (("--partition", self.partition), *(("--sbatch", text) for text in self.options)):
             if text is not None and not _WORD.fullmatch(text):
                 raise UsageError.of(option, text, "letters, digits and .:/=,+@%- without a space")
 
 
-def script_text(job: SlurmJob, command: Sequence[str], log: str) -> str:
-    """Return the script. `command` is ``trainer run`` with what it is to train, without name, nodes and what makes it go on.
 def _seconds(time: str) -> int:
     """Return a time limit of sbatch's in seconds; 0 is none."""
     days, dash, rest = time.rpartition("-")
@@ -64,6 +64,8 @@ def _seconds(time: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+def script_text(job: SlurmJob, command: Sequence[str], log: str) -> str:
+    """Return the script. `command` is ``trainer run`` with what it is to train, without name, nodes and what makes it go on.
 
     `log` is the file for what the job prints, with Slurm's own places in it (``%j``). Raises UsageError for one that sbatch would not read.
     """
@@ -71,6 +73,7 @@ def _seconds(time: str) -> int:
         raise UsageError(f"out: got {log!r}, which cannot stand in a script for sbatch; choose a folder without quotes and line ends")
     own = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--time={job.time}"]
     own += [f"--signal=B:USR1@{job.warning_seconds}", "--requeue", "--open-mode=append", f'--output="{log}"']
+    own += ["--no-kill"] if job.outlives_nodes else []
     own += [f"--partition={job.partition}"] if job.partition is not None else []
     own += [f"--array={job.array}"] if job.array is not None else []
     own += [f"--{option}" for option in job.options]

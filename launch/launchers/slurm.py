@@ -54,7 +54,7 @@ def make(run: LaunchRequest) -> Launcher:
 
 @dataclass(frozen=True)
 class SrunStarter:
-    """Starts agents on allocated hosts, each in a step of its own of the job. `spares` are those that have no node yet."""
+    """Starts agents on allocated hosts, each in a step of its own of the job. `spares` have no node: unused ones, then lost ones."""
 
     hosts: list[Host]
     program: str
@@ -62,8 +62,9 @@ class SrunStarter:
     name = "srun"
 
     def relocate(self, node: int) -> None:
-        """Give a node whose host is lost a spare one; it keeps its own where none is left."""
+        """Give a node whose host is lost a spare one, and keep the lost one for when there is no other; without spares it stays there."""
         if self.spares:
+            self.spares.append(self.hosts[node])
             self.hosts[node] = self.spares.pop(0)
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:

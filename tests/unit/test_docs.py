@@ -58,6 +58,7 @@ OPTIONS_OF_OTHERS = {
     "--mail-type",
     "--ntasks-per-node",
     "--nproc-per-node",
+    "--no-kill",
     "--no-python",
     "--usage",
     "--ruleset",

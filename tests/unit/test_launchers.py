@@ -15,6 +15,7 @@ from crosstrain.launch.launchers.local import LocalLauncher
 from crosstrain.launch.launchers.registry import AUTOMATIC, LaunchRequest, choose_launcher
 from crosstrain.launch.launchers.remote import RemoteLauncher, shape_of_hosts
 from crosstrain.launch.launchers.rendezvous import ExternalLauncher
+from crosstrain.launch.launchers.slurm import SrunStarter
 
 JOINED = Membership("torchrun", 0, 0, ("127.0.0.1", (29500,)), {})
 HOSTS = (Host("node0"), Host("node1"))
@@ -70,3 +71,18 @@ def test_what_cannot_start_the_run_is_refused(job, given, message):
 def test_hosts_decide_the_shape():
     assert shape_of_hosts(HOSTS) == {"nodes": "2"}
     assert shape_of_hosts([Host("a", 2), replace(HOSTS[0], processes=None)]) == {"nodes": "2", "procs_per_node": "2,1"}
+
+
+def test_a_host_that_was_lost_is_the_last_that_another_node_is_put_on():
+    """It may be back when all others of Slurm's allocation have failed."""
+    a, b, c, d = (Host(name) for name in "abcd")
+    starter = SrunStarter([a, b], "srun", [c, d])
+    placed = []
+    for _ in range(4):
+        starter.relocate(1)
+        placed.append(starter.hosts[1])
+    assert placed == [c, d, b, c]
+    assert starter.hosts[0] == a
+    alone = SrunStarter([a, b], "srun", [])
+    alone.relocate(1)
+    assert (alone.hosts, alone.spares) == ([a, b], [])

@@ -101,6 +101,15 @@ def test_a_seed_from_elsewhere_that_an_array_does_not_use_is_told_of(monkeypatch
     assert "not used" not in shown(*asked).output
 
 
+@pytest.mark.parametrize(
+    ("more", "outlives"), [([], False), (["--max-restarts", "3"], False), (["--max-restarts", "3", "--min-nodes", "1"], True)]
+)
+def test_a_node_that_fails_ends_the_job_unless_the_run_goes_on_with_fewer(more, outlives):
+    """Slurm puts a job back into the queue that it has ended so, and the next one has all nodes."""
+    done = shown("quickstart", "--nodes", "2", "--time", "10", "--name", "mine", *more)
+    assert ("--no-kill" in options(done.output)) == outlives
+
+
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12), max_size=4))
 def test_whatever_is_trained_stays_one_command(words):
     """The shell hands on each word as it was given."""
