@@ -120,6 +120,23 @@ def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
 
 
 @pytest.mark.clusters
+@pytest.mark.parametrize("how", [[], ["--signal=TERM", "--batch"]], ids=["plain", "by-signal"])
+def test_a_job_that_is_cancelled_has_a_checkpoint_and_stays_out_of_the_queue(cluster, tmp_path, how):
+    """Slurm asks all of its processes to end, of which agents and tasks leave that to the driver."""
+    asked = ["quickstart", "--nodes", "3", "--time", "10", "--name", "run", "--out", str(tmp_path)]
+    more = ["--backend", "torch", "--steps", "100000000", "--checkpoint-every", "1000000steps", "--eval-every", "end"]
+    number = cluster.do(sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *asked, *more).split()[1].rstrip(":")
+    run = tmp_path / "run"
+    steps = run / "steps.jsonl"
+    wait_until(lambda: steps.exists() and steps.stat().st_size, 60, "the first step")
+    cluster.do("scancel", *how, number)
+    wait_until(lambda: not cluster.do("squeue", "--noheader") and not on_nodes(cluster), 60, "the end of the job")
+    status = json.loads((run / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("interrupted", 75), (tmp_path / f"run-{number}.log").read_text()
+    assert len([*(run / "checkpoints").glob("step-*")]) == 1
+
+
+@pytest.mark.clusters
 def test_a_submitted_run_goes_back_into_the_queue_and_on_to_its_end(cluster, tmp_path):
     """Slurm's signal before the time limit, sent by hand: a checkpoint, exit 75, requeued, and the same run goes on."""
     more = ["--backend", "torch", "--steps", "3000", "--checkpoint-every", "100000steps", "--eval-every", "end", "--out", str(tmp_path)]

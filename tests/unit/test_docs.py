@@ -47,6 +47,7 @@ def arguments(function) -> str:
 
 FOLDERS = "core|metrics|monitor|records|benchmarks|data|models|checkpoint|backends|engine|launch|report|conformance|cli|configs|tests|docs"
 OPTIONS_OF_OTHERS = {
+    "--batch",
     "--build-arg",
     "--from-file",
     "--address",
