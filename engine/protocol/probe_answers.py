@@ -37,6 +37,7 @@ class _Data(Said):
 
 class _Model(Said):
     digest: _Digest | None
+    package: Label | None
 
 
 class _Listens(Said):

@@ -10,10 +10,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 from ...core.errors import UsageError
 from ...core.plugins import BUILT_IN, find, forward_plugin, load, model_base
 from ...core.process import command_ending_with_parent, python
+from ...core.untrusted.bounded_json import UnreadableError, parse_json
 
 __all__ = ["import_problem", "main"]
 
@@ -27,9 +29,11 @@ def import_problem(model: str, backend: str) -> str | None:
         return None
     command = command_ending_with_parent(python(__name__, model, backend))
     child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
-    if child.returncode == 0 and child.stdout:
-        problem: str | None = json.loads(child.stdout)
-        return problem
+    if child.returncode == 0:
+        with suppress(UnreadableError):  # the model's own code has the process to itself, and may have ended it in its own way
+            problem = parse_json(child.stdout.encode())
+            if problem is None or isinstance(problem, str):
+                return problem
     how = f"was killed by {signal.Signals(-child.returncode).name}" if child.returncode < 0 else f"ended with code {child.returncode}"
     lines = child.stderr.strip().splitlines()
     return f"model: whoever imports {model_base(model)!r} {how}{f': {lines[-1]}' if lines else ''}"

@@ -23,7 +23,7 @@ SOUND = {
     "describe": DESCRIBED,
     "time": {"seconds": 1.8e9},
     "listen": {"port": 4000},
-    "model": {"digest": None},
+    "model": {"digest": "0" * 64, "package": "my_networks"},
     "data": {"digest": "0" * 64},
     "connect": {"problems": [None]},
 }
@@ -100,7 +100,8 @@ def test_an_answer_without_one_of_its_fields_or_with_a_strange_one_is_refused_or
         ("time", {"seconds": float("nan")}),
         ("listen", {"port": 0}),
         ("listen", {"port": "22"}),
-        ("model", {"digest": 7}),
+        ("model", {"digest": 7, "package": "my_networks"}),
+        ("model", {"digest": "0" * 64}),
         ("data", {}),
         ("data", Message("nothing", {})),
         ("data", Message("problem", {})),
