@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -52,41 +51,47 @@ class Package:
 def fetch(names: Sequence[str], folder: Path) -> tuple[list[Path], list[str]]:
     """Have apt download those of the packages that the archive has into `folder`; return their files, and the names that it has not.
 
-    What lies there already is not fetched again; what the archive names no more, such as an older version, is none of the files. Raises
+    What lies there already is not fetched again; what the archive names no more, such as an older version, or is damaged is removed. Raises
     UsageError where there is no apt or no package at all, and TrainerError, which leaves the folder to another try, where apt fails.
     """
     for tool in ("apt-get", "apt-cache", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise UsageError(_NO_APT.format(tool=tool))
     shown = _run(["apt-cache", "show", "--no-all-versions", *names], folder, 120.0)
-    stanzas = [dict(re.findall(r"^(Package|Version): (\S+)$", stanza, re.MULTILINE)) for stanza in shown.stdout.split("\n\n")]
-    there = {stanza["Package"]: stanza["Version"] for stanza in stanzas if len(stanza) == 2}
-    wanted = {name: there[name] for name in names if name in there}
+    stanzas = [dict(re.findall(r"^(Package|Version|SHA256): (\S+)$", stanza, re.MULTILINE)) for stanza in shown.stdout.split("\n\n")]
+    there = {stanza["Package"]: stanza for stanza in stanzas if len(stanza) == 3}
+    wanted = {name: f"{name}={there[name]['Version']}" for name in names if name in there}
     if not wanted:
         raise UsageError(
             f"data: apt knows none of the packages that 'debian-text' is made from ({', '.join(names[:3])}, …). Is its list of packages "
             "there? `apt-get update` fetches it, as root."
         )
     note(f"data: fetching {len(wanted)} packages with apt-get download, to read and not to install; the largest part of half a gigabyte")
-    done = _run(["apt-get", "download", "-q", *(f"{name}={version}" for name, version in wanted.items())], folder, _FETCH_SECONDS)
+    done = _run(["apt-get", "download", "-q", *wanted.values()], folder, _FETCH_SECONDS)
     if done.returncode:
         told = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("E:")), f"exit code {done.returncode}")
         raise TrainerError(f"data: apt-get download failed: {told}. Try again, with a network and after `apt-get update`.")
-    found = _files_of(wanted, folder)
-    if lacking := [f"{name} {version}" for name, version in wanted.items() if name not in found]:
-        raise TrainerError(f"data: apt-get download ended well, but has left no whole package {', '.join(lacking)}. Try again.")
+    found = _sound_files({there[name]["SHA256"]: name for name in wanted}, folder)
+    if lacking := [wanted[name] for name in wanted if name not in found]:
+        raise TrainerError(f"data: apt-get download ended well, but there is no sound file of {', '.join(lacking)}. Try again.")
     return list(found.values()), [name for name in names if name not in there]
 
 
-def _files_of(versions: Mapping[str, str], folder: Path) -> dict[str, Path]:
-    """Return the files of those of the packages, given by name and version, that lie in a folder."""
+def _sound_files(names: Mapping[str, str], folder: Path) -> dict[str, Path]:
+    """Return the files of packages, given by digest, that lie in a folder, and remove all others: apt keeps what is of the right size."""
     found: dict[str, Path] = {}
     for path in sorted(folder.glob("*.deb")):
-        with suppress(UsageError):  # half a file, which an earlier try has left
-            name, version = _named(path)
-            if versions.get(name) == version:
-                found[name] = path
+        name = names.get(_sha256(path))
+        if name is None:
+            path.unlink()
+        else:
+            found[name] = path
     return found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _run(command: Sequence[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
@@ -111,22 +116,15 @@ def described(path: Path) -> Package:
     """Return what a .deb file says of itself. Raises UsageError where it is none."""
     if shutil.which("dpkg-deb") is None:
         raise UsageError(_NO_APT.format(tool="dpkg-deb"))
-    name, version = _named(path)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    stated = [text for _, text in read_files(path, lambda place: place == f"usr/share/doc/{name}/copyright")]
-    found = re.findall(r"^License:[ \t]*(\S.*)$", stated[0].decode(errors="replace"), re.MULTILINE) if stated else []
-    return Package(name, version, digest, tuple(dict.fromkeys(" ".join(one.split())[:80] for one in found))[:20])
-
-
-def _named(path: Path) -> tuple[str, str]:
-    """Return name and version of a package. Raises UsageError for a file that is none."""
-    path = path.absolute()
-    done = _run(["dpkg-deb", "--show", "--showformat=${Package}\\n${Version}", str(path)], path.parent, 60.0)
+    whole = path.absolute()
+    done = _run(["dpkg-deb", "--show", "--showformat=${Package}\\n${Version}", str(whole)], whole.parent, 60.0)
     name, _, version = done.stdout.partition("\n")
     if done.returncode or not name:
         raise UsageError(f"data: {str(path)!r} is no package of Debian: {done.stderr.strip()[-200:]}")
-    return name, version.strip()
+    stated = [text for _, text in read_files(path, lambda place: place == f"usr/share/doc/{name}/copyright")]
+    found = re.findall(r"^License:[ \t]*(\S.*)$", stated[0].decode(errors="replace"), re.MULTILINE) if stated else []
+    licences = tuple(dict.fromkeys(" ".join(one.split())[:80] for one in found))[:20]
+    return Package(name, version.strip(), _sha256(path), licences)
 
 
 def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
