@@ -14,13 +14,18 @@ from torch_image_tasks import Pictures, opened
 from torch_tasks import make_cluster, task_of
 
 from crosstrain.backends.base import Plan
+from crosstrain.backends.torch import BACKEND
 from crosstrain.backends.torch.asynchronous.authentication import Hello, connect
 from crosstrain.backends.torch.asynchronous.server import Listener
 from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, encode
 from crosstrain.backends.torch.asynchronous.wire_protocol import OVERFLOWED, Kind
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
-from crosstrain.core.plugins import find, load
+from crosstrain.data.base import DataInfo, TextFeatures
+from crosstrain.data.columns import Column, ColumnSpec
+from crosstrain.data.text import END
+from crosstrain.models.build import build_model
+from crosstrain.models.decoding.settings import Decoding
 
 SIDE = 8
 BY_HAND = {"mode": "async", "batch_size": 5, "precision": "fp16"}
@@ -126,13 +131,30 @@ class WorkerByHand:
         self.link.send(Kind.PUSH, memoryview(bytearray(len(self._values))), flags=flags, examples=step, lr=0.1)
 
 
+class Sentences:
+    """Ten pairs of sentences of five pieces."""
+
+    info = DataInfo(
+        "sentences",
+        {"train": 10, "test": 10},
+        (ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))),
+        TextFeatures({"source": 37, "target": 37}, ("en", "de")),
+    )
+
+    def column(self, split, name):
+        return Column(np.full(50, 5, np.uint16), np.arange(0, 55, 5))
+
+    def weights(self, split, weight):
+        return np.full(10, 5.0)
+
+
 @contextmanager
-def chief_by_hand():
+def chief_by_hand(data=None, **options):
     """A chief's session, its first worker, and what makes one that comes in its place."""
-    port, found = free_ports(8), {}
-    cluster = make_cluster(Job(backend="torch", **BY_HAND), port)
-    elements = load(find("model", "logreg"), "model")(Pictures(SIDE).info).size
-    opening = threading.Thread(target=lambda: found.update(session=opened("chief-0", BY_HAND, SIDE, port)[0]))
+    job, data = Job(backend="torch", **{**BY_HAND, **options}), data or Pictures(SIDE)
+    cluster, spec, found = make_cluster(job, free_ports(8)), build_model(job.model, data.info), {}
+    elements = spec.size
+    opening = threading.Thread(target=lambda: found.update(session=BACKEND.open(task_of(cluster, "chief-0"), job, spec, data)))
     opening.start()
     first = WorkerByHand(cluster, elements)
     opening.join()
@@ -174,7 +196,7 @@ def test_an_exhausted_loss_scale_ends_the_run():
 def test_a_worker_refuses_a_loss_scale_that_is_none(fp16_on_the_cpu, scale):
     port = free_ports(8)
     cluster = make_cluster(Job(backend="torch", **BY_HAND), port)
-    elements = load(find("model", "logreg"), "model")(Pictures(SIDE).info).size
+    elements = build_model("logreg", Pictures(SIDE).info).size
 
     def serve(link, hello, arrival):
         values = memoryview(bytearray(4 * elements))
@@ -190,6 +212,17 @@ def test_a_worker_refuses_a_loss_scale_that_is_none(fp16_on_the_cpu, scale):
             worker.serve(threading.Event())
     finally:
         listener.close(1.0)
+
+
+def test_the_chief_translates_in_float32_what_is_trained_in_fp16():
+    """As it computes on the CPU."""
+    found = {}
+    for precision in ("fp32", "fp16"):
+        with chief_by_hand(Sentences(), model="transformer:tiny", precision=precision) as (session, worker, _):
+            ((best,),) = session.translating().translate([np.array([5, 6, END])], Decoding(beam=2, extra_length=3), 1)
+            found[precision] = [*best.pieces], best.score
+            worker.link.close()
+    assert found["fp16"] == found["fp32"]
 
 
 # Parameters that share their gradients ---------------------------------------------------------------------------------

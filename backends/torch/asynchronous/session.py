@@ -265,7 +265,8 @@ class AsyncSession:
     def translating(self) -> Translating:
         """Return what translates with a copy of the parameters on the chief's CPU, as they are now; see `Session.translating`."""
         if self._decoded_model is None or self._translating is None:
-            self._decoded_model = Model.initial(self._job, self._spec, 0, torch.device("cpu"))
+            job = self._job if self._loss_scale is None else self._job.model_copy(update={"precision": "fp32"})  # fp16 takes a GPU
+            self._decoded_model = Model.initial(job, self._spec, 0, torch.device("cpu"))
             self._translating = Translating(self._data, self._spec.objective, self._decoded_model.stepper(), 0, 1)
         own = self._decoded_model
         for tensor, value in zip([*own.values, *own.buffers], each_value(self._spec, (), self.state().to_evaluate()), strict=True):
