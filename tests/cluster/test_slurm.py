@@ -111,6 +111,35 @@ def test_nothing_is_left_when_the_run_or_its_job_ends(cluster, tmp_path, how):
 
 
 @pytest.mark.clusters
+@pytest.mark.faults
+def test_a_spare_host_takes_the_place_of_one_that_fails(cluster, tmp_path):
+    """In an allocation that outlives a node; of the failed one Slurm ends what runs there."""
+    job = ["run", "--backend", "torch", "--nodes", "2", "--epochs", "1000000", "--checkpoint-every", "500steps", "--max-restarts", "3"]
+    job += ["--eval-every", "end", "--out", str(tmp_path), "--name", "run"]
+    before = [*cluster.before, "salloc", "--quiet", "--no-kill", "--nodes", "3", "--immediate=30"]
+    path = tmp_path / "run"
+
+    def events(name):
+        found = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [event["detail"] for event in found if event["event"] == name]
+
+    with MarkedRun(job, tmp_path, cluster.environment, before=before) as run:
+        wait_until(lambda: run.process.poll() is not None or list((path / "checkpoints").glob("step-*")), 90, "a checkpoint")
+        assert run.process.poll() is None, run.stderr()
+        cluster.do("scontrol", "update", "nodename=node1", "state=down", "reason=test")
+        wait_until(lambda: run.process.poll() is not None or events("run_restarted"), 90, "the next start")
+        assert run.process.poll() is None, run.stderr()
+        assert [detail["node"] for detail in events("node_replaced")] == [1]
+        addresses = json.loads((path / "job.json").read_text())["cluster"]["addresses"]
+        assert addresses == [cluster.hosts.addresses[0], cluster.hosts.addresses[2]]
+        (driver,) = [pid for pid in run.alive("crosstrain.cli.main") if b"salloc" not in command_of(pid)]
+        os.kill(driver, signal.SIGTERM)
+        assert run.wait(60) == 75, run.stderr()
+    wait_until(lambda: not cluster.do("squeue", "--noheader") and not on_nodes(cluster), 60, "the end of the job")
+    wait_until(lambda: cluster.do("sinfo", "-hNo", "%T").split() == ["idle"] * NODES, 60, "the return of the node")
+
+
+@pytest.mark.clusters
 @pytest.mark.parametrize(("backend", "mode"), [("tf", "async"), ("tf", "sync"), ("torch", "async")])
 def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
     with allocated(cluster, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as run:
