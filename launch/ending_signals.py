@@ -18,8 +18,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 class EndingSignals:
     """Within the block the first signal calls `in_good_order`, a second one `at_once`, both in the handler of the main thread.
 
-    SIGHUP is left alone where it is ignored, as under nohup. A notice of a batch system, which may send several, is never the second. Once
-    interrupted, a signal that comes after the block must not change the exit code, and is ignored.
+    SIGHUP is left alone where it is ignored, as under nohup. A notice of a batch system, which may send several, is never the second, and a
+    signal after it is a first one. Once interrupted, a signal that comes after the block must not change the exit code, and is ignored.
     """
 
     def __init__(self, in_good_order: Callable[[], None], at_once: Callable[[], NoReturn]) -> None:
@@ -49,7 +49,8 @@ class EndingSignals:
             signal.signal(number, signal.SIG_IGN if self.interrupted else handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted and number in NOTICES:
+        if number in NOTICES:
+            self.ask()
             return
         self._count += 1
         if self._count > 1:

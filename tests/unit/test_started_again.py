@@ -65,6 +65,19 @@ def test_who_asks_is_no_signal():
         assert did == ["in good order"]
 
 
+@pytest.mark.usefixtures("signals_as_before")
+@pytest.mark.parametrize("numbers", [("SIGUSR1", "SIGTERM"), ("SIGTERM", "SIGUSR1"), ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGUSR1")])
+def test_a_batch_system_that_gives_notice_and_then_asks_does_not_hurry(numbers):
+    """Slurm asks all processes of a job that is cancelled, and the shell in between gives notice too, in either order."""
+    did = []
+    with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")):
+        for number in numbers:
+            signal.raise_signal(getattr(signal, number))
+        assert did == ["in good order"]
+        signal.raise_signal(signal.SIGTERM)
+        assert did[:2] == ["in good order", "at once"]
+
+
 @contextmanager
 def driver(*answers, secret=SECRET):
     """One that gives each process that comes the next of these answers."""
