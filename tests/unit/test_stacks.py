@@ -25,10 +25,10 @@ def in_python():
         time.sleep(0.01)
 
 def in_native_code():
+    mutex, lock = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock
+    lock(mutex)
     print("ready", flush=True)
-    mutex = ctypes.create_string_buffer(64)
-    for _ in range(2):
-        ctypes.PyDLL(None).pthread_mutex_lock(mutex)  # which holds the interpreter's lock meanwhile
+    lock(mutex)  # which holds the interpreter's lock meanwhile
 
 def in_a_thread():
     mark_working_thread()
