@@ -81,6 +81,7 @@ def said(rows):
     return [[piece for piece in row if piece != 0] for row in rows]
 
 
+@pytest.mark.slow  # both frameworks export a search, half a minute of a core
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_readmes_code_translates_without_trainer(translated, name):
     printed, together, alone, text = translated[name]
@@ -90,6 +91,7 @@ def test_the_readmes_code_translates_without_trainer(translated, name):
     assert said(together) == said(alone)
 
 
+@pytest.mark.slow
 def test_both_formats_are_one_model(translated):
     assert said(translated["torch"][2]) == said(translated["savedmodel"][2])
 
