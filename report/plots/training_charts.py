@@ -164,7 +164,7 @@ def _evaluation(runs: Sequence[Run], info: MetricInfo, name: str, told: str) -> 
         )
         best = info.best(values.tolist()) if told == "best" and np.isfinite(values).any() else float(values[-1])
         words.append(f"{run.name}: {told} {figure_text(info.name, best)}, last at {duration_text(float(seconds[-1]))} of the run clock")
-    picture = _pair(name, title, title.lower(), curves, "Over the whole test split, every example once.", "; ".join(words))
+    picture = _pair(name, title, title[:1].lower() + title[1:], curves, "Over the whole test split, every example once.", "; ".join(words))
     return _with_goal(picture, runs, info.name)
 
 
