@@ -112,7 +112,10 @@ def refuse_special_files(run: Path) -> None:
     for folder, _, files in os.walk(run):  # which does not follow links
         for name in files:
             path = os.path.join(folder, name)
-            mode = os.lstat(path).st_mode
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:  # a run at work has removed it since its name was read
+                continue
             if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
                 found = os.path.relpath(path, run)
                 raise UsageError(f"run: {found!r} in {str(run)!r} is neither a file nor a folder, and no run has written it. Remove it.")
