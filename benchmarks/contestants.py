@@ -49,7 +49,8 @@ class Peer:
     told by torchrun's variables (torchrun cannot give one node two ranks and the others one). `servers` counts the processes on node 0
     besides the workers: a coordinator, a parameter server. `variant` is handed to the script. `like` is the contestant whose work and
     threads it gets and whose losses it has to find: of each update, or only as a level where the order of updates or the framework's own
-    dropout differs, or not at all (something that does not train).
+    dropout differs, or not at all (something that does not train). `most_repeats`: it takes no more turns than that, where its distance to
+    ours is so large that more would say nothing.
     """
 
     scene: str
@@ -62,6 +63,7 @@ class Peer:
     losses: Literal["each", "level", "none"] = "each"
     variant: str = ""
     gpu: bool = False
+    most_repeats: int | None = None
 
     @property
     def path(self) -> Path:

@@ -74,9 +74,12 @@ class Session:
     def run(self, names: Sequence[str]) -> None:
         """Run all: within a scene A B C, A B C, …; what is compared is at most a scene's length apart."""
         for scene in dict.fromkeys(CONTESTANTS[name].scene for name in names):
-            present = {name: CONTESTANTS[name] for name in names if CONTESTANTS[name].scene == scene}
+            everybody = {name: CONTESTANTS[name] for name in names if CONTESTANTS[name].scene == scene}
             read = False
-            for repeat in range(min(self.repeats, *(work_of(found).most_repeats or self.repeats for found in present.values()))):
+            for repeat in range(min(self.repeats, *(work_of(found).most_repeats or self.repeats for found in everybody.values()))):
+                present = {name: found for name, found in everybody.items() if not _has_done_enough(found, repeat)}
+                for name in everybody.keys() - present.keys():
+                    self.runs[name].append(None)
                 if found := self.kept.find(present, repeat):
                     for name, run in found.items():
                         self.runs.setdefault(name, []).append(run)
@@ -127,3 +130,8 @@ class Session:
         if other_work:
             raise MeasurementError(f"does other work than {contestant.like!r}: {other_work}")
         return found
+
+
+def _has_done_enough(contestant: Contestant, repeat: int) -> bool:
+    """Whether a contestant has had all of its turns before this one."""
+    return isinstance(contestant, Peer) and contestant.most_repeats is not None and repeat >= contestant.most_repeats

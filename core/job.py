@@ -402,8 +402,8 @@ class Job(BaseModel):
 
     @property
     def saves_on_the_way(self) -> bool:
-        """Whether checkpoints are saved before the end of the run."""
-        return self.saved_every is not None and Cadence.parse(self.saved_every).unit != "end"
+        """Whether checkpoints are saved before the end of the run: by a cadence, or of the best evaluations."""
+        return self.keep_best is not None or (self.saved_every is not None and Cadence.parse(self.saved_every).unit != "end")
 
     @property
     def wrapped(self) -> bool:

@@ -55,6 +55,8 @@ def inject(fault: Fault, run: Watched, driver: int, *, workers_rejoin: bool) -> 
         return _pause(tasks[anybody][1], Done(anybody, "", restarts=False))
     if fault.kind == "pause-agent":
         return _pause(run.agent(node, driver), Done(f"agent of node {node}", "", restarts=False))
+    if fault.kind == "pause-driver":
+        return _pause(driver, Done("driver", "", restarts=False))
     if fault.kind == "stop-task":
         victim = workers[fault.place % 3]
         return _signal(tasks[victim][1], signal.SIGSTOP, Done(victim, victim, restarts=None))

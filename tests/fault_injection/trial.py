@@ -23,7 +23,7 @@ __all__ = ["same_end", "tried", "undisturbed"]
 
 RUN_SECONDS = 600.0
 MOST_ACCURACY_APART = 0.02
-LASTS_SECONDS = {"pause-task": 7, "pause-agent": 7, "cut": 6, "reset": 3}
+LASTS_SECONDS = {"pause-task": 7, "pause-agent": 7, "pause-driver": 7, "cut": 6, "reset": 3}
 """How long after a fault that need not end anything a restart for it is awaited."""
 
 

@@ -16,9 +16,10 @@ from benchmarks.figures import Measured
 from benchmarks.generated_text import MOST_WORDS, PAIRS, write_text
 from benchmarks.kept_results import KeptResults
 from benchmarks.ours import target_tokens
-from benchmarks.rows import CONTESTANTS
+from benchmarks.rows import CONTESTANTS, ROWS
 from benchmarks.rows_translation import BASE, BASE_PARAMETERS, RING, TINY
 from benchmarks.session import Session
+from benchmarks.table import compute
 from crosstrain.core.errors import UsageError
 from crosstrain.data.store.stored_dataset import open_dataset, prepare
 from crosstrain.models.build import build_model
@@ -143,3 +144,17 @@ def test_a_session_takes_up_what_was_kept_and_starts_nothing_for_it(tmp_path):
     assert {name: [run.steps for run in runs] for name, runs in session.runs.items()} == {name: [0, 1] for name in names}
     assert said == ["1/2 torch tiny fp32: kept from an earlier call", "2/2 torch tiny fp32: kept from an earlier call"]
     assert asdict(session.runs[names[0]][1]) == asdict(replace(MEASURED, steps=1))
+
+
+def test_who_has_had_its_turns_is_left_out_of_the_others_repeats(tmp_path):
+    ours, trainer = "torch tiny fp32", "Lightning tiny fp32"
+    limit = CONTESTANTS[trainer].most_repeats
+    kept = KeptResults(tmp_path, FACTS, 1)
+    for repeat in range(limit + 2):
+        taking_turns = [ours, trainer] if repeat < limit else [ours]
+        kept.keep({name: CONTESTANTS[name] for name in taking_turns}, repeat, dict.fromkeys(taking_turns, MEASURED))
+    session = Session(limit + 2, 1, "host", None, 1.0, lambda said: None, kept)
+    session.run([ours, trainer])
+    assert session.runs == {ours: [MEASURED] * (limit + 2), trainer: [MEASURED] * limit + [None] * 2}
+    assert compute("row", ROWS["translation-tiny-torch-fp32-lightning"], session.runs).repeats == limit
+    assert session.problems == []

@@ -2,104 +2,35 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from made_up_training import BATCH, LeadingTask, Saver, data_info, training_loop
 
-from crosstrain.backends.base import EvalResult, StepResult
 from crosstrain.core.job import Job
-from crosstrain.data.base import DataInfo
 from crosstrain.data.sampler import run_sampler
 from crosstrain.engine.checkpoint_policy import CheckpointPolicy
 from crosstrain.engine.epochs import DataCursor, EpochIndex
-from crosstrain.engine.loop import TrainingLoop
 from crosstrain.engine.loop_interfaces import ResumePoint
-from crosstrain.engine.progress.base import QuietProgress
-from crosstrain.engine.protocol.codec import eval_to_message, plan_from_message, steps_to_message
-from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.triggers import Triggers
 from crosstrain.models.objectives import CLASSIFICATION
 from crosstrain.records.schema import EvalRecord
 
-INFO = DataInfo.of_images("toy", (1, 2, 2), 3, {"train": 64, "test": 5}, (0.0,), (1.0,))
-BATCH = 8
 
-
-class Task:
-    """A single leading task, made up, that answers at once: of its evaluations, one after another, so many of five examples are right."""
+class Task(LeadingTask):
+    """Of its evaluations, one after another, so many of five examples are right."""
 
     def __init__(self, right):
-        self.right, self.answers = list(right), []
+        super().__init__()
+        self.right = list(right)
 
-    def __len__(self):
-        return 1
-
-    def send(self, command):
-        tag = {"sequence": command["sequence"], "command": command.kind}
-        done = Message("done", {**tag, "seconds": 0.1, "drain_seconds": 0.0})
-        if command.kind == "state":
-            self.answers += [done, Message("state_begin", tag), Message("state_end", tag)]
-        elif command.kind == "evaluate":
-            sums = {"loss_sum": 1.0, "correct": float(self.right.pop(0)), "examples": 5.0}
-            self.answers += [eval_to_message(EvalResult("test", sums, 0.1, 1)), done]
-        else:
-            plan = plan_from_message(command)
-            result = StepResult(plan.first_step, np.ones(plan.count, np.float32), plan.count * BATCH, 0.1)
-            self.answers += [steps_to_message(result), done]
-
-    def receive(self, timeout_seconds):
-        return (0, self.answers.pop(0)) if self.answers else None
-
-    def refuse(self, leader, wrong):
-        raise AssertionError(wrong)
-
-
-class Records:
-    def step(self, record):
-        pass
-
-    def evaluation(self, record):
-        pass
-
-    def event(self, event, **detail):
-        pass
-
-    def check(self):
-        pass
-
-
-class Saver:
-    """Keeps after which update each checkpoint was, and the accuracy that it has."""
-
-    active_at = 0.0
-
-    def __init__(self):
-        self.saved = []
-
-    def begin(self, save, message):
-        self.saved.append((save.cursor.step, save.evaluation and save.evaluation.metrics["accuracy"]))
-
-    def end(self):
-        pass
-
-    def wait(self):
-        pass
+    def sums(self):
+        return {"loss_sum": 1.0, "correct": float(self.right.pop(0)), "examples": 5.0}
 
 
 def saved(right, start=None, **options):
     """What a run saves that has so many examples right in its evaluations; a whole epoch has eight updates."""
     saver, task = Saver(), Task(right)
-    job = Job(batch_size=BATCH, keep_best="accuracy", **{"checkpoint_every": "100steps", "save_final": False, "epochs": None, **options})
-    TrainingLoop(
-        job,
-        data=INFO,
-        objective=CLASSIFICATION,
-        tasks=task,
-        recorder=Records(),
-        progress=QuietProgress(),
-        clock=lambda: 1.0,
-        saver=saver,
-        start=start,
-    ).run()
+    job = {"checkpoint_every": "100steps", "save_final": False, "epochs": None, "keep_best": "accuracy", **options}
+    training_loop(job, task, saver=saver, start=start).run()
     assert not task.right
     return saver.saved
 
@@ -117,7 +48,7 @@ def test_also_where_it_is_of_the_state_that_the_run_was_resumed_from():
 
 def test_also_where_its_state_has_just_been_saved_without_it():
     job = Job(batch_size=BATCH, epochs=1, checkpoint_every="4steps", keep_best="accuracy")
-    calendar = EpochIndex(run_sampler(job, INFO.sizes["train"], None))
+    calendar = EpochIndex(run_sampler(job, data_info(5).sizes["train"], None))
     policy = CheckpointPolicy(job, CLASSIFICATION, Triggers(job, calendar), ResumePoint(), Saver(), lambda: 1.0)
     assert policy.due(4)
     policy.on_requested(1, DataCursor(4, 0, 4 * BATCH))
@@ -140,3 +71,22 @@ def test_an_evaluation_that_ends_the_run_and_is_no_better_is_not_saved():
 def test_the_last_state_is_saved_once():
     assert saved([4, 5], steps=8, eval_every="4steps", save_final=True, until="accuracy>=0.9") == [(4, 0.8), (8, 1.0)]
     assert saved([4, 3], steps=8, eval_every="4steps", save_final=True, patience=1) == [(4, 0.8), (8, 0.6)]
+
+
+def test_an_interrupted_run_that_keeps_its_best_saves_where_it_stands():
+    """Which may become the best one when it goes on; a run that saves nothing on the way is ended at once."""
+    job = {"epochs": 1000, "eval_every": "end", "save_final": False}
+    saver, task = Saver(), Task([])
+    loop = training_loop({**job, "keep_best": "accuracy"}, task, saver=saver)
+    trained = task.trained
+
+    def interrupting(result):
+        if result.first_step >= 3 * BATCH:
+            assert loop.interrupt()
+        return trained(result)
+
+    task.trained = interrupting
+    outcome = loop.run()
+    assert outcome.interrupted
+    assert [step for step, _ in saver.saved] == [outcome.updates_reported]
+    assert not training_loop(job, Task([])).interrupt()

@@ -1,107 +1,45 @@
 """What is trained is saved before the whole test split is translated, and an interrupt then ends the translations, not the run."""
 
-import numpy as np
 import pytest
+from made_up_training import LeadingTask, Records, Saver, training_loop
 from test_translation_orders import OBJECTIVE, answer
 
-from crosstrain.backends.base import EvalResult, StepResult
 from crosstrain.core.errors import RunFailedError
-from crosstrain.core.job import Job
-from crosstrain.data.base import DataInfo
-from crosstrain.engine.loop import TrainingLoop
-from crosstrain.engine.progress.base import QuietProgress
-from crosstrain.engine.protocol.codec import eval_to_message, plan_from_message, steps_to_message
-from crosstrain.engine.protocol.messages import Message
 
-INFO = DataInfo.of_images("toy", (1, 2, 2), 3, {"train": 64, "test": 700}, (0.0,), (1.0,))
+SENTENCES = 700
 STEPS = 24
-ORDERS_AT_THE_END = 11  # 700 sentences, 64 of a beam of 4 an order
+ORDERS_AT_THE_END = 11  # 64 sentences of a beam of 4 an order
 
 
-class Tasks:
-    """A leading task, made up, that answers at once; `before` is called with each command that arrives."""
+class Task(LeadingTask):
+    """A task that translates; `before` is called with each command that arrives."""
 
     def __init__(self, before):
-        self.before, self.answers, self.commands = before, [], []
-
-    def __len__(self):
-        return 1
+        super().__init__()
+        self.before, self.commands = before, []
 
     def send(self, command):
         self.before(command)
         self.commands.append(command.kind)
-        done = Message("done", {"sequence": command["sequence"], "command": command.kind, "seconds": 0.1, "drain_seconds": 0.0})
-        self.answers += [*self.work(command), done, *self.state(command)]
+        super().send(command)
 
     def work(self, command):
-        if command.kind == "train":
-            plan = plan_from_message(command)
-            yield steps_to_message(StepResult(plan.first_step, np.ones(plan.count, np.float32), plan.count * 8, 0.1))
-        elif command.kind == "evaluate":
-            sums = {"loss_sum": 7.0, "correct": 3.0, "target_tokens": 9.0, "examples": 700.0}
-            yield eval_to_message(EvalResult("test", sums, 0.1, STEPS))
-        elif command.kind == "decode":
+        yield from super().work(command)
+        if command.kind == "decode":
             yield answer(command, 0, 1)
 
-    def state(self, command):
-        """It follows behind the command's end: whoever has copied it trains on."""
-        if command.kind == "state":
-            yield Message("state_begin", {"sequence": command["sequence"]})
-            yield Message("state_end", {"sequence": command["sequence"]})
-
-    def receive(self, timeout_seconds):
-        return (0, self.answers.pop(0)) if self.answers else None
-
-
-class Records:
-    def __init__(self):
-        self.events = {}
-
-    def step(self, record):
-        pass
-
-    def evaluation(self, record):
-        pass
-
-    def event(self, event, **detail):
-        self.events[event] = detail
-
-    def check(self):
-        pass
-
-
-class Saver:
-    """Counts what was written."""
-
-    active_at = 0.0
-    begun = ended = written = 0
-
-    def begin(self, save, message):
-        self.begun += 1
-
-    def end(self):
-        self.ended += 1
-
-    def wait(self):
-        self.written = self.ended
+    def sums(self):
+        return {"loss_sum": 7.0, "correct": 3.0, "target_tokens": 9.0, "examples": float(SENTENCES)}
 
 
 class Run:
     """A run to its end, in which `at_order(loop, number)` is called before each order of the end's translations."""
 
     def __init__(self, at_order=lambda loop, number: None, **job):
-        self.tasks, self.records, self.saver = Tasks(self.before), Records(), Saver()
+        self.tasks, self.records, self.saver = Task(self.before), Records(), Saver()
         self.at_order, self.orders, self.saved_before_orders = at_order, 0, []
-        self.loop = TrainingLoop(
-            Job(epochs=3, batch_size=8, eval_every="end", **job),
-            data=INFO,
-            objective=OBJECTIVE,
-            tasks=self.tasks,
-            recorder=self.records,
-            progress=QuietProgress(),
-            clock=lambda: 1.0,
-            saver=self.saver,
-        )
+        job = {"epochs": 3, "eval_every": "end", **job}
+        self.loop = training_loop(job, self.tasks, self.records, self.saver, OBJECTIVE, SENTENCES)
 
     def before(self, command):
         if command.kind == "decode" and command["beam"] == 4:

@@ -1,99 +1,44 @@
 """What a leading task answers is believed only where it can be: steps that are outstanding, figures of workers that there are."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up_training import LeadingTask, training_loop
 
-from crosstrain.backends.base import EvalResult, StepResult
 from crosstrain.core.errors import RunFailedError
-from crosstrain.core.job import Job
-from crosstrain.data.base import DataInfo
-from crosstrain.engine.loop import TrainingLoop
-from crosstrain.engine.progress.base import QuietProgress
-from crosstrain.engine.protocol.codec import eval_to_message, plan_from_message, steps_to_message
 from crosstrain.engine.protocol.messages import Message
-from crosstrain.models.objectives import CLASSIFICATION
-
-INFO = DataInfo.of_images("toy", (1, 2, 2), 3, {"train": 64, "test": 5}, (0.0,), (1.0,))
-BATCH = 8
 
 
 class RefusedError(RunFailedError):
     """A leading task was given up."""
 
 
-class Task:
-    """A single leading task, made up, that answers at once; `change` turns the answers to a command into others."""
+class Task(LeadingTask):
+    """`change` turns the answers to a command into others."""
 
     def __init__(self, mode="sync", change=lambda answers: answers):
-        self.mode, self.change, self.answers = mode, change, []
-
-    def __len__(self):
-        return 1
+        super().__init__()
+        self.mode, self.change = mode, change
 
     def send(self, command):
-        self.answers += self.change([*self.work(command), Message("done", {**tag(command), "seconds": 0.1, "drain_seconds": 0.0})])
+        before = len(self.answers)
+        super().send(command)
+        self.answers[before:] = self.change(self.answers[before:])
 
-    def work(self, command):
-        if command.kind == "train":
-            plan = plan_from_message(command)
-            staleness = None if self.mode == "sync" else np.zeros(plan.count, np.int64)
-            worker = None if self.mode == "sync" else 1
-            losses = np.ones(plan.count, np.float32)
-            yield steps_to_message(StepResult(plan.first_step, losses, plan.count * BATCH, 0.1, worker=worker, staleness=staleness))
-        elif command.kind == "evaluate":
-            yield eval_to_message(EvalResult("test", {"loss_sum": 1.0, "correct": 3.0, "examples": 5.0}, 0.1, 1))
-
-    def receive(self, timeout_seconds):
-        return (0, self.answers.pop(0)) if self.answers else None
+    def trained(self, result):
+        return result if self.mode == "sync" else replace(result, worker=1, staleness=np.zeros(result.count, np.int64))
 
     def refuse(self, leader, wrong):
         raise RefusedError(f"{leader}: {wrong}")
 
 
-class Records:
-    """Keeps nothing."""
-
-    def step(self, record):
-        assert record.count == len(record.losses)
-
-    def evaluation(self, record):
-        assert 0 <= record.metrics["accuracy"] <= 1
-
-    def event(self, event, **detail):
-        pass
-
-    def check(self):
-        pass
-
-
-class Saver:
-    active_at = 0.0
-
-    def wait(self):
-        pass
-
-
-def tag(command):
-    return {"sequence": command["sequence"], "command": command.kind}
-
-
 def train(task, mode="sync", stall_timeout=5.0):
     shape = {"mode": mode, "nodes": 2 if mode == "async" else 1}
-    job = Job(epochs=3, batch_size=BATCH, stall_timeout=stall_timeout, eval_every="1epochs", save_final=False, **shape)
-    return TrainingLoop(
-        job,
-        data=INFO,
-        objective=CLASSIFICATION,
-        tasks=task,
-        recorder=Records(),
-        progress=QuietProgress(),
-        clock=lambda: 1.0,
-        saver=Saver(),
-    ).run()
+    return training_loop({"epochs": 3, "stall_timeout": stall_timeout, "eval_every": "1epochs", "save_final": False, **shape}, task).run()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -106,6 +106,7 @@ def test_a_job_says_whether_it_is_restarted():
     assert (Job().saved_every, Job().saves_on_the_way) == (None, False)
     assert (Job(max_restarts=1).saved_every, Job(max_restarts=1).saves_on_the_way) == ("10s", True)
     assert not Job(max_restarts=1, checkpoint_every="end").saves_on_the_way
+    assert Job(keep_best="accuracy").saves_on_the_way
 
 
 def test_only_what_another_attempt_could_mend_is_a_failure():

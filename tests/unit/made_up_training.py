@@ -1,0 +1,115 @@
+"""The real training loop with a single leading task that is made up: it answers at once, and computes nothing."""
+
+import numpy as np
+
+from crosstrain.backends.base import EvalResult, StepResult
+from crosstrain.core.job import Job
+from crosstrain.data.base import DataInfo
+from crosstrain.engine.loop import TrainingLoop
+from crosstrain.engine.progress.base import QuietProgress
+from crosstrain.engine.protocol.codec import eval_to_message, plan_from_message, steps_to_message
+from crosstrain.engine.protocol.messages import Message
+from crosstrain.models.objectives import CLASSIFICATION
+
+BATCH = 8
+
+
+def data_info(test_examples):
+    """64 examples to train on, which are eight batches, and so many to evaluate."""
+    return DataInfo.of_images("toy", (1, 2, 2), 3, {"train": 64, "test": test_examples}, (0.0,), (1.0,))
+
+
+def tag(command):
+    return {"sequence": command["sequence"], "command": command.kind}
+
+
+class LeadingTask:
+    """Answers each command with what `work` gives, then its end, then a copy of the state where it is asked for one."""
+
+    def __init__(self):
+        self.answers = []
+
+    def __len__(self):
+        return 1
+
+    def send(self, command):
+        self.answers += [*self.work(command), Message("done", {**tag(command), "seconds": 0.1, "drain_seconds": 0.0}), *self.state(command)]
+
+    def work(self, command):
+        if command.kind == "train":
+            plan = plan_from_message(command)
+            yield steps_to_message(self.trained(StepResult(plan.first_step, np.ones(plan.count, np.float32), plan.count * BATCH, 0.1)))
+        elif command.kind == "evaluate":
+            sums = self.sums()
+            yield eval_to_message(EvalResult("test", sums, 0.1, 1))
+
+    def trained(self, result):
+        return result
+
+    def sums(self):
+        return {"loss_sum": 1.0, "correct": 3.0, "examples": 5.0}
+
+    def state(self, command):
+        """It follows behind the command's end: whoever has copied it trains on."""
+        if command.kind == "state":
+            yield Message("state_begin", {"sequence": command["sequence"]})
+            yield Message("state_end", {"sequence": command["sequence"]})
+
+    def receive(self, timeout_seconds):
+        return (0, self.answers.pop(0)) if self.answers else None
+
+    def refuse(self, leader, wrong):
+        raise AssertionError(wrong)
+
+
+class Records:
+    """Keeps the events, and sees that what it is told can be."""
+
+    def __init__(self):
+        self.events = {}
+
+    def step(self, record):
+        assert record.count == len(record.losses)
+
+    def evaluation(self, record):
+        assert 0 <= record.metrics.get("accuracy", 0.0) <= 1
+
+    def event(self, event, **detail):
+        self.events[event] = detail
+
+    def check(self):
+        pass
+
+
+class Saver:
+    """Keeps after which update each checkpoint was, and the accuracy that it has; `written` counts those whose end was awaited."""
+
+    active_at = 0.0
+    ended = written = 0
+
+    def __init__(self):
+        self.saved = []
+
+    def begin(self, save, message):
+        self.saved.append((save.cursor.step, save.evaluation and save.evaluation.metrics.get("accuracy")))
+
+    def end(self):
+        self.ended += 1
+
+    def wait(self):
+        self.written = self.ended
+
+
+def training_loop(job, tasks, records=None, saver=None, objective=CLASSIFICATION, test_examples=5, start=None):
+    """The loop of a job, given by its settings, with a made-up leading task."""
+    return TrainingLoop(
+        Job(batch_size=BATCH, **job),
+        data=data_info(test_examples),
+        objective=objective,
+        tasks=tasks,
+        recorder=records or Records(),
+        progress=QuietProgress(),
+        clock=lambda: 1.0,
+        saver=saver or Saver(),
+        start=start,
+    )
