@@ -70,7 +70,10 @@ def _without_dropout(backend: Backend, precision: str) -> dict[str, Contestant]:
     work = replace(TINY, model="transformer:tiny?dropout=0", precision=precision, same_loss=same, same_mean=same, most_repeats=1)
     name = scene = f"{backend} tiny {precision}, no dropout"
     found: dict[str, Contestant] = {name: Ours(scene, backend, "sync", 1, TINY_STEPS, TINY_OPTIONS, work)}
-    return found | _by_hand(backend, name, scene, TINY_STEPS, exact=True)
+    found |= _by_hand(backend, name, scene, TINY_STEPS, exact=True)
+    if backend == "torch":
+        found[f"Lightning tiny {precision}, no dropout"] = Peer(scene, TRAINERS["Lightning"], name, TINY_STEPS)
+    return found
 
 
 NODES, LINK, LINK_BYTES_PER_SECOND = 3, "1gbit", 125e6
@@ -114,6 +117,11 @@ CONTESTANTS: dict[str, Contestant] = {
 }
 
 
+def _trainers(backend: Backend, further: str) -> tuple[str, ...]:
+    """Return whose speed is compared beside the loops by hand; MarianMT computes another model, so that its losses are not compared."""
+    return () if backend != "torch" else ("Lightning",) if further else tuple(TRAINERS)
+
+
 def _speed_rows(backend: Backend, size: str, precision: str, further: str = "") -> dict[str, Row]:
     key, name = (
         f"translation-{size}-{backend}-{precision}{further.replace(', ', '-').replace(' ', '-')}",
@@ -122,7 +130,7 @@ def _speed_rows(backend: Backend, size: str, precision: str, further: str = "") 
     rows: dict[str, Row] = {}
     for variant in BY_HAND[backend][1]:
         rows[key if variant == "by hand" else f"{key}-nn"] = Row(name, f"{name} {variant}", "target_tokens_per_second", 1.0)
-    for trainer in TRAINERS if backend == "torch" and not further else ():
+    for trainer in _trainers(backend, further):
         rows[f"{key}-{trainer.removesuffix('MT').lower()}"] = Row(name, f"{trainer} {size} {precision}", "target_tokens_per_second", 1.3)
     return rows
 
