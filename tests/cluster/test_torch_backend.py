@@ -17,11 +17,11 @@ from strangers import Strangers, dripping
 
 from crosstrain.backends.base import CalibrationOrder, Plan, make_sampler
 from crosstrain.backends.torch import BACKEND
-from crosstrain.backends.torch.asynchronous.authentication import Hello, connect
 from crosstrain.backends.torch.asynchronous.tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, decode, encode
-from crosstrain.backends.torch.asynchronous.wire_protocol import Kind
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.job import Job
+from crosstrain.exchange.parameter_server.authentication import Hello, connect
+from crosstrain.exchange.parameter_server.wire_protocol import Kind
 from crosstrain.models.logreg import build
 
 pytestmark = pytest.mark.cluster

@@ -18,15 +18,15 @@ from processes import free_ports
 from crosstrain.backends.base import Plan
 from crosstrain.backends.torch import BACKEND
 from crosstrain.backends.torch.asynchronous import tickets as ticket_module
-from crosstrain.backends.torch.asynchronous.authentication import Hello, connect
 from crosstrain.backends.torch.asynchronous.server import ShardServer, shard_bounds
 from crosstrain.backends.torch.asynchronous.session import AsyncSession
 from crosstrain.backends.torch.asynchronous.tickets import TrainTicket, decode
-from crosstrain.backends.torch.asynchronous.wire_protocol import REFRESH_SHARDS, Kind
 from crosstrain.core.cluster import Cluster, Task
 from crosstrain.core.job import Job
 from crosstrain.data.base import DataInfo
 from crosstrain.data.columns import Column
+from crosstrain.exchange.parameter_server.authentication import Hello, connect
+from crosstrain.exchange.parameter_server.wire_protocol import REFRESH_SHARDS, Kind
 from crosstrain.models.logreg import build
 
 STEPS, WORKERS, EXAMPLES = 36, 3, 30

@@ -21,6 +21,7 @@ ORDER = [
     "data",
     "models",
     "checkpoint",
+    "exchange",
     "backends",
     "engine",
     "launch",

@@ -14,11 +14,11 @@ from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
 from ....core.job import Job
 from ....core.untrusted.listener import AuthenticatingListener, Exchange
+from ....exchange.parameter_server.authentication import Hello, admit
+from ....exchange.parameter_server.leases import Lease, Leases
+from ....exchange.parameter_server.wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Kind, tune
 from ....models.base import ModelSpec
-from .authentication import Hello, admit
-from .leases import Lease, Leases
 from .shards import Shard, bytes_of
-from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Kind, tune
 
 __all__ = ["Listener", "ShardServer", "initial_shard", "pushed_step", "shard_bounds", "warm_rule"]
 

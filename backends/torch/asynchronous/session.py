@@ -3,8 +3,8 @@
 A ticket travels with the reply to the push before it, so that an update is one round trip. With several parameter servers the updates
 and their staleness are counted at this one; the others hold further pieces of the same vector and follow within the same update.
 
-A worker may be lost and another come in its place (`leases.py`). What it had of a ticket goes back, less what every shard has applied. The
-update that it was pushing may be on some shards alone: it is computed again, and those that have it pass over it (`applied_steps.py`), so
+A worker may be lost and another come in its place (`exchange/parameter_server/leases.py`). What it had of a ticket goes back, less what every shard has applied. The
+update that it was pushing may be on some shards alone: it is computed again, and those that have it pass over it (`applied_steps.py` there), so
 that its parts come from two reads of the parameters.
 
 The loss scale of fp16 is the chief's, too: each answer that a worker computes on has it, and each push says whether its gradient
@@ -26,21 +26,21 @@ from ....core.errors import RunFailedError, StalledRunError
 from ....core.job import Job
 from ....core.update_rules import slot_names
 from ....data.base import Dataset, Split
+from ....exchange.parameter_server.authentication import Hello, connect
+from ....exchange.parameter_server.wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
+from ....exchange.parameter_server.worker_links import WorkerLinks
 from ....models.base import Array, ModelSpec
 from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State, StepResult, make_sampler
 from ...loss_scaling import ChiefLossScale
 from ...translating import Translating
 from ..model import Model, evaluation_batch
 from ..state import StateMemory, each_value
-from .authentication import Hello, connect
 from .server import Listener, initial_shard, pushed_step, shard_bounds, warm_rule
 from .shard_links import ShardLinks
 from .shards import bytes_of
 from .ticket_progress import TicketProgress
 from .ticket_queue import EvalSums, TicketQueue
 from .tickets import EvalTicket, TrainTicket, cut_evaluation, cut_plan, encode
-from .wire_protocol import OVERFLOWED, REFRESH_SHARDS, Connection, Kind
-from .worker_links import WorkerLinks
 
 __all__ = ["AsyncSession"]
 

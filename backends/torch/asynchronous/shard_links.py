@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ....exchange.parameter_server.wire_protocol import NO_STEP, Connection, Kind
 from .shards import bytes_of
-from .wire_protocol import NO_STEP, Connection, Kind
 
 __all__ = ["ShardLinks"]
 

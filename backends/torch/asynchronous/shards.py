@@ -14,9 +14,9 @@ import torch
 
 from ....core.job import Job
 from ....core.update_rules import slot_names, weights_to_evaluate
+from ....exchange.parameter_server.applied_steps import AppliedSteps
 from ....models.base import Array
 from ..optimizers import make_rule
-from .applied_steps import AppliedSteps
 
 __all__ = ["Shard", "bytes_of"]
 

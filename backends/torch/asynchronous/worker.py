@@ -22,6 +22,8 @@ from ....core.stack_dump import mark_working_thread
 from ....core.startup_watchdog import startup_phase
 from ....data.base import Dataset
 from ....data.sampler import Batches
+from ....exchange.parameter_server.authentication import Hello, connect
+from ....exchange.parameter_server.wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, REFRESH_SHARDS, Connection, Frame, Kind
 from ....models.base import ModelSpec
 from ...base import CalibrationOrder, calibration_batches, make_sampler
 from ...loss_scaling import FIRST_SCALE
@@ -33,11 +35,9 @@ from ..precision import precision_used, unscaled
 from ..profiler import make_tracer
 from ..runtime import keep_steps_memory, kind_of
 from ..state import cut
-from .authentication import Hello, connect
 from .server import shard_bounds
 from .shards import bytes_of
 from .tickets import EvalTicket, Ticket, TrainTicket, decode
-from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, REFRESH_SHARDS, Connection, Frame, Kind
 
 __all__ = ["Worker"]
 

@@ -13,8 +13,8 @@ import struct
 import time
 from typing import Literal, NamedTuple
 
-from ....core.errors import RunFailedError
-from ....core.untrusted.listener import Exchange
+from ...core.errors import RunFailedError
+from ...core.untrusted.listener import Exchange
 from .wire_protocol import Connection, tune
 
 __all__ = ["PROTOCOL", "Hello", "RefusedError", "admit", "connect", "greet"]

@@ -1,0 +1,1 @@
+"""How are gradients summed, without a framework?"""

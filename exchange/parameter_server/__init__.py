@@ -1,0 +1,1 @@
+"""How do workers and servers of parameters talk, and which updates count?"""
