@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..backends.base import Plan, StepResult
 from ..core.errors import RunFailedError, StalledRunError
 from ..core.job import Job
+from ..core.silence import TICK_SECONDS, SilenceCounter
 from ..core.units import Target
 from ..data.base import DataInfo
 from ..data.sampler import run_sampler
@@ -34,7 +35,6 @@ from .outstanding_plans import OutstandingPlans
 from .patience import Patience
 from .progress.base import Progress
 from .protocol.codec import eval_from_message, plan_to_message, step_record, steps_from_message
-from .protocol.heartbeat import TICK_SECONDS, SilenceCounter
 from .protocol.messages import Message
 from .translation.in_progress import AllTranslated, EvaluationInProgress, WholeEvaluation
 from .triggers import Triggers

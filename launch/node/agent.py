@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.process import ignore_interrupts
+from ...core.silence import TICK_SECONDS, SilenceCounter
 from ...core.untrusted.console import note
-from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS, TICK_SECONDS, SilenceCounter
+from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream
 from ...engine.protocol.transport import AGENT_BEGINS
 from ...monitor.gpu import describe_gpus
