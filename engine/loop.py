@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..backends.base import Plan, StepResult
 from ..core.errors import RunFailedError, StalledRunError
 from ..core.job import Job
-from ..core.silence import TICK_SECONDS, SilenceCounter
+from ..core.liveness.silence import TICK_SECONDS, SilenceCounter
 from ..core.units import Target
 from ..data.base import DataInfo
 from ..data.sampler import run_sampler

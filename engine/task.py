@@ -25,9 +25,9 @@ from ..backends.loading import install_hint, load_backend
 from ..core.cluster import Cluster, Task, TaskSpec
 from ..core.errors import MissingPackageError, RunFailedError
 from ..core.job import Job
+from ..core.liveness.stack_dump import write_stacks_on_signal
+from ..core.liveness.startup_watchdog import add_phase_listener, startup_deadline, startup_phase
 from ..core.process import die_with_parent, ignore_interrupts
-from ..core.stack_dump import write_stacks_on_signal
-from ..core.startup_watchdog import add_phase_listener, startup_deadline, startup_phase
 from ..data.store.stored_dataset import open_dataset
 from ..models.build import build_model
 from .peer_loss import caused_by_peer_loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.errors import TrainerError
-from ...core.memory_exhaustion import told_of
+from ...core.liveness.memory_exhaustion import told_of
 from .messages import MOST_ERROR_CHARACTERS, Message
 
 __all__ = ["error_message"]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import RunFailedError, StalledRunError, TrainerError, UsageError
-from ...core.memory_exhaustion import REMEDY, worker_in
+from ...core.liveness.memory_exhaustion import REMEDY, worker_in
 from ...engine.peer_loss import indicates_peer_loss
 from ...engine.protocol.messages import Message
 

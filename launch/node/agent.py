@@ -20,8 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.liveness.silence import TICK_SECONDS, SilenceCounter
 from ...core.process import ignore_interrupts
-from ...core.silence import TICK_SECONDS, SilenceCounter
 from ...core.untrusted.console import note
 from ...engine.protocol.heartbeat import ALIVE, INTERVAL_SECONDS
 from ...engine.protocol.messages import FILE_PIECE_BYTES, PROTOCOL, Message, RawArray, ReusableBuffer, Stream

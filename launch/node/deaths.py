@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.memory_exhaustion import kernel_oom_kills
+from ...core.liveness.memory_exhaustion import kernel_oom_kills
 
 __all__ = ["Death", "death_of", "never_started", "tail"]
 

@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...core.memory_exhaustion import kernel_oom_kills
+from ...core.liveness.memory_exhaustion import kernel_oom_kills
 from ...core.process import kill_group, process_state, python
 from ...engine.protocol.error_report import error_message
 from ...engine.protocol.messages import Message, ReusableBuffer, Stream

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.stack_dump import DUMP_SIGNAL, WorkingThread, answers_signal, working_thread
+from ...core.liveness.stack_dump import DUMP_SIGNAL, WorkingThread, answers_signal, working_thread
 from ...engine.protocol.messages import MOST_STACK_CHARACTERS
 
 __all__ = ["COLLECT_SECONDS", "InspectedTask", "collect_stacks", "find_py_spy"]

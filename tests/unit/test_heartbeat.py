@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
-from crosstrain.core.silence import MOST_TICK_SECONDS, SilenceCounter
+from crosstrain.core.liveness.silence import MOST_TICK_SECONDS, SilenceCounter
 from crosstrain.engine.protocol.heartbeat import ALIVE
 from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
 from crosstrain.launch.driver import nodes

@@ -169,7 +169,7 @@ def test_a_room_begins_with_the_question_that_it_answers(repository, sources):
 def test_what_the_guides_import_can_be_imported(repository):
     """The places that other people's models, datasets and backends import from: all of them before either framework."""
     modules = ("data.statistics", "data.base", "data.columns", "models.base", "models.objectives", "models.layers", "metrics", "backends")
-    modules += ("backends.base", "core.errors", "core.update_rules", "core.startup_watchdog", "core.untrusted.listener")
+    modules += ("backends.base", "core.errors", "core.update_rules", "core.liveness.startup_watchdog", "core.untrusted.listener")
     modules += ("conformance.suite", "conformance.model_suite")
     script = f"import importlib\nfor name in {modules}: importlib.import_module(f'crosstrain.{{name}}')\n"
     framework = "from crosstrain.models.layers.{} import Layers\n"

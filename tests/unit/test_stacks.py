@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from crosstrain.core.stack_dump import DUMP_SIGNAL, answers_signal
+from crosstrain.core.liveness.stack_dump import DUMP_SIGNAL, answers_signal
 from crosstrain.engine.protocol.messages import MOST_STACK_CHARACTERS
 from crosstrain.launch.stacks import places
 from crosstrain.launch.stacks.collect import COLLECT_SECONDS, InspectedTask, collect_stacks, find_py_spy
@@ -17,7 +17,7 @@ from crosstrain.launch.stacks.places import STACKS, TaskStack, append_stacks, de
 
 HANGS = """
 import ctypes, sys, threading, time
-from crosstrain.core.stack_dump import mark_working_thread, write_stacks_on_signal
+from crosstrain.core.liveness.stack_dump import mark_working_thread, write_stacks_on_signal
 
 def in_python():
     print("ready", flush=True)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
 from ....core.job import Job
-from ....core.startup_watchdog import startup_phase
+from ....core.liveness.startup_watchdog import startup_phase
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec, ParameterSpec
 from ....models.layers.tf.image import HeldParameters

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ....core.cluster import Task, split_evenly
 from ....core.job import Job
-from ....core.startup_watchdog import startup_phase
+from ....core.liveness.startup_watchdog import startup_phase
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
 from ....models.base import Array, ModelSpec

@@ -3,9 +3,9 @@
 A ticket travels with the reply to the push before it, so that an update is one round trip. With several parameter servers the updates
 and their staleness are counted at this one; the others hold further pieces of the same vector and follow within the same update.
 
-A worker may be lost and another come in its place (`exchange/parameter_server/leases.py`). What it had of a ticket goes back, less what every shard has applied. The
-update that it was pushing may be on some shards alone: it is computed again, and those that have it pass over it (`applied_steps.py` there), so
-that its parts come from two reads of the parameters.
+A worker may be lost and another come in its place (`exchange/parameter_server/leases.py`). What it had of a ticket goes back, less what
+every shard has applied. The update that it was pushing may be on some shards alone: it is computed again, and those that have it pass over
+it (`applied_steps.py` there), so that its parts come from two reads of the parameters.
 
 The loss scale of fp16 is the chief's, too: each answer that a worker computes on has it, and each push says whether its gradient
 overflowed. So one that comes in another's place, or from a checkpoint, goes on with the scale that was found.

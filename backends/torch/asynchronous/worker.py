@@ -18,8 +18,8 @@ import torch
 from ....core.cluster import Task, TaskSpec
 from ....core.errors import RunFailedError
 from ....core.job import Job
-from ....core.stack_dump import mark_working_thread
-from ....core.startup_watchdog import startup_phase
+from ....core.liveness.stack_dump import mark_working_thread
+from ....core.liveness.startup_watchdog import startup_phase
 from ....data.base import Dataset
 from ....data.sampler import Batches
 from ....exchange.parameter_server.authentication import Hello, connect

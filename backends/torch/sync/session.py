@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ....core.cluster import Task, split_evenly
 from ....core.job import Job
-from ....core.startup_watchdog import startup_phase
+from ....core.liveness.startup_watchdog import startup_phase
 from ....core.update_rules import slot_names, weights_to_evaluate
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches

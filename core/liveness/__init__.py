@@ -1,0 +1,1 @@
+"""Does a process get on, and do those that it waits for?"""
