@@ -9,12 +9,14 @@ from typing import Literal
 from ..core.cluster import Role
 from ..core.errors import UsageError
 from ..core.job import Job
+from ..exchange.limits import refuse_gpu, refuse_too_many
 
-__all__ = ["Capabilities", "Device", "ExportFormat", "Mode", "Precision", "refuse_unsupported", "unused_precision"]
+__all__ = ["Capabilities", "Device", "Exchange", "ExportFormat", "Mode", "Precision", "refuse_unsupported", "unused_precision"]
 
 Mode = Literal["sync", "async"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Device = Literal["cpu", "gpu"]
+Exchange = Literal["native", "direct"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Capabilities:
 
     - `modes`, `precisions`, `devices`: the values of ``--mode``, ``--precision`` and ``--device`` that it carries out; ``--device auto`` is
       always possible.
+    - `exchanges`: the values of ``--exchange``; ``direct`` adds up gradients of CPUs by `exchange.mesh`.
     - `augmentation`: it applies the changes of its batches (``--augment``).
     - `deterministic`: two runs of one sync job are equal to the bit where ``--deterministic`` asks for it, also one that was resumed.
     - `profiling`: it writes traces (``--profile``).
@@ -61,6 +64,7 @@ class Capabilities:
     modes: frozenset[Mode] = frozenset({"sync"})
     precisions: frozenset[Precision] = frozenset({"fp32"})
     devices: frozenset[Device] = frozenset({"cpu"})
+    exchanges: frozenset[Exchange] = frozenset({"native"})
     augmentation: bool = False
     deterministic: bool = False
     profiling: bool = False
@@ -83,6 +87,10 @@ def refuse_unsupported(job: Job, backend: str, capabilities: Capabilities) -> No
         if asked not in supported:
             listed = ", ".join(supported) or "nothing"
             raise UsageError(f"{name}: got {asked!r}, which backend {backend} does not support; supported there: {listed}.")
+    if job.exchange == "direct":
+        refuse_too_many(job.workers)
+        if job.device == "gpu":
+            raise refuse_gpu()
 
 
 def unused_precision(precision: str, model: str, backend: str) -> UsageError:
@@ -98,6 +106,7 @@ def _asked(job: Job, capabilities: Capabilities) -> Iterator[tuple[str, str, Seq
     yield "mode", job.mode, sorted(capabilities.modes)
     yield "precision", job.precision, sorted(capabilities.precisions, reverse=True)
     yield "device", job.device, ["auto", *sorted(capabilities.devices)]
+    yield "exchange", job.exchange, sorted(capabilities.exchanges, reverse=True)
     yield "augment", job.augment, ["none", *([job.augment] if capabilities.augmentation else [])]
     yield "deterministic", _switch(job.deterministic), ["false", *(["true"] if capabilities.deterministic else [])]
     yield "profile", str(job.profile), ["0", *([str(job.profile)] if capabilities.profiling else [])]

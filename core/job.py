@@ -75,6 +75,13 @@ class Job(BaseModel):
     distributed: Literal["auto", "always"] = Field(
         "auto", description="always keeps the framework's distributed wrapper on a single worker, so that its cost can be seen."
     )
+    exchange: Literal["native", "direct"] = Field(
+        "native",
+        description=(
+            "Sync: how workers add up their gradients. native: the framework's collectives; direct: connections of our own between all "
+            "workers, 64 at most, on CPUs."
+        ),
+    )
     model: str = Field(
         "logreg",
         description=(

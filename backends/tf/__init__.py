@@ -59,6 +59,7 @@ class TfBackend:
         modes=frozenset({"sync", "async"}),
         precisions=frozenset({"fp32", "bf16", "fp16"}),
         devices=frozenset({"cpu", "gpu"}),
+        exchanges=frozenset({"native", "direct"}),
         augmentation=True,
         deterministic=True,
         profiling=True,

@@ -50,6 +50,7 @@ class TorchBackend:
         modes=frozenset({"sync", "async"}),
         precisions=frozenset({"fp32", "bf16", "fp16"}),
         devices=frozenset({"cpu", "gpu"}),
+        exchanges=frozenset({"native", "direct"}),
         augmentation=True,
         deterministic=True,
         profiling=True,

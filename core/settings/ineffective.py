@@ -40,6 +40,7 @@ class Requirement:
 
 
 TAKES_EFFECT: Mapping[str, Requirement] = {
+    "exchange": Requirement("mode", ("sync",)),
     "schedule_step_epochs": Requirement("schedule", ("step",)),
     "schedule_gamma": Requirement("schedule", ("step",)),
     "schedule_coefficient": Requirement("schedule", ("noam",)),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["AVERAGED", "NO_STEP", "OVERFLOWED", "REFRESH_SHARDS", "Connection", "Frame", "Kind", "tune"]
+__all__ = ["AVERAGED", "NO_STEP", "OVERFLOWED", "REFRESH_SHARDS", "Connection", "Frame", "Kind"]
 
 
 class Kind(IntEnum):
@@ -82,13 +82,6 @@ _LAYOUT = struct.Struct("<BBxxIqqddd")
 _PAYLOAD = frozenset({Kind.PUSH, Kind.PARAMETERS})
 _EMPTY = memoryview(bytearray())
 MAX_TRAILER_BYTES = 1 << 16
-
-
-def tune(connection: socket.socket) -> None:
-    """Send small frames at once, notice hosts that vanished, and block without a time limit: a stalled peer is the engine's to judge."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.settimeout(None)
 
 
 class Connection:

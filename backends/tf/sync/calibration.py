@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ from ...base import CalibrationOrder, StepComponent
 from ...timing import repeat
 from ..calibration import SMALL_ELEMENTS, State, Step, a_number, after, first_of, limits_of, limits_spec, repeated
 from ..data import Batch, ColumnTensors, Resident
-from .collectives import PACK_BYTES, Collectives, Traced
+from .collectives import Collectives, Traced
 from .replica import Replica
 
 __all__ = ["Calibrator", "RankComponents"]
@@ -89,11 +88,13 @@ class RankComponents:
             return self._computing(size // 2 if component == "half" else size)
         if component == "communicate":
             return self._added(self._replica.zeros()), self._exchange
-        return self._exchange_apart(None, [tf.zeros([SMALL_ELEMENTS * self._workers]) for _ in range(self._packs())]), self._exchange_apart
+        return self._exchange_apart(
+            None, [tf.zeros([SMALL_ELEMENTS * self._workers]) for _ in range(self._messages())]
+        ), self._exchange_apart
 
-    def _packs(self) -> int:
-        """Return in how many packs the gradients travel."""
-        return max(1, math.ceil(4 * self._replica.size / PACK_BYTES))
+    def _messages(self) -> int:
+        """Return in how many messages the gradients travel."""
+        return self._ranks.messages([4 * int(np.prod(zero.shape)) for zero in self._replica.zeros()])
 
     def _batch(self, position: tf.Tensor | int) -> Batch:
         """Return a batch with images as they lie in memory."""

@@ -1,10 +1,11 @@
 """How a traced function meets the other ranks: not at all, or through MultiWorkerMirroredStrategy's collectives.
 
-Both classes have the same methods, so that training is written once.
+All classes have the same methods, so that training is written once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from ...interfaces import set_nccl_interface
 from ..runtime import fits_single_threaded_executor, set_tf_config, single_threaded_executor, translated_errors, within
 from .rendezvous import meet
 
-__all__ = ["Collectives", "MultiWorker", "SingleProcess", "join"]
+__all__ = ["Collectives", "MultiWorker", "SingleProcess", "Traced"]
 
 PACK_BYTES = 25 << 20
 """Gradients are reduced in packs of this size: one for a small model, several that overlap for a large one."""
@@ -44,6 +45,10 @@ class Collectives(Protocol):
 
     def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
         """Inside `on_replica`: return a vector's sum over all ranks, rank after rank: no element depends on how many others there are."""
+        ...
+
+    def messages(self, sizes_bytes: Sequence[int]) -> int:
+        """Return in how many messages gradients of these sizes travel."""
         ...
 
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
@@ -89,6 +94,10 @@ class SingleProcess:
         """Return the vector."""
         return vector
 
+    def messages(self, sizes_bytes: Sequence[int]) -> int:
+        """Nothing is sent."""
+        return 0
+
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Return the array."""
         if array is None:
@@ -124,8 +133,25 @@ def _sequential(trace: Callable[[], Any]) -> Traced:
 class MultiWorker:
     """One of the ranks that a MultiWorkerMirroredStrategy connects."""
 
-    def __init__(self, strategy: tf.distribute.Strategy, rank: int) -> None:
-        self._strategy, self._rank = strategy, rank
+    def __init__(self, task: Task, job: Job, device: str) -> None:
+        """Connect the job's ranks.
+
+        Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) where the port was taken.
+        """
+        set_tf_config(task)
+        if device.startswith("GPU"):
+            set_nccl_interface(task.address)
+        # No timeout_seconds: TensorFlow starts a thread for each collective that has one, and keeps it until the time is over: some
+        # thousand steps later the process can start no more. A rank that hangs is what the driver's stall time-out is for.
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES)
+        meet(task, job.start_timeout)
+
+        def connect() -> Any:
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+        with translated_errors(task):
+            self._strategy: tf.distribute.Strategy = within(job.start_timeout, "forming the cluster", connect)
+        self._rank = task.rank
         self._sum = self.traced(lambda vector: self.on_replica(lambda v: self.add_up([v])[0], vector), tf.TensorSpec([None], tf.float32))
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
@@ -155,6 +181,10 @@ class MultiWorker:
             first += row
         return first
 
+    def messages(self, sizes_bytes: Sequence[int]) -> int:
+        """Return in how many packs gradients of these sizes travel."""
+        return max(1, math.ceil(sum(sizes_bytes) / PACK_BYTES))
+
     def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Add rank 0's array to everybody else's −0, which changes no number: not even a −0, as adding 0 would."""
         given = np.full(shape, -0.0, np.float32) if array is None else array
@@ -172,26 +202,3 @@ class MultiWorker:
             self._sum(tf.zeros([1])).numpy()
         except tf.errors.OpError as error:
             tf.get_logger().info("A peer left between the two closing barriers: %s", error)
-
-
-def join(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
-    """Connect the job's ranks; a single one is `sequential` or not.
-
-    Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) where the port was taken.
-    """
-    if not job.wrapped:
-        return SingleProcess(device, sequential=sequential)
-    set_tf_config(task)
-    if device.startswith("GPU"):
-        set_nccl_interface(task.address)
-    # No timeout_seconds: TensorFlow starts a thread for each collective that has one, and keeps it until the time is over: some thousand
-    # steps later the process can start no more. A rank that hangs is what the driver's stall time-out is for.
-    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES)
-
-    meet(task, job.start_timeout)
-
-    def connect() -> Any:
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-
-    with translated_errors(task):
-        return MultiWorker(within(job.start_timeout, "forming the cluster", connect), task.rank)

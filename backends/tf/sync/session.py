@@ -32,7 +32,8 @@ from ..profiler import make_tracer
 from ..runtime import kind_of
 from ..state import StateMemory, check_fits
 from .calibration import Calibrator, RankComponents
-from .collectives import Collectives, join
+from .collectives import Collectives
+from .exchanges import join
 from .replica import Replica
 
 __all__ = ["SyncSession", "open_sync"]

@@ -14,9 +14,10 @@ from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
 from ....core.job import Job
 from ....core.untrusted.listener import AuthenticatingListener, Exchange
+from ....exchange.authentication import tune
 from ....exchange.parameter_server.authentication import Hello, admit
 from ....exchange.parameter_server.leases import Lease, Leases
-from ....exchange.parameter_server.wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Kind, tune
+from ....exchange.parameter_server.wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Kind
 from ....models.base import ModelSpec
 from .shards import Shard, bytes_of
 

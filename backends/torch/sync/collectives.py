@@ -1,10 +1,14 @@
-"""The process group of the ranks: rendezvous on the first rank's reserved port, collectives with bounded waits, a last barrier."""
+"""How the ranks meet: not at all, in a process group of torch's, or by the direct exchange; the same methods for all three.
+
+A process group comes about on the first rank's reserved port, and its collectives have bounded waits.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 from datetime import timedelta
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,10 +17,76 @@ from ....core.cluster import Task
 from ....core.job import Job
 from ...interfaces import interface_of, set_nccl_interface
 
-__all__ = ["join_group", "leave_group"]
+__all__ = ["ProcessGroup", "Ranks", "SingleProcess"]
 
 
-def join_group(task: Task, job: Job, device: torch.device) -> None:
+class Ranks(Protocol):
+    """All ranks of a job, as one of them sees them; called on all alike."""
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Replace a contiguous tensor by its sum over all ranks."""
+        ...
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """Replace a contiguous tensor by the first rank's."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait until all are here."""
+        ...
+
+    def leave(self, *, healthy: bool) -> None:
+        """Wait for all, so that none ends while another still needs it, and end the connections; after a failure do not wait."""
+        ...
+
+
+class SingleProcess:
+    """A single rank, which meets nobody."""
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Leave the tensor as it is."""
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """Leave the tensor as it is."""
+
+    def barrier(self) -> None:
+        """Nobody is waited for."""
+
+    def leave(self, *, healthy: bool) -> None:
+        """Nobody is waiting."""
+
+
+class ProcessGroup:
+    """The ranks of torch's default process group."""
+
+    def __init__(self, task: Task, job: Job, device: torch.device) -> None:
+        """Form the group; see `_join_group`."""
+        _join_group(task, job, device)
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """All-reduce."""
+        dist.all_reduce(tensor)
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """Broadcast."""
+        dist.broadcast(tensor, 0)
+
+    def barrier(self) -> None:
+        """Wait until all are here."""
+        dist.barrier()
+
+    def leave(self, *, healthy: bool) -> None:
+        """Dissolve the group; see `Ranks`."""
+        if not dist.is_initialized():
+            return
+        try:
+            if healthy:
+                dist.barrier()
+        finally:
+            dist.destroy_process_group()
+
+
+def _join_group(task: Task, job: Job, device: torch.device) -> None:
     """Form the group of all ranks: gloo, or nccl where every rank has a GPU of its own.
 
     Raises OSError with errno EADDRINUSE on the first rank where its port was taken, and torch's DistError where the others do not
@@ -33,17 +103,6 @@ def join_group(task: Task, job: Job, device: torch.device) -> None:
         world_size=task.cluster.workers,
         timeout=timedelta(seconds=job.stall_timeout),
     )
-
-
-def leave_group(*, healthy: bool) -> None:
-    """Wait for all ranks, so that none ends while another still needs it, and dissolve the group; after a failure do not wait."""
-    if not dist.is_initialized():
-        return
-    try:
-        if healthy:
-            dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 def _store(task: Task, job: Job) -> dist.TCPStore:

@@ -15,7 +15,6 @@ from itertools import islice
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from ....core.cluster import Task, split_evenly
 from ....core.job import Job
@@ -28,15 +27,15 @@ from ...base import CalibrationOrder, CalibrationResult, EvalResult, Plan, State
 from ...translating import Translating
 from ..calibration import Calibrator
 from ..data import ColumnTensors, resident_splits
-from ..model import DistributedLoss, MicroBatch, Model, micro_batches_of
+from ..model import MicroBatch, Model, micro_batches_of
 from ..optimizers import make_rule, reset_slots
 from ..precision import LossScale, precision_used
 from ..profiler import make_tracer
 from ..runtime import keep_steps_memory, kind_of
 from ..state import StateMemory, each_value
-from .calibration import AllReduce, reducer_figures
-from .collectives import join_group, leave_group
-from .deferred_compiler import data_parallel
+from .calibration import reducer_figures
+from .exchanges import join
+from .gradients import OneRank
 from .update import Updater
 
 __all__ = ["SyncSession"]
@@ -67,19 +66,12 @@ class SyncSession:
         self._calibrator: Calibrator | None = None
         self._tracer, self._left_to_trace = make_tracer(task, job, device), job.profile
         self._open, self._healthy = True, True
-        self._distributed: torch.nn.parallel.DistributedDataParallel | None = None
-        if job.wrapped:
-            join_group(task, job, device)
-            self._distributed = self._wrap()
-        self._updater = Updater(job, self._model, self._rule, self._loss_scale, self._distributed)
+        exchange = join(task, job, self._model, self._loss_scale, device)
+        self._ranks, self._source, self._exchange, self._distributed = exchange
+        self._updater = Updater(job, self._rule, self._loss_scale, self._source)
         keep_steps_memory()
         startup_phase("warming up")
         self._warm_up()
-
-    def _wrap(self) -> torch.nn.parallel.DistributedDataParallel:
-        """Wrap the model. A static graph is not promised: measured, it gains nothing here (0.9 to 1.1 times the steps per second)."""
-        devices = [self._device] if self._device.type == "cuda" else None
-        return data_parallel(DistributedLoss(self._model), devices)
 
     def _warm_up(self) -> None:
         """Run two steps that leave no trace: first kernels, and the rebuild of DDP's buckets after the first backward pass.
@@ -96,8 +88,7 @@ class SyncSession:
         self._evaluated.sums(self._splits["test"], 0, min(count, self._sizes["test"]))
         if self._spec.objective.translation is not None:
             self.translating().warm_up()
-        if self._distributed is not None:
-            dist.barrier()
+        self._ranks.barrier()
         self._reset_state()
         if self._job.saved_every is not None:
             self._state_memory()
@@ -134,7 +125,7 @@ class SyncSession:
             return min(remaining, self._left_to_trace)
         if self._job.steps_per_call is not None:
             return min(remaining, self._job.steps_per_call)
-        if self._distributed is not None or remaining <= 2 * self._steps_per_group:
+        if self._exchange is not None or remaining <= 2 * self._steps_per_group:
             return remaining
         return self._steps_per_group
 
@@ -144,7 +135,7 @@ class SyncSession:
         data = self._splits["train"]
         data.wait_seconds = 0.0
         own = batches.slice(first, count)
-        scales = (self._world / own.weights).tolist()
+        scales = (self._source.factor / own.weights).tolist()
         rates = plan.learning_rates[first : first + count].tolist()
         if self._job.accumulate > 1:
             losses = self._accumulate(own, scales, rates, plan.first_step + first)
@@ -178,10 +169,10 @@ class SyncSession:
     def _reduce(self, losses: list[torch.Tensor]) -> Array:
         """Return the mean losses over the global batches, float32 [count]: one all-reduce for the group."""
         stacked = torch.stack(losses)
-        if self._distributed is not None:
+        if self._exchange is not None:
             stacked = stacked.to(torch.float64)
-            dist.all_reduce(stacked)
-            stacked /= self._world
+            self._ranks.add_up(stacked)
+            stacked /= self._source.factor
         result: Array = stacked.cpu().numpy().astype(np.float32)
         return result
 
@@ -195,10 +186,9 @@ class SyncSession:
         self._average_buffers()
         start, stop = split_evenly(self._sizes[split], self._world)[self._rank]
         sums = torch.tensor(self._evaluated.sums(self._splits[split], start, stop), dtype=torch.float64, device=self._device)
-        if self._distributed is not None:
-            self._healthy = False
-            dist.all_reduce(sums)
-            self._healthy = True
+        self._healthy = False
+        self._ranks.add_up(sums)
+        self._healthy = True
         seconds = time.perf_counter() - began
         return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._rule.updates)
 
@@ -211,10 +201,10 @@ class SyncSession:
 
     def _average_buffers(self) -> None:
         """Replace every rank's buffers by their mean over the ranks. A second call before further updates changes nothing, not a bit."""
-        if self._distributed is not None and not self._averaged and self._model.buffers:
+        if self._exchange is not None and not self._averaged and self._model.buffers:
             flat = torch.cat([buffer.flatten() for buffer in self._model.buffers])
             self._healthy = False
-            dist.all_reduce(flat)
+            self._ranks.add_up(flat)
             self._healthy = True
             flat /= self._world
             for buffer, mean in zip(self._model.buffers, flat.split([buffer.numel() for buffer in self._model.buffers]), strict=True):
@@ -256,8 +246,7 @@ class SyncSession:
             if state is None:
                 raise ValueError("load: the first rank was given no state")
             self._install(state)
-        if self._distributed is not None:
-            self._spread()
+        self._spread()
         self._averaged = True
 
     def _install(self, state: State) -> None:
@@ -272,10 +261,10 @@ class SyncSession:
         """Give the first rank's state to the others."""
         self._healthy = False
         for tensor in self._tensors():
-            dist.broadcast(tensor, 0)
+            self._ranks.spread(tensor)
         scale = [0.0, 0.0] if self._loss_scale is None else list(self._loss_scale.scalars.values())
         numbers = torch.tensor([float(self._rule.updates), *scale], dtype=torch.float64, device=self._device)
-        dist.broadcast(numbers, 0)
+        self._ranks.spread(numbers)
         updates, loss_scale, clean_steps = numbers.tolist()
         self._healthy = True
         self._rule.updates = int(updates)
@@ -294,19 +283,21 @@ class SyncSession:
 
     def _make_calibrator(self) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
-        exchange = None if self._distributed is None else AllReduce([leaf.grad for leaf in self._model.leaves], self._world)
-        return Calibrator(self._splits["train"], batches, self._local_update, exchange, self._device)
+        exchange = None if self._exchange is None else self._exchange()
+        alone = Updater(self._job, self._rule, self._loss_scale, OneRank(self._model, self._loss_scale, slices=self._exchange is not None))
 
-    def _local_update(self, x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
-        scale, passes = self._world / float(batch.weights[0]), self._model.passes
-        if self._job.accumulate == 1:
-            self._updater.update(x, y, scale, 0.0, passes.training(0, batch, 0), alone=True)
-            return
-        micro_batches = micro_batches_of(self._model, x, y, batch, self._job.accumulate)
-        self._updater.accumulate(micro_batches, 0, scale, 0.0, alone=True)  # how many there are is of no importance alone
+        def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
+            scale, passes = self._source.factor / float(batch.weights[0]), self._model.passes
+            if self._job.accumulate == 1:
+                alone.update(x, y, scale, 0.0, passes.training(0, batch, 0))
+                return
+            micro_batches = micro_batches_of(self._model, x, y, batch, self._job.accumulate)
+            alone.accumulate(micro_batches, 0, scale, 0.0)  # how many there are is of no importance alone
+
+        return Calibrator(self._splits["train"], batches, compute, exchange, self._device)
 
     def close(self) -> None:
         """Leave together with the other ranks (at once where this one failed); a second call does nothing."""
-        if self._open and self._distributed is not None:
-            leave_group(healthy=self._healthy)
-        self._open = False
+        if self._open:
+            self._open = False
+            self._ranks.leave(healthy=self._healthy)

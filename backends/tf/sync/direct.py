@@ -1,0 +1,138 @@
+"""How a traced function meets the other ranks by the direct exchange: in a Python function between its ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ....core.cluster import Task
+from ....core.job import Job
+from ....exchange.mesh.bucket_layout import buckets_of
+from ....exchange.mesh.mesh import Mesh
+from ....models.base import Array
+from .collectives import SingleProcess
+
+__all__ = ["DirectRanks"]
+
+ALIGNMENT_BYTES = 64
+"""TensorFlow takes over an array without a copy where its memory begins at a multiple of this."""
+
+
+class DirectRanks(SingleProcess):
+    """One of the ranks of a mesh; implements `Collectives`. A single process's functions, with sums over all ranks in them."""
+
+    def __init__(self, task: Task, job: Job, device: str, *, sequential: bool) -> None:
+        """Join the mesh; see `Mesh`."""
+        super().__init__(device, sequential=sequential)
+        self._mesh = Mesh(task, job.start_timeout, job.node_timeout)
+
+    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """In ops: return sums over all ranks. Many bytes go off bucket by bucket, while others are computed.
+
+        A Python function is an op with side effects, and TensorFlow carries those out one after another, in the order in which they were
+        traced.
+        """
+        tensors = list(tensors)
+        known = all(tensor.shape.is_fully_defined() for tensor in tensors)
+        buckets = (
+            buckets_of([tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors]) if known else [list(range(len(tensors)))]
+        )
+        if len(buckets) <= 1:
+            return _in_ops(self._added_up, tensors, tensors)
+        rooms = [_Room([tuple(tensors[place].shape) for place in bucket], tensors[bucket[0]].dtype.as_numpy_dtype) for bucket in buckets]
+        for bucket, room in zip(buckets, rooms, strict=True):
+            _in_ops(partial(self._submit, room), [tensors[place] for place in bucket], [])
+        sums: list[tf.Tensor] = [None] * len(tensors)
+        for bucket, room in zip(buckets, rooms, strict=True):
+            like = [tensors[place] for place in bucket]
+            for place, total in zip(bucket, _in_ops(partial(self._await, room), [], like), strict=True):
+                sums[place] = total
+        return sums
+
+    def _added_up(self, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
+        vector = np.concatenate([array.ravel() for array in arrays])
+        self._mesh.add_up(vector)
+        pieces = np.split(vector, np.cumsum([array.size for array in arrays])[:-1])
+        return [piece.reshape(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+
+    def _submit(self, room: _Room, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
+        self._mesh.submit(room.fill(arrays))
+        return []
+
+    def _await(self, room: _Room) -> list[NDArray[Any]]:
+        self._mesh.wait()
+        return room.views
+
+    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+        """In ops: return a vector's sum over all ranks."""
+        return self.add_up([vector])[0]
+
+    def messages(self, sizes_bytes: Sequence[int]) -> int:
+        """Return in how many messages gradients of these sizes travel."""
+        return len(buckets_of(sizes_bytes))
+
+    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+        """Return the first rank's array."""
+        return self._mesh.spread(array, shape)
+
+    def leave(self) -> None:
+        """Wait for all, then close the connections."""
+        try:
+            self._mesh.barrier()
+        finally:
+            self._mesh.close()
+
+
+class _Room:
+    """Memory for a bucket, twice: TensorFlow may still look at the sums of one step while the next one's gradients are copied.
+
+    It does no longer one step later: every gradient of that step depends on parameters that those sums have changed.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], kind: np.dtype[Any]) -> None:
+        self._shapes, self._kind = shapes, np.dtype(kind)
+        self._flats = [self._made(), self._made()]
+        self._number = 0
+
+    def _made(self) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+        step = ALIGNMENT_BYTES // self._kind.itemsize
+        starts, stop = [], 0
+        for shape in self._shapes:
+            starts.append(stop)
+            stop += -(-int(np.prod(shape, dtype=np.int64)) // step) * step
+        raw = np.zeros(stop * self._kind.itemsize + ALIGNMENT_BYTES, np.uint8)
+        begin = -raw.ctypes.data % ALIGNMENT_BYTES
+        flat = raw[begin : begin + stop * self._kind.itemsize].view(self._kind)
+        views = [
+            flat[start : start + int(np.prod(shape, dtype=np.int64))].reshape(shape)
+            for start, shape in zip(starts, self._shapes, strict=True)
+        ]
+        return flat, views
+
+    def fill(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Copy arrays into the other memory; return all of it as a vector."""
+        self._number = 1 - self._number
+        flat, views = self._flats[self._number]
+        for view, array in zip(views, arrays, strict=True):
+            np.copyto(view, array)
+        return flat
+
+    @property
+    def views(self) -> list[NDArray[Any]]:
+        """The arrays in the memory that was filled last."""
+        return self._flats[self._number][1]
+
+
+def _in_ops(function: Any, tensors: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the results of a Python function of tensors, with the types and shapes of `like`."""
+    found = tf.numpy_function(function, list(tensors), [tensor.dtype for tensor in like])
+    if not like:
+        return []
+    for result, tensor in zip(found, like, strict=True):
+        result.set_shape(tensor.shape)
+    return list(found)

@@ -1,0 +1,27 @@
+"""Which jobs the direct exchange is for."""
+
+from __future__ import annotations
+
+from ..core.errors import UsageError
+
+__all__ = ["MOST_RANKS", "refuse_gpu", "refuse_too_many"]
+
+MOST_RANKS = 64
+"""Each rank has two connections to each other one, and sends small vectors to all of them."""
+
+
+def refuse_too_many(ranks: int) -> None:
+    """Raise UsageError for more ranks than a mesh connects."""
+    if ranks > MOST_RANKS:
+        raise UsageError(
+            f"exchange: got 'direct', which connects each worker with each other one, {MOST_RANKS} at most, and this job has {ranks}; "
+            "choose native."
+        )
+
+
+def refuse_gpu() -> UsageError:
+    """Return the error about gradients that lie in the memory of a GPU."""
+    return UsageError(
+        "exchange: got 'direct', which adds up gradients in the host's memory; on GPUs native is better (nccl). "
+        "Choose native, or --device cpu."
+    )

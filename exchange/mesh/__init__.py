@@ -1,0 +1,1 @@
+"""How do the ranks of a synchronous run add up their vectors over connections of their own?"""

@@ -1,0 +1,152 @@
+"""How the mesh comes about: each rank listens on its own port, and connects to every rank before it, by two connections.
+
+One carries vectors, the other signs of life. Whoever is connected waits for the other's word that it has all of its connections; without
+one it connects anew, as its first connection may have ended at a crowded door.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from enum import IntEnum
+from functools import partial
+from typing import NamedTuple
+
+from ...core.cluster import Task
+from ...core.errors import RunFailedError
+from ...core.untrusted.listener import AuthenticatingListener, Exchange
+from ..authentication import admit_client, connect, tune
+from ..limits import MOST_RANKS
+
+__all__ = ["Channel", "Connections", "join"]
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = 1
+
+_LAYOUT = struct.Struct("<4sHBxII")
+_MAGIC = b"ctmx"
+_GO = b"g"
+
+
+class Channel(IntEnum):
+    """What a connection is for."""
+
+    VECTORS = 0
+    LIFE = 1
+
+
+class _Hello(NamedTuple):
+    """Who connects: a rank of how many, and for what."""
+
+    channel: Channel
+    rank: int
+    ranks: int
+
+    def packed(self) -> bytes:
+        return _LAYOUT.pack(_MAGIC, PROTOCOL, *self)
+
+    @classmethod
+    def read(cls, data: bytes) -> _Hello:
+        magic, protocol, channel, rank, ranks = _LAYOUT.unpack(data)
+        if magic != _MAGIC or protocol != PROTOCOL or channel not in iter(Channel):
+            raise ConnectionError(f"it does not speak protocol {PROTOCOL} of the direct exchange")
+        return cls(Channel(channel), rank, ranks)
+
+
+Connections = Mapping[Channel, Mapping[int, socket.socket]]
+"""The connections by purpose and by the other side's rank."""
+
+Place = tuple[int, Channel]
+
+
+def join(task: Task, seconds: float) -> Connections:
+    """Return the connections to all other ranks. The caller closes them.
+
+    Raises RunFailedError where a rank does not come within `seconds`, OSError with errno EADDRINUSE where our port was taken.
+    """
+    deadline = time.monotonic() + seconds
+    ranks = task.cluster.workers
+    connected: dict[Place, socket.socket] = {}
+    arrivals: queue.Queue[tuple[Place, socket.socket]] = queue.Queue()
+    listening = socket.create_server((task.address, task.port), backlog=2 * MOST_RANKS)
+    try:
+        with AuthenticatingListener(listening, partial(_prove, task), lambda arrival, _host: arrivals.put(arrival), log.warning):
+            for place in ((peer, channel) for peer in range(task.rank) for channel in Channel):
+                connected[place] = _connect(task, place, deadline)
+            awaited = {(peer, channel) for peer in range(task.rank + 1, ranks) for channel in Channel}
+            _await(task, awaited, arrivals, connected, deadline)
+            for place in awaited:
+                connected[place].sendall(_GO)
+            for place in ((peer, channel) for peer in range(task.rank) for channel in Channel):
+                _await_word(task, place, connected, deadline)
+    except BaseException:
+        for connection in connected.values():
+            connection.close()
+        raise
+    finally:
+        while not arrivals.empty():
+            arrivals.get()[1].close()
+    for connection in connected.values():
+        tune(connection)
+    return {channel: {peer: connected[peer, channel] for peer in range(ranks) if peer != task.rank} for channel in Channel}
+
+
+def _prove(task: Task, exchange: Exchange) -> tuple[Place, socket.socket]:
+    """Let in a rank after ours of the same run."""
+    ranks = task.cluster.workers
+
+    def check(hello: _Hello) -> None:
+        if hello.ranks != ranks or not task.rank < hello.rank < ranks:
+            raise ConnectionError(f"it is rank {hello.rank} of {hello.ranks}, and here are the ranks from {task.rank} on of {ranks}")
+
+    hello = admit_client(exchange, task.cluster.secret, _LAYOUT.size, _Hello.read, check)
+    return (hello.rank, hello.channel), exchange.connection
+
+
+def _await(
+    task: Task,
+    awaited: set[Place],
+    arrivals: queue.Queue[tuple[Place, socket.socket]],
+    connected: dict[Place, socket.socket],
+    deadline: float,
+) -> None:
+    """Wait until every rank after ours has both connections; of two that claim to be the same, the later one is."""
+    while missing := awaited - connected.keys():
+        try:
+            place, connection = arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            names = ", ".join(f"worker-{rank}" for rank in sorted({rank for rank, _ in missing}))
+            raise RunFailedError(f"start_timeout: {task.name} still waits for {names} to join the direct exchange.") from None
+        if place in connected:
+            connected[place].close()
+        connected[place] = connection
+
+
+def _connect(task: Task, place: Place, deadline: float) -> socket.socket:
+    """Connect to a rank before ours, which may not be listening yet. Raises RunFailedError after the deadline, or where it refuses."""
+    peer, channel = place
+    placed = task.cluster.of_role("worker")[peer]
+    hello = _Hello(channel, task.rank, task.cluster.workers)
+    return connect(task.cluster.endpoint(placed), task.cluster.secret, hello.packed(), deadline, placed.name)
+
+
+def _await_word(task: Task, place: Place, connected: dict[Place, socket.socket], deadline: float) -> None:
+    """Wait for the word of a rank before ours that it has all connections, on a new one where the first has ended without it."""
+    while True:
+        try:
+            word = Exchange(connected[place], deadline).receive(1)
+        except TimeoutError as error:
+            name = task.cluster.of_role("worker")[place[0]].name
+            raise RunFailedError(f"start_timeout: {task.name} still waits for {name}, or one that it waits for.") from error
+        except ConnectionError:
+            connected[place].close()
+            connected[place] = _connect(task, place, deadline)
+            continue
+        if word != _GO:
+            raise ConnectionError("a peer of the direct exchange sent what was not agreed")
+        return

@@ -1,0 +1,95 @@
+"""``--exchange direct`` with real processes: it trains as the frameworks' own collectives do, and repeats to the bit."""
+
+import json
+
+import numpy as np
+import pytest
+
+from crosstrain.checkpoint import find_checkpoint
+from crosstrain.conformance.reference import train_logistic_regression
+from crosstrain.conformance.runs import norm_wise_difference, read_run, relative_difference, run_job, trainer
+from crosstrain.core.job import Job
+from crosstrain.data.store.stored_dataset import open_dataset
+
+pytestmark = pytest.mark.cluster
+
+BACKENDS = ("torch", "tf")
+LARGE = {"model": "cnn", "data": "glyphs", "global_batch_size": 12, "steps": 6, "optimizer": "adam", "lr": 1e-3, "eval_every": "end"}
+"""Of 1.7 million parameters: their gradients travel in shares, and in several buckets."""
+
+OTHERS = {
+    "accumulated, clipped": {"accumulate": 2, "clip_norm": 0.5},
+    "bf16": {"precision": "bf16"},
+    "buffers": {"model": "resnet18", "global_batch_size": 8, "steps": 3},
+    "averaged": {"ema_decay": 0.9},
+}
+
+
+def run(out, backend, exchange, **job):
+    return run_job(out, backend=backend, exchange=exchange, tensorboard=False, **job)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("workers", "batch"), [(2, 64), (3, 10), (3, 2)])
+def test_it_equals_the_reference(backend, workers, batch, tmp_path):
+    job = {"nodes": workers, "global_batch_size": batch, "steps": 200, "lr": 0.05}
+    found = run(tmp_path, backend, "direct", **job)
+    expected = train_logistic_regression(Job(backend="reference", **job), open_dataset("digits"))
+    assert relative_difference(found.losses, expected.losses) <= 1e-5
+    assert norm_wise_difference(found.weights, expected.weights) <= 1e-4
+    assert found.summary["updates_applied"] == 200
+    assert json.loads((found.path / "job.json").read_text())["job"]["exchange"] == "direct"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_large_model_is_trained_as_by_the_native_exchange(backend, tmp_path):
+    native, direct = (run(tmp_path, backend, exchange, nodes=3, **LARGE) for exchange in ("native", "direct"))
+    assert relative_difference(direct.losses, native.losses) <= 1e-4
+    assert norm_wise_difference(direct.weights, native.weights) <= 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_ways_to_train_are_as_by_the_native_exchange(backend, name, tmp_path):
+    job = {**LARGE, "nodes": 2, **OTHERS[name]}
+    native, direct = (run(tmp_path, backend, exchange, **job) for exchange in ("native", "direct"))
+    tolerance = 1e-2 if name == "bf16" else 1e-3
+    assert relative_difference(direct.losses, native.losses) <= tolerance
+    assert norm_wise_difference(direct.weights, native.weights) <= tolerance
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_runs_repeat_to_the_bit_also_resumed(backend, tmp_path):
+    job = {**LARGE, "nodes": 3, "deterministic": True, "checkpoint_every": "3steps"}
+    one, two = (run(tmp_path, backend, "direct", name=name, **job) for name in ("one", "two"))
+    np.testing.assert_array_equal(one.losses, two.losses)
+    assert norm_wise_difference(one.weights, two.weights) == 0
+    done = trainer("run", "--resume", str(two.path / "checkpoints/step-000000003"), "--steps", "6", "--quiet")
+    assert done.returncode == 0, done.stderr
+    resumed = read_run(two.path)
+    np.testing.assert_array_equal(resumed.losses, one.losses)
+    assert norm_wise_difference(find_checkpoint(two.path)[0].parameters, one.weights) == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_parts_of_a_step_are_calibrated(backend, tmp_path):
+    found = run(tmp_path, backend, "direct", nodes=2, global_batch_size=22, steps=60, calibrate=True)
+    calibration = json.loads((found.path / "calibration.json").read_text())
+    for worker in calibration["workers"]:
+        for component in ("data", "compute", "communicate", "message"):
+            assert worker[f"{component}_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--mode", "async"], "--exchange"),
+        (["--device", "gpu"], "exchange"),
+        (["--nodes", "5", "--procs-per-node", "13"], "64 at most"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(options, told, tmp_path):
+    done = trainer("run", "--backend", "torch", "--exchange", "direct", "--nodes", "2", *options, "--out", str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr

@@ -1,0 +1,241 @@
+"""Sums over a mesh of ranks: real sockets, a thread a rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processes import free_ports
+
+from crosstrain.core.cluster import Cluster, Task, TaskSpec
+from crosstrain.core.errors import RunFailedError, UsageError
+from crosstrain.exchange.limits import MOST_RANKS, refuse_too_many
+from crosstrain.exchange.mesh import sums
+from crosstrain.exchange.mesh.links import PeerLostError
+from crosstrain.exchange.mesh.mesh import Mesh
+
+ADDRESS = "127.0.0.1"
+
+
+def tasks_of(ranks, first_port=None):
+    first_port = first_port or free_ports(ranks)
+    placed = tuple(TaskSpec("worker", rank, rank, leading=True) for rank in range(ranks))
+    ports = {spec.name: first_port + spec.index for spec in placed}
+    cluster = Cluster(placed, (ADDRESS,) * ranks, ports, secrets.token_hex(32))
+    return [Task(spec, cluster, threads=1) for spec in placed]
+
+
+@contextlib.contextmanager
+def meshes(tasks, silence_seconds=5.0):
+    """Join all ranks, each in a thread, and close them all."""
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        made = list(pool.map(lambda task: Mesh(task, 20.0, silence_seconds), tasks))
+        try:
+            yield made, lambda work: list(pool.map(work, made))
+        finally:
+            for mesh in made:
+                mesh.close()
+
+
+def in_rank_order(vectors):
+    total = vectors[0].copy()
+    for vector in vectors[1:]:
+        total = total + vector
+    return total
+
+
+def vectors_of(ranks, elements, kind, seed):
+    """Numbers of very different sizes, so that another order of summation gives another sum."""
+    random = np.random.default_rng(seed)
+    return [(random.standard_normal(elements) * 10.0 ** random.integers(-6, 6, elements)).astype(kind) for _ in range(ranks)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    data=st.data(),
+    elements=st.one_of(st.integers(1, 200), st.integers(10_000, 400_000)),
+    kind=st.sampled_from([np.float32, np.float64]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_sums_are_those_in_the_order_of_the_ranks_to_the_bit(shared_meshes, ranks, data, elements, kind, seed):
+    vectors = vectors_of(ranks, elements, kind, seed)
+    expected = in_rank_order(vectors)
+    late = data.draw(st.integers(0, ranks))
+
+    def add_up(mesh):
+        vector = vectors[mesh.rank].copy()
+        if mesh.rank == late:
+            time.sleep(0.01)
+        mesh.add_up(vector)
+        return vector
+
+    for found in shared_meshes(ranks)(add_up):
+        np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def shared_meshes():
+    """Meshes that a property's examples use one after another."""
+    with contextlib.ExitStack() as stack:
+        made = {}
+
+        def of(ranks):
+            if ranks not in made:
+                made[ranks] = stack.enter_context(meshes(tasks_of(ranks)))[1]
+            return made[ranks]
+
+        yield of
+
+
+def test_whole_vectors_and_shares_give_the_same_sums(monkeypatch):
+    vectors = vectors_of(3, 5000, np.float32, 7)
+    found = {}
+    for name, most in (("whole", 1 << 40), ("shares", -1)):
+        monkeypatch.setattr(sums, "MOST_FURTHER_BYTES", most)
+        with meshes(tasks_of(3)) as (_, on_all):
+            copies = [vector.copy() for vector in vectors]
+            on_all(lambda mesh, copies=copies: mesh.add_up(copies[mesh.rank]))
+            found[name] = copies[0]
+    np.testing.assert_array_equal(found["whole"], found["shares"])
+
+
+def test_background_sums_come_in_the_order_in_which_they_were_submitted():
+    many = [vectors_of(3, size, np.float32, size) for size in (10, 70_000, 3, 200_000)]
+    copies = [[vector.copy() for vector in vectors] for vectors in many]
+
+    def work(mesh):
+        for vectors in copies:
+            mesh.submit(vectors[mesh.rank])
+        mesh.wait()
+
+    with meshes(tasks_of(3)) as (_, on_all):
+        on_all(work)
+    for vectors, found in zip(many, copies, strict=True):
+        for vector in found:
+            np.testing.assert_array_equal(vector, in_rank_order(vectors))
+
+
+def test_the_first_ranks_values_are_spread_as_they_are():
+    values = np.array([0.0, -0.0, 1.5, np.inf, -1e-42], np.float32)
+    with meshes(tasks_of(3)) as (_, on_all):
+        for found in on_all(lambda mesh: mesh.spread(values if mesh.rank == 0 else None, (5,))):
+            np.testing.assert_array_equal(found.view(np.uint32), values.view(np.uint32))
+
+
+def test_a_rank_that_leaves_is_named_at_once():
+    with meshes(tasks_of(3)) as (made, _):
+        began = time.monotonic()
+        threading.Timer(0.2, made[2].close).start()
+        with pytest.raises(PeerLostError, match=r"lost worker-2 on node 2 \(127\.0\.0\.1\)"):
+            made[0].add_up(np.zeros(4, np.float32))
+        assert time.monotonic() - began < 1.0
+
+
+def test_a_rank_that_leaves_in_the_middle_of_a_large_sum_is_named():
+    with meshes(tasks_of(2)) as (made, _):
+        threading.Timer(0.3, made[1].close).start()
+        with pytest.raises(PeerLostError, match="lost worker-1"):
+            made[0].add_up(np.zeros(20_000_000, np.float32))
+
+
+def test_a_slow_rank_is_waited_for():
+    with meshes(tasks_of(3), silence_seconds=1.5) as (_, on_all):
+        on_all(lambda mesh: (time.sleep(3.0 * (mesh.rank == 1)), mesh.add_up(np.zeros(2))))
+
+
+RANK_IN_A_PROCESS = """
+import json, sys, time
+from crosstrain.core.cluster import Cluster, Task
+from crosstrain.exchange.mesh.mesh import Mesh
+
+cluster = Cluster.from_json(json.loads(sys.argv[1]))
+mesh = Mesh(Task(cluster.tasks[1], cluster, threads=1), 20.0, 5.0)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "most_seconds", "words"), [(signal.SIGSTOP, 4.0, "not been heard of for 2 s"), (signal.SIGKILL, 1.0, "")]
+)
+def test_a_frozen_or_killed_process_is_named(number, most_seconds, words):
+    tasks = tasks_of(2)
+    process = subprocess.Popen([sys.executable, "-c", RANK_IN_A_PROCESS, json.dumps(tasks[0].cluster.to_json())])
+    try:
+        mesh = Mesh(tasks[0], 20.0, 2.0)
+        process.send_signal(number)
+        began = time.monotonic()
+        with pytest.raises(PeerLostError, match=f"lost worker-1 on node 1 .*{words}"):
+            mesh.add_up(np.zeros(2))
+        assert time.monotonic() - began < most_seconds
+        mesh.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_nobody_joins_without_the_secret_or_of_another_job(caplog):
+    tasks = tasks_of(2)
+    stranger = tasks_of(2, tasks[0].port)[1]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(Mesh, tasks[0], 2.0, 5.0)
+        with pytest.raises(RunFailedError, match="does not know this run's secret"):
+            Mesh(stranger, 2.0, 5.0)
+        with pytest.raises(RunFailedError, match="still waits for worker-1"):
+            first.result()
+    assert "turned away a connection" in caplog.text
+
+
+def test_strangers_do_not_keep_ranks_from_joining():
+    tasks = tasks_of(2)
+
+    def knock(stop):
+        while not stop.is_set():
+            with contextlib.suppress(OSError), socket.create_connection((ADDRESS, tasks[0].port), timeout=1) as connection:
+                connection.sendall(secrets.token_bytes(100))
+
+    stop = threading.Event()
+    knocking = [threading.Thread(target=knock, args=(stop,)) for _ in range(3)]
+    for thread in knocking:
+        thread.start()
+    try:
+        with meshes(tasks) as (_, on_all):
+            on_all(lambda mesh: mesh.barrier())
+    finally:
+        stop.set()
+        for thread in knocking:
+            thread.join()
+
+
+def test_a_missing_rank_is_named_after_the_start_timeout():
+    with pytest.raises(RunFailedError, match="worker-0 still waits for worker-1 to join"):
+        Mesh(tasks_of(2)[0], 0.5, 5.0)
+
+
+def test_more_ranks_than_a_mesh_connects_are_refused():
+    refuse_too_many(MOST_RANKS)
+    with pytest.raises(UsageError, match=r"64 at most, and this job has 65; choose native"):
+        refuse_too_many(MOST_RANKS + 1)
+
+
+def test_waiting_takes_no_processor_time():
+    with meshes(tasks_of(2)) as (made, _):
+        before = time.process_time()
+        waiting = threading.Thread(target=made[0].add_up, args=(np.zeros(2),))
+        waiting.start()
+        time.sleep(2.0)
+        assert time.process_time() - before < 0.2
+        made[1].add_up(np.zeros(2))
+        waiting.join()
